@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// checker holds the rules that involve several keys. In its spec every single value has the right type and
+// checker has the rules that involve several keys. In its spec every single value has the right type and
 // range.
 type checker struct {
 	*Spec
@@ -42,7 +42,7 @@ func (c *checker) culprit(keys ...string) string {
 
 func (c *checker) model() {
 	m := c.Model
-	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 { // nor has the family one
+	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 { // neither given nor a default of the family
 		c.fail("model.heads", Indivisible,
 			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
 			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)
@@ -79,14 +79,14 @@ func (c *checker) cluster() {
 	}
 }
 
-// documents checks the borders of documents against the rest of the spec.
+// documents checks the boundaries between documents against the rest of the spec.
 func (c *checker) documents(o *DataOptions) {
 	if id, err := strconv.Atoi(o.Documents); err == nil && id >= c.Model.Vocab {
 		c.fail("train.data.documents", OutOfRange, fmt.Sprintf("at most %d", c.Model.Vocab-1), "token %d is not in a vocabulary of %d", id, c.Model.Vocab)
 	}
 	if o.Pack == "whole" && o.Documents == "off" {
 		c.fail("train.data.pack", Conflict, "add documents = index, or the ID of the token that ends a document",
-			"pack = whole, and documents = off does not know where they end")
+			"pack = whole needs document boundaries, which documents = off does not read")
 	}
 }
 
@@ -112,8 +112,8 @@ func (c *checker) train() {
 			"a decay of %g does not change a bf16 number; it is at most 0.99 with moments = bf16", max(o.Beta1, o.Beta2, o.Momentum))
 	}
 	if c.Written("train.eval_every") && t.EvalEvery > 0 && !c.Written("train.holdout") && t.Holdout == 0 {
-		c.fail("train.eval_every", Conflict, "holdout = 0.01 keeps the last hundredth of them",
-			"there is nothing to validate on: holdout is 0 for %s(...)", t.Data.Kind)
+		c.fail("train.eval_every", Conflict, "holdout = 0.01 reserves the last hundredth of the data",
+			"there is no data to validate on: holdout is 0 for %s(...)", t.Data.Kind)
 	}
 	per := int64(max(1, c.Schedule.Microbatch))
 	words := fmt.Sprintf("microbatch = %d", per)
@@ -127,7 +127,6 @@ func (c *checker) train() {
 	}
 }
 
-// sizes checks sp, pp and dp against model and machines. A size left to the passes counts as 1.
 // decay checks the keys of warmup_stable_decay.
 func (c *checker) decay() {
 	t := c.Train
@@ -138,10 +137,11 @@ func (c *checker) decay() {
 	}
 	if left := t.Steps - t.Warmup; left >= 0 && t.DecaySteps > max(left, 1) {
 		c.fail("train.decay_steps", Conflict, fmt.Sprintf("at most %d", left),
-			"decay_steps = %d is longer than the %d steps after the warm-up", t.DecaySteps, left)
+			"decay_steps = %d exceeds the %d steps after the warm-up", t.DecaySteps, left)
 	}
 }
 
+// sizes checks sp, pp and dp against model and machines. A size left to the passes counts as 1.
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)

@@ -1,9 +1,9 @@
 package lang
 
-// Code identifies the kind of mistake in a diagnostic. The meaning of a code never changes.
+// Code identifies the kind of error in a diagnostic. The meaning of a code never changes.
 type Code string
 
-// Mistakes found by this package.
+// Errors found by this package.
 const (
 	Syntax         Code = "syntax"
 	BadImport      Code = "bad-import"
@@ -29,7 +29,7 @@ const (
 	Conflict       Code = "conflict"
 )
 
-// Mistakes found by later phases, at positions recorded in the Spec.
+// Errors found by later phases, at positions recorded in the Spec.
 const (
 	NotYet     Code = "not-yet"
 	BadData    Code = "bad-data"
@@ -90,9 +90,9 @@ train {
 var Codes = []CodeInfo{
 	{Code: Syntax, Doc: "The text does not follow the grammar (GRAMMAR.md). The statement is skipped, and reading continues after it.",
 		Example: "train {\n  sequence =\n}\n"},
-	{Code: BadImport, Doc: "An imported file was not found, neither beside the importing file nor among the shipped ones, or a file imports itself.",
+	{Code: BadImport, Doc: "An imported file was not found, either next to the importing file or among the shipped files, or a file imports itself.",
 		Example: "import \"clusters/a100.sppo\"\n"},
-	{Code: UnknownBlock, Doc: "There is no such kind of block.",
+	{Code: UnknownBlock, Doc: "There is no block of this kind.",
 		Example: "import \"base.sppo\"\n\nshedule s {\n  sp = 2\n}\n"},
 	{Code: UnknownKey, Doc: "The block, the call or the override names a key that does not exist (KEYS.md).",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offlod = full\n}\n"},
@@ -104,15 +104,15 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\ncluster mine = four(gpus = 2)\n"},
 	{Code: Duplicate, Doc: "Something is defined twice.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 2\n  sp = 4\n}\n"},
-	{Code: MissingBlock, Doc: "A spec needs a model, a cluster and a train block, its own or imported ones.",
+	{Code: MissingBlock, Doc: "A spec needs a model, a cluster and a train block, in the file itself or imported.",
 		Example: "schedule s {\n  sp = 2\n}\n"},
-	{Code: AmbiguousBlock, Doc: "Two blocks of a kind could be meant. The blocks in the file itself precede imported ones, and blocks with parameters count only if there is no other.",
+	{Code: AmbiguousBlock, Doc: "Several blocks of one kind could be meant. Blocks in the file itself take precedence over imported ones, and blocks with parameters count only if there is no other.",
 		Example: "import \"base.sppo\"\n\nschedule a {\n  sp = 2\n}\n\nschedule b {\n  sp = 4\n}\n"},
 	{Code: MissingKey, Doc: "A key without a default is missing. The diagnostic points at its block.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  batch = 4\n}\n"},
-	{Code: WrongDimension, Doc: "A value has another dimension than its key: a time for a rate, bytes for tokens, a number without its unit.",
+	{Code: WrongDimension, Doc: "The dimension of a value does not match its key: a time for a rate, bytes for tokens, a number without its unit.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1MiB\n  data     = random()\n}\n"},
-	{Code: WrongType, Doc: "A value has another type than its key: a list for a number, a string for a name.",
+	{Code: WrongType, Doc: "The type of a value does not match its key: a list for a number, a string for a name.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = [2]\n}\n"},
 	{Code: OutOfRange, Doc: "A number is out of range.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offload = 1.5\n}\n"},
@@ -124,9 +124,9 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 4\n  pp = 2\n}\n"},
 	{Code: LengthsSum, Doc: "The lengths of subsequences do not add up to the sequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = [512, 256, 128]\n}\n"},
-	{Code: LengthOfList, Doc: "A list needs one entry for each subsequence and has another number of them.",
+	{Code: LengthOfList, Doc: "A list does not have one entry for each subsequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 4\n  offload      = [1, 0.5, 0]\n}\n"},
-	{Code: BadAlign, Doc: "The grid of subsequence borders does not match the lengths or SP, or subsequences are shorter than the grid.",
+	{Code: BadAlign, Doc: "`align`, the grid for boundaries between subsequences, does not match the lengths or `sp`, or is larger than a subsequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 16\n  align        = 128\n}\n"},
 	{Code: SmallVocab, Doc: "The vocabulary is smaller than the number of different tokens in the data.",
 		Example: "import \"base.sppo\"\n\nmodel m {\n  family = gpt\n  layers = 4\n  hidden = 64\n  heads  = 8\n  vocab  = 128\n  dtype  = f32\n}\n\ntrain {\n  sequence = 1K\n  data     = text(\"base.sppo\")\n}\n"},

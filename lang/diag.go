@@ -24,7 +24,7 @@ func (p Pos) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Diagnostic is one mistake of the user: its place, the problem, and a remedy.
+// Diagnostic is one error in the user's input: its position, the problem, and a remedy.
 type Diagnostic struct {
 	Code    Code
 	Pos     Pos
@@ -50,7 +50,7 @@ func (d *Diagnostic) WithHint(format string, args ...any) *Diagnostic {
 	return d
 }
 
-// Error formats the diagnostic as compilers do: place and message, the source line, a caret, a hint.
+// Error formats the diagnostic as compilers do: position and message, the source line, a caret, a hint.
 func (d *Diagnostic) Error() string {
 	var b strings.Builder
 	if d.Pos != (Pos{}) {
@@ -119,7 +119,7 @@ func clean(line string) string {
 	}, line)
 }
 
-// Diagnostics is a list of mistakes in a spec, sorted by place, without duplicates.
+// Diagnostics is a list of errors in a spec, sorted by position, without duplicates.
 type Diagnostics []*Diagnostic
 
 func (ds Diagnostics) Error() string {
@@ -139,7 +139,7 @@ func (ds Diagnostics) Unwrap() []error {
 	return errs
 }
 
-// maxDiagnostics is more than anyone reads.
+// maxDiagnostics limits the number of diagnostics that are reported.
 const maxDiagnostics = 50
 
 // Err returns nil if there is no diagnostic, else the first ones, sorted and without duplicates.
@@ -157,7 +157,7 @@ func (ds Diagnostics) Err() error {
 	return sorted[:min(len(sorted), maxDiagnostics)]
 }
 
-// source is what a Spec remembers of its text: the positions of written values and of blocks.
+// source is the part of a text that a Spec keeps: the positions of written values and of blocks.
 type source struct {
 	values map[string]span // by key, such as "schedule.sp"; elements as "train.data[0]"
 	blocks map[string]span // by name, such as "schedule"
@@ -196,8 +196,8 @@ func (s *Spec) Written(key string) bool {
 	return written
 }
 
-// Diagnose returns a diagnostic at the value of a key, for later phases. A Spec that was not read from text
-// gives one without a position.
+// Diagnose returns a diagnostic at the value of a key, for later phases. For a Spec that was not read from text, it has
+// no position.
 func (s *Spec) Diagnose(key string, code Code, format string, args ...any) *Diagnostic {
 	at, _ := s.source.find(key)
 	if at.src == nil {

@@ -19,8 +19,8 @@ const (
 	isBad // already reported
 )
 
-// value is the result of an expression. Its span is where it was written, or for a parameter where its
-// argument was: the position for diagnostics.
+// value is the result of an expression. Its span, the position for diagnostics, is where it was written. The span of a parameter is
+// that of its argument.
 type value struct {
 	kind  valueKind
 	num   float64
@@ -103,7 +103,7 @@ type evaluator struct {
 	src    *sourceText
 	scope  *scope
 	calls  []callType
-	enum   []string // names that stand for themselves where a value is expected, even if they are also bound
+	enum   []string // names that evaluate to themselves where a value is expected, even if they are also bound
 	report func(*Diagnostic)
 }
 

@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Explain describes a key ("schedule.offload", or "offload" where that is unique), a block ("model"), a diagnostic's code
-// ("lengths-sum"), a word of the glossary ("bubble") or a value of a key ("ulysses"), or with "" what can be asked. An unknown word is an error that names the nearest.
+// Explain describes a key ("schedule.offload", or "offload" if that is unique), a block ("model"), the code of a diagnostic
+// ("lengths-sum"), a word of the glossary ("bubble") or a value of a key ("ulysses"). For "" it lists the topics. An unknown
+// word is an error that names the nearest topic.
 func Explain(word string) (string, error) {
 	if word == "" {
 		return explainAll(), nil
@@ -86,7 +87,7 @@ func callOf(name string) *callType {
 
 func explainAll() string {
 	var b strings.Builder
-	b.WriteString("A spec holds blocks of keys:\n")
+	b.WriteString("A spec consists of blocks of keys:\n")
 	for _, block := range Blocks {
 		fmt.Fprintf(&b, "\n%s\n", block.Name)
 		b.WriteString(wrap(keyNames(block.Name), "    "))

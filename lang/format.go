@@ -20,7 +20,7 @@ func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
 
-// FormatFile is Format for the text of a named file, for diagnostics.
+// FormatFile is like Format for the text of a named file, which diagnostics show.
 func FormatFile(file string, text []byte) ([]byte, error) {
 	return format(file, text)
 }
@@ -70,7 +70,7 @@ func (l *line) String() string {
 
 func (l *line) width() int { return 2*l.indent + utf8.RuneCountInString(l.code) }
 
-// layout cuts tokens into lines and spaces them. In a block over several lines, nothing follows its `{` nor
+// layout cuts tokens into lines and spaces them. In a block over several lines, nothing follows its `{` or
 // precedes its `}` on their lines.
 func layout(toks []lexer.Token) []*line {
 	var lines []*line
@@ -232,7 +232,7 @@ func endsValue(t lexer.Token) bool {
 	return t.Type == tokName || t.Type == tokNumber || t.Type == tokString || t.Value == ")" || t.Value == "]"
 }
 
-// comment puts one blank after the `#` and none at the end.
+// comment normalises a comment: one blank after the `#` and none at the end.
 func comment(text string) string {
 	body := strings.TrimRight(strings.TrimPrefix(text, "#"), " \t\r\ufeff")
 	if body == "" || strings.HasPrefix(body, " ") || strings.HasPrefix(body, "#") || strings.HasPrefix(body, "!") {

@@ -2,8 +2,8 @@
 //
 // grammar.go turns text into a tree and survives syntax errors. load.go follows imports, binds names and
 // selects the blocks that count. eval.go computes values with their dimensions. keys.go is the table of keys
-// that checks, documents, completes and fills the Spec. check.go holds the rules that involve several keys.
-// Every mistake is a Diagnostic (diag.go, codes.go). format.go is the standard style; explain.go answers
+// that checks, documents, completes and fills the Spec. check.go has the rules that involve several keys.
+// Every error in a spec is a Diagnostic (diag.go, codes.go). format.go defines the standard style; explain.go answers
 // questions from the table of keys.
 //
 // The package knows what may be written. It does not know what a schedule does, which values the compiler

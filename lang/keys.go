@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Names of blocks. Some are calls, whose arguments are keys too.
+// Names of blocks. Some blocks are calls, whose arguments are keys as well.
 const (
 	blockModel     = "model"
 	blockCluster   = "cluster"
@@ -33,11 +33,11 @@ var Blocks = []Block{
 	{blockModel, "The network: `model NAME { ... }`. All sizes are global, before any division over ranks.", true},
 	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. Shipped clusters are imported, as in `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
-	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be left out: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
-	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
-	{blockGuard, "Arguments of the call that `guard` takes: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
-	{blockAdapter, "Arguments of the call that `adapter` takes: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
-	{blockData, "Arguments of `data = tokens(...)` beside its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
+	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be omitted: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
+	{blockOptimizer, "Arguments of the value of `optimizer`: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
+	{blockGuard, "Arguments of the value of `guard`: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
+	{blockAdapter, "Arguments of the value of `adapter`: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
+	{blockData, "Arguments of `data = tokens(...)` besides its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
 }
 
 // number is the range of a numeric key.
@@ -49,7 +49,7 @@ type number struct {
 	below    bool // max itself is excluded
 }
 
-// list bounds the length of a list and gives the type of its items.
+// list limits the length of a list and gives the type of its items.
 type list struct {
 	item     valueType
 	min, max int
@@ -78,7 +78,7 @@ func (c *callType) has(name string) bool {
 	return FindKey(c.block+"."+name) != nil && (c.args == nil || slices.Contains(c.args, name))
 }
 
-// arguments are the names that the call takes, in the order of the block.
+// arguments returns the names that the call takes, in the order of the block.
 func (c *callType) arguments() (names []string) {
 	for _, k := range KeysOf(c.block) {
 		if c.has(k.Name) {
@@ -137,7 +137,7 @@ func bytes(least float64) valueType {
 	return valueType{number: &number{dim: dimBytes, whole: true, min: least, max: maxBytes}}
 }
 
-// share is a positive part of a whole.
+// share returns the type of a positive part of a whole.
 func share() valueType {
 	return valueType{number: &number{above: true, max: 1}}
 }
@@ -154,7 +154,7 @@ func (t valueType) orList(item valueType, least, most int) valueType {
 
 func autoOr(t valueType) valueType { return t.orNames("auto") }
 
-// curve is an efficiency: a share, or pairs of size and share.
+// curve returns the type of an efficiency: a share, or pairs of size and share.
 func curve() valueType {
 	pair := valueType{}.orList(valueType{number: &number{above: true, max: maxTokens}}, 2, 2)
 	return share().orList(pair, 1, 1000)
@@ -176,139 +176,139 @@ var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapt
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
-		Doc: "The published models whose traits are the defaults of the other keys. It means nothing else: each of them may be given.",
+		Doc: "The family of published models whose traits are the defaults of the other keys. It has no other effect, and any of these keys may be given.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of transformer layers. Pipeline stages divide them among themselves, so there are at least as many as stages.",
+		Doc: "Number of transformer layers. They are divided over the pipeline stages, so there must be at least as many layers as stages.",
 		set: func(s *Spec, v value) { s.Model.Layers = v.Int() }},
 	{Block: blockModel, Name: "hidden", takes: whole(1, 1<<24), Example: "4096",
-		Doc: "Width of the residual stream. Heads divide it unless `head_dim` is given.",
+		Doc: "Width of the residual stream. It must be divisible by `heads` unless `head_dim` is given.",
 		set: func(s *Spec, v value) { s.Model.Hidden = v.Int() }},
 	{Block: blockModel, Name: "heads", takes: whole(1, maxRanks), Example: "32",
 		Doc: "Number of query heads. They are divided over the SP ranks.",
 		set: func(s *Spec, v value) { s.Model.Heads = v.Int() }},
 	{Block: blockModel, Name: "kv_heads", takes: whole(1, maxRanks), Derived: "heads", Example: "8",
-		Doc:    "Number of key and value heads; fewer than `heads` is grouped-query attention. It divides `heads`.",
+		Doc:    "Number of key and value heads; fewer than `heads` means grouped-query attention. It must divide `heads`.",
 		set:    func(s *Spec, v value) { s.Model.KVHeads = v.Int() },
 		derive: func(s *Spec) { s.Model.KVHeads = s.Model.Heads }},
 	{Block: blockModel, Name: "head_dim", takes: whole(1, 1<<16), Derived: "hidden / heads", Example: "128",
-		Doc:    "Width of one head. Rotary positions want it even.",
+		Doc:    "Width of one head. Rotary positions need an even width.",
 		set:    func(s *Spec, v value) { s.Model.HeadDim = v.Int() },
 		derive: func(s *Spec) { s.Model.HeadDim = s.Model.Hidden / max(1, s.Model.Heads) }},
 	{Block: blockModel, Name: "ffn", takes: whole(1, 1<<26), Derived: "4 * hidden; gated: 8/3 * hidden, rounded up to a multiple of 256", Example: "11008",
-		Doc:    "Width inside the MLP.",
+		Doc:    "Hidden width of the MLP.",
 		set:    func(s *Spec, v value) { s.Model.FFN = v.Int() },
 		derive: deriveFFN},
 	{Block: blockModel, Name: "vocab", takes: whole(2, maxCount), Example: "50304",
-		Doc: "Number of tokens of the vocabulary. Text as bytes needs 256. It is padded to SP by the compiler, so any number will do.",
+		Doc: "Number of tokens in the vocabulary. Text as bytes needs 256. The compiler pads it to a multiple of `sp`, so any number is allowed.",
 		set: func(s *Spec, v value) { s.Model.Vocab = v.Int() }},
 	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
-		Doc: "How weights and activations are stored. Sums, optimizer state and weight gradients are f32 in both.",
+		Doc: "Type in which weights and activations are stored. Sums and weight gradients are always f32, and so is optimizer state unless `train.optimizer.moments` says otherwise.",
 		set: func(s *Spec, v value) { s.Model.DType = v.name }},
 	{Block: blockModel, Name: "norm", takes: names(RMSNorm, LayerNorm), Default: "rmsnorm", Example: "layernorm",
 		Doc: "The norm of residual branches and before the output projection: RMSNorm with weights, or LayerNorm with weights and biases.",
 		set: func(s *Spec, v value) { s.Model.Norm = v.name }},
 	{Block: blockModel, Name: "norm_offset", takes: notNegative(dimCount), Default: "0", Example: "1",
-		Doc: "Number that is added to a norm's weights before they multiply, also to those of `qk_norm`. Gemma has 1.",
+		Doc: "Number added to the weights of a norm, including those of `qk_norm`, before they multiply. Gemma uses 1.",
 		set: func(s *Spec, v value) { s.Model.NormOffset = v.num }},
 	{Block: blockModel, Name: "norm_place", takes: names(NormPre, NormPost, NormPrePost), Default: "pre", Example: "post",
-		Doc: "Where the norm of a residual branch stands: before attention and MLP, after them (OLMo-2), or in both places (Gemma-2).",
+		Doc: "Position of the norm in a residual branch: before attention and MLP, after them (OLMo-2), or both (Gemma-2).",
 		set: func(s *Spec, v value) { s.Model.NormPlace = v.name }},
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
-		Doc: "What is added to a variance before its root is taken.",
+		Doc: "Number added to a variance before its square root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
 	{Block: blockModel, Name: "activation", takes: names("silu", "gelu", "gelu_tanh", "relu2"), Default: "silu", Example: "gelu_tanh",
-		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` the approximation of GPT-2 and Gemma, `relu2` the square of ReLU.",
+		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
 		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
 	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",
 		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu` that is SwiGLU.",
 		set: func(s *Spec, v value) { s.Model.Gated = v.name == "true" }},
 	{Block: blockModel, Name: "bias", takes: valueType{}.orList(names(BiasQKV, BiasAttnOut, BiasMLP), 0, 3), Default: "[]", Example: "[qkv]",
-		Doc: "Which linear maps have biases: those to Q, K and V, that of attention's output, those of the MLP.",
+		Doc: "Which linear maps have biases: the projections to Q, K and V (`qkv`), the output projection of attention (`attn_out`), or those of the MLP (`mlp`).",
 		set: setBias},
 	{Block: blockModel, Name: "qk_norm", takes: names(QKNormNone, QKNormHead, QKNormAll), Default: "none", Example: "head",
-		Doc: "RMSNorm of queries and keys before they are rotated: of each head by itself (Qwen3, Gemma-3), or of all heads of a token together (OLMo-2).",
+		Doc: "RMSNorm of queries and keys before they are rotated: of each head separately (Qwen3, Gemma-3), or of all heads of a token together (OLMo-2).",
 		set: func(s *Spec, v value) { s.Model.QKNorm = v.name }},
 	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone).orList(names(PositionsRope, PositionsNone), 1, maxRanks), Default: "rope", Example: "[rope, rope, rope, none]",
-		Doc: "How the model tells tokens apart by place: a trained table of `train.sequence` rows, rotary embedding of Q and K, or not at all. A list is a pattern that layers repeat.",
+		Doc: "Position information: a learned table of `train.sequence` rows, rotary embedding of Q and K, or none. A list is a pattern that repeats over the layers.",
 		set: setPositions},
 	{Block: blockModel, Name: "rope_theta", takes: positive(dimCount), Default: "10000", Example: "500000",
-		Doc: "Base of the rotary frequencies, where `positions = rope`. Longer sequences want larger ones.",
+		Doc: "Base of the rotary frequencies with `positions = rope`. Longer sequences need a larger base.",
 		set: func(s *Spec, v value) { s.Model.RopeTheta = v.num }},
 	{Block: blockModel, Name: "rope_partial", takes: share(), Default: "1", Example: "0.75",
-		Doc: "Share of each head, from its start, that is rotated.",
+		Doc: "Share of each head that is rotated, counted from its start.",
 		set: func(s *Spec, v value) { s.Model.RopePartial = v.num }},
 	{Block: blockModel, Name: "rope_scaling", takes: names(ScalingNone, ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope), Default: "none", Example: "llama3",
-		Doc: "How rotary frequencies are stretched for sequences longer than those of the first training: all alike (`linear`), only slow ones (`llama3`, `yarn`), or each by a number of its own (`longrope`).",
+		Doc: "How rotary frequencies are stretched for sequences longer than those of the original training: all equally (`linear`), only slow ones (`llama3`, `yarn`), or each by its own factor (`longrope`).",
 		set: func(s *Spec, v value) { s.Model.RopeScaling = v.name }},
 	{Block: blockModel, Name: "rope_factor", takes: valueType{number: &number{min: 1, max: maxRate}}, Derived: "1 with longrope; needed by linear, llama3 and yarn", Example: "8",
-		Doc:    "By what `rope_scaling` stretches; with `longrope` only `rope_amplitude` depends on it.",
+		Doc:    "Factor by which `rope_scaling` stretches; with `longrope` only `rope_amplitude` depends on it.",
 		set:    func(s *Spec, v value) { s.Model.RopeFactor = v.num },
 		derive: func(s *Spec) { s.Model.RopeFactor = whereScaled(s, 1, ScalingLongRope) }},
 	{Block: blockModel, Name: "rope_original", takes: whole(1, maxCount), Derived: "none; needed by llama3, yarn and longrope", Example: "8K",
-		Doc:    "Longest sequence of the first training, in tokens.",
+		Doc:    "Longest sequence of the original training, in tokens.",
 		set:    func(s *Spec, v value) { s.Model.RopeOriginal = v.Int() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "rope_low", takes: positive(dimCount), Derived: "1 with llama3", Example: "1",
-		Doc:    "`llama3`: frequencies that turn less often than this in `rope_original` tokens are stretched whole.",
+		Doc:    "`llama3`: frequencies with fewer turns than this in `rope_original` tokens are stretched by the full factor.",
 		set:    func(s *Spec, v value) { s.Model.RopeLow = v.num },
 		derive: func(s *Spec) { s.Model.RopeLow = whereScaled(s, 1, ScalingLlama3) }},
 	{Block: blockModel, Name: "rope_high", takes: positive(dimCount), Derived: "4 with llama3", Example: "4",
-		Doc:    "`llama3`: frequencies that turn more often than this in `rope_original` tokens are not stretched.",
+		Doc:    "`llama3`: frequencies with more turns than this in `rope_original` tokens are not stretched.",
 		set:    func(s *Spec, v value) { s.Model.RopeHigh = v.num },
 		derive: func(s *Spec) { s.Model.RopeHigh = whereScaled(s, 4, ScalingLlama3) }},
 	{Block: blockModel, Name: "rope_fast", takes: positive(dimCount), Derived: "32 with yarn", Example: "32",
-		Doc:    "`yarn`: frequencies that turn more often than this in `rope_original` tokens are not stretched (beta_fast).",
+		Doc:    "`yarn`: frequencies with more turns than this in `rope_original` tokens are not stretched (beta_fast).",
 		set:    func(s *Spec, v value) { s.Model.RopeFast = v.num },
 		derive: func(s *Spec) { s.Model.RopeFast = whereScaled(s, 32, ScalingYarn) }},
 	{Block: blockModel, Name: "rope_slow", takes: positive(dimCount), Derived: "1 with yarn", Example: "1",
-		Doc:    "`yarn`: frequencies that turn less often than this in `rope_original` tokens are stretched whole (beta_slow).",
+		Doc:    "`yarn`: frequencies with fewer turns than this in `rope_original` tokens are stretched by the full factor (beta_slow).",
 		set:    func(s *Spec, v value) { s.Model.RopeSlow = v.num },
 		derive: func(s *Spec) { s.Model.RopeSlow = whereScaled(s, 1, ScalingYarn) }},
 	{Block: blockModel, Name: "rope_truncate", takes: names("true", "false"), Derived: "true with yarn", Example: "false",
-		Doc:    "`yarn`: whether the pairs between which stretching begins and is complete are rounded to whole ones.",
+		Doc:    "`yarn`: whether the indices of the pairs where stretching begins and is complete are rounded to integers.",
 		set:    func(s *Spec, v value) { s.Model.RopeTruncate = v.name == "true" },
 		derive: func(s *Spec) { s.Model.RopeTruncate = s.Model.RopeScaling == ScalingYarn }},
 	{Block: blockModel, Name: "rope_amplitude", takes: positive(dimCount), Derived: "yarn: 0.1 * ln(rope_factor) + 1; longrope: sqrt(1 + ln(rope_factor) / ln(rope_original)); else 1", Example: "1.19",
-		Doc:    "Factor of rotated queries and keys with `yarn` and `longrope` (attention_factor).",
+		Doc:    "Factor that multiplies rotated queries and keys with `yarn` and `longrope` (attention_factor).",
 		set:    func(s *Spec, v value) { s.Model.RopeAmplitude = v.num },
 		derive: func(s *Spec) { s.Model.RopeAmplitude = s.Model.amplitude() }},
 	{Block: blockModel, Name: "rope_short", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1, 1.02, 1.5, 2]",
-		Doc:    "`longrope`: what each rotated pair is stretched by where `train.sequence` is at most `rope_original`.",
+		Doc:    "`longrope`: factors that stretch each rotated pair if `train.sequence` is at most `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeShort = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "rope_long", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1.05, 2, 20, 60]",
-		Doc:    "`longrope`: the same where `train.sequence` is longer.",
+		Doc:    "`longrope`: factors that stretch each rotated pair if `train.sequence` is longer than `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeLong = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "window", takes: whole(0, maxTokens).orList(whole(0, maxTokens), 1, maxRanks), Default: "0", Example: "4K",
-		Doc: "How many tokens attention sees, up to the query's own; 0 is all of them. A list is a pattern that layers repeat: `[1K, 0]` alternates. Work, and the K and V that stream, follow the window.",
+		Doc: "Number of tokens that attention sees, up to and including the query's own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also limits work and streamed K and V.",
 		set: setWindow},
 	{Block: blockModel, Name: "layer_types", takes: names(LayerSliding, LayerFull).orList(names(LayerSliding, LayerFull), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
-		Doc:    "Which layers have the window, as a pattern that layers repeat; `window` is then one number.",
+		Doc:    "Which layers have the window, as a pattern that repeats over the layers; `window` must then be one number.",
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},
 	{Block: blockModel, Name: "rope_local_theta", takes: notNegative(dimCount), Default: "0", Example: "10000",
-		Doc: "Base of the rotary frequencies in layers with a window, which `rope_scaling` leaves alone then; 0: they are like the others. Gemma-3 has 10000.",
+		Doc: "Base of the rotary frequencies in layers with a window; `rope_scaling` then does not apply to these layers. 0: the same as in other layers. Gemma-3 uses 10000.",
 		set: func(s *Spec, v value) { s.Model.RopeLocalTheta = v.num }},
 	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
-		Doc:    "Factor of attention's scores before the softmax.",
+		Doc:    "Factor that multiplies attention scores before the softmax.",
 		set:    func(s *Spec, v value) { s.Model.AttnScale = v.num },
 		derive: func(s *Spec) { s.Model.AttnScale = 1 / math.Sqrt(float64(max(1, s.Model.HeadDim))) }},
 	{Block: blockModel, Name: "attn_softcap", takes: notNegative(dimCount), Default: "0", Example: "50",
-		Doc: "Bound c of attention's scores, which become c * tanh(score / c) before the softmax; 0 leaves them as they are. Gemma-2 has 50.",
+		Doc: "Bound c on attention scores, which become c * tanh(score / c) before the softmax; 0 means no bound. Gemma-2 uses 50.",
 		set: func(s *Spec, v value) { s.Model.AttnSoftcap = v.num }},
 	{Block: blockModel, Name: "logit_softcap", takes: notNegative(dimCount), Default: "0", Example: "30",
-		Doc: "Bound c of the logits, which become c * tanh(logit / c); 0 leaves them as they are. Gemma-2 has 30.",
+		Doc: "Bound c on the logits, which become c * tanh(logit / c); 0 means no bound. Gemma-2 uses 30.",
 		set: func(s *Spec, v value) { s.Model.LogitSoftcap = v.num }},
 	{Block: blockModel, Name: "embed_scale", takes: positive(dimCount).orNames("sqrt_hidden"), Default: "1", Example: "sqrt_hidden",
-		Doc: "Factor of the embedding's rows where the model reads them; `sqrt_hidden` is the root of `hidden`, rounded to `dtype`, as Gemma has it.",
+		Doc: "Factor that multiplies rows of the embedding when they are read; `sqrt_hidden` is the square root of `hidden`, rounded to `dtype`, as in Gemma.",
 		set: setEmbedScale},
 	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
-		Doc: "Whether the output projection is the embedding's table.",
+		Doc: "Whether the output projection uses the embedding table.",
 		set: func(s *Spec, v value) { s.Model.Tied = v.name == "true" }},
 	{Block: blockModel, Name: "init_std", takes: positive(dimCount), Default: "0.02", Example: "0.02",
-		Doc: "Standard deviation of initial weights. Output projections of a layer get it divided by sqrt(2 * layers).",
+		Doc: "Standard deviation of initial weights. For the output projections of a layer it is divided by sqrt(2 * layers).",
 		set: func(s *Spec, v value) { s.Model.InitStd = v.num }},
 }
 
@@ -320,7 +320,7 @@ var clusterKeys = []*Key{
 		Doc: "Devices of one machine; on the cpu device, ranks.",
 		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
 	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
-		Doc: "Bytes of one device available to its arena: its memory minus what driver and libraries use.",
+		Doc: "Bytes of one device available to its arena: its memory minus that used by driver and libraries.",
 		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
 		Doc: "Bytes of one node available to the host arenas of all its ranks.",
@@ -344,13 +344,13 @@ var clusterKeys = []*Key{
 		Doc: "Rate of host copies shared by all devices of a node, each way; 0 if there is no shared limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
-		Doc: "Whether a device copies to the host and back at the same time, or one way at a time. One way at a time, both share its bandwidth and that of its node.",
+		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
 		set: func(s *Spec, v value) { s.Cluster.CopyDuplex = v.name }},
 	{Block: blockCluster, Name: "parallelism", takes: notNegative(dimCount), Default: "0", Example: "8",
-		Doc: "Number of processors that the ranks of a node share, as threads of one computer do; 0 if each rank has its own device. If it is not 0, the other rates are those of one processor: every instruction takes one, and one kernel at a time also uses idle ones.",
+		Doc: "Number of processors that the ranks of a node share, if they are threads of one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: every instruction uses one processor, and one kernel at a time also uses idle processors.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
-		Doc: "Share of the rate of several processors that a kernel reaches when it runs on all of them, where ranks share processors.",
+		Doc: "If ranks share processors: the share of the combined rate of all processors that a kernel reaches when it runs on all of them.",
 		set: func(s *Spec, v value) { s.Cluster.SpreadEfficiency = v.num }},
 	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
 		Doc: "Rate of one device to the others of its node, each way.",
@@ -365,7 +365,7 @@ var clusterKeys = []*Key{
 		Doc: "Time for an empty message from one node to another.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time from the end of one kernel to the start of the next on a stream. Where ranks share processors: the time to spread a kernel over several of them, which short kernels avoid.",
+		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
 		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share with increasing rows.",
@@ -386,16 +386,16 @@ var clusterKeys = []*Key{
 
 var trainKeys = []*Key{
 	{Block: blockTrain, Name: "sequence", takes: whole(1, maxTokens), Example: "1M",
-		Doc: "Tokens of one training sample. K is 1024 tokens, M is 1024K.",
+		Doc: "Tokens in one training sample. K is 1024 tokens, M is 1024K.",
 		set: func(s *Spec, v value) { s.Train.Sequence = int64(v.num) }},
 	{Block: blockTrain, Name: "batch", takes: whole(1, maxCount), Default: "1", Example: "8",
-		Doc: "Sequences of one step, over all replicas.",
+		Doc: "Sequences per step, over all replicas.",
 		set: func(s *Spec, v value) { s.Train.Batch = v.Int() }},
 	{Block: blockTrain, Name: "steps", takes: whole(1, maxTokens), Default: "100", Example: "1000",
-		Doc: "Optimizer steps of the run.",
+		Doc: "Number of optimizer steps.",
 		set: func(s *Spec, v value) { s.Train.Steps = v.Int() }},
 	{Block: blockTrain, Name: "seed", takes: whole(0, 1<<53), Default: "1", Example: "42",
-		Doc: "Determines initial weights and the data of each step, independently of the number of ranks.",
+		Doc: "Seed for the initial weights and the data of each step. Results do not depend on the number of ranks.",
 		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
 	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
 		takes: valueType{calls: []callType{
@@ -404,38 +404,38 @@ var trainKeys = []*Key{
 			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay", "no_decay", "moments"},
 				doc: "Muon (Jordan et al., 2024) for the matrices of layers, with the step size of Liu et al. (2025); AdamW with `betas` and `eps` for all other parameters"},
 		}},
-		Doc: "How gradients change weights.",
+		Doc: "The optimizer, which updates weights from gradients.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
 	{Block: blockTrain, Name: "adapter", Default: "none", Example: "lora(rank = 16, alpha = 32, targets = [q_proj, v_proj])",
 		takes: valueType{names: []string{"none"}, calls: []callType{
-			{name: AdapterLoRA, block: blockAdapter, doc: "low-rank matrices A and B beside linear maps (Hu et al., 2021): x W becomes x W + alpha/rank * (x A) B"},
+			{name: AdapterLoRA, block: blockAdapter, doc: "low-rank matrices A and B added to linear maps (Hu et al., 2021): x W becomes x W + alpha/rank * (x A) B"},
 		}},
-		Doc: "What is trained in place of the model, whose tensors then are all frozen. A starts from random values and B from 0.",
+		Doc: "The adapter that is trained instead of the model. All tensors of the model are then frozen. A starts from random values and B from 0.",
 		set: func(s *Spec, v value) {
 			if s.Model.Adapter = v.name; v.name == "none" {
 				s.Model.Adapter = ""
 			}
 		}},
 	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: TensorGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
-		Doc: "Tensors that are not trained: groups (`attention` and `mlp` are the matrices of these), or patterns of names in quotes. `*` is any characters; `layer.0-15` is all tensors of these layers and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
+		Doc: "Tensors that are not trained: groups (`attention` and `mlp` are the matrices of these), or patterns of names in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
 		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps in which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
-		Doc: "The learning rate after the warm-up, by transformers' names. `constant` keeps it. `linear` and `cosine` let it fall to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it and lets it fall in the last `decay_steps` steps. " +
+		Doc: "The learning-rate schedule after the warm-up, with the names of transformers. `constant` keeps the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it until the last `decay_steps` steps and reduces it in these. " +
 			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
 		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
-		Doc:    "The learning rate of the last step, unless `lr_schedule = constant`. With `warmup_stable_decay` the warm-up begins there, too, as in transformers.",
+		Doc:    "The learning rate of the last step, unless `lr_schedule = constant`. With `warmup_stable_decay` the warm-up also begins at this rate, as in transformers.",
 		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
 		derive: deriveMinLR},
 	{Block: blockTrain, Name: "decay_steps", takes: whole(1, maxTokens), Derived: "steps / 10, rounded up, with warmup_stable_decay", Example: "100",
-		Doc:    "Steps at the end of the run in which `lr_schedule = warmup_stable_decay` lets the learning rate fall (transformers' num_decay_steps).",
+		Doc:    "Steps at the end of the run in which `lr_schedule = warmup_stable_decay` reduces the learning rate (transformers' num_decay_steps).",
 		set:    func(s *Spec, v value) { s.Train.DecaySteps = v.Int() },
 		derive: deriveDecaySteps},
 	{Block: blockTrain, Name: "decay_type", takes: names("cosine", "linear", "sqrt"), Derived: "cosine with warmup_stable_decay", Example: "sqrt",
-		Doc:    "How the learning rate of `lr_schedule = warmup_stable_decay` falls: along half a cosine, a line, or one minus the square root (transformers' 1-sqrt).",
+		Doc:    "Curve along which `lr_schedule = warmup_stable_decay` reduces the learning rate: half a cosine, a line, or one minus the square root (transformers' 1-sqrt).",
 		set:    func(s *Spec, v value) { s.Train.DecayType = v.name },
 		derive: deriveDecayType},
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
@@ -443,20 +443,20 @@ var trainKeys = []*Key{
 		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
 	{Block: blockTrain, Name: "guard", Default: "skip()", Example: "skip(spikes = 10, stop = 20)",
 		takes: valueType{calls: []callType{
-			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or too large, leaves weights and optimizer state as they were"},
+			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},
 		}},
-		Doc: "What happens when numbers go wrong. All ranks decide alike, before any weight changes. The data of a skipped step is not read again, and the learning rate goes on.",
+		Doc: "Protection against gradients that are not finite or too large. All ranks take the same decision before any weight changes. The data of a skipped step is not read again, and the learning rate advances.",
 		set: func(s *Spec, v value) {}},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
 			{name: "text", texts: true, doc: "the bytes of files, one token per byte; patterns with `*` are allowed, and paths are relative to the folder of the file that contains them"},
-			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, patterns as for `text`, which follow each other as listed: flat files of integers, as nanoGPT and llm.c write them; folders that `sppoc tokenize` wrote; Megatron's `.bin` with `.idx` beside it; with `tokenizer`, text and jsonl"},
-			{name: "random", doc: "noise from the seed, for benchmarks"},
+			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, used in the order listed, with patterns as for `text`: flat files of integers, as nanoGPT and llm.c write them; folders that `sppoc tokenize` wrote; Megatron's `.bin` files with their `.idx`; with `tokenizer`, text and jsonl"},
+			{name: "random", doc: "random tokens from the seed, for benchmarks"},
 		}},
-		Doc: "Where tokens come from.",
+		Doc: "The source of the training tokens.",
 		set: setData},
 	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.05; 0 for tokens", Example: "0.1",
-		Doc: "Share of the data, at its end, that is kept for validation; 0 switches validation off. In a mixture, of each part.",
+		Doc: "Share of the data, at its end, that is reserved for validation; 0 switches validation off. In a mixture, the share of each part.",
 		set: func(s *Spec, v value) { s.Train.Holdout = v.num },
 		derive: func(s *Spec) {
 			if s.Train.Holdout = 0.05; s.Train.Data.Options != nil {
@@ -464,10 +464,10 @@ var trainKeys = []*Key{
 			}
 		}},
 	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
-		Doc: "Steps from one validation to the next; 0 validates at the end only.",
+		Doc: "Steps from one validation to the next; 0 means only at the end.",
 		set: func(s *Spec, v value) { s.Train.EvalEvery = v.Int() }},
 	{Block: blockTrain, Name: "eval_batch", takes: whole(0, maxCount), Default: "8", Example: "16",
-		Doc: "Sequences of one validation; 0 switches validation off.",
+		Doc: "Number of sequences per validation; 0 switches validation off.",
 		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
 }
 
@@ -505,7 +505,7 @@ func setData(s *Spec, v value) {
 	}
 }
 
-// path is a text that names a file, from the folder of the text that it was written in.
+// path returns the file name in a string, relative to the folder of the text that contains it.
 func (v value) path() string {
 	if dir := v.at.src.dir; dir != "" && v.text != "" && !path.IsAbs(v.text) {
 		return path.Join(dir, v.text)
@@ -515,32 +515,32 @@ func (v value) path() string {
 
 var dataKeys = []*Key{
 	{Block: blockData, Name: "type", takes: names("auto", "uint16", "uint32"), Default: "auto", Example: "uint16",
-		Doc: "Type of the tokens of flat files, little-endian. `auto`: that of the header, otherwise `uint16` for a vocabulary of at most 65536, as nanoGPT does. Manifests and indexes say their own.",
+		Doc: "Type of the tokens in flat files, little-endian. `auto`: the type in the header, otherwise `uint16` for a vocabulary of at most 65536, as in nanoGPT. Manifests and indexes state their own type.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Type = v.name }},
 	{Block: blockData, Name: "header", takes: names("auto", "none", "llmc"), Default: "auto", Example: "none",
-		Doc: "What flat files begin with: nothing, or the 1,024 bytes of llm.c's. `auto` recognizes the latter by magic number and size, and Megatron's files by their index.",
+		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Which tokens a sequence has. `off`: sequence g starts at token g * `train.sequence` and takes one more for the last label; the end wraps. `on`: the tokens are cut into such windows, and each is drawn once an epoch, in an order that follows from `train.seed` and the epoch. A sequence's tokens depend on its number alone, so a run resumes exactly, under any division.",
+		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end the data starts again. `on`: the tokens are cut into such windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a run resumes exactly, under any division over ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Mixture: share of the sequences that each pattern of files gets, in the order of the patterns. Sequences are dealt evenly: after any number of them each part has had its share, to within a few. A part that ends starts again. `[]`: all files are one stream.",
+		Doc: "Mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: after any number of sequences, the count of each part is within a few of its share. A part restarts at its end. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
 			}
 		}},
 	{Block: blockData, Name: "tokenizer", takes: valueType{text: true}, Default: `""`, Example: `"tokenizers/mine"`,
-		Doc: "A tokenizer.json, a SentencePiece model or a folder with one: the files are then text, or jsonl by their name, and are tokenized when they are opened. At most 256 MiB; for more, and for compressed files and parquet, there is `sppoc tokenize`.",
+		Doc: "A tokenizer.json, a SentencePiece model or a folder with one. The files are then text, or jsonl if their names say so, and are tokenized when they are opened. They may have at most 256 MiB; for more, and for compressed files and parquet, use `sppoc tokenize`.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Tokenizer = v.path() }},
 	{Block: blockData, Name: "field", takes: valueType{text: true}, Default: `"text"`, Example: `"content"`,
-		Doc: "The field of jsonl that has the text.",
+		Doc: "The jsonl field that contains the text.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Field = v.text }},
 	{Block: blockData, Name: "append_eos", takes: names("false", "true"), Default: "false", Example: "true",
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
-		Doc: "Whether a sequence holds several documents that do not see each other: attention stays inside a document, positions restart with each, and a document's last token has no label. Borders are those of the data's `index`, or follow each token of the given ID. A step takes at most as long as one over whole sequences.",
+		Doc: "Whether a sequence holds several documents that do not see each other: attention stays inside a document, positions restart with each, and a document's last token has no label. Boundaries come from the `index` of the data, or follow each token with the given ID. A step takes at most as long as one over whole sequences.",
 		set: func(s *Spec, v value) {
 			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
 				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
@@ -550,20 +550,20 @@ var dataKeys = []*Key{
 		Doc: "How documents come to sequences. `cut`: one after another; what does not fit goes on in the next sequence, as a document of its own. `whole`: a document that does not fit begins the next sequence, and padding follows the one before, whose labels do not count; only documents longer than a sequence are cut. Needs `documents`. Sequences of whole documents take 8 bytes of memory each.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
-		Doc: "Whether labels count only where the data's masks say so, as `sppoc tokenize --prompt` writes them. The loss is the mean over the labels that count. Data with masks want `on`, or `ignore` to count all labels.",
+		Doc: "Whether labels count only where the data's masks say so, as `sppoc tokenize --prompt` writes them. The loss is the mean over the labels that count. Data with masks needs `on`, or `ignore` to count all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
 var adapterKeys = []*Key{
 	{Block: blockAdapter, Name: "rank", takes: whole(1, 1<<16), Default: "8", Example: "16",
-		Doc: "Columns of A and rows of B: how many directions the adapter of a matrix has.",
+		Doc: "Rank of the adapters: the number of columns of A and rows of B.",
 		set: func(s *Spec, v value) { s.Model.AdapterRank = v.Int() }},
 	{Block: blockAdapter, Name: "alpha", takes: positive(dimCount), Derived: "rank", Example: "32",
-		Doc:    "What an adapter adds is multiplied by alpha / rank.",
+		Doc:    "The output of an adapter is multiplied by alpha / rank.",
 		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
 		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
-		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, as models store them that have one matrix for all (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names of GPT-2. `all-linear`: all of them, fused as the models of `family` have them.",
+		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, as in models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names of GPT-2. `all-linear`: all of them, fused as in the models of `family`.",
 		set: setTargets},
 }
 
@@ -571,16 +571,16 @@ func beta() valueType { return valueType{number: &number{above: true, max: 1, be
 
 var optimizerKeys = []*Key{
 	{Block: blockGuard, Name: "spikes", takes: notNegative(dimCount), Default: "0", Example: "10",
-		Doc: "A step is skipped where the norm of its gradients exceeds this many times the median of the last 100 steps that were not skipped, from the eleventh step on; 0 skips steps of infinite or undefined norm only.",
+		Doc: "From the eleventh step on, a step is skipped if the norm of its gradients exceeds this many times the median of the last 100 steps that were not skipped. 0 skips only steps whose norm is not finite.",
 		set: func(s *Spec, v value) { s.Train.Guard.Spikes = v.num }},
 	{Block: blockGuard, Name: "stop", takes: whole(1, maxTokens), Default: "10", Example: "1",
-		Doc: "Skipped steps in a row after which the run ends with an error.",
+		Doc: "Number of consecutive skipped steps after which the run ends with an error.",
 		set: func(s *Spec, v value) { s.Train.Guard.Stop = v.Int() }},
 	{Block: blockOptimizer, Name: "lr", takes: positive(dimCount), Default: "3e-4", Example: "1e-3",
-		Doc: "Learning rate at its highest, after the warm-up.",
+		Doc: "Highest learning rate, reached after the warm-up.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},
 	{Block: blockOptimizer, Name: "momentum", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.9 with sgd, 0.95 with muon", Example: "0.9",
-		Doc: "Share of the running sum of gradients that a step keeps.",
+		Doc: "Share of the running sum of gradients that is kept in each step.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Momentum = v.num },
 		derive: func(s *Spec) {
 			s.Train.Optimizer.Momentum = map[string]float64{"sgd": 0.9, "muon": 0.95}[s.Train.Optimizer.Kind]
@@ -591,13 +591,13 @@ var optimizerKeys = []*Key{
 			s.Train.Optimizer.Beta1, s.Train.Optimizer.Beta2 = v.list[0].num, v.list[1].num
 		}},
 	{Block: blockOptimizer, Name: "eps", takes: positive(dimCount), Default: "1e-8", Example: "1e-6",
-		Doc: "What is added to the root of the second mean.",
+		Doc: "Number added to the square root of the second moment.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Eps = v.num }},
 	{Block: blockOptimizer, Name: "weight_decay", takes: notNegative(dimCount), Default: "0.1", Example: "0.01",
-		Doc: "Decoupled weight decay, times the learning rate. It applies to all tensors but those of `no_decay`.",
+		Doc: "Decoupled weight decay, multiplied by the learning rate. It applies to all tensors except those of `no_decay`.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.WeightDecay = v.num }},
 	{Block: blockOptimizer, Name: "no_decay", takes: valueType{}.orList(names(TensorGroups...), 0, len(TensorGroups)), Default: "[norms, biases]", Example: "[norms, biases, embeddings]",
-		Doc: "Groups of tensors without weight decay. The default is what transformers' Trainer leaves out, and all that has one dimension. A tied table is one of the embeddings.",
+		Doc: "Groups of tensors without weight decay. The default includes all tensors with one dimension, as in transformers' Trainer. A tied table belongs to the embeddings.",
 		set: func(s *Spec, v value) {
 			s.Train.Optimizer.NoDecay = 0
 			for _, item := range v.list {
@@ -605,33 +605,33 @@ var optimizerKeys = []*Key{
 			}
 		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
-		Doc: "The type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory, and is what DeepSeek-V3 trained with; Llama 3 stored them in f32. A bf16 number keeps about three digits and does not change by less, so `betas` and `momentum` are at most 0.99 with it.",
+		Doc: "The type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16, Llama 3 with f32. A bf16 number has about three digits and cannot represent smaller changes, so `betas` and `momentum` are limited to 0.99 with it.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism in one. It divides `model.heads`, unless `sp_mode` is `ring`. It is cheapest inside a node. `auto` tries all divisors.",
+		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. It is cheapest inside a node. `auto` tries all divisors.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
-		Doc: "Pipeline stages. Each holds contiguous layers. `auto` tries all numbers that GPUs and layers allow.",
+		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries all numbers that GPUs and layers allow.",
 		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},
 	{Block: blockSchedule, Name: "dp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Replicas of the whole pipeline, for different sequences of the batch. `auto` tries the divisors of the batch.",
+		Doc: "Number of replicas of the whole pipeline, which process different sequences of the batch. `auto` tries the divisors of the batch.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around; it suits few subsequences, and heads that are not divisible by SP. `auto` tries the first two.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` suits few subsequences, and numbers of heads that are not divisible by `sp`. `auto` tries the first two.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "What ranks that hold the same matrix divide among themselves (ZeRO's stages). These are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, completed when the backward pass moves to another layer. " +
-			"3: also the weights of layers, gathered before each forward and backward. `auto` tries all if there are such ranks. Results change by rounding only, and only under 2 or 3 where a layer has several backward passes in a step.",
+		Doc: "ZeRO stage: what ranks with the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, reduced when the backward pass moves to another layer. " +
+			"3: also the weights of layers, gathered before each forward and backward. `auto` tries all if there are such ranks. Results change only by rounding, and only under 2 or 3 if a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())
 			}
 		}},
 	{Block: blockSchedule, Name: "optimizer_offload", takes: names("auto", "none", "host"), Default: "auto", Example: "host",
-		Doc: "Where the optimizer state and the master weights of matrices wait between updates. `none`: on the device. `host`: in host memory, from which blocks of them pass through the device at the end of each step. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device. Results do not change.",
+		Doc: "Where the optimizer state and the master weights of matrices are stored between updates. `none`: on the device. `host`: in host memory; blocks of them pass through the device at the end of each step. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device. Results do not change.",
 		set: func(s *Spec, v value) { s.Schedule.OptimizerOffload = v.name }},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
 		Doc: "Sequences that one task processes together. `auto` tries several if sequences are short.",
@@ -640,13 +640,13 @@ var scheduleKeys = []*Key{
 		Doc: "Chunks into which a sequence is cut for the pipeline: their number, or a list of their lengths that adds up to `train.sequence`. `auto` tries numbers that grow by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "auto", Example: "length",
-		Doc: "What is equal for all subsequences: floating-point operations (later ones are shorter, because attention looks back), predicted time, or length. `auto` is `flops`, unless another is clearly faster for the plan that is found. A list of lengths overrides it.",
+		Doc: "What is equal for all subsequences: floating-point operations (later subsequences are shorter, because attention looks back), predicted time, or length. `auto` is `flops`, unless another is clearly faster for the chosen plan. A list of lengths in `subsequences` overrides it.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
-		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches sizes, it also tries values that make the first subsequence shorter, if the step gets faster.",
+		Doc: "Boundaries between subsequences are multiples of this number. It must be a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches sizes, it also tries values that make the first subsequence shorter, if the step becomes faster.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
-		Doc: "Which of K and V stay on the device between forward and backward. The others are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
+		Doc: "Which of K and V stay on the device between forward and backward. The rest is kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
 			"in the backward pass with their gradients, so that host memory limits the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
@@ -659,10 +659,10 @@ var scheduleKeys = []*Key{
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
 		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order the device holds K and V of one layer, " +
-			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` is the order of sequences, unless only the other fits or is clearly faster.",
+			"and those of the others are on the host, as are the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or is clearly faster.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer but its input, outputs of norms and activation functions, or all but attention. `full_kv` is `full`, and also recomputes K and V of a layer, once for all subsequences when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
+		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), all of a layer except its input (`full`), outputs of norms and activation functions (`selective`), or all except attention (`keep_attention`). `full_kv` is `full`, and also recomputes K and V of a layer, once for all subsequences when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it weighs recomputation of units, in the order of time per byte, against copies to the host.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while this one turns around. The others are for comparison. " +
@@ -671,17 +671,17 @@ var scheduleKeys = []*Key{
 			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Groups of layers per rank, assigned round-robin; they divide the bubble by their number. `auto` tries up to 16, as far as `strategy` supports them. " +
-			"With `order = layer`, the groups of layers of the single stage; `auto` tries numbers that divide the layers, one layer per group first.",
+		Doc: "Number of groups of layers per rank, assigned round-robin. It divides the bubble. `auto` tries up to 16, if `strategy` supports them. " +
+			"With `order = layer`, the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, one layer per group first.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
 		Doc: "Activations that are on the host between forward and backward: none, all, a share, a list with a share for each subsequence, or a policy. " +
-			"`adaptive`: what can be copied during the next task. `carry`: copies may lag, and drain by the turnaround. `memory`: the lowest peak without exposed copies. `auto`: the shortest step; nothing if everything fits, otherwise first what computation hides.",
+			"`adaptive`: as much as can be copied during the next task. `carry`: copies may lag, and drain by the turnaround. `memory`: the lowest peak without exposed copies. `auto`: the shortest step; nothing if everything fits, otherwise first the copies that computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take over part of the tasks next to the bubble: not at all, at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all if a rank has one virtual stage.",
+		Doc: "Whether idle stages take over part of the tasks next to the bubble: not at all, at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over blocks of keys that they hold), or both (`on`). `auto` tries all if a rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 
@@ -760,7 +760,7 @@ func (t valueType) allNames() []string {
 	return out
 }
 
-// plainNames are the bare names that have a meaning for some key.
+// plainNames returns the bare names that some key accepts.
 var plainNames = sync.OnceValue(func() []string {
 	var out []string
 	for _, k := range Keys {

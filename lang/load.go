@@ -15,15 +15,15 @@ import (
 	"sppo.dev/infile"
 )
 
-// Options of Load and Parse. The zero value reads the disk, has no shipped files and overrides nothing.
+// Options controls Load and Parse. The zero value reads from disk, has no shipped files and overrides nothing.
 type Options struct {
 	Set      []string                          // overrides as given to --set: "schedule.sp=4"; later ones win
 	Shipped  fs.FS                             // files for imports that are not found on disk
 	ReadFile func(name string) ([]byte, error) // nil: the function ReadFile
 }
 
-// Load reads and checks a specification. Mistakes of the user are returned as Diagnostics, a file that cannot
-// be read as the error from reading it.
+// Load reads and checks a specification. Errors in the spec are returned as Diagnostics. If a file cannot
+// be read, the error is that of reading it.
 func Load(file string, opts Options) (*Spec, error) {
 	text, err := opts.readFile(file)
 	if err != nil {
@@ -32,7 +32,7 @@ func Load(file string, opts Options) (*Spec, error) {
 	return Parse(file, text, opts)
 }
 
-// Parse is Load for a given text; file is its name in diagnostics and the base of its imports.
+// Parse is like Load for a given text; file is its name in diagnostics and the base of its imports.
 func Parse(file string, text []byte, opts Options) (*Spec, error) {
 	l := newLoader(file, text, opts)
 	l.loadText(l.main, file, false, 0)
@@ -54,7 +54,7 @@ func Parse(file string, text []byte, opts Options) (*Spec, error) {
 	return l.spec, nil
 }
 
-// ParseModel reads and checks the keys of a model block by themselves: "family = llama layers = 2 ...".
+// ParseModel reads and checks the keys of a model block without a spec: "family = llama layers = 2 ...".
 func ParseModel(keys string) (Model, error) {
 	l := newLoader("model", []byte("model model {\n"+keys+"\n}\n"), Options{})
 	l.loadText(l.main, "model", false, 0)
@@ -93,7 +93,7 @@ type loader struct {
 	diags  Diagnostics
 	broken bool // something could not be read, so missing parts may exist there
 
-	limited bool // there are too many imports, and no more are followed
+	limited bool // there are too many imports; no more are read
 
 	main   *sourceText
 	global *scope
@@ -113,7 +113,7 @@ type blockRef struct {
 
 func (b *blockRef) head() span { return tokenSpan(b.src, b.node.Tokens[0]) }
 
-// flagRef is one --set; for one key the last counts.
+// flagRef is one --set. The last one for a key counts.
 type flagRef struct {
 	path string
 	src  *sourceText
@@ -149,7 +149,7 @@ func (l *loader) loadFile(src *sourceText, file *fileNode, key string, shipped b
 	l.loaded[key] = true
 }
 
-// Limits of imports: of a chain, and of all. Each file is read once, but links give a file many names.
+// Limits on the depth of imports and on their number. Each file is read once, but links can give a file many names.
 const (
 	maxImports = 32
 	maxFiles   = 256
@@ -193,20 +193,20 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	file, line := parseHidden(imported)
 	if file == nil {
 		l.broken = true
-		l.fail(BadImport, at, "sppoc check "+fullName+" shows its mistakes", "cannot import %q: line %d is not that of a spec", name, line)
+		l.fail(BadImport, at, "sppoc check "+fullName+" shows its errors", "cannot import %q: line %d is not valid in a spec", name, line)
 		return
 	}
 	l.loadFile(imported, file, fullName, false, depth+1)
 }
 
-// isInside reports whether a file is in the folder of the spec or below it, links followed. A spec from elsewhere may
+// isInside reports whether a file is in or below the folder of the spec, after following links. A spec from elsewhere may
 // import any file that its user can read; an error must not print it.
 func (l *loader) isInside(name string) bool {
 	relative, err := filepath.Rel(target(l.main.dir), target(name))
 	return err == nil && filepath.IsLocal(relative)
 }
 
-// target returns the absolute path that a name leads to; one that leads nowhere stands for itself.
+// target returns the absolute path that a name leads to, or the name itself if it leads nowhere.
 func target(name string) string {
 	if absolute, err := filepath.Abs(name); err == nil {
 		name = absolute
@@ -218,7 +218,7 @@ func target(name string) string {
 }
 
 // parseHidden parses a file whose contents must not be printed. If it is not a spec, it returns nil and the line of the first
-// mistake: one of syntax, or a block that does not exist.
+// error: a syntax error, or a block that does not exist.
 func parseHidden(src *sourceText) (file *fileNode, line int) {
 	var wrong []*Diagnostic
 	file = parseFile(src, func(d *Diagnostic) { wrong = append(wrong, d) })
@@ -236,7 +236,7 @@ func parseHidden(src *sourceText) (file *fileNode, line int) {
 // shippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.
 const shippedPrefix = "shipped:"
 
-// readImport looks beside the importing file first, then among the shipped files.
+// readImport looks next to the importing file first, then among the shipped files.
 func (l *loader) readImport(src *sourceText, name string, shipped bool) (text []byte, fullName string, fromShipped bool, err error) {
 	if !shipped {
 		fullName = name
@@ -399,7 +399,7 @@ func blockHint(wrong string) string {
 	return "blocks are " + strings.Join(quoted(kinds), ", ")
 }
 
-// keyHint looks in the block first, then for the same name in other blocks.
+// keyHint searches the block first, then other blocks for the same name.
 func keyHint(block, wrong string) string {
 	var inBlock []string
 	for _, k := range KeysOf(block) {
@@ -416,7 +416,7 @@ func keyHint(block, wrong string) string {
 	return "its keys are " + strings.Join(quoted(inBlock), ", ")
 }
 
-// hint finds the argument that a wrong name may have meant.
+// hint returns the argument that a wrong name may have meant.
 func (c *callType) hint(wrong string) string {
 	args := c.arguments()
 	if near := nearest(wrong, args); near != "" {
@@ -425,7 +425,7 @@ func (c *callType) hint(wrong string) string {
 	return "it takes " + strings.Join(quoted(args), ", ")
 }
 
-// needBlocks reports missing blocks, at the start of the file for lack of a better place.
+// needBlocks reports missing blocks at the start of the file, because there is no better place.
 func (l *loader) needBlocks() {
 	var missing []string
 	for _, kind := range Blocks {
@@ -441,7 +441,7 @@ func (l *loader) needBlocks() {
 		"the spec has no %s", strings.Join(quoted(missing), ", "))
 }
 
-// choose returns the block of a kind to use: the file's own precede imported ones, and one with parameters
+// choose returns the block of a kind to use. The file's own blocks take precedence over imported ones, and a block with parameters
 // counts only if there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
 	var own, imported []*blockRef
@@ -497,8 +497,8 @@ func (l *loader) setBlockName(kind, name string) {
 	}
 }
 
-// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are b's, with its
-// parameters bound to the arguments of from; seen guards against a block that is made from itself.
+// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are the entries of b, with its
+// parameters bound to the arguments of from; seen detects a block that is defined by itself.
 func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []*blockRef) (map[string]namedValue, bool) {
 	sc, ok := l.parameters(ref, args, from)
 	if ref.node.Value != nil {
@@ -507,7 +507,7 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 			return nil, false
 		}
 		if slices.Contains(seen, base) || base == ref {
-			l.fail(AmbiguousBlock, ref.head(), "", "`%s` is made from itself", ref.node.Name)
+			l.fail(AmbiguousBlock, ref.head(), "", "`%s` is defined by itself", ref.node.Name)
 			return nil, false
 		}
 		values, baseOK := l.valuesOf(base, baseArgs, ref, append(seen, ref))
@@ -542,7 +542,7 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 // shippedFolders are the folders of shipped blocks, by kind.
 var shippedFolders = map[string]string{blockCluster: "clusters", blockSchedule: "baselines"}
 
-// base returns the block named in `= name(...)`.
+// base returns the block that `= name(...)` refers to.
 func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	at := nodeSpan(ref.src, ref.node.Value.Tokens)
 	call := ref.node.Value.asCall()
@@ -572,7 +572,7 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	return nil, nil
 }
 
-// parameters binds the parameters of a block: first an override of the key of that name, then arguments, then
+// parameters binds the parameters of a block: an override of the key with that name first, then arguments, then
 // defaults.
 func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*scope, bool) {
 	sc := &scope{names: map[string]*binding{}, outer: l.global}

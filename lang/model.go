@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Family is a row of the families of models: what its members have that differs from the defaults of keys.
+// Family is a row of the families of models: the defaults in which its members differ from those of the keys.
 type Family struct {
 	Name     string
 	Doc      string
@@ -45,7 +45,7 @@ var Families = []Family{
 		"window": "1K", "layer_types": "[sliding, sliding, sliding, sliding, sliding, full]", "rope_local_theta": "10000"}},
 }
 
-// defaultsInWords lists the defaults as a spec would have them, in the order of the keys.
+// defaultsInWords lists the defaults as written in a spec, in the order of the keys.
 func (f *Family) defaultsInWords() string {
 	var words []string
 	for _, k := range modelKeys {
@@ -54,7 +54,7 @@ func (f *Family) defaultsInWords() string {
 		}
 	}
 	if words == nil {
-		return "All keys as they are by default."
+		return "All keys have their usual defaults."
 	}
 	return strings.Join(words, ", ")
 }
@@ -66,7 +66,7 @@ func familyNames() (names []string) {
 	return names
 }
 
-// familyDefault is what the family of the spec's model has for a key; empty where it has nothing of its own.
+// familyDefault returns the default that the model's family has for a key, or "" if the family has none.
 func (s *Spec) familyDefault(k *Key) string {
 	i := slices.IndexFunc(Families, func(f Family) bool { return f.Name == s.Model.Family })
 	if i < 0 || k.Block != blockModel {
@@ -74,10 +74,10 @@ func (s *Spec) familyDefault(k *Key) string {
 	}
 	defaults := Families[i].Defaults
 	if isRopeKey(k.Name) && s.Model.RopeScaling != defaults["rope_scaling"] {
-		return "" // the family's numbers are for the family's scaling
+		return "" // the family's numbers belong to the family's scaling
 	}
 	switch w := s.Model.Windows; k.Name {
-	case "layer_types": // is for the one window of all layers
+	case "layer_types": // applies to the one window of all layers
 		if len(w) != 1 || w[0] == 0 {
 			return ""
 		}
@@ -89,12 +89,12 @@ func (s *Spec) familyDefault(k *Key) string {
 	return defaults[k.Name]
 }
 
-// isRopeKey reports whether only some scalings use a key.
+// isRopeKey reports whether a key is used only by some scalings.
 func isRopeKey(name string) bool {
 	return slices.ContainsFunc(ropeKeys, func(k ropeKey) bool { return k.name == name })
 }
 
-// Ways of stretching rotary frequencies.
+// Methods of stretching rotary frequencies.
 const (
 	ScalingNone     = "none"
 	ScalingLinear   = "linear"
@@ -103,18 +103,18 @@ const (
 	ScalingLongRope = "longrope"
 )
 
-// scalings are those that stretch.
+// scalings lists the methods that stretch.
 var scalings = []string{ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope}
 
 // ropeKey is a key that only some scalings use.
 type ropeKey struct {
 	name   string
 	usedBy []string
-	needed []string // of those, by which it must be given
+	needed []string // those among them that require it
 	given  func(*Model) bool
 }
 
-// ropeKeys is the table of them.
+// ropeKeys is the table of these keys.
 var ropeKeys = []ropeKey{
 	{"rope_factor", scalings, scalings[:3], func(m *Model) bool { return m.RopeFactor != 0 }},
 	{"rope_original", scalings[1:], scalings[1:], func(m *Model) bool { return m.RopeOriginal != 0 }},
@@ -128,7 +128,7 @@ var ropeKeys = []ropeKey{
 	{"rope_long", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeLong) > 0 }},
 }
 
-// whereScaled is a default where the scaling is one of some, and otherwise 0.
+// whereScaled returns a default that applies to certain scalings, and 0 for others.
 func whereScaled(s *Spec, value float64, by ...string) float64 {
 	if slices.Contains(by, s.Model.RopeScaling) {
 		return value
@@ -136,7 +136,7 @@ func whereScaled(s *Spec, value float64, by ...string) float64 {
 	return 0
 }
 
-// amplitude is the default of rope_amplitude: that of Peng et al. (2023) for yarn, of Ding et al. (2024) for longrope.
+// amplitude returns the default of rope_amplitude: that of Peng et al. (2023) for yarn, of Ding et al. (2024) for longrope.
 func (m *Model) amplitude() float64 {
 	switch {
 	case m.RopeFactor <= 1:
@@ -148,7 +148,7 @@ func (m *Model) amplitude() float64 {
 	return 1
 }
 
-// Rotated is how many elements of a head are rotated, in pairs of (i, i+Rotated/2).
+// Rotated returns the number of elements of a head that are rotated, in pairs of (i, i+Rotated/2).
 func (m *Model) Rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
 
 func setBias(s *Spec, v value) {
@@ -184,7 +184,7 @@ func setEmbedScale(s *Spec, v value) {
 	}
 }
 
-// rootOfHidden is the square root of Hidden as the model stores values, which is how Gemma was trained.
+// rootOfHidden returns the square root of Hidden in the type in which the model stores values, as Gemma was trained.
 func (m *Model) rootOfHidden() float64 {
 	root := math.Sqrt(float64(m.Hidden))
 	if m.DType != "bf16" {
@@ -202,15 +202,15 @@ func deriveFFN(s *Spec) {
 	}
 }
 
-// Problem is what is wrong with a model.
+// Problem is an error in a model.
 type Problem struct {
-	Keys    []string // what it may come from, first to last where to point at
+	Keys    []string // the keys that may have caused it; diagnostics point at the first one that was written
 	Code    Code
 	Hint    string
 	Message string
 }
 
-// Problems lists what keeps a model, whose sizes are positive, from being built. An edited plan is held to them, too.
+// Problems lists the errors that prevent a model, whose sizes are positive, from being built. It also checks the model of an edited plan.
 func (m *Model) Problems() (found []Problem) {
 	fail := func(keys string, code Code, hint, format string, args ...any) {
 		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
@@ -222,7 +222,7 @@ func (m *Model) Problems() (found []Problem) {
 	}
 	if m.NormPlace != NormPre && (m.HasBias(BiasAttnOut) || m.HasBias(BiasMLP)) {
 		fail("model.bias model.norm_place", Conflict, "bias = [qkv] or [], or norm_place = pre",
-			"a norm after attention and MLP goes with no bias of their outputs")
+			"biases of attention's output and of the MLP are not supported with a norm after them")
 	}
 	if m.Positions == PositionsRope {
 		found = append(found, m.ropeProblems()...)
@@ -230,8 +230,8 @@ func (m *Model) Problems() (found []Problem) {
 	return found
 }
 
-// foreignValues lists what no key could have given a model: names that its keys do not take, numbers out of their ranges. What a
-// scaling does not use is 0.
+// foreignValues lists values that no key could have set: names that its keys do not take, numbers out of range. A value that
+// the scaling does not use is 0.
 func (m *Model) foreignValues() (found []Problem) {
 	keys, s := keysByName(), reflect.ValueOf(*m)
 	for i := range s.NumField() {
@@ -263,7 +263,7 @@ func (m *Model) foreignValues() (found []Problem) {
 
 func (k *Key) foreignWord(word string) []Problem {
 	if words := k.values(); !slices.Contains(words, word) {
-		return []Problem{{[]string{k.Path()}, UnknownName, orList(words), fmt.Sprintf("there is no %q", word)}}
+		return []Problem{{[]string{k.Path()}, UnknownName, orList(words), fmt.Sprintf("it cannot be %q", word)}}
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func (k *Key) foreignNumber(v float64) []Problem {
 	return nil
 }
 
-// keysByName are the keys of the model.
+// keysByName maps the names of the model's keys to their rows.
 var keysByName = sync.OnceValue(func() map[string]*Key {
 	keys := map[string]*Key{}
 	for _, k := range KeysOf(blockModel) {
@@ -296,12 +296,12 @@ func (m *Model) ropeProblems() (found []Problem) {
 			"rotary positions need an even head_dim, not %d", m.HeadDim)
 	case !whole || m.Rotated()%2 != 0 || m.Rotated() == 0:
 		fail("model.rope_partial", Indivisible, "rope_partial * head_dim is an even number",
-			"rope_partial = %g of head_dim = %d is %g, no even number of elements", m.RopePartial, m.HeadDim, rotated)
+			"rope_partial = %g of head_dim = %d is %g, which is not an even number of elements", m.RopePartial, m.HeadDim, rotated)
 	}
 	for _, k := range ropeKeys {
 		key := "model." + k.name
 		if k.given(m) && !slices.Contains(k.usedBy, m.RopeScaling) {
-			fail(key, Conflict, "rope_scaling = "+strings.Join(k.usedBy, " or "), "%s means nothing with rope_scaling = %s", k.name, m.RopeScaling)
+			fail(key, Conflict, "rope_scaling = "+strings.Join(k.usedBy, " or "), "%s has no effect with rope_scaling = %s", k.name, m.RopeScaling)
 		}
 		if !k.given(m) && slices.Contains(k.needed, m.RopeScaling) {
 			fail("model.rope_scaling", MissingKey, "add "+k.name+" = "+FindKey(key).Example, "rope_scaling = %s needs %s", m.RopeScaling, k.name)
@@ -318,7 +318,7 @@ func (m *Model) ropeProblems() (found []Problem) {
 		}
 	}
 	if m.RopeLocalTheta != 0 && !m.hasWindow() {
-		fail("model.rope_local_theta", Conflict, "window = 1K, for example", "rope_local_theta is for layers with a window, and there are none")
+		fail("model.rope_local_theta", Conflict, "window = 1K, for example", "rope_local_theta applies to layers with a window, but no layer has one")
 	}
 	if m.RopeScaling == ScalingLlama3 && m.RopeLow >= m.RopeHigh {
 		fail("model.rope_low model.rope_high", Conflict, "", "rope_low = %g is not below rope_high = %g", m.RopeLow, m.RopeHigh)
@@ -326,10 +326,10 @@ func (m *Model) ropeProblems() (found []Problem) {
 	return found
 }
 
-// Local reports whether a layer has rotary frequencies by a base of its own.
+// Local reports whether a layer has rotary frequencies with its own base.
 func (m *Model) Local(layer int) bool { return m.RopeLocalTheta != 0 && m.WindowOf(layer) != 0 }
 
-// Rates are the angles by which the rotated pairs of a layer turn from one position to the next, in radians.
+// Rates returns the angles by which the rotated pairs of a layer turn from one position to the next, in radians.
 func (m *Model) Rates(layer int, sequence int64) []float64 {
 	width := m.Rotated()
 	rates := make([]float64, width/2)
@@ -345,10 +345,10 @@ func (m *Model) Rates(layer int, sequence int64) []float64 {
 	return rates
 }
 
-// stretch is what a frequency is divided by: llama3 as in Llama 3.1's published code, yarn after Peng et al. (2023), longrope after Ding
+// stretch returns the divisor of a frequency: llama3 as in Llama 3.1's published code, yarn after Peng et al. (2023), longrope after Ding
 // et al. (2024).
 func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
-	unstretched := 0.0 // share of the frequency that stays as it is
+	unstretched := 0.0 // share of the frequency that is not stretched
 	switch m.RopeScaling {
 	case ScalingNone:
 		return 1
@@ -368,7 +368,7 @@ func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
 	return 1 / ((1-unstretched)/m.RopeFactor + unstretched)
 }
 
-// yarnPairs are the pairs before which nothing is stretched and from which on all is.
+// yarnPairs returns the pairs between which stretching ramps up: nothing is stretched before the first, everything from the second on.
 func (m *Model) yarnPairs(width int) (low, high float64) {
 	pair := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(m.RopeOriginal)/(turns*2*math.Pi)) / (2 * math.Log(m.RopeTheta))

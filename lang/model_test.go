@@ -39,19 +39,19 @@ func TestFamiliesAreDefaults(t *testing.T) {
 // TestModelsThatCannotBeBuilt: each combination of keys gives one clear error, at the key that is to be changed.
 func TestModelsThatCannotBeBuilt(t *testing.T) {
 	for _, c := range []struct{ keys, want string }{
-		{"norm_place = post bias = [mlp]", "a norm after attention and MLP goes with no bias of their outputs"},
-		{"rope_partial = 0.3", "rope_partial = 0.3 of head_dim = 16 is 4.8, no even number of elements"},
+		{"norm_place = post bias = [mlp]", "biases of attention's output and of the MLP are not supported with a norm after them"},
+		{"rope_partial = 0.3", "rope_partial = 0.3 of head_dim = 16 is 4.8, which is not an even number of elements"},
 		{"head_dim = 15", "rotary positions need an even head_dim, not 15"},
 		{"rope_scaling = linear", "rope_scaling = linear needs rope_factor"},
 		{"rope_scaling = yarn rope_factor = 4", "rope_scaling = yarn needs rope_original"},
 		{"rope_scaling = longrope rope_original = 8 rope_short = [1, 1, 1, 1, 1, 1, 1, 1]", "rope_scaling = longrope needs rope_long"},
 		{"rope_scaling = longrope rope_original = 8 rope_short = [1, 2] rope_long = [1, 1, 1, 1, 1, 1, 1, 1]", "rope_short lists 2 numbers for 8 rotated pairs"},
-		{"rope_low = 2", "rope_low means nothing with rope_scaling = none"},
+		{"rope_low = 2", "rope_low has no effect with rope_scaling = none"},
 		{"rope_scaling = llama3 rope_factor = 8 rope_original = 8K rope_low = 4", "rope_low = 4 is not below rope_high = 4"},
 		{"activation = swish", "swish"},
 		{"bias = [head]", "head"},
 		{"norm_offset = -1", "norm_offset"},
-		{"rope_local_theta = 10000", "for layers with a window, and there are none"},
+		{"rope_local_theta = 10000", "applies to layers with a window, but no layer has one"},
 		{"rope_local_theta = -1 window = 8", "rope_local_theta"},
 	} {
 		_, err := ParseModel("family = llama" + modelSizes + c.keys)

@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Limits protect time and stack against hostile input; no spec comes near them.
+// Limits protect time and stack against hostile input; real specs stay far below them.
 const (
 	MaxFileBytes    = 256 << 10
 	maxNesting      = 64
@@ -21,10 +21,10 @@ type sourceText struct {
 	name   string // shown in diagnostics
 	text   string
 	dir    string // base of relative paths written in it
-	hidden bool   // diagnostics show no line of it
+	hidden bool   // diagnostics must not show its lines
 }
 
-// span is a range of source text. The zero span is no place.
+// span is a range of source text. The zero span is no position.
 type span struct {
 	src        *sourceText
 	start, end lexer.Position
@@ -56,7 +56,7 @@ func (s span) words() string {
 	if s.src == nil {
 		return ""
 	}
-	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // the brace of a repair is in no text
+	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // a brace added by repair is not in the text
 }
 
 // line returns the source line on which the span starts, or "" if it must not be shown.
@@ -103,7 +103,7 @@ func (l *tokenList) Next() (lexer.Token, error) {
 	return t, nil
 }
 
-// visible removes what the grammar does not see: comments, and line ends inside ( ) and [ ].
+// visible removes tokens that the grammar does not use: comments, and line ends inside ( ) and [ ].
 func visible(tokens []lexer.Token) []lexer.Token {
 	out := make([]lexer.Token, 0, len(tokens))
 	depth := 0
@@ -146,7 +146,7 @@ func parseTokens[N any](p *participle.Parser[N], tokens []lexer.Token) (*N, int)
 }
 
 // parseFile parses a whole file. After a syntax error it drops the offending statement and tries again, so
-// that one run reports several mistakes. The tree holds the remaining statements.
+// that one run reports several errors. The tree contains the remaining statements.
 func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 	if len(src.text) > MaxFileBytes {
 		at := span{src: src, start: lexer.Position{Line: 1, Column: 1}, end: lexer.Position{Line: 1, Column: 1}}
@@ -240,7 +240,7 @@ func lineEnd(toks []lexer.Token, i int) int {
 	return i
 }
 
-// repair returns the tokens without the statement that holds the offending token i, or with a block closed
+// repair returns the tokens without the statement that contains the offending token i, or with a block closed
 // before it, so that each attempt gets further.
 func repair(toks []lexer.Token, i int) []lexer.Token {
 	open := openAt(toks, i)

@@ -3,7 +3,7 @@ package lang
 import "slices"
 
 // Spec is a checked specification: every name is resolved, every value is in the base unit of its dimension
-// (tokens, bytes, bytes per second, FLOP per second, seconds). It holds plain values only, so that a Plan can
+// (tokens, bytes, bytes per second, FLOP per second, seconds). It has only plain values, so that a Plan can
 // carry parts of it and be read back without the file.
 type Spec struct {
 	File     string // as given on the command line
@@ -16,7 +16,7 @@ type Spec struct {
 	source *source // positions and text, for diagnostics of later phases
 }
 
-// Values of traits that other packages ask for.
+// Values of traits that other packages use.
 const (
 	LayerNorm   = "layernorm"
 	RMSNorm     = "rmsnorm"
@@ -24,25 +24,25 @@ const (
 	NormPost    = "post"     // x + norm(f(x))
 	NormPrePost = "pre_post" // x + norm(f(norm(x)))
 	QKNormNone  = "none"
-	QKNormHead  = "head" // each head by itself
+	QKNormHead  = "head" // each head separately
 	QKNormAll   = "all"  // all heads of a token together
 	BiasQKV     = "qkv"
 	BiasAttnOut = "attn_out"
 	BiasMLP     = "mlp"
 )
 
-// Positions says how a model tells tokens apart by place.
+// Position encodings.
 const (
-	PositionsLearned = "learned" // a trained table of Train.Sequence rows, added to the embedding
+	PositionsLearned = "learned" // a learned table of Train.Sequence rows, added to the embedding
 	PositionsRope    = "rope"    // rotary embedding of Q and K
 	PositionsNone    = "none"
 )
 
 // Model is the network. All sizes are global, before any division over ranks. Its fields equal those of ir.Model, to which it
-// converts directly; what changes the function that it is stands in ir.Model's identity, too.
+// converts directly. Fields that change the function that the model computes are also part of ir.Model's identity.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it, but for what all-linear means
+	Family string `json:"family"` // the family whose defaults the other keys had; otherwise only all-linear depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -55,21 +55,21 @@ type Model struct {
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
-	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: where it stands in a residual branch
+	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: position in a residual branch
 	NormEps    float64  `json:"norm_eps"`
 	Activation string   `json:"activation"` // one of ir.Functions
 	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
-	Bias       []string `json:"bias"`       // out of qkv, attn_out, mlp, in this order
+	Bias       []string `json:"bias"`       // subset of qkv, attn_out, mlp, in this order
 	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
 
 	Positions       string   `json:"positions"`        // learned | rope | none
-	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions in all layers
+	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
-	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which nothing stretches then; 0: as the others
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not stretched; 0: as in other layers
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
-	// What RopeScaling does not use is 0, false or empty.
+	// Fields that RopeScaling does not use are 0, false or empty.
 	RopeFactor    float64   `json:"rope_factor"`
 	RopeOriginal  int       `json:"rope_original"` // tokens
 	RopeLow       float64   `json:"rope_low"`
@@ -82,13 +82,13 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64 `json:"windows"`       // tokens that attention sees, up to the query's own; 0: all. Layers repeat the list; empty: all
-	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
-	AttnSoftcap  float64 `json:"attn_softcap"`  // of scores; 0: none
+	AttnScale    float64 `json:"attn_scale"`    // factor of attention scores
+	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
-	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result
+	EmbedScale   float64 `json:"embed_scale"`   // factor of the embedding's result
 	Tied         bool    `json:"tied"`          // output projection shares the embedding
 
-	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
 
 	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
@@ -96,7 +96,7 @@ type Model struct {
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
-// Rotates reports whether a layer turns queries and keys by their position.
+// Rotates reports whether a layer rotates queries and keys by their position.
 func (m *Model) Rotates(layer int) bool {
 	if n := len(m.PositionPattern); n > 0 {
 		return m.PositionPattern[layer%n] == PositionsRope
@@ -107,12 +107,12 @@ func (m *Model) Rotates(layer int) bool {
 // HasBias reports whether the linear maps of a group have biases.
 func (m *Model) HasBias(group string) bool { return slices.Contains(m.Bias, group) }
 
-// NormsBefore and NormsAfter report where the norms of a residual branch stand.
+// NormsBefore and NormsAfter report whether a residual branch has a norm before and after its function.
 func (m *Model) NormsBefore() bool { return m.NormPlace != NormPost }
 func (m *Model) NormsAfter() bool  { return m.NormPlace != NormPre }
 
-// CurvePoint is one measured efficiency: {size, share}, the share of the peak that an operation of that many
-// rows reaches. An alias, so that Cluster converts to ir.Machine.
+// CurvePoint is one measured efficiency, {size, share}: the share of the peak that an operation with this number of
+// rows reaches. It is an alias, so that Cluster converts to ir.Machine.
 type CurvePoint = [2]float64
 
 // Cluster describes machines. Its fields equal those of ir.Machine, to which it converts directly.
@@ -128,7 +128,7 @@ type Cluster struct {
 	D2HBandwidth         float64      `json:"d2h_bandwidth"`          // bytes/s per GPU
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
-	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
+	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies in both directions at once, or one at a time
 	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; 0: each has its own
 	SpreadEfficiency     float64      `json:"spread_efficiency"`      // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
@@ -146,7 +146,7 @@ type Cluster struct {
 // GPUs returns the number of devices, the maximum number of ranks of a job.
 func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
 
-// Unit returns what one of those devices is called: ranks that share the processors of a node have no GPU.
+// Unit returns the name of one of those devices: ranks that share the processors of a node have no GPU.
 func (c Cluster) Unit() string {
 	if c.Parallelism > 0 {
 		return "CPU rank"
@@ -154,7 +154,7 @@ func (c Cluster) Unit() string {
 	return "GPU"
 }
 
-// Optimizer is a rule by which gradients change weights. Settings that the kind does not take are 0.
+// Optimizer is a rule that updates weights from gradients. Settings that the kind does not take are 0.
 type Optimizer struct {
 	Kind        string  `json:"kind"` // adamw | sgd | muon
 	LR          float64 `json:"lr"`
@@ -167,7 +167,7 @@ type Optimizer struct {
 	NoDecay     Groups  `json:"no_decay"` // of the tensors that have no weight decay
 }
 
-// Guard says when a step changes nothing.
+// Guard defines which steps are skipped.
 type Guard struct {
 	Spikes float64 `json:"spikes"` // times the median of gradient norms; 0: no limit
 	Stop   int     `json:"stop"`   // skipped steps in a row that end the run
@@ -175,22 +175,22 @@ type Guard struct {
 
 // Data is the source of tokens.
 type Data struct {
-	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | tokens | random: seeded noise, for benchmarks
+	Kind  string   `json:"kind"`  // text: bytes of files, one token per byte | tokens | random: random tokens, for benchmarks
 	Files []string `json:"files"` // as written, resolved against the spec's folder, globs not yet expanded
 
 	Options *DataOptions `json:"options,omitempty"` // of tokens
 }
 
-// DataOptions say how files of tokens are read.
+// DataOptions sets how token files are read.
 type DataOptions struct {
 	Type      string    `json:"type"`   // auto | uint16 | uint32
 	Header    string    `json:"header"` // auto | none | llmc
 	Shuffle   bool      `json:"shuffle"`
-	Weights   []float64 `json:"weights"`   // by pattern of Files; none: one stream
+	Weights   []float64 `json:"weights"`   // by pattern of Files; empty: one stream
 	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like Files
 	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`
-	Documents string    `json:"documents"` // off | index | the ID of the token that ends one: attention stays inside each
+	Documents string    `json:"documents"` // off | index | the ID of the token that ends a document; attention stays inside each document
 	Pack      string    `json:"pack"`      // cut | whole: documents in sequences
 	Masks     string    `json:"masks"`     // off | on | ignore
 }
@@ -198,7 +198,7 @@ type DataOptions struct {
 // Train is one training run.
 type Train struct {
 	Sequence   int64     `json:"sequence"` // tokens of one sample
-	Batch      int       `json:"batch"`    // sequences a step, over all replicas
+	Batch      int       `json:"batch"`    // sequences per step, over all replicas
 	Steps      int       `json:"steps"`
 	Seed       int64     `json:"seed"`
 	Optimizer  Optimizer `json:"optimizer"`
@@ -210,13 +210,13 @@ type Train struct {
 	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
 	Guard      Guard     `json:"guard"`
 	Data       Data      `json:"data"`
-	Holdout    float64   `json:"holdout"`          // share of the data kept for validation, from its end; 0: none
+	Holdout    float64   `json:"holdout"`          // share of the data, at its end, reserved for validation; 0: none
 	EvalEvery  int       `json:"eval_every"`       // steps between validations; 0: only at the end
-	EvalBatch  int       `json:"eval_batch"`       // sequences a validation; 0: none
-	Freeze     []string  `json:"freeze,omitempty"` // what is not trained: groups of TensorGroups, or patterns of names
+	EvalBatch  int       `json:"eval_batch"`       // sequences per validation; 0: none
+	Freeze     []string  `json:"freeze,omitempty"` // tensors that are not trained: groups of FreezeGroups, or patterns of names
 }
 
-// Validates reports whether a run validates: it needs data for that and sequences.
+// Validates reports whether a run validates, which needs both data and sequences for it.
 func (t *Train) Validates() bool { return t.Holdout > 0 && t.EvalBatch > 0 }
 
 // Offload is the policy for Type-1 activations.
@@ -232,7 +232,7 @@ type Subsequences struct {
 	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
 }
 
-// Schedule is what the user pinned. Integers are 0 and strings are "auto" if the choice is left to the
+// Schedule has the values that the user pinned. Integers are 0 and strings are "auto" if the choice is left to the
 // passes.
 type Schedule struct {
 	SP               int          `json:"sp"`
@@ -254,6 +254,6 @@ type Schedule struct {
 	Mux              string       `json:"mux"` // off left right on auto
 }
 
-// SharesTasks reports whether ranks take over parts of each other's tasks: mux is pinned to something other
+// SharesTasks reports whether ranks take over parts of each other's tasks, that is, whether mux is pinned to something other
 // than off.
 func (s *Schedule) SharesTasks() bool { return s.Mux != "" && s.Mux != "auto" && s.Mux != "off" }

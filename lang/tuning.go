@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// AdapterLoRA is the name of the one kind of adapter (Hu et al. 2021).
+// AdapterLoRA is the name of the only kind of adapter (Hu et al. 2021).
 const AdapterLoRA = "lora"
 
-// AllLinear is the target that means every linear map of the layers.
+// AllLinear is the target that stands for every linear map of the layers.
 const AllLinear = "all-linear"
 
 // TensorGroups are the groups of tensors that keys name. Every tensor of a model is in one of them, except those of adapters.
@@ -20,12 +20,12 @@ var TensorGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorm
 
 // Groups of tensors.
 const (
-	GroupEmbeddings = "embeddings" // tables of tokens and positions; a tied table is one
+	GroupEmbeddings = "embeddings" // tables of tokens and positions, including a tied table
 	GroupAttention  = "attention"  // matrices of attention
 	GroupMLP        = "mlp"        // matrices of the MLP
 	GroupNorms      = "norms"      // weights and biases of norms
-	GroupBiases     = "biases"     // of linear maps
-	GroupHead       = "head"       // the output projection, where it is not tied
+	GroupBiases     = "biases"     // biases of linear maps
+	GroupHead       = "head"       // the output projection, if it is not tied
 )
 
 // Groups is a set of TensorGroups.
@@ -69,14 +69,14 @@ func (m Model) Base() Model {
 	return m
 }
 
-// LinearMap is a linear map of a layer as PEFT names it, with its matrices here: several where models store them as one. An adapter
+// LinearMap is a linear map of a layer under its PEFT name, with its matrices here: several if models store them as one. An adapter
 // of such a map has one A for all of them.
 type LinearMap struct {
 	Name    string
 	Weights []string
 }
 
-// Tensor is the name that the map's A has in a layer, without its ending.
+// Tensor returns the name of the map's A in a layer, without its suffix.
 func (l *LinearMap) Tensor() string {
 	if len(l.Weights) == 1 {
 		return l.Weights[0]
@@ -86,15 +86,15 @@ func (l *LinearMap) Tensor() string {
 
 var fusedTensors = map[string]string{"qkv_proj": "wqkv", "gate_up_proj": "w_gate_up"}
 
-// targetNames are all targets in the order of a layer, and after them the names of GPT-2.
+// targetNames lists all targets in the order of a layer, followed by the names of GPT-2.
 var targetNames = []string{
 	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_attn", "c_fc", "c_proj",
 }
 
-// gpt2Targets says what the names of GPT-2 stand for. Its c_proj is in two places.
+// gpt2Targets maps the names of GPT-2 to targets. Its c_proj occurs in two places.
 var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
 
-// weightsOf are the matrices of a target in a model; none where the model has no such map.
+// weightsOf returns the matrices of a target in a model, or nil if the model has no such map.
 func (m *Model) weightsOf(target string) []string {
 	up, down := "w1", "w2"
 	if m.Gated {
@@ -116,7 +116,7 @@ func (m *Model) weightsOf(target string) []string {
 	return map[string][]string{"gate_proj": {"w_gate"}, "gate_up_proj": {"w_gate", up}}[target]
 }
 
-// allLinear are the targets that AllLinear stands for: maps as models of the family store them.
+// allLinear returns the targets that AllLinear stands for: maps as the models of the family store them.
 func (m *Model) allLinear() []string {
 	targets := []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 	switch m.Family {
@@ -128,7 +128,7 @@ func (m *Model) allLinear() []string {
 	return slices.DeleteFunc(targets, func(t string) bool { return m.weightsOf(t) == nil })
 }
 
-// Maps are the linear maps of a layer that have adapters, in the order of a layer.
+// Maps returns the linear maps of a layer that have adapters, in the order of a layer.
 func (m *Model) Maps() (maps []LinearMap) {
 	for _, name := range m.AdapterTargets {
 		maps = append(maps, LinearMap{name, m.weightsOf(name)})
@@ -136,7 +136,7 @@ func (m *Model) Maps() (maps []LinearMap) {
 	return maps
 }
 
-// resolve returns the targets that some as written stand for, in the order of a layer.
+// resolve expands targets as written into those they stand for, in the order of a layer.
 func (m *Model) resolve(written []string) (targets []string) {
 	var asked []string
 	for _, name := range written {
@@ -157,12 +157,12 @@ func (m *Model) resolve(written []string) (targets []string) {
 	return targets
 }
 
-// Freezes reports whether a run does not train a tensor of a group. Where there are adapters it trains nothing else.
+// Freezes reports whether a run does not train a tensor of a group. With adapters, it trains nothing else.
 func Freezes(m *Model, freeze []string, tensor, group string) bool {
 	return m.Adapter != "" || slices.ContainsFunc(freeze, func(pattern string) bool { return freezes(pattern, tensor, group) })
 }
 
-// freezes reports whether a group or a pattern means a tensor.
+// freezes reports whether a group or a pattern matches a tensor.
 func freezes(pattern, tensor, group string) bool {
 	if slices.Contains(TensorGroups, pattern) {
 		return pattern == group
@@ -184,7 +184,7 @@ func freezes(pattern, tensor, group string) bool {
 	return err == nil && matches
 }
 
-// layerRange reads a pattern of several layers: layer.0-15.* or layer.3.wq, or layer.0-15 for whole layers.
+// layerRange parses a pattern of several layers: layer.0-15.* or layer.3.wq, or layer.0-15 for whole layers.
 func layerRange(pattern string) (first, last int, rest string, ok bool) {
 	parts := strings.SplitN(pattern, ".", 3)
 	if len(parts) < 2 || parts[0] != "layer" {
@@ -224,25 +224,25 @@ func setTargets(s *Spec, v value) {
 	}
 }
 
-// tuning checks what is trained, and resolves the targets of adapters.
+// tuning checks the keys for training part of a model, and resolves the targets of adapters.
 func (c *checker) tuning() {
 	m := &c.Model
 	for i, pattern := range c.Train.Freeze {
 		if _, err := path.Match(pattern, ""); err != nil {
 			c.fail(fmt.Sprintf("train.freeze[%d]", i), BadArgument, `write a name with * for any characters, as in "layer.0-15.*"`,
-				"%q is no pattern of names", pattern)
+				"%q is not a pattern of names", pattern)
 		}
 	}
 	if m.Adapter == "" {
 		return
 	}
 	if len(c.Train.Freeze) > 0 {
-		c.fail("train.freeze", Conflict, "leave freeze out", "with an adapter all tensors of the model are frozen already")
+		c.fail("train.freeze", Conflict, "omit freeze", "with an adapter all tensors of the model are already frozen")
 	}
 	for i, name := range m.AdapterTargets {
 		if name != AllLinear && gpt2Targets[name] == nil && m.weightsOf(name) == nil {
 			c.fail(c.culprit(fmt.Sprintf("train.adapter.targets[%d]", i), "train.adapter.targets"), Conflict,
-				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s, since its MLP is not gated", name)
+				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s, because its MLP is not gated", name)
 		}
 	}
 	m.AdapterTargets = m.resolve(m.AdapterTargets)
@@ -250,7 +250,7 @@ func (c *checker) tuning() {
 	for _, l := range m.Maps() {
 		for _, w := range l.Weights {
 			if other := of[w]; other != "" {
-				c.fail("train.adapter.targets", Conflict, "keep one of the two", "%s and %s are targets, and both have %s", other, l.Name, w)
+				c.fail("train.adapter.targets", Conflict, "keep one of the two", "targets %s and %s both contain %s", other, l.Name, w)
 				return
 			}
 			of[w] = l.Name

@@ -154,7 +154,7 @@ func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (valu
 		if c.block != "" {
 			hint = fmt.Sprintf("write %s(%s = ...)", c.name, KeysOf(c.block)[0].Name)
 		}
-		report(newDiagnostic(BadArgument, v.list[0].at, hint, "`%s` takes no arguments by position", c.name))
+		report(newDiagnostic(BadArgument, v.list[0].at, hint, "`%s` takes no positional arguments", c.name))
 		return v, false
 	}
 	if c.texts && len(v.list) == 0 {

@@ -8,7 +8,7 @@ const (
 	LayerFull    = "full"    // attention sees all earlier tokens
 )
 
-// WindowOf returns how many tokens attention of a layer sees, up to the query's own; 0: all.
+// WindowOf returns the number of tokens that attention of a layer sees, up to and including the query's own; 0: all.
 func (m *Model) WindowOf(layer int) int64 {
 	if len(m.Windows) == 0 {
 		return 0
@@ -33,10 +33,10 @@ func setWindow(s *Spec, v value) {
 	}
 }
 
-// noWindow stands for the window of sliding layers where none was given; the check reports it.
+// noWindow marks the missing window of sliding layers; the check reports it.
 const noWindow = -1
 
-// setLayerTypes follows setWindow.
+// setLayerTypes runs after setWindow.
 func setLayerTypes(s *Spec, v value) {
 	sliding := int64(noWindow)
 	if w := s.Model.Windows; len(w) == 1 && w[0] > 0 {
@@ -49,7 +49,7 @@ func setLayerTypes(s *Spec, v value) {
 	s.Model.normalizeWindows()
 }
 
-// items are those of a list, or the value itself.
+// items returns the items of a list, or the value itself.
 func (v value) items() []value {
 	if v.kind == isList {
 		return v.list
@@ -57,7 +57,7 @@ func (v value) items() []value {
 	return []value{v}
 }
 
-// normalizeWindows leaves the shortest list with the same windows, and none where no layer has one: models are compared by it.
+// normalizeWindows reduces Windows to the shortest equivalent list, empty if no layer has a window, because models are compared by it.
 func (m *Model) normalizeWindows() {
 	if len(m.Windows) == 0 || m.Layers == 0 {
 		return
@@ -77,12 +77,12 @@ func (m *Model) normalizeWindows() {
 	}
 }
 
-// hasWindow reports whether attention of some layer sees a window.
+// hasWindow reports whether some layer has a window.
 func (m *Model) hasWindow() bool {
 	return slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 })
 }
 
-// repeats reports whether a list is its first n elements over and over.
+// repeats reports whether a list consists of its first n elements, repeated.
 func repeats(list []int64, n int) bool {
 	for i := range list {
 		if list[i] != list[i%n] {

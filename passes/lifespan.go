@@ -10,7 +10,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// lifespan lists what a layer keeps in memory, and for how long.
+// lifespan lists the tensors that a layer keeps in memory, and for how long.
 //
 // Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. They are derived from
 // readers and writers in the dataflow, so a change of the model changes the list.

@@ -25,7 +25,7 @@ import (
 var Passes = [...]pass.Pass{
 	{
 		Name: "solve", Run: search.Run, Check: search.Check,
-		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their borders, and the number of layers on each stage.",
+		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their boundaries, and the number of layers on each stage.",
 	},
 	{
 		Name: "partition", Run: partition.Run, Check: partition.Check,
@@ -118,7 +118,7 @@ func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
 	return c
 }
 
-// Run refines a plan made by New pass by pass, checks it after each, and predicts its cost. A mistake of the
+// Run refines a plan made by New pass by pass, checks it after each, and predicts its cost. An error of the
 // user is a lang.Diagnostic; sp may be nil for a plan without its spec.
 func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	order, err := order(o)
@@ -162,7 +162,7 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 func order(o pass.Options) ([]*pass.Pass, error) {
 	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
 		if name != "" && name != "all" && Find(name) == nil {
-			return nil, fmt.Errorf("no pass is named %q: there are %s", name, strings.Join(Names(), ", "))
+			return nil, fmt.Errorf("there is no pass %q; the passes are %s", name, strings.Join(Names(), ", "))
 		}
 	}
 	for _, name := range o.Disable {

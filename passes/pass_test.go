@@ -53,7 +53,7 @@ func TestOptionsThatCannotBe(t *testing.T) {
 		want string
 		o    pass.Options
 	}{
-		{`no pass is named "solv"`, pass.Options{StopAfter: "solv"}},
+		{`there is no pass "solv"`, pass.Options{StopAfter: "solv"}},
 		{"cannot be switched off", pass.Options{Disable: []string{"partition"}}},
 		{"cannot be switched off", pass.Options{Disable: []string{"all"}}},
 		{"partition needs solve before it", pass.Options{Passes: []string{"partition", "solve"}}},

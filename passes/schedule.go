@@ -31,7 +31,7 @@ func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	}
 	for rank, tasks := range p.Tasks {
 		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.WeightGrad || t.Piece > 0 })) {
-			return fmt.Errorf("tasks of stage %d: streaming K and V needs whole tasks of the own stage", rank)
+			return fmt.Errorf("tasks of stage %d: streaming K and V needs whole tasks of the stage itself", rank)
 		}
 		err := checkStage(p, rank, tasks)
 		if p.Mux.Left {
@@ -48,10 +48,10 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
 	split := p.Splits(rank)
 	if got, want := len(tasks)-len(split), 2*n*microbatches*v; got != want {
-		return fmt.Errorf("there are %d, but forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", got, n, microbatches, v, want)
+		return fmt.Errorf("there are %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
 	}
 	type place struct{ microbatch, stage int }
-	forward, backward := map[place]int{}, map[place]int{} // number done
+	forward, backward := map[place]int{}, map[place]int{} // numbers done
 	open := map[plan.Task]bool{}                          // weight gradients that may be computed
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {

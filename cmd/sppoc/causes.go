@@ -10,7 +10,7 @@ type standIns struct {
 	program *ir.Program
 	t       *sim.Timeline
 	ranks   map[int]int   // index among the shown ranks
-	classes map[int32]int // class to the first rank that does the same at the same times
+	classes map[int32]int // class to the first rank that does the same work at the same times
 	codes   map[int32]int // code to the first rank that runs it
 }
 

@@ -91,7 +91,7 @@ func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 }
 
 // flatten turns a plan into paths and values. Decisions are keyed by subject, and parts of the critical path
-// by kind of work and stage, rather than by index. Spec positions and lists of largest buffers are left out.
+// by kind of work and stage, rather than by index. Spec positions and lists of largest buffers are omitted.
 func flatten(p *plan.Plan) (map[string]string, error) {
 	var text bytes.Buffer
 	if err := p.WriteJSON(&text); err != nil {

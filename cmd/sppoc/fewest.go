@@ -11,7 +11,7 @@ import (
 const mostGPUs = 1 << 14
 
 // fewestGPUs returns the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
-// on the next smaller number. Open choices are searched again for each number.
+// on the next smaller number. Open choices are searched separately for each number.
 func fewestGPUs(w *watch, file string, set []string) (string, error) {
 	spec, err := cli.LoadSpec(file, set)
 	if err != nil {
@@ -37,7 +37,7 @@ func fewestGPUs(w *watch, file string, set []string) (string, error) {
 		}
 	}
 	if s.watch.stopped() {
-		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may be\n", fleets[enough]), nil
+		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may suffice\n", fleets[enough]), nil
 	}
 	s.watch.say("the fastest plan on %s", fleets[enough])
 	words, err := s.plan(fleets[enough])

@@ -22,7 +22,7 @@ const (
 	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit names single changes to a spec with which its job would fit. First come the fastest of those that
+// adviseFit suggests single changes to a spec with which its job would fit. First come the fastest of those that
 // keep the job: each pinned value of the schedule is searched again. Then come more machines, smaller numbers
 // and shorter sequences. If no single change suffices, it leaves all pinned values to the search at once. All
 // suggestions are measured like the plan itself.
@@ -75,8 +75,8 @@ func needs(job *cli.Job) (string, error) {
 	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
 }
 
-// foreseen describes the estimated time and the memory bound of a step. A suggestion is not built: that may take longer
-// than to find it.
+// foreseen describes the estimated time and the memory bound of a step. A suggestion is not built, because that may take longer
+// than finding it.
 func foreseen(p *plan.Plan) string {
 	device, host := cli.Peaks(bounded(p))
 	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
@@ -197,7 +197,7 @@ func lack(job *cli.Job) string {
 // opens reports whether a pinned key should be left to the search. A default is not a request.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
-// scheduleChanges returns overrides for what the schedule pins.
+// scheduleChanges returns overrides for the values that the schedule pins.
 func scheduleChanges(job *cli.Job) (changes []string) {
 	keys, values := search.Pins(job.Spec.Schedule)
 	for i, key := range keys {
@@ -206,10 +206,10 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 		}
 	}
 	if job.Plan.Streams() {
-		changes = append(changes, "schedule.keep=[k, v]") // where host memory is short
+		changes = append(changes, "schedule.keep=[k, v]") // if host memory is short
 	}
 	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
-		changes = append(changes, "schedule.optimizer_offload=host") // which the search leaves out where state is small
+		changes = append(changes, "schedule.optimizer_offload=host") // which the search omits if state is small
 	}
 	return changes
 }

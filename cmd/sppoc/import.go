@@ -14,7 +14,7 @@ import (
 
 func importModel(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "write the model to this file instead of standard output")
-	force := flags.Bool("force", false, "replace the file if it is there")
+	force := flags.Bool("force", false, "replace the file if it exists")
 	cli.Files(flags, "output", "sppo")
 	return func(env *cli.Env, args []string) error {
 		if *out != "" {
@@ -22,14 +22,14 @@ func importModel(flags *pflag.FlagSet) cli.Action {
 				return err
 			}
 			if _, err := os.Lstat(*out); err == nil && !*force {
-				return cli.Usagef("%s is there already: --force replaces it", *out)
+				return cli.Usagef("%s already exists: --force replaces it", *out)
 			}
 		}
 		model, err := hf.ReadModel(args[0])
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		text := fmt.Sprintf("# Imported from %s. A spec gets it by `import`.\n%s", filepath.ToSlash(filepath.Join(args[0], hf.ConfigFile)), model.Text())
+		text := fmt.Sprintf("# Imported from %s. Use it in a spec with `import`.\n%s", filepath.ToSlash(filepath.Join(args[0], hf.ConfigFile)), model.Text())
 		if *out == "" {
 			_, err = io.WriteString(env.Stdout, text)
 		} else {

@@ -96,7 +96,7 @@ func (c *comparison) put(kind byte, lines []string, a0, b0 int) {
 }
 
 // part compares a[a0:a1] with b[b0:b1]. It matches equal ends first, then lines that occur once in each (Bram
-// Cohen's patience diff), which suits listings: they repeat little and move less. Everything between is
+// Cohen's patience diff), which suits listings: few lines repeat and few move. Everything between is
 // replaced.
 func (c *comparison) part(a0, a1, b0, b1 int) {
 	head := 0

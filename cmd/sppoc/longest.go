@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// searchedGrid divides every length where the number of subsequences is searched too; all its divisors divide
-// them as well.
+// searchedGrid divides every length if the number of subsequences is also searched; all its divisors then divide
+// the lengths as well.
 const searchedGrid = 1 << 10
 
 // The longest sequence is found to within 1/fineness of itself, up to mostTokens.
@@ -22,11 +22,11 @@ const (
 	mostTokens = 1 << 40
 )
 
-// probePatience scales the work of a search for any plan that fits, of which there are about a dozen. A search that ends early counts
+// probePatience scales the work of a search for any plan that fits. There are about a dozen such searches. A search that ends early counts
 // as one that found nothing.
 const probePatience = 0.05
 
-// longestSequence finds the longest sequence with which the job fits, everything else as in the spec, and the
+// longestSequence finds the longest sequence with which the job fits, with all other settings as in the spec, and the
 // shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a whole
 // number of steps.
 func longestSequence(w *watch, file string, set []string) (string, error) {
@@ -38,7 +38,7 @@ func longestSequence(w *watch, file string, set []string) (string, error) {
 		return "", cli.Usagef("--max-sequence needs a spec: %s is a plan for one sequence length", file)
 	}
 	if len(job.Plan.Schedule.Subsequences.Lengths) > 0 {
-		return "", cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow one sequence only")
+		return "", cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow only one sequence")
 	}
 	grid := int64(job.Plan.Subsequences.N) * job.Plan.Subsequences.Align
 	if job.Spec.Schedule.Subsequences.Auto { // each length has its own number of subsequences
@@ -87,11 +87,11 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	if s.best.LayerOrder() {
 		text += "order: " + report.OrderInWords(s.best) + "\n"
 	}
-	text += fmt.Sprintf("%s tokens do not: %s\n", tokens(over*s.grid), s.lacking)
+	text += fmt.Sprintf("%s tokens do not fit: %s\n", tokens(over*s.grid), s.lacking)
 	return text + s.limits(over), nil
 }
 
-// settings are the overrides that pin what the search has found.
+// settings returns the overrides that pin the result of the search.
 func settings(p *plan.Plan) string {
 	var out []string
 	keys, values := search.Pins(p.Schedule)
@@ -103,7 +103,7 @@ func settings(p *plan.Plan) string {
 	return strings.Join(out, " ")
 }
 
-// limits says which memory is full at a length that does not fit, with what, and which single change makes that length fit.
+// limits describes which memory is full at a length that does not fit, its contents, and the single changes with which that length fits.
 func (s *sequenceSearch) limits(steps int64) string {
 	const full = 0.95
 	if s.over == nil {
@@ -119,7 +119,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 	capacity, host := s.over.Memory.HostCapacityBytes, need.Host[stage]
 	text := fmt.Sprintf("device memory holds %s\n", need.Device[stage].InWords())
 	if float64(host) > full*float64(capacity) {
-		text += fmt.Sprintf("host memory is full (%s of %s), and the activations that it has no room for stay on the device\n", host, capacity)
+		text += fmt.Sprintf("host memory is full (%s of %s), so the other activations stay on the device\n", host, capacity)
 	}
 	c := s.over.Cluster
 	changes := []string{

@@ -43,8 +43,8 @@ var app = cli.App{
 	Commands: []cli.Command{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
-			Doc:      "check a spec and report its mistakes",
-			Details:  "Without mistakes it says so on a terminal, and prints nothing elsewhere. FILE - is standard input.",
+			Doc:      "check a spec and report its errors",
+			Details:  "If there are no errors, a message on a terminal says so; otherwise nothing is printed. FILE - is standard input.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
@@ -54,26 +54,26 @@ var app = cli.App{
 		},
 		{
 			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
-			Doc:      "look up a key of the language or a value of one, a term, an opcode, a pass or a diagnostic's code",
+			Doc:      "explain a key or value of the language, a term, an opcode, a pass or the code of a diagnostic",
 			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
 		},
 		{
 			Name: "import", Args: "DIR [-o FILE.sppo] [--force]", MinArgs: 1, MaxArgs: 1, Setup: importModel,
-			Doc: "write the model block of a folder from the Hugging Face hub",
-			Details: "DIR holds a config.json, of transformers 4 or 5. Each key of the block says where in the config it comes from. What\n" +
-				"the config asks for and the language cannot say is refused by the name of its key.",
+			Doc: "write the model block for a Hugging Face model folder",
+			Details: "DIR contains a config.json, of transformers 4 or 5. A comment on each key of the block names the config key that it comes\n" +
+				"from. A config key that the language does not support is an error.",
 			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
 		},
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
-			Details: "FILE is a spec, a plan that --json wrote, or the folder of a model from the Hugging Face hub, which needs --cluster but\n" +
+			Details: "FILE is a spec, a plan that --json wrote, or a Hugging Face model folder, which needs --cluster but\n" +
 				"no weights. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3.\n" +
 				"Ctrl-C ends a search: the best answer so far is printed, with exit code 0 if it fits. A second Ctrl-C aborts.\n\n" +
 				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
 				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
-				"time in which they are busy, from the start of a step to its last task. The critical path is the chain of work, each\n" +
-				"part waiting for the one before it, that is as long as the step. The parts of a peak add up to its bytes.",
+				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work, in which\n" +
+				"each part waits for the previous one, that takes the whole step. The parts of a peak add up to its bytes.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
@@ -113,7 +113,7 @@ var app = cli.App{
 		},
 		{
 			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify, Files: cli.ProgramFiles,
-			Doc:      "prove a program free of races, bad accesses and unmatched messages",
+			Doc:      "prove that a program has no races, bad accesses or unmatched messages",
 			Examples: []string{"sppoc verify tiny.sppb"},
 		},
 		{
@@ -129,8 +129,8 @@ var app = cli.App{
 		{
 			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
 			Doc: "simulate several jobs and print one table",
-			Details: "Each FILE is a spec, plan or program; it is compiled and one step is simulated. A job that cannot be compiled has the\n" +
-				"reason in its line. A job that does not fit its cluster is simulated anyway and marked.",
+			Details: "Each FILE is a spec, plan or program; it is compiled, and one step is simulated. If a job cannot be compiled, its line\n" +
+				"shows the reason. A job that does not fit its cluster is simulated anyway and marked.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
 				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
@@ -144,7 +144,7 @@ var app = cli.App{
 				"stage and the contents of its memory, on one time axis, with zoom, search and the spec line of every instruction.\n" +
 				"If two programs show the same ranks, each rank of the second is below its counterpart. So is a TRACE of FILE, which\n" +
 				"sppovm run --profile writes: measured below simulated.\n" +
-				"An output called .svg is a figure of one program, for print.",
+				"If OUT ends in .svg, the output is a figure of one program, for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
@@ -164,21 +164,21 @@ var app = cli.App{
 		},
 		{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
-			Doc: "make a byte-level BPE tokenizer from text",
-			Details: "INs are files or folders as for tokenize. DIR gets tokenizer.json and tokenizer_config.json, which Hugging Face's\n" +
-				"libraries read too. Text is split as for Llama-3; the vocabulary has all bytes, so every text can be tokenized. The\n" +
+			Doc: "train a byte-level BPE tokenizer on text",
+			Details: "INs are files or folders, as for tokenize. DIR gets tokenizer.json and tokenizer_config.json, which Hugging Face's\n" +
+				"libraries can also read. Text is split as for Llama-3; the vocabulary has all bytes, so every text can be tokenized. The\n" +
 				"token 0, <|endoftext|>, ends documents.",
 			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
 		},
 		{
 			Name: "tokenize", Args: "IN... -o DIR --tokenizer DIR|FILE [--field NAME] [--append-eos]", MinArgs: 1, MaxArgs: -1, Setup: tokenize,
 			Doc: "tokenize text, jsonl and parquet into a folder for data = tokens(...)",
-			Details: "INs are files, or folders with files at any depth. By its name a file is jsonl (.jsonl, .ndjson), parquet (.parquet)\n" +
-				"or text, one document a file; .gz and .zst are decompressed. Token IDs are those of Hugging Face's tokenizers, without\n" +
-				"special tokens around a document.\n\n" +
-				"DIR gets flat files of little-endian tokens, the lengths of the documents, and manifest.json, which is written last.\n" +
-				"With --prompt or --segments it gets masks, by which a run trains on answers alone.\n" +
-				"A run that was stopped goes on when it is started again; the result is the same, also for any number of --workers.",
+			Details: "INs are files, or folders with files at any depth. The name decides whether a file is jsonl (.jsonl, .ndjson), parquet\n" +
+				"(.parquet) or text, with one document per file; .gz and .zst are decompressed. Token IDs are exactly those of Hugging\n" +
+				"Face's tokenizers, without special tokens around a document.\n\n" +
+				"DIR receives flat files of little-endian tokens, the lengths of the documents, and manifest.json, which is written last.\n" +
+				"With --prompt or --segments it also receives masks, which let a run train only on answers.\n" +
+				"If tokenize was stopped, the same command continues it. The result does not depend on that or on --workers.",
 			Examples: []string{
 				"sppoc tokenize corpus/ -o tokens --tokenizer tokenizer --append-eos",
 				"sppoc tokenize data/*.jsonl.zst -o tokens --tokenizer Llama-3.1-8B --field content",

@@ -32,8 +32,8 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)
 	idle := flags.Bool("why-idle", false, "also report what would shorten a step, and the causes of the longest waits")
-	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits, everything else as in the spec, and what limits it")
-	fewest := flags.Bool("min-gpus", false, "find the fewest GPUs of this kind on which the job fits, and what fewer would need")
+	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits, with all other settings as in the spec, and what limits it")
+	fewest := flags.Bool("min-gpus", false, "find the fewest GPUs of this kind on which the job fits, and the memory that fewer would need")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:

@@ -27,7 +27,7 @@ func check(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// each continues after a failure, so that one run reports mistakes in all files. The last error is returned
+// each continues after a failure, so that one run reports the errors of all files. The last error is returned
 // and reported like any other.
 func each(env *cli.Env, files []string, do func(file string) error) error {
 	var last error
@@ -81,7 +81,7 @@ func format(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// explain asks every package that has a reference. A word may have several meanings: partition is a key and a
+// explain looks a word up in every package that has a reference. A word may have several meanings: partition is a key and a
 // pass.
 func explain(*pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
@@ -117,7 +117,7 @@ func explanation(word string) (string, error) {
 	if near := lang.Nearest(word, explained()); near != "" {
 		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
 	}
-	return "", fmt.Errorf("unknown word %q; sppoc explain lists the known ones", word)
+	return "", fmt.Errorf("unknown word %q; sppoc explain lists the known words", word)
 }
 
 // wrapped breaks lines that are too long for a terminal.

@@ -113,7 +113,7 @@ func (f *figure) axis(makespan ir.Seconds) {
 	f.y += 6
 }
 
-// timelineFigure draws one rank of every stage, or the chosen ranks, for print.
+// timelineFigure draws one rank of every stage, or the selected ranks, for print.
 func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	f := &figure{y: figureTitle}
 	f.text(figureLabels, 14, "start", "font-size:12px;font-weight:600",
@@ -142,7 +142,7 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 // rule.
 type taskNames struct{ microbatch, subsequence, stage bool }
 
-// taskKinds are the colours of the kinds that make up tasks, taskLetters their names.
+// taskKinds lists the colours of the kinds that make up tasks, taskLetters their names.
 var (
 	taskKinds   = map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
 	taskLetters = map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
@@ -182,7 +182,7 @@ func (n taskNames) of(v ir.Provenance) (name string, light bool) {
 	return name, at%2 == 1
 }
 
-// tasks draws every run of kernels of one task, alternately lighter and darker, with its name where there is
+// tasks draws every run of kernels of one task, alternately lighter and darker, with its name if there is
 // space.
 func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	names := taskNamesOf(code)

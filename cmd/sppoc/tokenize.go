@@ -18,12 +18,12 @@ import (
 func tokenize(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Job
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
-	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder that has one")
-	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that has the text")
-	flags.StringVar(&job.Prompt, "prompt", "", "field of jsonl with a text before --field, on which a run does not train")
-	flags.StringVar(&job.Segments, "segments", "", "field of jsonl with the texts of a document, each with whether to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
+	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder with one")
+	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
+	flags.StringVar(&job.Prompt, "prompt", "", "field of jsonl with a text that precedes --field, on which a run does not train")
+	flags.StringVar(&job.Segments, "segments", "", "field of jsonl with the texts of a document, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
-	token := flags.String("eos", "", "the end-of-sequence token, where the tokenizer's folder does not name it")
+	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not name it")
 	flags.IntVar(&job.Workers, "workers", 0, "tokenize with this many threads; 0: one for each processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" || *from == "" {
@@ -48,7 +48,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 		m, err := job.Run(env.Context)
 		bar.end()
 		if err != nil {
-			return stoppedOr(err, "the same command goes on from the last whole shard")
+			return stoppedOr(err, "the same command continues after the last complete shard")
 		}
 		fmt.Fprintf(env.Stdout, "%s: %d tokens of type %s in %d documents\n", job.Dir, m.Tokens, m.Type, m.Documents)
 		options := ""
@@ -60,7 +60,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// endToken is the token that ends a document; -1 where none is asked for.
+// endToken returns the token that ends a document, or -1 if none is requested.
 func endToken(tok *tokenizer.Tokenizer, from string, wanted bool, name string) (int64, error) {
 	if name != "" {
 		id, ok := tok.ID(name)
@@ -82,9 +82,9 @@ func endToken(tok *tokenizer.Tokenizer, from string, wanted bool, name string) (
 func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Training
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokenizer into this folder")
-	flags.IntVar(&job.Vocab, "vocab", 32768, "tokens of the vocabulary")
-	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that has the text")
-	limit := flags.Int64("limit", 1024, "MiB of text that are read at most; 0: all")
+	flags.IntVar(&job.Vocab, "vocab", 32768, "number of tokens in the vocabulary")
+	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
+	limit := flags.Int64("limit", 1024, "read at most this many MiB of text; 0: all")
 	flags.IntVar(&job.Workers, "workers", 0, "count with this many threads; 0: one for each processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" {
@@ -103,17 +103,17 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 			return stoppedOr(err, "nothing was written")
 		}
 		if !result.Whole {
-			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, the rest was left out: --limit 0 reads all\n", env.Name, result.Text>>20)
+			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, the rest was ignored: --limit 0 reads all\n", env.Name, result.Text>>20)
 		}
 		if result.Vocab < job.Vocab {
-			fmt.Fprintf(env.Stderr, "%s: the text has no more pairs that occur twice: the vocabulary has %d tokens\n", env.Name, result.Vocab)
+			fmt.Fprintf(env.Stderr, "%s: no pair occurs twice in the text any more: the vocabulary has only %d tokens\n", env.Name, result.Vocab)
 		}
 		fmt.Fprintf(env.Stdout, "%s: %d tokens from %d bytes of text, %d different words\n", job.Dir, result.Vocab, result.Text, result.Words)
 		return nil
 	}
 }
 
-// stoppedOr tells a job that the user stopped from one that failed, and wrong input from a failure.
+// stoppedOr distinguishes a job that the user stopped, wrong input, and a failure.
 func stoppedOr(err error, how string) error {
 	var path *fs.PathError
 	switch {
@@ -125,7 +125,7 @@ func stoppedOr(err error, how string) error {
 	return cli.Wrong(err)
 }
 
-// bar is one line on a terminal that is written over.
+// bar is a line on a terminal that is overwritten.
 type bar struct {
 	to    io.Writer // nil: no terminal
 	began time.Time

@@ -38,7 +38,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list such as 0,8,16")
 	cli.Files(flags, "output", "html", "svg")
 	cli.Words(flags, "ranks", rankWords)
-	svg := flags.Bool("svg", false, "draw a figure for print, as for an output called .svg")
+	svg := flags.Bool("svg", false, "draw a figure for print, as if the output ended in .svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {
@@ -51,7 +51,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 		case ext == ".svg" || *svg:
 			return draw(env, files, *set, *ranks, *out)
 		case ext != "" && ext != ".html" && ext != ".htm":
-			return cli.Usagef("cannot write %s: call a page .html, a figure .svg", *out)
+			return cli.Usagef("cannot write %s: the output must end in .html for a page or .svg for a figure", *out)
 		}
 		if trace.Is(files[0]) {
 			return cli.Usagef("%s is a trace: give the program that was run before it, as in %s view PROGRAM %s", files[0], env.Name, files[0])

@@ -70,7 +70,7 @@ func (w *watch) line() string {
 	if w.best.StepS > 0 {
 		text += fmt.Sprintf(", the best so far with %s a step", w.best.StepS)
 	}
-	return text + "; Ctrl-C takes the best so far"
+	return text + "; Ctrl-C ends the search with the best so far"
 }
 
 // say names what is done from now on.

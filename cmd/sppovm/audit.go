@@ -39,7 +39,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case f.from == "" || f.to == "":
-			return cli.Usagef("audit: give the checkpoints by --from and --to")
+			return cli.Usagef("audit: give the checkpoints with --from and --to")
 		case f.threads < 0 || f.tolerance < 0:
 			return cli.Usagef("audit: --threads and --tolerance must be 0 or more")
 		}
@@ -120,7 +120,7 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 		if err != nil {
 			return err
 		}
-		show.say("step %d computed again  loss %.6f", r.Step, r.Loss)
+		show.say("step %d recomputed  loss %.6f", r.Step, r.Loss)
 	}
 	for i := range to.Tensors {
 		if err := out.add(j, to, &to.Tensors[i], before[to.Tensors[i].Name()]); err != nil {
@@ -177,7 +177,7 @@ func (out *audited) add(j *vm.Job, to *vm.Checkpoint, e *store.Tensor, before []
 	if math.IsNaN(relative) || out.Where == "" || relative > out.far {
 		cols := int(e.Shape[1])
 		out.far = relative
-		out.Where = fmt.Sprintf("%s of %s: row %d, column %d is %v in the checkpoint and %v computed again", e.Role, e.Tensor, first/cols, first%cols, want[first], got[first])
+		out.Where = fmt.Sprintf("%s of %s: row %d, column %d is %v in the checkpoint and %v recomputed", e.Role, e.Tensor, first/cols, first%cols, want[first], got[first])
 	}
 	return nil
 }

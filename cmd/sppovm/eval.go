@@ -32,10 +32,10 @@ type evalFlags struct {
 func evaluate(flags *pflag.FlagSet) cli.Action {
 	var f evalFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
-	flags.StringVar(&f.weights, "weights", "", "evaluate the weights of this `FOLDER` from the Hugging Face hub")
+	flags.StringVar(&f.weights, "weights", "", "evaluate the weights of this Hugging Face model `FOLDER`")
 	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT`, or of the newest in this folder")
 	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
-	cli.Choice(flags, &f.split, "split", vm.SplitAll, "which part of the data: all, train, or validation (the part held out)", vm.SplitNames...)
+	cli.Choice(flags, &f.split, "split", vm.SplitAll, "which part of the data: all, train, or validation (the held-out part)", vm.SplitNames...)
 	flags.StringVar(&f.losses, "token-losses", "", "write the loss of every token to this file, as little-endian float32")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
@@ -50,11 +50,11 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case (f.weights == "") == (f.resume == ""):
-			return cli.Usagef("eval: give the weights to evaluate by --weights or by --resume")
+			return cli.Usagef("eval: give the weights to evaluate with --weights or --resume")
 		case f.cast && f.weights == "":
 			return cli.Usagef("--cast needs --weights")
 		case f.resume == resumeAuto:
-			return cli.Usagef("eval: --resume auto is for runs; name the checkpoint, or the folder whose newest one is meant")
+			return cli.Usagef("eval: --resume auto is for runs; name a checkpoint, or a folder to use its newest checkpoint")
 		case f.threads < 0:
 			return cli.Usagef("--threads must be 0 or more")
 		}
@@ -239,7 +239,7 @@ func (e *evaluating) report(env *cli.Env) error {
 		fmt.Fprintf(env.Stdout, "%14s  %.6f\n", at, float64(b.Loss))
 	}
 	if left > 0 {
-		fmt.Fprintf(env.Stdout, "%d tokens at the end fill no window\n", left)
+		fmt.Fprintf(env.Stdout, "%d tokens at the end do not fill a window\n", left)
 	}
 	return nil
 }

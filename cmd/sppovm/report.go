@@ -21,7 +21,7 @@ func report(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "output", "html")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
-			return cli.Usagef("report: give the page by -o")
+			return cli.Usagef("report: give the output file with -o")
 		}
 		if err := cli.CheckOutput(*out, args...); err != nil {
 			return err

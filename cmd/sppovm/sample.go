@@ -33,17 +33,17 @@ type sampleFlags struct {
 
 func sampling(flags *pflag.FlagSet) cli.Action {
 	var f sampleFlags
-	flags.StringVar(&f.weights, "weights", "", "write with the weights of this `FOLDER` from the Hugging Face hub")
-	flags.StringVar(&f.resume, "resume", "", "write with the weights of this checkpoint")
+	flags.StringVar(&f.weights, "weights", "", "generate with the weights of this Hugging Face model `FOLDER`")
+	flags.StringVar(&f.resume, "resume", "", "generate with the weights of this checkpoint")
 	flags.StringVar(&f.prompt, "prompt", "", "the text to continue")
 	flags.StringVar(&f.promptFile, "prompt-file", "", "continue the text in this file")
 	flags.StringVar(&f.tokenizer, "tokenizer", "", "use the tokenizer in this file or folder")
-	flags.Int64Var(&f.tokens, "max-tokens", 256, "the most tokens to write")
-	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this before a token is drawn; 0 always takes the most probable")
-	flags.IntVar(&f.choice.TopK, "top-k", 0, "draw from this many of the most probable tokens; 0 is all")
-	flags.Float64Var(&f.choice.TopP, "top-p", 1, "draw from the most probable tokens that make up this share")
-	flags.Int64Var(&f.choice.Seed, "seed", 1, "draw by this seed")
-	flags.Int64Var(&f.sequence, "sequence", 0, "tokens of the sequences that the model was trained on; longrope chooses its frequencies by it. 0: those of this text")
+	flags.Int64Var(&f.tokens, "max-tokens", 256, "the maximum number of tokens to generate")
+	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this before sampling a token; 0 always takes the most probable")
+	flags.IntVar(&f.choice.TopK, "top-k", 0, "sample from this many of the most probable tokens; 0 means all")
+	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample from the most probable tokens that make up this share")
+	flags.Int64Var(&f.choice.Seed, "seed", 1, "seed for sampling")
+	flags.Int64Var(&f.sequence, "sequence", 0, "length in tokens of the training sequences, which selects the frequencies of longrope; 0: the length of this text")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {
@@ -65,9 +65,9 @@ func sampling(flags *pflag.FlagSet) cli.Action {
 func (f *sampleFlags) check(prompt, file bool) error {
 	switch {
 	case (f.weights == "") == (f.resume == ""):
-		return cli.Usagef("sample: give the weights to write with by --weights or by --resume")
+		return cli.Usagef("sample: give the weights with --weights or --resume")
 	case prompt == file:
-		return cli.Usagef("sample: give the text to continue by --prompt or by --prompt-file")
+		return cli.Usagef("sample: give the text to continue with --prompt or --prompt-file")
 	case f.tokens < 1:
 		return cli.Usagef("--max-tokens must be 1 or more")
 	case f.threads < 0 || f.sequence < 0:
@@ -168,7 +168,7 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	case s.model.Vocab == 256:
 		return &sample.Bytes{}, nil
 	}
-	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are no bytes: --tokenizer names one", s.name, s.model.Vocab)
+	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are not bytes: give one with --tokenizer", s.name, s.model.Vocab)
 }
 
 // maxPrompt is the most bytes of a prompt's file.
@@ -202,9 +202,9 @@ func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, 
 	case n == 0:
 		return nil, nil, nil, sample.ErrEmpty
 	case s.most > 0 && n >= s.most:
-		return nil, nil, nil, fmt.Errorf("the prompt has %d tokens, and the model takes sequences of %d", n, s.most)
+		return nil, nil, nil, fmt.Errorf("the prompt has %d tokens, but the model takes sequences of at most %d", n, s.most)
 	case s.most > 0 && f.sequence > s.most:
-		return nil, nil, nil, fmt.Errorf("--sequence %d: the model takes sequences of %d tokens", f.sequence, s.most)
+		return nil, nil, nil, fmt.Errorf("--sequence %d: the model takes sequences of at most %d tokens", f.sequence, s.most)
 	case s.most > 0:
 		size.Tokens = min(size.Tokens, s.most)
 	}
@@ -250,7 +250,7 @@ func (f *sampleFlags) write(env *cli.Env, s *sampleSource) error {
 	case ended:
 		how = ", the last of which ends the text"
 	case n < f.tokens:
-		how = fmt.Sprintf("; the model takes sequences of %d", s.most)
+		how = fmt.Sprintf("; the model takes sequences of at most %d", s.most)
 	}
 	seconds := time.Since(began).Seconds()
 	say("%d tokens in %.1f s after a prompt of %d%s", n, seconds, len(prompt), how)

@@ -1,6 +1,6 @@
 // Package estimate predicts the time of a step from its plan. Costs are the durations of layers, copies and
 // messages on the cluster's cost model; a Simulation runs the actions of all ranks against each other with
-// them. An Estimator holds what a plan's estimates of time and memory share.
+// them. An Estimator caches what a plan's estimates of time and memory share.
 package estimate
 
 import (
@@ -11,14 +11,14 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Cache holds what estimates of plans of one job share: the dataflow of the model for each split over the
+// Cache has what estimates of plans of one job share: the dataflow of the model for each split over the
 // ranks of a stage, the times of nodes, the bytes of running blocks. Its contents never change.
 type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
 	flops  *LayerFlops
-	head   ir.Flops // forward of a token
-	tuned  float64  // of a step that does not train all of the model; 0: not yet known
+	head   ir.Flops // forward of the head for one token
+	tuned  float64  // FLOPs of a step that does not train all of the model; 0: not yet known
 	Blocks memory.Blocks
 }
 
@@ -36,7 +36,7 @@ func (c *Cache) Model(p *plan.Plan) *graph.Model {
 	return c.graphs[split]
 }
 
-// FlopsOfLayer is FlopsOfLayer of a plan's model.
+// FlopsOfLayer returns the FLOPs of a layer of a plan's model.
 func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
 	if c.flops == nil {
 		f := FlopsOfLayer(p.Model)
@@ -46,7 +46,7 @@ func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
 	return *c.flops
 }
 
-// tunedFlops is that of all plans of one job.
+// tunedFlops returns the FLOPs of a step, which are the same for all plans of one job.
 func (c *Cache) tunedFlops(p *plan.Plan) float64 {
 	if c.tuned == 0 {
 		c.tuned = tunedFlops(p)
@@ -68,10 +68,10 @@ func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
 	return &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
 }
 
-// Memory bounds the plan's memory.
+// Memory returns the meter of the plan's memory.
 func (e *Estimator) Memory() *memory.Meter {
 	return memory.NewMeter(e.Walk, e.Shapes, e.cache.Blocks, e.work)
 }
 
-// Simulation runs the plan's tasks with some costs.
+// Simulation returns a simulation of the plan's tasks with some costs.
 func (e *Estimator) Simulation(t *Costs) *Simulation { return newSimulation(e.Walk, t, e.work) }

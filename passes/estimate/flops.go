@@ -14,7 +14,7 @@ import (
 // attention with a window of w < x tokens w(w+1)/2 + (x-w)*w.
 type LayerFlops struct {
 	Linear, Quadratic *big.Int
-	windows           []windowFlops // all layers of a model of which some have windows; empty: one layer without
+	windows           []windowFlops // all layers of a model in which some have windows; empty: one layer without a window
 }
 
 // windowFlops is a number of layers with a window; 0 means no window.
@@ -43,8 +43,9 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	return f
 }
 
-// tunedFlops is the forward and the backward of a step of which a part is dropped, because not all of the model is trained. The
-// backward of attention counts as twice its forward, as it does elsewhere.
+// tunedFlops counts the forward and the backward of a step in which part of the backward is omitted, because not all of the model is
+// trained. The
+// backward of attention counts as twice its forward, as in LayerFlops.
 func tunedFlops(p *plan.Plan) float64 {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	z := graph.Size{Sequence: p.Train.Sequence, Tokens: p.Train.Sequence, Batch: 1, SP: 1, Rows: p.Train.Sequence}
@@ -56,7 +57,7 @@ func tunedFlops(p *plan.Plan) float64 {
 	return total * float64(p.Train.Batch)
 }
 
-// backwardFlops is the backward of a block, as its opcodes count it but for attention.
+// backwardFlops returns the FLOPs of the backward of a block, as its opcodes count them, without attention.
 func backwardFlops(b *graph.Block, z graph.Size) (sum ir.Flops) {
 	for i := range b.Backward {
 		n := &b.Backward[i]

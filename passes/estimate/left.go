@@ -115,7 +115,7 @@ func inRanges(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// transfer simulates a message between ranks that share tasks; each sends and receives one at a time.
+// transfer simulates a message between ranks that share tasks. Each rank sends and receives one at a time.
 func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
 	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
 	to.muxIn = from.muxOut
@@ -128,12 +128,12 @@ type sharedSlot struct {
 	first   plan.Task
 	all     []slotTask
 	actions [][]schedule.Action  // of this slot, still to be run
-	whole   []ir.Seconds         // when parameters of the layer that own tasks visit have been gathered
-	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks are there
-	summed  []ir.Seconds         // when the contributions that helpers returned last were added up
+	whole   []ir.Seconds         // when the parameters of the layer that own tasks visit have been gathered
+	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks have arrived
+	summed  []ir.Seconds         // when the last returned contributions of helpers have been added
 }
 
-// slotTask is a task of a slot.
+// slotTask is a task in a slot.
 type slotTask struct {
 	plan.Task
 	runner, at int // the rank that runs it; the range of its tokens
@@ -228,7 +228,7 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	}
 }
 
-// enter gathers parameters of the next layer of own tasks, beside the rank's computation.
+// enter gathers parameters of the next layer of the rank's own tasks, during the rank's computation.
 func (w *sharedSlot) enter(rank int) {
 	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
 	if w.first.Kind == plan.Backward {
@@ -236,7 +236,7 @@ func (w *sharedSlot) enter(rank int) {
 	}
 }
 
-// lend sends the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the
+// lend sends the weights of the k-th layers of a slot to the ranks that begin to help in it, passing them from one rank to the
 // next.
 func (w *sharedSlot) lend(slot, k int) {
 	sharing := w.Plan.Sharing()
@@ -338,7 +338,7 @@ func (w *sharedSlot) exchange(t slotTask) {
 	for _, other := range t.readers {
 		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
-			added := ir.Seconds(0) // in slots before
+			added := ir.Seconds(0) // in earlier slots
 			if other.Waits {
 				added = b.now
 			}

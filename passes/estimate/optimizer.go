@@ -7,16 +7,16 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Updater prices the end of a step.
+// Updater computes the time of the end of a step.
 type Updater struct {
 	plan     *plan.Plan
 	graph    *graph.Model
 	cost     cost.Model
-	sp, kv   cost.Link // ranks of a stage; those of them that hold the same key and value heads
+	sp, kv   cost.Link // ranks of a stage; those among them that hold the same key and value heads
 	replicas cost.Link
 }
 
-// NewUpdater prices the end of a step of a plan; g is its model on one rank.
+// NewUpdater returns the updater for a plan; g is its model on one rank.
 func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
 	replicas := make([]int32, p.Parallel.DP)
 	for d := range replicas {
@@ -123,7 +123,7 @@ func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
 }
 
-// passes returns the time in which optimizer state in host memory goes through the device and back, block by
+// passes returns the time in which optimizer state in host memory passes through the device and back, block by
 // block.
 func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	var in, out ir.Seconds

@@ -32,28 +32,28 @@ func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 
 // Costs are the durations of everything in a step. Indices: i a subsequence, s a stage, k a layer of it.
 type Costs struct {
-	kinds                 []layerCosts       // of layers
+	kinds                 []layerCosts       // of each kind of layer
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
-	again                 [][][]backwardTime // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
+	again                 [][][]backwardTime // [s][i][k]: the additional time of a layer's backward for recomputing units; nil: none
 	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
 	link                  cost.HostLink      // of a rank that has copied nothing yet
-	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
-	cacheOut              []ir.Seconds       // [i], of a layer's K and V
-	cacheBack             ir.Seconds         // of K and V of a whole sequence
+	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of a task's input
+	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
+	cacheBack             ir.Seconds         // copy of K and V of a whole sequence
 	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
-	left                  *leftCosts         // of tasks shared at the start; nil: there are none
-	shared                *sharedCosts       // of tasks with helpers; nil: there are none
-	under                 []VisitTime        // [i]: collectives of parameters beside a layer's backward
+	left                  *leftCosts         // of tasks shared at the start; nil: none
+	shared                *sharedCosts       // of tasks with helpers; nil: none
+	under                 []VisitTime        // [i]: collectives of parameters during a layer's backward
 	remaking              map[remadeKey]backwardTime
 	lastFate              lastFate
 	stream                streamCosts
 	graph                 *graph.Model
 }
 
-// layerCosts are the durations of a layer of one kind.
+// layerCosts has the durations of a layer of one kind.
 type layerCosts struct {
 	Forward  []ir.Seconds   // [i]
 	backward []backwardTime // [i]
@@ -61,12 +61,12 @@ type layerCosts struct {
 	left     leftHalves
 }
 
-// Forward is the time of a subsequence in a layer, on the average of all kinds.
+// Forward returns the time of a subsequence in a layer, averaged over all kinds.
 func (t *Costs) Forward(i int) ir.Seconds {
 	return t.graph.Mean(func(kind int) ir.Seconds { return t.kinds[kind].Forward[i] })
 }
 
-// layer has the costs of the k-th layer of a virtual stage.
+// layer returns the costs of the k-th layer of a virtual stage.
 func (t *Costs) layer(stage int32, k int) *layerCosts {
 	if t.kindOf == nil {
 		return &t.kinds[0]
@@ -74,7 +74,7 @@ func (t *Costs) layer(stage int32, k int) *layerCosts {
 	return &t.kinds[t.kindOf[stage][k]]
 }
 
-// VisitTime is that of the collectives of weights and gradients that run beside a layer.
+// VisitTime is the time of the collectives of weights and gradients that run during a layer.
 type VisitTime struct{ Weights, Gradients ir.Seconds }
 
 // backwardTime is the time of a block's backward pass, and of its halves if they run separately.
@@ -88,7 +88,7 @@ func (b backwardTime) of(split bool) ir.Seconds {
 	return b.Whole
 }
 
-// plus adds a multiple of another.
+// plus adds a multiple of another backwardTime.
 func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
 	return backwardTime{b.Whole + times*o.Whole, b.input + times*o.input, b.weights + times*o.weights}
 }
@@ -152,7 +152,7 @@ func timeIf(is bool, t ir.Seconds) ir.Seconds {
 	return 0
 }
 
-// findKinds notes the kinds of the layers of each virtual stage, where there are several.
+// findKinds notes the kinds of the layers of each virtual stage, if there are several.
 func (t *Costs) findKinds(p *plan.Plan) {
 	if t.graph.Kinds() == 1 {
 		return
@@ -166,7 +166,7 @@ func (t *Costs) findKinds(p *plan.Plan) {
 	}
 }
 
-// kindsOn are the kinds of the layers of a pipeline rank, as fates count them.
+// kindsOn returns the kinds of the layers of a pipeline rank, in the order of Fate.
 func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	if t.kindOf != nil {
 		for _, j := range p.StagesOf(rank) {
@@ -176,7 +176,7 @@ func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	return kinds
 }
 
-// addCaches prices the copies of K and V, out by subsequence, back as a whole.
+// addCaches computes the times of copies of K and V: to the host by subsequence, back as a whole.
 func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
@@ -198,14 +198,14 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// fateTimes is what the placement of a stage's units of a subsequence adds to each of its layers: copies, one
+// fateTimes has the time that the placement of a stage's units of a subsequence adds to each of its layers: copies, one
 // instruction per unit, and recomputation in its backward.
 type fateTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
 }
 
-// SetFate prices the fate of a stage's units of a subsequence. Stages often have one fate, and layers of a stage.
+// SetFate computes the times for a placement of a stage's units of a subsequence. Stages often share one placement, as do layers of a stage.
 func (t *Costs) SetFate(pr Pricer, p *plan.Plan, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
 	if last := &t.lastFate; last.i != i || last.fate != fate || !slices.Equal(last.kinds, kinds) {
@@ -249,7 +249,7 @@ func (t *Costs) timesOf(pr Pricer, i int, fate string, kinds []int, sizes []ir.B
 	return of
 }
 
-// TimeAgain is how much longer the backward of a layer takes that makes units again, on the average of all kinds.
+// TimeAgain returns the additional time of a layer's backward that recomputes units, averaged over all kinds.
 func (t *Costs) TimeAgain(pr Pricer, i int, remade graph.Units, z graph.Size) ir.Seconds {
 	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, remade, z).Whole })
 }
@@ -281,10 +281,10 @@ func stageRanks(p *plan.Plan, s, _ int) []int32 {
 	return ranks
 }
 
-// Farthest returns the ranks of a stage and of the first, which is farthest.
+// Farthest returns a rank of a stage and the rank of the first stage, which is farthest from it.
 func Farthest(p *plan.Plan, s, k int) []int32 { return []int32{rank(p, 0, k), rank(p, s, k)} }
 
-// Neighbours returns the ranks of a stage and of the next.
+// Neighbours returns a rank of a stage and one of the next.
 func Neighbours(p *plan.Plan, s, k int) []int32 {
 	return []int32{rank(p, s, k), rank(p, (s+1)%p.Parallel.PP, k)}
 }
@@ -324,7 +324,7 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 }
 
 // throughput counts model FLOPs: three times the forward, with causal attention, without recomputation and
-// padding. Where not all of the model is trained, the backward counts as far as there is one.
+// padding. If part of the model is not trained, only the existing part of the backward counts.
 func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)

@@ -28,7 +28,7 @@ func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	return pr
 }
 
-// prices caches the results of pricers for all candidates of a search: they differ in little that nodes
+// prices caches the results of pricers for all candidates of a search, which differ little in the properties that nodes
 // depend on.
 type prices struct {
 	mutex  sync.Mutex
@@ -115,7 +115,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	return t
 }
 
-// pieces returns the times of attention over own rows, then over each block before them.
+// pieces returns the times of attention over its own rows, then over each block before them.
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
@@ -128,13 +128,13 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 	return times
 }
 
-// Makespan returns the time until computation and collectives are done; earlier collectives delay theirs.
+// Makespan returns the time until computation and collectives are done. Collectives that are in progress delay the block's own.
 func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	free := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
 		return taken
 	}
-	const usual = 128 // values of a block
+	const usual = 128 // typical number of values of a block
 	var few [usual]ir.Seconds
 	ready := few[:]
 	if len(b.Values) > usual {
@@ -167,8 +167,8 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	return max(free[0], free[1])
 }
 
-// Time returns how long nodes take when they run as the program will: each stream in order, collectives
-// beside computation, an instruction as soon as its inputs are ready. Chunked nodes run once for every chunk
+// Time returns the time of nodes when they run as the program will: each stream in order, collectives
+// during computation, an instruction as soon as its inputs are ready. Chunked nodes run once for every chunk
 // of rows.
 func (pr Pricer) Time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
 	var t ir.Seconds
@@ -197,8 +197,8 @@ func (pr Pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 	return t
 }
 
-// layerBackward returns the time of a layer's backward. Weights are gathered beside the first half, and
-// gradients sent beside the second.
+// layerBackward returns the time of a layer's backward. Weights are gathered during the first half, and
+// gradients sent during the second.
 func (pr Pricer) layerBackward(b *graph.Block, z graph.Size, under VisitTime) backwardTime {
 	input, weights := pr.Halves(b, z, under)
 	return backwardTime{pr.Makespan(b, b.Backward, z, under.Weights+under.Gradients), input, weights}

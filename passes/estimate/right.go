@@ -18,7 +18,7 @@ type sharedCosts struct {
 
 // sharedCosts computes the costs of the slots in which stages help. In each layer a stage sends its queries
 // and computes its own part while its helpers compute theirs, those of all stages one after another and after
-// one of their own; then it receives and merges their results.
+// one of their own. Then it receives and merges their results.
 func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Link) *sharedCosts {
 	out := &sharedCosts{layer: map[plan.Task]ir.Seconds{}, helping: map[plan.Task]ir.Seconds{}}
 	n := p.Subsequences.N

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Simulation runs the schedules of all ranks in virtual time, with copies to and from the host at the same
-// time. It can run again after a change of placements or of the timing of copies.
+// Simulation runs the schedules of all ranks in virtual time, with concurrent copies to and from the host.
+// It can run again after a change of placements or of the timing of copies.
 type Simulation struct {
 	*Costs
 	*walk.Walk
@@ -17,13 +17,13 @@ type Simulation struct {
 	work    *walk.Work
 	outs    bool                     // something is copied to the host
 	backs   bool                     // saved tensors are reloaded
-	streams bool                     // K and V stream
+	streams bool                     // K and V are streamed
 	arrives []ir.Seconds             // when the inputs of tasks arrive
 	sent    []ir.Seconds             // when the copies of each layer of a forward are done
 	back    []ir.Seconds             // when the saved tensors of each layer of a backward are reloaded
-	rest    []ir.Seconds             // the work that the task's rank has left after it, known after the first run
-	loads   int                      // blocks of K and V that stream, of all ranks
-	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
+	rest    []ir.Seconds             // the work that remains for the task's rank after it, known after the first run
+	loads   int                      // blocks of streamed K and V, of all ranks
+	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow have arrived
 }
 
 func newSimulation(r *walk.Walk, t *Costs, w *walk.Work) *Simulation {
@@ -38,13 +38,13 @@ type simStage struct {
 	tasks    []plan.Task
 	list     *schedule.List
 	first    int32 // number of the first of the tasks
-	done     int   // tasks
+	done     int   // number of tasks done
 	now      ir.Seconds
 	busy     ir.Seconds
 	exposed  ir.Seconds
 	late     []ir.Seconds // [i]: part of exposed
 	link     cost.HostLink
-	sendFree [2]ir.Seconds // towards the next and the previous stage
+	sendFree [2]ir.Seconds // links to the next and to the previous stage
 	muxOut   ir.Seconds    // messages between ranks that share tasks
 	muxIn    ir.Seconds
 	simStaging

@@ -7,13 +7,13 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simStaging tracks which of a rank's hidden states, K and V wait on the host in layer order, and streams.
+// simStaging tracks which of a rank's hidden states, K and V are on the host in layer order, and streamed rows.
 // Lists are by task of the rank.
 type simStaging struct {
-	waits         []bool // the task's input waits there; nil: none does
+	waits         []bool // the task's input is on the host; nil: none is
 	gone, fetched []ir.Seconds
 	caches        map[int32][]ir.Seconds // [k], by stage: when K and V of a layer are back
-	lagging       ir.Seconds             // when the result that the last task sent away has left
+	lagging       ir.Seconds             // when the result that the last task sent has left
 }
 
 func newSimStaging(tasks int) simStaging {
@@ -30,7 +30,7 @@ func (st *simStage) await() {
 	}
 }
 
-// stageOut sends a task's result to the host, where it waits for its reader.
+// stageOut sends a task's result to the host, where it stays until it is read.
 func (s *Simulation) stageOut(st *simStage, t *walk.Node, reader int32) {
 	left := st.link.Copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
 	st.waits[reader], st.gone[reader], st.lagging = true, left, left
@@ -63,8 +63,8 @@ func (s *Simulation) waitCaches(st *simStage, t *walk.Node, k int) {
 	}
 }
 
-// out returns how long the copies of a forward's k-th layer take. Inputs loaded from the host are there
-// already.
+// out returns how long the copies of a forward's k-th layer take. Inputs loaded from the host are already
+// there.
 func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	d := s.d2h[t.Home][t.At][int(t.First)+k]
 	if st.waits == nil {
@@ -82,8 +82,8 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	return d
 }
 
-// recomputeCaches computes K and V of the k-th layer of a backward's stage, where that begins with it: from the inputs of all
-// subsequences, of which those on the host come a few at a time.
+// recomputeCaches computes K and V of the k-th layer of a backward's stage, if that begins with it, from the inputs of all
+// subsequences. Inputs on the host are loaded a few at a time.
 func (s *Simulation) recomputeCaches(st *simStage, t *walk.Node, k int) {
 	task := st.tasks[st.done]
 	if !s.Plan.RecomputesCaches(task) {

@@ -8,17 +8,17 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// streamCosts are the durations of what streams.
+// streamCosts has the durations of streamed transfers.
 type streamCosts struct {
-	rows []ir.Seconds // [i], own rows of a layer, out
+	rows []ir.Seconds // [i], a layer's own rows, to the host
 	in   func(walk.Load) ir.Seconds
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches are those of a layer of one kind. again is attention that the backward makes once more.
+// stretches has the times of attention in a layer of one kind; again is attention that the backward recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
-// stretch is attention over own rows and over blocks, and what of a layer comes before it.
+// stretch has the times of attention over own rows and over blocks, and of the part of a layer before it.
 type stretch struct {
 	before, own ir.Seconds
 	blocks      []ir.Seconds
@@ -32,7 +32,7 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// add prices a layer; the collectives that its passes find under way hold up theirs.
+// add computes the times of a layer. Collectives in progress when its passes begin delay theirs.
 func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
 	if b.Attends {
@@ -43,7 +43,7 @@ func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, b
 	s.forward, s.backward, s.again = append(s.forward, forward), append(s.backward, backward), append(s.again, again)
 }
 
-// rowsOut is how long own rows of a layer take to the host.
+// rowsOut returns the time to copy a layer's own rows to the host.
 func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
 	for i := range g.Layer.Values {
 		if v := &g.Layer.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
@@ -53,7 +53,7 @@ func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
 	return rows
 }
 
-// stretch finds the attention of a pass.
+// stretch returns the times of the attention of a pass.
 func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
 	for i := range nodes {
 		if nodes[i].Attends() {
@@ -64,7 +64,7 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 	panic("internal: a layer without attention")
 }
 
-// CopyCosts returns the costs of loads and of what returns, one instruction for each buffer.
+// CopyCosts returns functions for the costs of loads and of returned gradients, with one instruction for each buffer.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens
@@ -93,12 +93,12 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 	return in, price(ir.WorkD2H, graph.CacheGrad)
 }
 
-// simStream simulates what streams through a rank.
+// simStream simulates the streamed rows of a rank.
 type simStream struct {
 	queue  *walk.LoadQueue
 	coming []ir.Seconds  // issued loads that are not yet used
 	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
-	grads  []ir.Seconds  // the same of dK and dV
+	grads  []ir.Seconds  // when the last rows of dK and dV were on the host
 	freed  [2]ir.Seconds // when the last two blocks of dK and dV had left: a load reuses the bytes of the earlier one
 }
 

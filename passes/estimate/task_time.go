@@ -7,33 +7,33 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TaskTime predicts what a subsequence takes on the stage that needs longest for it, forward and backward together, as a
-// function of where the subsequence lies. Only attention depends on the prefix, and nothing runs beside it, so the rest
+// TaskTime predicts the forward and backward time of a subsequence on the slowest stage, as a
+// function of the position of the subsequence. Only attention depends on the prefix, and nothing runs concurrently with it, so the rest
 // is computed once for each length.
 type TaskTime struct {
 	Pricer
 	Plan    *plan.Plan
 	Model   *graph.Model
-	Layers  []*graph.Block       // of each kind, as the policy of recomputation leaves it
+	Layers  []*graph.Block       // of each kind, after the recomputation policy
 	Attends [][]*graph.Node      // of each kind
 	rest    map[int64]blockTimes // by tokens
 }
 
-// blockTimes are forward and backward of each block for one number of tokens, of the layer without attention. Attention takes
-// some time for each token of the prefix and some besides, where that holds.
+// blockTimes has forward and backward times of each block for one number of tokens. The time of a layer excludes attention, which
+// takes a constant plus a time for each token of the prefix if it is linear.
 type blockTimes struct {
 	embedding, head ir.Seconds
-	kinds           []kindTimes // of layers
+	kinds           []kindTimes // of each kind of layer
 }
 
-// kindTimes are those of a layer of one kind.
+// kindTimes has the times of a layer of one kind.
 type kindTimes struct {
 	rest            ir.Seconds // forward and backward without attention
 	linear          bool
 	alone, perToken ir.Seconds
 }
 
-// NewTaskTime predicts tasks of a plan whose stages are decided.
+// NewTaskTime returns the predictor for a plan whose stages are decided.
 func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
@@ -51,7 +51,7 @@ func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	return t
 }
 
-// Of is the time of tokens prefix .. prefix+tokens-1.
+// Of returns the time of tokens prefix .. prefix+tokens-1.
 func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	rest, ok := t.rest[tokens]
 	if !ok {
@@ -90,7 +90,7 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
-// straighten finds whether attention of a number of tokens is linear in the prefix: so it is unless memory bounds its kernels, it
+// straighten finds whether attention over a number of tokens is linear in the prefix. It is, unless memory bounds its kernels, it
 // has a window, or the prefix comes in blocks.
 func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	most := t.Plan.Train.Sequence - tokens
@@ -110,18 +110,18 @@ func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	}
 }
 
-// Both is the time of a block forward and backward.
+// Both returns the time of a block forward and backward.
 func (t *TaskTime) Both(b *graph.Block, z graph.Size) ir.Seconds {
 	return t.Time(t.Model, b, b.Forward, z) + t.Time(t.Model, b, b.Backward, z)
 }
 
-// Size is the shape of tokens behind a prefix.
+// Size returns the shape of tokens after a prefix.
 func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	p := t.Plan
 	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
 }
 
-// AttentionTime is that of attention of a layer of a kind, forward and backward.
+// AttentionTime returns the time of attention in a layer of a kind, forward and backward.
 func (t *TaskTime) AttentionTime(kind int, z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.Attends[kind] {

@@ -8,20 +8,20 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The end of a step, in the order of codegen: gradients are completed, parameter by parameter, over the ranks of a stage and then
-// over replicas; their norm is taken; every parameter takes its step, and new weights go out while the next one takes its own.
+// The end of a step, in the order of codegen: gradients are reduced, parameter by parameter, over the ranks of a stage and then
+// over replicas; their norm is computed; every parameter is updated, and new weights are sent while the next parameter is updated.
 
-// ending is a parameter at the end of a step.
+// ending is a parameter at the end of a step. Fields are sizes of its tensors.
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
-	whole, half, slice      ir.Bytes   // its gradient; what is left of it when the ranks of a stage have divided it, and replicas
-	halfWeight, sliceWeight ir.Bytes   // what goes out, on its way and to begin with; 0: that stays
-	update                  ir.Bytes   // what the optimizer needs for a while
-	blocks                  []ir.Bytes // of its state, which pass through the device
+	whole, half, slice      ir.Bytes   // the gradient; its part after the ranks of a stage have divided it; and after replicas have divided that
+	halfWeight, sliceWeight ir.Bytes   // new weights that are sent: after the first and before the first gather; 0: none are sent
+	update                  ir.Bytes   // temporaries of the optimizer
+	blocks                  []ir.Bytes // blocks of its state that pass through the device
 }
 
-// endings are the parameters that a stage's ranks update.
+// endings returns the parameters that a stage's ranks update.
 func (r *tracker) endings() (list []ending) {
 	add := func(b *graph.Block, layers int) {
 		var of []ending
@@ -50,7 +50,7 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	of := func(slices int64, d ir.DType) ir.Bytes { return graph.Align(elements / ir.Bytes(slices) * d.Bytes()) }
 	e.whole, e.half, e.slice = of(1, ir.F32), of(e.cut.SP, ir.F32), of(e.cut.Slices(), ir.F32)
-	sent := ir.F32 // gradients, where there is no ZeRO
+	sent := ir.F32 // gradients that are sent, if there is no ZeRO
 	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
 		if sent = r.graph.DType(); sent != ir.F32 {
 			e.sliceWeight = of(e.cut.Slices(), sent)
@@ -77,13 +77,13 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	return e
 }
 
-// passing counts the blocks of optimizer state on the device: the one that is updated, the next and the one before.
+// passing counts the blocks of optimizer state on the device: the one that is being updated, the next and the previous one.
 type passing struct {
 	waiting []ir.Bytes
 	now     []ir.Bytes
 }
 
-// load brings the next block, and returns its bytes.
+// load brings the next block to the device and returns its bytes.
 func (q *passing) load() (n ir.Bytes) {
 	if len(q.waiting) > 0 {
 		n = q.waiting[0]
@@ -92,9 +92,9 @@ func (q *passing) load() (n ir.Bytes) {
 	return n
 }
 
-// optimizer notes the end of the step. What is made of whole gradients is counted with what runs.
+// optimizer notes the end of the step. Tensors computed from whole gradients are counted as running.
 func (r *tracker) optimizer() {
-	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // which the last backward passes on
+	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // passed on by the last backward
 	r.now[TermGradients] -= r.owed
 	list := r.endings()
 	var queue passing
@@ -135,12 +135,12 @@ func (r *tracker) optimizer() {
 		}
 		step(e.sliceWeight+more, more+lagging)
 		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
-			running -= e.slice // all are back in the whole
+			running -= e.slice // all slices are back in the whole gradient
 		}
 	}
 }
 
-// letGo is the whole gradient once there are slices of it, unless they come back there.
+// letGo returns the bytes of the whole gradient that are freed once there are slices of it, unless the slices return to it.
 func (e *ending) letGo() ir.Bytes {
 	if e.zero == 0 {
 		return 0
@@ -148,7 +148,7 @@ func (e *ending) letGo() ir.Bytes {
 	return e.whole
 }
 
-// norm notes the sums of squares: of all tensors, by replica and by rank of a stage.
+// norm notes the sums of squares of all tensors, by replica and by rank of a stage.
 func (r *tracker) norm(running ir.Bytes) {
 	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
 	for i := range r.graph.Head.Params {

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Unmuxed is the plan with every task whole and on the rank that has its stage.
+// Unmuxed returns the plan with every task whole and on the rank that has its stage.
 func Unmuxed(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -18,8 +18,9 @@ func Unmuxed(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each would hold without, and all that it
-// borrows, as if there were one moment that has all of both.
+// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each rank would hold without sharing, plus
+// everything that it
+// borrows, as if both peaks occurred at the same moment.
 func (m *Meter) leftFootprint(limit plan.Memory) (f Footprint, fits bool) {
 	p := m.Plan
 	if f, fits = m.Of(Unmuxed(p)).Within(limit); !fits {
@@ -31,7 +32,7 @@ func (m *Meter) leftFootprint(limit plan.Memory) (f Footprint, fits bool) {
 	return f, f.Fits(limit.DeviceCapacityBytes, limit.HostCapacityBytes)
 }
 
-// WithBorrowed adds what a rank borrows to what it holds without.
+// WithBorrowed adds the bytes that a rank borrows to those that it holds without sharing.
 func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Bytes) (Peak, ir.Bytes) {
 	was := peak.Bytes
 	host += borrowed(p, g, rank, &peak.Terms)
@@ -43,20 +44,20 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 	return peak, host
 }
 
-// borrowed adds to terms what a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
-// up to its last piece, and what its pieces leave for their backwards. It returns what of that is on the host.
+// borrowed adds to terms the bytes that a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
+// up to its last piece, and the tensors that its pieces save for their backwards. It returns the part that is on the host.
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	whole := *p
 	whole.Parallel.Zero = 0
-	weights, gradients, _ := whole.StateBytes(g, g.Layer) // also where their own rank divides them
-	visited := visitBytesOf(p, g, g.Layer)                // a layer more than without is under way at a time
+	weights, gradients, _ := whole.StateBytes(g, g.Layer) // whole, even if their own rank divides them
+	visited := visitBytesOf(p, g, g.Layer)                // one more layer is in progress at a time than without sharing
 	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != plan.Forward || t.Microbatch > 0 {
 			continue
 		}
-		if p.Home(t.Stage) == rank { // and pieces of its own, whose units are rounded up each
+		if p.Home(t.Stage) == rank { // its own stage: pieces, whose units are each rounded up
 			if t.Piece > 0 {
 				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
 				host, terms[TermKept] = host+n, terms[TermKept]+n
@@ -71,7 +72,7 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 				switch letter {
 				case plan.FateOffload:
 					host += graph.Align(sizes[u]) + ir.Alignment
-					terms[TermCopies] += graph.Align(sizes[u]) // at most: few are under way at a time
+					terms[TermCopies] += graph.Align(sizes[u]) // an upper bound: few are in transfer at a time
 				case plan.FateKeep:
 					terms[TermKept] += graph.Align(sizes[u])
 				}
@@ -94,13 +95,13 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 		}
 	}
 	terms[TermMessages] += gradientParts(p, g, rank)
-	if rank+1 < p.Parallel.PP { // what the rank behind has added to gradients of weights comes in one by one
+	if rank+1 < p.Parallel.PP { // weight gradients summed by the next rank arrive one by one
 		terms[TermMessages] += largestGradient(g.Layer)
 	}
 	return host
 }
 
-// largestGradient is that of a block's largest parameter, whole.
+// largestGradient returns the bytes of the whole gradient of a block's largest parameter.
 func largestGradient(b *graph.Block) (most ir.Bytes) {
 	for i := range b.Params {
 		most = max(most, wholeGradients(b, 1<<i))
@@ -108,7 +109,8 @@ func largestGradient(b *graph.Block) (most ir.Bytes) {
 	return most
 }
 
-// gradientParts are what comes in for gradients of K and V in the slot that has most of it: a layer of all that the rank runs there.
+// gradientParts returns the bytes of incoming gradients of K and V in the slot that has most of them: one layer of all tasks that the
+// rank runs there.
 func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 	slots := make([]ir.Bytes, p.Parallel.PP-1)
 	for _, t := range p.Tasks[rank] {

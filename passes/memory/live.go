@@ -13,9 +13,9 @@ type Direction uint8
 const (
 	forwardPass Direction = iota
 	BackwardPass
-	inputPass     // the first half of the backward
-	weightPass    // the second
-	attendingPass // the rest of a backward after it has taken its own rows of K and V, if they stream
+	inputPass     // first half of a backward
+	weightPass    // second half of a backward
+	attendingPass // rest of a backward after it has loaded its own rows of K and V, if they are streamed
 	betweenHalves
 	cachingPass // the recomputation of K and V
 )

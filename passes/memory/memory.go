@@ -1,7 +1,7 @@
-// Package memory bounds what a plan holds on the device and on the host, before anything is placed. A Meter goes through
-// the actions of a rank and adds up whose bytes are held.
+// Package memory bounds what a plan holds on the device and on the host, before anything is placed. A Meter walks through
+// the actions of a rank and adds up the bytes held.
 //
-// Read memory.go for the walk; live.go finds what one block holds while it runs.
+// Read memory.go for the walk; live.go computes the bytes that one block holds while it runs.
 package memory
 
 import (
@@ -19,40 +19,40 @@ import (
 	"sppo.dev/schedule"
 )
 
-// A bound on memory, for passes that choose among plans before anything is placed. It goes through the schedule of a stage and
-// adds up whose bytes are held. Plan.Memory is what codegen then places, to the byte; a test in codegen holds the two together.
+// A bound on memory, for passes that choose among plans before anything is placed. It walks through the schedule of a stage and
+// adds up the bytes held. Plan.Memory is what codegen then places, to the byte; a test in codegen compares the two.
 
-// Term is one of the things that a rank's device memory goes to.
+// Term is a use of a rank's device memory.
 type Term int
 
-// Terms.
+// Uses of memory.
 const (
 	TermWeights    Term = iota
 	TermOptimizer       // states and f32 masters
-	TermGradients       // of weights, those that the step has touched
+	TermGradients       // of weights: those that the step has already added to
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
-	TermLoads           // of these, rows that stream
+	TermLoads           // streamed rows of these
 	TermKept            // units between their forward and their backward
 	TermCopies          // units on their way to the host or back
-	TermMessages        // between stages, and what waits for the head
-	TermWorking         // what runs: a layer, the embedding, a chunk of the head
-	TermPacking         // gaps that placing may leave
+	TermMessages        // messages between stages, and hidden rows that wait for the head
+	TermWorking         // the running layer, embedding or chunk of the head
+	TermPacking         // gaps that placement may leave
 	numTerms
 )
 
 var termNames = [numTerms]string{
-	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "K and V that stream", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
+	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "streamed K and V", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
 }
 
-// String names the term as reports do.
+// String returns the name that reports use.
 func (t Term) String() string { return termNames[t] }
 
-// Peak is the moment at which a stage's ranks hold most on the device.
+// Peak is the moment at which a stage's ranks hold the most on the device.
 type Peak struct {
 	Bytes ir.Bytes           // sum of the terms
 	Terms [numTerms]ir.Bytes // at that moment
-	Task  plan.Task          // that runs then
+	Task  plan.Task          // the task that runs at that moment
 }
 
 // Footprint bounds a plan's arenas from above.
@@ -66,7 +66,7 @@ func FootprintOf(p *plan.Plan) Footprint {
 	return NewMeter(walk.Must(p), walk.NewShapes(p, p.Graph()), Blocks{}, nil).Footprint()
 }
 
-// Fits reports whether a plan that needs no more than this has room.
+// Fits reports whether the footprint is within the plan's capacities.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
 	for s := range f.Device {
 		if f.Device[s].Bytes > device || f.Host[s] > host {
@@ -91,24 +91,24 @@ type heldBytes struct {
 	bytes ir.Bytes
 }
 
-// NewMeter bounds the memory of a walk's plan; it keeps what blocks hold in b, and counts its work in w, if that is not nil.
+// NewMeter returns the meter of a walk's plan. It caches the bytes that blocks hold in b, and counts its work in w unless that is nil.
 func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
 	return &Meter{r, s, b, new([1 << 10]heldBytes), w}
 }
 
-// Of is the meter of a plan whose tasks are others, of the same sizes.
+// Of returns the meter of a plan with other tasks of the same sizes.
 func (m *Meter) Of(p *plan.Plan) *Meter {
 	return &Meter{walk.Must(p), m.Shapes, m.blocks, m.recent, m.work}
 }
 
-// Footprint bounds all arenas.
+// Footprint returns the bound on all arenas.
 func (m *Meter) Footprint() Footprint {
 	f, _ := m.Within(plan.Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64})
 	return f
 }
 
-// Within reports whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
-// is in part.
+// Within reports whether a plan fits. It stops as soon as it knows: the footprint of a plan that does not fit
+// is partial.
 func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	p := m.Plan
 	if p.Mux.Left {
@@ -125,14 +125,14 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	return f, true
 }
 
-// Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. Lives that end
-// in another order than they began leave larger ones.
+// Packing is the share of temporary buffers that placement may lose in gaps: a test compares it with placed plans. Lifetimes that end
+// in another order than they began leave larger gaps.
 const (
 	packing        = 0.03
 	packingOfWoven = 0.08
 )
 
-// Packed returns what placing n bytes may lose in gaps.
+// Packed returns the bytes that placement of n bytes may lose in gaps.
 func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
 	if woven(p) {
 		return ir.Bytes(float64(n) * packingOfWoven)
@@ -140,64 +140,64 @@ func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
 	return ir.Bytes(float64(n) * packing)
 }
 
-// woven reports whether activations of several microbatches on several virtual stages, or of backwards in halves, live at once.
+// woven reports whether activations of several microbatches on several virtual stages, or of split backwards, are live at the same time.
 func woven(p *plan.Plan) bool {
 	s := strategy.Of(p)
 	return s.Late || p.Parallel.VirtualStages > 1 && !s.Rounds
 }
 
-// tracker adds up what one stage holds while its tasks run.
+// tracker adds up the bytes that one stage holds while its tasks run.
 type tracker struct {
 	*Meter
 	plan   *plan.Plan
 	stage  int
 	graph  *graph.Model
 	layers []int // of each virtual stage
-	first  []int // of each virtual stage, where its layers begin among all of its rank
+	first  []int // of each virtual stage: index of its first layer among all layers of its rank
 
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
 	peak  Peak
-	most  ir.Bytes // on the host
-	rests ir.Bytes // of it, optimizer state
-	whole []params // of each layer, of the embedding and of the head: those whose gradients are there, whole
-	adds  addedTo  // of the backward that ran last
-	given []bool   // layers of whose gradients there are sums of slices
-	owed  ir.Bytes // gradients that the visit before has given away, and what the collectives that may not be done make of them
+	most  ir.Bytes // maximum on the host
+	rests ir.Bytes // part of it that is optimizer state
+	whole []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
+	adds  addedTo  // parameters that the last backward added to
+	given []bool   // layers whose gradients have been summed into slices
+	owed  ir.Bytes // gradients given away by the previous visit, and results of the collectives that may still be running
 
 	units     []*unitsLeft // [i]: nil until the first forward
-	leaving   []bool       // [layer of a task, as nodes count them, from begun on]: its offloaded tensors hold their bytes
-	begun     int          // layers of all tasks of the ranks before
-	streaming []int        // values of which a rank holds own rows alone
+	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
+	begun     int          // layers of all tasks of earlier ranks
+	streaming []int        // values of which a rank holds only its own rows
 	loads     loadsHeld
 	visitsOf  []visitBytes // by kind of layers
-	visits    visitBytes   // of the layer that is visited
-	path      []int        // under ZeroWeights, own layers in the order of visits
-	visited   int          // of these
-	gathered  ir.Bytes     // weights that are whole, and what they are gathered from
-	passing   params       // of the layer that runs those that are whole for this visit alone, and so not among these
+	visits    visitBytes   // of the current layer
+	path      []int        // under ZeroWeights, the rank's layers in the order of visits
+	visited   int          // visits of path so far
+	gathered  ir.Bytes     // weights that are whole, and the slices that they are gathered from
+	passing   params       // parameters that are whole only for this visit, and so not in gathered
 
-	waits []bool         // [task]: its input waits on the host; nil: none does
+	waits []bool         // [task]: its input is on the host; nil: none is
 	task  int            // that runs
-	loans []plan.Lending // [stage]: what it lends this one
+	loans []plan.Lending // [stage]: what it lends to this one
 	last  blockOf
 }
 
-// blockOf is the dataflow that letters stand for.
+// blockOf is a dataflow and the letters that it stands for.
 type blockOf struct {
 	kind    int
 	letters string
 	block   *graph.Block
 }
 
-// addedTo are the parameters whose gradients a pass adds to.
+// addedTo is the set of parameters whose gradients a pass adds to.
 type addedTo struct {
 	block  *graph.Block
 	pass   Direction
 	params params
 }
 
-// unitsLeft is what the forwards of a subsequence leave, layer by layer of all of the rank.
+// unitsLeft has the bytes that the forwards of a subsequence leave, for each layer of the rank.
 type unitsLeft struct{ kept, offloaded []ir.Bytes }
 
 func (m *Meter) newTracker(stage int) *tracker {
@@ -245,7 +245,7 @@ func (m *Meter) newTracker(stage int) *tracker {
 	return r
 }
 
-// Stage bounds the arenas of a stage; inputs are those of waitingInputs.
+// Stage bounds the arenas of a stage; inputs come from WaitingInputs.
 func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	p, r := m.Plan, m.newTracker(stage)
 	r.persist()
@@ -266,7 +266,7 @@ func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	return r.peak, r.most + Packed(p, r.most-r.rests)
 }
 
-// note compares a moment with the peak so far: what is held, and what runs.
+// note compares a moment with the peak so far: bytes held, plus those of the running block.
 func (r *tracker) note(t plan.Task, working ir.Bytes) {
 	r.now[TermWorking] = working
 	var sum ir.Bytes
@@ -283,7 +283,7 @@ func (r *tracker) firstStage() bool { return r.stage == r.plan.Home(0) }
 
 func (r *tracker) lastStage() bool { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
 
-// persist counts what lives through the whole run.
+// persist counts the tensors that live through the whole run.
 func (r *tracker) persist() {
 	add := func(b *graph.Block, layers ir.Bytes) {
 		weights, _, optimizer := r.plan.StateBytes(r.graph, b)
@@ -291,7 +291,7 @@ func (r *tracker) persist() {
 		r.now[TermOptimizer] += layers * optimizer
 		r.rests += layers * r.plan.HostStateBytes(r.graph, b)
 	}
-	scalars := ir.Bytes(4) // losses, the step's parameters, the norm of gradients
+	scalars := ir.Bytes(4) // losses, the step's parameters, the norm of the gradients
 	if r.graph.Masked {
 		scalars += 2 // weights of labels, in steps and validations
 	}
@@ -312,12 +312,12 @@ func (r *tracker) persist() {
 	r.host, r.most = r.rests, r.rests
 }
 
-// ofEmbedding and ofHead are their places behind those of layers.
+// ofEmbedding and ofHead are the indices of embedding and head, after those of the layers.
 func (r *tracker) ofEmbedding() int { return len(r.given) }
 
 func (r *tracker) ofHead() int { return len(r.given) + 1 }
 
-// begins are the gradients of a block that a pass adds to, and that are not there yet.
+// begins returns the gradients of a block that a pass adds to and that do not exist yet.
 func (r *tracker) begins(b *graph.Block, own int, pass Direction) params {
 	if r.adds.block != b || r.adds.pass != pass {
 		r.adds = addedTo{b, pass, addsTo(b, pass)}
@@ -331,7 +331,7 @@ func (r *tracker) begin(b *graph.Block, own int, begins params) {
 	r.now[TermGradients] += wholeGradients(b, begins)
 }
 
-// wholeGradients are the bytes of some of a block's.
+// wholeGradients returns the bytes of the whole gradients of some of a block's parameters.
 func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 	for i := range b.Params {
 		if of.has(i) {
@@ -411,7 +411,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
 	r.cachesOut(t, b)
-	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // nobody reads K and V any more
+	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // K and V are not read any more
 		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
 		r.host -= r.streamed(graph.Cache, z.Sequence)
 	}
@@ -456,8 +456,8 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	}
 }
 
-// gradsOnHost are the bytes of dK and dV that a layer of a task has on the host for those who stream them: of all tokens before the
-// last subsequence, or none where no subsequence sees any before its own.
+// gradsOnHost returns the bytes of dK and dV that a layer of a task has on the host for streaming: those of all tokens before the
+// last subsequence, or none if no subsequence sees tokens before its own.
 func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
 	last := r.graph.OfLayer(r.Sizes[len(r.Sizes)-1], r.plan.Layers(t.Stage)[k])
 	if last.Earliest() == last.Prefix {
@@ -466,7 +466,7 @@ func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
 	return r.streamed(graph.CacheGrad, last.Prefix)
 }
 
-// weightGrads is the second half of a backward.
+// weightGrads runs the second half of a backward.
 func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
 	z := r.Sizes[t.Subsequence]
 	r.now[TermKept] -= r.between(b, z)
@@ -477,7 +477,7 @@ func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block,
 	}
 }
 
-// isLeaving is whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
+// isLeaving reports whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
 func (r *tracker) isLeaving(t *walk.Node, k int) *bool { return &r.leaving[int(t.Layers)-r.begun+k] }
 
 // release ends the copy of a forward's layer to the host.
@@ -488,7 +488,7 @@ func (r *tracker) release(t *walk.Node, a schedule.Action) {
 	}
 }
 
-// reload begins the copy back of a backward's layer.
+// reload begins the copy of a backward's layer to the device.
 func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	n := r.units[t.Subsequence].offloaded[t.First+a.Layer]
 	r.now[TermCopies] += n
@@ -496,8 +496,8 @@ func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	r.host -= n
 }
 
-// leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
-// then on what the visit before has given away is on its way. Gradients that are not complete wait, whole.
+// leaveBackward ends the visit of a layer. The tensors that its second half will read are kept, or its gradients are given away; those
+// given away by the previous visit are then in transfer. Gradients that are not yet complete stay, whole.
 func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
 	if at.Split {
 		r.now[TermKept] += r.between(b, z)
@@ -509,7 +509,7 @@ func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Bl
 	r.whole[own] &^= r.visits.divided
 	r.now[TermGradients] -= r.visits.gradients + r.owed
 	r.owed = r.visits.gradients + r.visits.halfSums
-	if r.given[own] { // what is added to the sums of visits before
+	if r.given[own] { // added to the sums of earlier visits
 		r.owed += r.visits.sums
 	} else {
 		r.given[own] = true
@@ -518,12 +518,12 @@ func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Bl
 	r.now[TermGradients] += r.owed
 }
 
-// between are the bytes that a block holds from the first half of its backward to the second.
+// between returns the bytes that a block holds from the first half of its backward to the second.
 func (r *tracker) between(b *graph.Block, z graph.Size) ir.Bytes {
 	return r.working(b, betweenHalves, z, 0)
 }
 
-// cachesBetween are the gradients of K and V that the second half reads.
+// cachesBetween returns the bytes of the gradients of K and V that the second half reads.
 func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	for _, v := range b.Between {
 		if b.Values[v].Kind == graph.CacheGrad {
@@ -533,7 +533,7 @@ func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// visiting notes a backward pass of the k-th layer of a task, and what it begins.
+// visiting notes a backward pass of the k-th layer of a task, and the gradients that it begins.
 func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z graph.Size) {
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
@@ -548,14 +548,14 @@ func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z
 	r.begin(b, own, begins)
 }
 
-// touching notes a backward pass of the embedding or the head, and what it begins.
+// touching notes a backward pass of the embedding or the head, and the gradients that it begins.
 func (r *tracker) touching(t plan.Task, b *graph.Block, own int, pass Direction, z graph.Size) {
 	begins := r.begins(b, own, pass)
 	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
 	r.begin(b, own, begins)
 }
 
-// block is the dataflow of the k-th layer of a task.
+// block returns the dataflow of the k-th layer of a task.
 func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	units := len(r.Saved[0])
 	at, kind := (r.first[t.Stage]+k)*units, 0
@@ -568,8 +568,8 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	return r.last.block
 }
 
-// working is what a block holds while it runs. Most layers of a subsequence hold the same, and comparing with the last
-// is faster than a look-up of so long a key.
+// working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the same, and comparing with the
+// last key is faster than looking up such a long key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
 	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z)]
 	if held.workingKey != key {
@@ -584,7 +584,7 @@ func slotOf(pass Direction, z graph.Size) int {
 	return int((uint64(z.Prefix)<<3 + uint64(pass)) * mix >> 54)
 }
 
-// leave is what a forward will leave.
+// leave returns the bytes that a forward will leave.
 func (r *tracker) leave(t plan.Task) *unitsLeft {
 	u := r.units[t.Subsequence]
 	if u != nil {
@@ -613,10 +613,10 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 	return u
 }
 
-// inputWaits reports whether the input of the task that runs waits on the host.
+// inputWaits reports whether the input of the running task is on the host.
 func (r *tracker) inputWaits() bool { return r.waits != nil && r.waits[r.task] }
 
-// endStaged counts what waits on the host for its reader. A layer's input becomes its unit there.
+// endStaged counts results that are on the host until they are read. A layer's input becomes its unit there.
 func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	if t.Kind == plan.Backward && r.inputWaits() {
 		r.host -= r.hidden(r.Sizes[t.Subsequence])
@@ -630,7 +630,7 @@ func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	}
 }
 
-// cachesOut lets K and V of a layer go once the last subsequence has passed it.
+// cachesOut frees K and V of a layer once the last subsequence has passed it.
 func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	if !b.Attends {
 		return
@@ -650,7 +650,7 @@ func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	}
 }
 
-// recomputeCaches brings K and V of a layer back by computing them, where its first backward begins with that.
+// recomputeCaches restores K and V of a layer by computing them, if the first backward of the layer begins with that.
 func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
 	if !r.plan.RecomputesCaches(t) || !b.Attends {
 		return
@@ -666,7 +666,7 @@ func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
 	}
 }
 
-// cachesIn brings them back for the stage's first backward.
+// cachesIn restores them for the stage's first backward.
 func (r *tracker) cachesIn(next plan.Task) {
 	if !r.plan.StagesCaches(next.Stage) {
 		return
@@ -683,12 +683,12 @@ func (r *tracker) cachesIn(next plan.Task) {
 	}
 }
 
-// hidden are the bytes of the rows that stages pass on.
+// hidden returns the bytes of the rows that stages pass on.
 func (r *tracker) hidden(z graph.Size) ir.Bytes {
 	return graph.Align(r.graph.Layer.Values[r.graph.Layer.Input].Bytes(z))
 }
 
-// caches are the bytes of K and V of a layer, or of their gradients.
+// caches returns the bytes of K and V of a layer, or of their gradients.
 func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	for v := range b.Values {
 		if b.Values[v].Kind == kind && b.Values[v].Spans() {
@@ -698,7 +698,7 @@ func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.By
 	return n
 }
 
-// streamed are the bytes of some tokens of what streams.
+// streamed returns the bytes of a number of streamed tokens.
 func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	z := r.Sizes[0]
 	z.Tokens = tokens
@@ -710,8 +710,8 @@ func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	return n
 }
 
-// WaitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
-// before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
+// WaitingInputs returns, for every task of every stage, the bytes of messages that are held while it runs: the result of the
+// previous task while it is sent, and inputs of later tasks that have arrived or may arrive while the task runs.
 func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	w, p, g := inputs{Meter: m}, m.Plan, m.Model
 	for _, z := range w.Sizes {
@@ -733,7 +733,7 @@ func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	return held
 }
 
-// inputs are the messages of a plan's tasks. Lists are by number of the task, or by rank.
+// inputs has the messages of a plan's tasks. Lists are indexed by the number of the task, or by rank.
 type inputs struct {
 	*Meter
 	hidden       []ir.Bytes // [i]
@@ -742,10 +742,10 @@ type inputs struct {
 	arrivals     [][]arrival
 }
 
-// arrival is of a task's input.
+// arrival is the arrival of a task's input.
 type arrival struct{ time, task int }
 
-// send notes where the results of a rank's tasks go, and what is held of them on the way.
+// send notes where the results of a rank's tasks go, and the bytes held while they are sent.
 func (w *inputs) send(rank int) {
 	p, first := w.Plan, w.Firsts[rank]
 	tasks := p.Tasks[rank]
@@ -762,12 +762,12 @@ func (w *inputs) send(rank int) {
 			continue
 		}
 		size := w.hidden[t.Subsequence]
-		if a := list.Last(i); a.Op == schedule.StageOut && p.StagesOut(tasks[i], tasks[a.Of]) { // on its way out, and back
+		if a := list.Last(i); a.Op == schedule.StageOut && p.StagesOut(tasks[i], tasks[a.Of]) { // copied to the host, and back
 			w.held[n+1] += size
 			w.held[next-1] += size
 			continue
 		}
-		if to == rank { // it is the task's until it ends
+		if to == rank { // held by the task until it ends
 			w.arrivals[to] = append(w.arrivals[to], arrival{w.starts[n+1] + 1, next})
 			continue
 		}
@@ -778,7 +778,7 @@ func (w *inputs) send(rank int) {
 	}
 }
 
-// wait adds up what has come to a rank, or may come, while each of its tasks runs.
+// wait adds up the inputs that have arrived at a rank, or may arrive, while each of its tasks runs.
 func (w *inputs) wait(rank int) {
 	arrivals, first := w.arrivals[rank], w.Firsts[rank]
 	slices.SortFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
@@ -793,14 +793,14 @@ func (w *inputs) wait(rank int) {
 			waiting += w.hidden[w.Nodes[at].Subsequence]
 			next++
 		}
-		if come[i] { // the layer that runs holds its input
+		if come[i] { // counted with the running layer
 			waiting -= w.hidden[w.Nodes[n].Subsequence]
 		}
 		w.held[n] += waiting
 	}
 }
 
-// InWords lists the terms that matter, largest first.
+// InWords lists the largest terms, largest first.
 func (k Peak) InWords() string {
 	order := make([]Term, numTerms)
 	for t := range order {
@@ -816,13 +816,13 @@ func (k Peak) InWords() string {
 	return strings.Join(words, ", ")
 }
 
-// Capacities are what a rank has.
+// Capacities returns the bytes that a rank has in each arena.
 func Capacities(p *plan.Plan) plan.Memory {
 	m := ir.Machine(p.Cluster)
 	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
 }
 
-// Lack is the worst of a footprint.
+// Lack returns the largest shortfall of a footprint.
 func (f *Footprint) Lack(m plan.Memory) *plan.Lack {
 	m.DevicePeakBytes, m.HostPeakBytes = make([]ir.Bytes, len(f.Device)), f.Host
 	for s := range f.Device {
@@ -831,9 +831,9 @@ func (f *Footprint) Lack(m plan.Memory) *plan.Lack {
 	return m.Lack()
 }
 
-// Slack is how much of a footprint may be too much: a test in codegen holds it to that.
+// Slack returns how far a footprint may exceed the placed bytes; a test in codegen checks this.
 func Slack(p *plan.Plan) float64 {
-	if p.Mux.Left { // as if all that a rank borrows were there at once, and all that is its own
+	if p.Mux.Left { // a footprint assumes that everything borrowed and everything of its own exists at once
 		return 0.6
 	}
 	if woven(p) {
@@ -842,7 +842,7 @@ func Slack(p *plan.Plan) float64 {
 	return 0.04
 }
 
-// Peaks are those of the fullest stages.
+// Peaks returns the peaks of the fullest stages.
 func (f *Footprint) Peaks() (device, host ir.Bytes) {
 	for s := range f.Device {
 		device, host = max(device, f.Device[s].Bytes), max(host, f.Host[s])

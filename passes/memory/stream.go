@@ -13,8 +13,8 @@ import (
 // loaded early, the one in use, and the last two blocks of dK and dV, whose copies to the host may still be
 // running. The current subsequence's rows are counted with the layer that uses them.
 type loadsHeld struct {
-	queue  *walk.LoadQueue // nil: nothing streams
-	coming []walk.Load     // issued and not taken
+	queue  *walk.LoadQueue // nil: nothing is streamed
+	coming []walk.Load     // issued and not yet used
 	early  ir.Bytes        // their bytes
 	sent   [2]ir.Bytes     // dK and dV of the last two loads, the last one second
 }
@@ -22,7 +22,7 @@ type loadsHeld struct {
 // bytes returns the bytes held between two visits.
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
-// take returns the next load. It issues those that the plan wants to be in transfer by then, and frees the
+// take returns the next load. It issues the loads that should be in transfer by then, and frees the
 // gradients sent before the last load.
 func (r *tracker) take() walk.Load {
 	h := &r.loads
@@ -50,7 +50,7 @@ func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()
-	if len(h.coming) > 0 { // the layer that runs holds them
+	if len(h.coming) > 0 { // counted with the running layer
 		r.now[TermLoads] -= r.loadBytes(h.coming[0])
 	}
 	r.note(t, working)
@@ -80,7 +80,7 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	}
 	for range blocks {
 		l := r.take()
-		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // loaded with the block or begun by it
+		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // loaded with the block or created by it
 		most = max(most, h.bytes()+r.streamed(graph.Cache, l.End-l.First))
 		h.queue.SentGrads(l)
 	}

@@ -8,10 +8,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Weights that are divided are whole where codegen has them so: those of the layer that is visited and of the next, and
-// behind a visit those that one of the next two wants again.
+// Divided weights are whole at the same times as in codegen: those of the current and the next layer and,
+// after a visit, those that one of the next two visits needs again.
 
-// planVisits notes the visits of a stage's tasks; the second half of a backward reads no weights.
+// planVisits notes the visits of a stage's tasks. The second half of a backward reads no weights.
 func (r *tracker) planVisits() {
 	for _, t := range r.plan.Tasks[r.stage] {
 		if t.Kind == plan.WeightGrad {
@@ -28,7 +28,7 @@ func (r *tracker) planVisits() {
 	}
 }
 
-// layerAt is that of a visit; -1: there is none.
+// layerAt returns the layer of a visit, or -1 if there is no such visit.
 func (r *tracker) layerAt(visit int) int {
 	if visit < 0 || visit >= len(r.path) {
 		return -1
@@ -36,8 +36,8 @@ func (r *tracker) layerAt(visit int) int {
 	return r.path[visit]
 }
 
-// enter begins a visit: the next layer's weights are gathered, too, unless they are whole. Those of the layer itself are among what it
-// holds while it runs, unless one of the next two visits is of the same.
+// enter begins a visit. It also gathers the next layer's weights unless they are whole. The weights of the layer itself are among the bytes
+// that it holds while it runs, unless one of the next two visits is of the same layer.
 func (r *tracker) enter() {
 	if r.path == nil {
 		return
@@ -75,12 +75,12 @@ func (r *tracker) hasWhole(n ir.Bytes) {
 	r.gathered = n
 }
 
-// visitBytes are those that a visit of a layer needs for a while besides what is divided.
+// visitBytes has the bytes that a visit of a layer needs temporarily, in addition to the slices.
 type visitBytes struct {
-	gathered, divided  params   // of a layer: of these the weights, the gradients
-	weights, gradients ir.Bytes // whole
-	halves, halfSums   ir.Bytes // where there are two steps, between these
-	sums               ir.Bytes // slices of the gradients, added up
+	gathered, divided  params   // of a layer: parameters whose weights and whose gradients are divided
+	weights, gradients ir.Bytes // bytes when whole
+	halves, halfSums   ir.Bytes // bytes between the two steps of a collective, if there are two
+	sums               ir.Bytes // summed slices of the gradients
 }
 
 func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitBytes) {
@@ -88,7 +88,7 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 		param := &layer.Params[i]
 		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
 		whole := ir.Bytes(param.Local[0] * param.Local[1])
-		half := ir.Bytes(0) // of the way, where both the ranks of a stage and replicas divide
+		half := ir.Bytes(0) // after the first step, if both the ranks of a stage and replicas divide
 		if cut.SP > 1 && cut.DP > 1 {
 			half = whole / ir.Bytes(cut.SP)
 		}

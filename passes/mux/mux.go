@@ -15,14 +15,14 @@ import (
 
 // Run lets stages that idle at the start or the end of the pipeline take over part of the tasks of others.
 //
-// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are defined by its
 // table, which needs at least as many subsequences as stages. A forward of subsequence x on stage i is in
 // slot i + x, its backward in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each
 // idle one takes 1/PP of every active task and owners keep n/PP: all ranks then carry n/PP. Every subsequence
-// with such a task is cut by tokens into PP pieces, the same for all stages. Of a task in slot t the owner
-// runs the first t + 1 and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage until it
+// with such a task is cut by tokens into PP pieces, in the same way for all stages. In slot t the owner of a task
+// runs its first t + 1 pieces and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage until it
 // owns the stage. Backward and forward of a piece are on the same rank: activations stay where they were
-// computed. right.go handles the other end.
+// computed. right.go handles the turnaround.
 func Run(c *pass.Context, p *plan.Plan) error {
 	Off(c, p)
 	if !p.Schedule.SharesTasks() {
@@ -62,7 +62,7 @@ func ShareProblems(p *plan.Plan) []plan.Problem {
 	return Problems(p)
 }
 
-// wantsShared returns the ends of the pipeline that are shared, or are to be.
+// wantsShared reports which ends of the pipeline are shared, or are to be.
 func wantsShared(p *plan.Plan) (left, right bool) {
 	m := p.Schedule.Mux
 	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
@@ -80,7 +80,7 @@ func shareLeft(p *plan.Plan) {
 	p.Tasks = Order(p)
 }
 
-// decideMux records the best possible result of shares.
+// decideMux records the best possible result of sharing.
 func decideMux(p *plan.Plan, why string) {
 	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
 	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
@@ -101,7 +101,7 @@ func Off(_ *pass.Context, p *plan.Plan) {
 	}
 }
 
-// stagesFromTo lists a range of stages; a range of one is empty, because nobody shares.
+// stagesFromTo lists a range of stages. A range of one stage is empty, because it has no helper.
 func stagesFromTo(first, last int) []int {
 	out := []int{}
 	for s := first; s <= last && first < last; s++ {
@@ -110,7 +110,7 @@ func stagesFromTo(first, last int) []int {
 	return out
 }
 
-// cut divides a shared subsequence into a piece for every stage, as evenly as the grid of SP allows.
+// cut divides a shared subsequence into one piece for every stage, as evenly as the grid of SP allows.
 func cut(p *plan.Plan, x int) []int64 {
 	step, n := int64(p.Parallel.SP), int64(p.Parallel.PP)
 	pieces, begin := make([]int64, n), int64(0)
@@ -121,12 +121,12 @@ func cut(p *plan.Plan, x int) []int64 {
 	return pieces
 }
 
-// Problems returns why a requested mux is impossible, each with the nearest possible value.
+// Problems returns the reasons why a requested mux is impossible, each with the nearest possible value.
 func Problems(p *plan.Plan) []plan.Problem {
 	par, n := p.Parallel, p.Subsequences.N
 	switch {
 	case par.PP < 2:
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "a single stage has nobody to share its tasks with")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "a single stage has no other stage to share its tasks with")}
 	case p.Untrained > 0:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or train the embedding",
 			"%d layers have no backward, which others could share", p.Untrained)}
@@ -159,7 +159,7 @@ func leftProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// Order returns the tasks of every rank with sharing: the slots of the start, then its own stage, and the
+// Order returns the tasks of every rank with sharing: the slots at the start, then the tasks of its own stage, and the
 // same backward.
 func Order(p *plan.Plan) [][]plan.Task {
 	pp := p.Parallel.PP
@@ -236,7 +236,7 @@ func CheckPieces(p *plan.Plan) error {
 	return nil
 }
 
-// Shares holds the ends of a pipeline at which tasks are shared.
+// Shares selects the ends of a pipeline at which tasks are shared.
 type Shares struct{ Left, Right bool }
 
 // SharesOf returns the ends of the pipeline that a plan shares.

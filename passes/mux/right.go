@@ -22,8 +22,8 @@ func shareRight(p *plan.Plan) {
 	}
 }
 
-// blocks returns the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its
-// last tasks: helper j from the j-th to the next. Each block is 1/PP of the keys that a query of the task
+// blocks returns the boundaries, in tokens, of the blocks of a stage's keys that its helpers take in each of its
+// last tasks: helper j takes the block from the j-th boundary to the next. Each block is 1/PP of the keys that a query of the task
 // sees on average, to the nearest step of the grid. It ends before the first task in which its helper takes
 // part, so everything that a helper will ever need has been computed by then.
 func blocks(p *plan.Plan, stage int) [][]int64 {
@@ -55,7 +55,7 @@ func checkBlocks(p *plan.Plan) error {
 		blocks := p.Mux.Stages[i].Blocks
 		if !p.Mux.Right || i == 0 {
 			if len(blocks) > 0 {
-				return fmt.Errorf("mux of stage %d: it has blocks of keys, but nobody holds them", i)
+				return fmt.Errorf("mux of stage %d: it has blocks of keys, but no other stage holds them", i)
 			}
 			continue
 		}
@@ -94,7 +94,7 @@ func checkBorders(p *plan.Plan, stage, k int) error {
 			return fmt.Errorf("a block of keys ends at %d, which is not after its start at %d, or is after token %d, where the first task begins in which its helper takes part", end, borders[j], room)
 		}
 		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
-			return fmt.Errorf("a block of keys ends at %d, before that of the task before, at %d", end, blocks[k-1][j+1])
+			return fmt.Errorf("a block of keys ends at %d, before that of the previous task, which ends at %d", end, blocks[k-1][j+1])
 		}
 	}
 	return nil

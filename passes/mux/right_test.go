@@ -61,7 +61,7 @@ func TestEditedBlocks(t *testing.T) {
 		say  string
 		edit func(*plan.Plan)
 	}{
-		{"nobody holds them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
+		{"no other stage holds them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
 		{"for 0 tasks, but 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
 		{"borders from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
 		{"is not after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
@@ -79,7 +79,7 @@ func TestMuxRequests(t *testing.T) {
 	for _, c := range []struct{ set, say string }{
 		{"schedule.subsequences=1", "as many subsequences as stages"},
 		{"schedule.strategy=terapipe", "strategy = terapipe does not have"},
-		{"schedule.pp=1", "nobody to share"},
+		{"schedule.pp=1", "no other stage to share"},
 	} {
 		sp := plantest.Load(t, "tiny.sppo", append(strings.Fields(c.set), "schedule.mux=right")...)
 		wantError(t, plantest.Run(sp, plan.New(sp)), c.say)

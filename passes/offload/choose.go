@@ -31,14 +31,14 @@ type chooser struct {
 	graph     *graph.Model
 	sizes     [][]ir.Bytes // [i][unit]
 	order     []int        // units of a layer, in the order in which they are offloaded
-	apart     bool         // all of a unit is offloaded before any of the next in order
-	inputs    [][]ir.Bytes // of stages: messages held beside each task; nil: not yet computed
+	apart     bool         // all of one unit is offloaded before any of the next unit in order
+	inputs    [][]ir.Bytes // of each stage: messages held during each task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
 	remake    []remake             // the order in which units are recomputed; empty: none are
 	shared    *plan.Plan           // with tasks shared as the mux pass will, because shared work takes memory; nil: none are
 	whole     *plan.Plan           // the same with whole tasks at the start
-	memory    *memory.Meter        // of it, or of the plan
+	memory    *memory.Meter        // of the shared plan if there is one, otherwise of the plan
 	stale     [][]bool             // [stage][i]: the costs are those of an earlier placement
 	why       string               // for requested shares
 
@@ -55,7 +55,7 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	return h
 }
 
-// newUntimedChooser returns a chooser that goes by bytes alone.
+// newUntimedChooser returns a chooser that considers only bytes.
 func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
 	machine, e := ir.Machine(p.Cluster), c.Estimator(p)
 	h := &chooser{
@@ -97,7 +97,7 @@ func (h *chooser) put(stage int, l letters) {
 		if string(fate) == o.Fate[stage][i] {
 			continue
 		}
-		if h.plan.LayerOrder() { // what waits on the host depends on it
+		if h.plan.LayerOrder() { // the set of results on the host depends on it
 			h.inputs = nil
 		}
 		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
@@ -190,8 +190,8 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 	return may
 }
 
-// leave returns the order in which units are offloaded: earlier subsequences first, which return last; of a
-// subsequence the first layers, whose backward comes last; of a layer by the given order. If units may also
+// leave returns the order in which units are offloaded: first the earlier subsequences, which return last; within a
+// subsequence the first layers, whose backward comes last; within a layer the given order. If units may also
 // be recomputed, all of a unit that is expensive to recompute is offloaded before any of a cheaper one.
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
@@ -215,8 +215,8 @@ func (h *chooser) leave(stage int) []turn {
 	return out
 }
 
-// hide offloads on every stage all units whose copies computation hides: it starts with all that may leave,
-// and keeps as many as something waited for, until nothing waits.
+// hide offloads, on every stage, all units whose copies computation hides. It starts with all that may leave,
+// and keeps units on the device until nothing waits for a copy.
 func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
 		l := h.lettersOf(s)
@@ -245,10 +245,10 @@ func (h *chooser) hide() {
 	}
 }
 
-// noWait is less than any duration.
+// noWait is a bound below any relevant wait.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device whose copies one way take as long as a wait, the last to
+// stay keeps units of a subsequence on the device whose copies in one direction take as long as a wait, the last to
 // leave first. It reports whether there were any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
@@ -269,7 +269,7 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	return any
 }
 
-// hideBest does so with the lag that gives the lowest peak, and with reloads as late as still hides them.
+// hideBest calls hide with the lag that gives the lowest peak, and with reloads as late as still hides them.
 func (h *chooser) hideBest() {
 	p := h.plan
 	base := h.snapshot()
@@ -296,7 +296,7 @@ func (h *chooser) hideBest() {
 	h.restore(best)
 }
 
-// nothingStays reports whether every unit that may leave does.
+// nothingStays reports whether every unit that may leave the device does.
 func (h *chooser) nothingStays() bool {
 	for s := range h.plan.Tasks {
 		for _, t := range h.leave(s) {
@@ -308,7 +308,7 @@ func (h *chooser) nothingStays() bool {
 	return true
 }
 
-// snapshot is a choice that may be restored.
+// snapshot is a choice that can be restored.
 type snapshot struct {
 	fates      []letters
 	lag, ahead int
@@ -329,7 +329,7 @@ func (h *chooser) restore(s *snapshot) {
 	}
 }
 
-// shorten takes the shortest prefix of a stage's turns that makes the device's part fit, or all.
+// shorten takes the shortest prefix of a stage's turns with which its device memory suffices, or all turns.
 func (h *chooser) shorten(stage int, turns []turn) {
 	from := h.lettersOf(stage)
 	try := func(n int) ir.Bytes {
@@ -401,7 +401,7 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 	h.put(stage, l)
 }
 
-// roomOnHost limits turns to the host by its memory.
+// roomOnHost limits turns to the host by the host's memory.
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
@@ -427,20 +427,20 @@ func (h *chooser) mostOnHost(stage int, turns []turn, from letters) int {
 	return few.n
 }
 
-// fillHost offloads the longest prefix of a stage's turns that the host has room for.
+// fillHost offloads the longest prefix of a stage's turns that fits on the host.
 func (h *chooser) fillHost(stage int) {
 	turns, from := h.leave(stage), h.lettersOf(stage)
 	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
 }
 
-// remake is one more recomputed unit of a layer, and the seconds that it costs per freed byte.
+// remake is one more recomputed unit of a layer, with its cost in seconds per freed byte.
 type remake struct {
 	unit  int
 	price float64
 }
 
 // mostExpensiveFirst returns the order in which units are offloaded if units may also be recomputed: first those
-// that nothing in the layer computes, then the most expensive per byte.
+// that cannot be recomputed in the layer, then the most expensive per byte.
 func (h *chooser) mostExpensiveFirst() []int {
 	var order []int
 	for _, u := range h.graph.Layer.Units {
@@ -454,8 +454,8 @@ func (h *chooser) mostExpensiveFirst() []int {
 	return order
 }
 
-// remakes returns the order in which units of a layer are recomputed: each frees a byte in the least time,
-// given those before it. Costs are taken over a few subsequences, because attention gets more expensive along
+// remakes returns the order in which units of a layer are recomputed: the next unit is the one that frees a byte in the least time,
+// given the earlier ones. Costs are summed over a few subsequences, because attention gets more expensive along
 // the sequence.
 func (h *chooser) remakes() []remake {
 	const samples = 5
@@ -497,7 +497,7 @@ func (h *chooser) remakes() []remake {
 	}
 }
 
-// again returns the turns of a stage by which units are recomputed, in that order; of a unit, earlier
+// again returns the turns of a stage by which units are recomputed, in that order. For each unit, earlier
 // subsequences come first, as for offloading.
 func (h *chooser) again(stage int, order []remake) []turn {
 	var out []turn
@@ -522,7 +522,7 @@ func (h *chooser) exposedPrice() float64 {
 	return float64(out+back) / float64(h.sizes[0][largest])
 }
 
-// choose gives every unit its placement, with the reason.
+// choose decides the placement of every unit, with the reason.
 func (h *chooser) choose(policy string) {
 	p := h.plan
 	before := h.tightest()
@@ -554,10 +554,10 @@ func (h *chooser) fitByRemaking() {
 	}
 }
 
-// fitWithCopies decides what leaves the device so that each stage fits: nothing if everything fits. It tries
+// fitWithCopies decides which units leave the device so that each stage fits: none if everything fits. It tries
 // all numbers of recomputed units in the order of their costs, and the named policies, with copies for the
-// rest, and takes the fastest. If none fits, it takes what needs the least memory, whatever time that takes, which is
-// what a search for anything that fits goes by.
+// rest, and takes the fastest. If none fits, it takes the placement that needs the least memory, regardless of time; a
+// search for anything that fits uses this.
 func (h *chooser) fitWithCopies() {
 	p, caches := h.plan, h.plan.Offload.Caches
 	if caches == plan.CachesHost {
@@ -609,7 +609,7 @@ func (f *fitting) consider() {
 	}
 }
 
-// try recomputes some units and copies what else must go. It reports whether recomputing more units could only take longer:
+// try recomputes some units and copies what else must leave the device. It reports whether recomputing more units could only take longer:
 // the plan fits with copies that computation hides, or is no faster than the best even without its copies.
 func (f *fitting) try(units []remake) (enough bool) {
 	f.remakeFirst(units)
@@ -632,8 +632,8 @@ func (f *fitting) try(units []remake) (enough bool) {
 	return enough
 }
 
-// tryCopies recomputes nothing, and copies as if nothing might be recomputed: units that return last leave
-// first, whatever recomputing them would cost.
+// tryCopies recomputes nothing, and copies as if recomputation were not allowed: units that return last leave
+// first, regardless of their cost to recompute.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
@@ -659,7 +659,7 @@ func (f *fitting) tryRemaking() {
 	}
 }
 
-// tryNamed tries what named policies recompute, which may need less memory while a layer runs.
+// tryNamed tries the units that named policies recompute, which may need less memory while a layer runs.
 func (f *fitting) tryNamed() {
 	for _, policy := range []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull} {
 		if f.tired(skipsAll) {
@@ -678,7 +678,7 @@ func (f *fitting) remakeFirst(units []remake) {
 	}
 }
 
-// remakeToFit offloads what is hidden, and recomputes as few of some units as needed.
+// remakeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
 func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	for s := range f.plan.Tasks {
 		f.put(s, f.base.fates[s])
@@ -706,7 +706,7 @@ func (h *chooser) simulation() *estimate.Simulation {
 	return h.trial
 }
 
-// couldFit reports whether the plan would fit with more copies, however long their waits.
+// couldFit reports whether the plan would fit with more copies, regardless of waits.
 func (h *chooser) couldFit() bool {
 	now := h.snapshot()
 	defer h.restore(now)
@@ -846,14 +846,14 @@ func (h *chooser) explain(policy, before string) {
 	case all[plan.FateOffload] == 0:
 		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device "+before)
 	default:
-		p.Decide("offload", "policy", policy, "with everything on the device "+before+": as little as possible is offloaded, first what computation hides")
+		p.Decide("offload", "policy", policy, "with everything on the device "+before+": as little as possible is offloaded, first the copies that computation hides")
 	}
 	explainTiming(p)
 	if p.Recompute != plan.PolicyAuto {
 		return
 	}
 	if all[plan.FateRecompute] == 0 {
-		p.Decide("offload", "recompute", "none", "auto: memory suffices without it")
+		p.Decide("offload", "recompute", "none", "auto: memory suffices without recomputation")
 		return
 	}
 	const gib = 1 << 30

@@ -74,8 +74,8 @@ func cachesUnder(p *plan.Plan, policy string) string {
 	return plan.CachesHost
 }
 
-// offloadLeast recomputes everything that may be recomputed, and offloads as much of the rest as the host has room for. This takes
-// the least memory, whatever time it takes.
+// offloadLeast recomputes everything that may be recomputed, and offloads as much of the rest as fits on the host. This takes
+// the least memory, regardless of time.
 func offloadLeast(p *plan.Plan, c *pass.Context) {
 	asked := p.Recompute
 	defer func() { p.Recompute = asked }()
@@ -89,7 +89,7 @@ func offloadLeast(p *plan.Plan, c *pass.Context) {
 	}
 }
 
-// leastKept returns the policy of recomputation that keeps least, of those that the plan may have.
+// leastKept returns the recomputation policy that keeps the least, among those that the plan may use.
 func leastKept(p *plan.Plan) string {
 	switch {
 	case p.Recompute != plan.PolicyAuto:
@@ -149,7 +149,7 @@ func explainTiming(p *plan.Plan) {
 	}
 	if p.Offload.Lag > 1 || p.Offload.Policy == "carry" {
 		p.Decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, longestLag(p)),
-			"copies out may lag this many tasks behind their forward, the fewest that do not lengthen the step")
+			"copies to the host may lag this many tasks after their forward, the fewest that do not lengthen the step")
 	}
 	p.Decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, p.LongestAhead()),
 		"a layer's reload is issued this many backward layers in advance, the fewest that do not lengthen the step, so that its bytes are held as briefly as possible")
@@ -157,13 +157,13 @@ func explainTiming(p *plan.Plan) {
 
 func longestLag(p *plan.Plan) int { return p.Subsequences.N * p.Parallel.VirtualStages }
 
-// chooseLag lets copies out lag by as many tasks as shorten the step, and no more: a copy that is not done by
+// chooseLag lets copies to the host lag by as many tasks as shorten the step, and no more: a copy that is not done by
 // then stalls, and bytes freed later raise the peak.
 func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
 
-// shortest returns the smallest value of a setting, of 1 to most, with which the step is as short as with
+// shortest returns the smallest value of a setting, from 1 to most, with which the step is as short as with
 // most, to one part in ten thousand.
 func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	const tolerance = 1.0001
@@ -209,7 +209,7 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 	case "list":
 		return func(i int) float64 { return req.Alpha[i] }, "a share for each subsequence, in whole units"
 	case "adaptive":
-		return adaptiveAlpha(p, c), "of each subsequence what can be copied during the forward of the next, nothing of the last"
+		return adaptiveAlpha(p, c), "for each subsequence, as much as can be copied during the forward of the next; nothing for the last"
 	case "carry":
 		all := func(i int) float64 {
 			if i == p.Subsequences.N-1 {
@@ -217,14 +217,14 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 			}
 			return 1
 		}
-		return all, "everything is offloaded except the last subsequence, whose backward follows at once; copies may lag and drain by the turnaround"
+		return all, "everything is offloaded except the last subsequence, whose backward follows immediately; copies may lag and drain by the turnaround"
 	}
 	panic("internal: no shares for offload = " + p.Schedule.Offload.Policy)
 }
 
 // adaptiveAlpha is the paper's ratio, section 4.1 with corrected indices: alpha_i = min(1, BW * T_{i+1} /
 // A_i), where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward during
-// which they are copied; alpha_{N-1} = 0, because the backward of the last subsequence follows at once.
+// which they are copied; alpha_{N-1} = 0, because the backward of the last subsequence follows immediately.
 func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	m := estimate.CostModel(p)
 	pr := estimate.NewPricer(c.Cache, p, m)
@@ -252,7 +252,7 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 }
 
 // chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to share as
-// whole units allow. First layers come first: their backward is last, so their way back has most time. Within
+// whole units allow. First layers come first: their backward is last, so their reloads have the most time. Within
 // a layer large units come first, and smaller ones fill the rest of the target.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
@@ -311,7 +311,7 @@ func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	return float64(gone) / float64(total)
 }
 
-// keepAll starts a plan without offload: units are kept, except those that are recomputed.
+// keepAll initialises a plan without offload: units are kept, except those that are recomputed.
 func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	g := c.Model(p)
 	kinds := make([]string, g.Kinds())
@@ -329,7 +329,7 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	}
 }
 
-// keptBy are the letters of a layer of a kind that recomputes some units and keeps the others that its backward reads.
+// keptBy returns the letters of a layer of a kind that recomputes some units and keeps the others that its backward reads.
 func keptBy(g *graph.Model, kind int, remade graph.Units) string {
 	letters := make([]byte, len(g.Layer.Units))
 	for u := range letters {
@@ -345,7 +345,7 @@ func keptBy(g *graph.Model, kind int, remade graph.Units) string {
 	return string(letters)
 }
 
-// Off keeps on the device everything that is not recomputed.
+// Off keeps everything on the device that is not recomputed.
 func Off(c *pass.Context, p *plan.Plan) { keepAll(p, c, "none") }
 
 // Check checks that there is a letter for every unit of every layer of the stage, and that alpha matches the
@@ -377,7 +377,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// checkCaches: K and V leave the device between forward and backward in layer order alone, and are not recomputed where they stream.
+// checkCaches checks that K and V leave the device between forward and backward only in layer order, and are not recomputed if they are streamed.
 func checkCaches(p *plan.Plan) error {
 	switch at := p.Offload.Caches; {
 	case at == plan.CachesDevice:
@@ -385,9 +385,9 @@ func checkCaches(p *plan.Plan) error {
 	case at != plan.CachesHost && at != plan.CachesRecompute:
 		return fmt.Errorf("offload: caches is %q; it is %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
 	case !p.LayerOrder():
-		return fmt.Errorf("offload: K and V of a layer leave the device in layer order alone")
+		return fmt.Errorf("offload: K and V of a layer leave the device only in layer order")
 	case at == plan.CachesRecompute && p.Streams():
-		return fmt.Errorf("offload: K and V that stream from the host cannot be recomputed as well")
+		return fmt.Errorf("offload: K and V that are streamed from the host cannot also be recomputed")
 	}
 	return nil
 }
@@ -417,7 +417,7 @@ func checkFate(p *plan.Plan, g *graph.Model, s, i int) error {
 		case plan.FateOffload, plan.FateKeep, plan.FateUnsaved:
 		case plan.FateRecompute:
 			if !g.Remakes(kind).Has(u.Number) {
-				return fmt.Errorf("fate recomputes %s at %d, but nothing that the layer keeps leads to it", u.Name, at)
+				return fmt.Errorf("fate recomputes %s at %d, but it cannot be computed from what the layer keeps", u.Name, at)
 			}
 		default:
 			return fmt.Errorf("fate has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", fate[at], at, plan.FateOffload, plan.FateKeep, plan.FateRecompute)

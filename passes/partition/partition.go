@@ -1,4 +1,4 @@
-// Package partition cuts the sequence into subsequences: the pass of that name, with borders by operations,
+// Package partition cuts the sequence into subsequences: the pass of that name, with boundaries by operations,
 // by length and by predicted time.
 package partition
 
@@ -49,7 +49,7 @@ func lengthsInWords(lengths []int64) string {
 	return fmt.Sprintf("%s ... %s", words.List(lengths[:4]), words.List(lengths[n-2:]))
 }
 
-// cut places borders of equal work on a grid.
+// cut places boundaries of equal work on a grid.
 type cut struct {
 	work    estimate.LayerFlops
 	total   *big.Int // of the whole sequence
@@ -100,8 +100,8 @@ func (c *cut) about(k int) int64 {
 	return max(0, int64(x)/c.align)
 }
 
-// ByFlops returns the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
-// strictly increasing: a border that would coincide with its neighbour moves on. The last is S, on the grid
+// ByFlops returns the N+1 boundaries whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
+// strictly increasing: a boundary that would coincide with its neighbour moves on. The last is S, on the grid
 // or not.
 func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
@@ -125,7 +125,7 @@ func ByLength(seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// Lengths returns the distances between borders.
+// Lengths returns the distances between boundaries.
 func Lengths(x []int64) []int64 {
 	lengths := make([]int64, len(x)-1)
 	for k := range lengths {
@@ -134,7 +134,7 @@ func Lengths(x []int64) []int64 {
 	return lengths
 }
 
-// imbalance is the largest forward work of a subsequence over the mean, minus 1.
+// imbalance returns the largest forward work of a subsequence divided by the mean, minus 1.
 func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	most, before, end := new(big.Int), new(big.Int), int64(0)
 	for _, n := range lengths {

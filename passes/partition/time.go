@@ -6,14 +6,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// ByTime returns N+1 borders on the grid with the shortest possible longest task, to a precision of
+// ByTime returns N+1 boundaries on the grid with the shortest possible longest task, to a precision of
 // timePrecision. The makespan contains the longest forward and backward PP-1 times.
 func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
 	best := ByFlops(c.FlopsOfLayer(p), seq, n, p.Subsequences.Align)
 	most, mean := longest(t, best)
-	least := mean * 0.9 // for any borders: only a fraction of the mean depends on them
+	least := mean * 0.9 // for any boundaries: only a fraction of the mean depends on them
 	for most-least > most/timePrecision {
 		middle := (least + most) / 2
 		x := fill(t, middle)
@@ -36,10 +36,10 @@ func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 }
 
 // fill makes every subsequence as long as a time limit allows, and leaves at least one step of the grid for
-// each later one. The last takes the rest, whatever its time.
+// each later one. The last takes the rest, regardless of its time.
 func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	seq, n, align := t.Plan.Train.Sequence, t.Plan.Subsequences.N, t.Plan.Subsequences.Align
-	steps := (seq - 1) / align // borders inside the sequence
+	steps := (seq - 1) / align // boundaries inside the sequence
 	x := make([]int64, n+1)
 	at, length := int64(0), max(1, steps/int64(n))
 	for k := 1; k < n; k++ {

@@ -24,24 +24,24 @@ type Pass struct {
 	After []Order
 }
 
-// Order says that a pass comes after another, and why.
+// Order is the requirement that a pass comes after another, with the reason.
 type Order struct{ Name, Reason string }
 
 // Required reports whether nothing can be built without the pass.
 func (p *Pass) Required() bool { return p.Off == nil }
 
-// Context is what passes may use besides the plan.
+// Context has what passes may use besides the plan.
 type Context struct {
 	Spec      *lang.Spec // nil for a plan read from JSON
 	Cache     *estimate.Cache
 	Work      *walk.Work
 	estimates *estimate.Estimator // for the plan's current lengths and tasks; nil: not yet computed
 	Candidate bool                // the plan is a candidate of a search, so its reasons are not read
-	Untimed   bool                // copies begin as late as possible and last as short as possible, whatever time that costs
+	Untimed   bool                // copies begin as late as possible and last as short as possible, regardless of time
 
 	Options Options
 	Later   []*Pass    // default passes after solve, through which its search runs candidates
-	Winner  *plan.Plan // of that search
+	Winner  *plan.Plan // result of that search
 }
 
 // Model returns the dataflow of the plan's model on one rank.
@@ -61,7 +61,7 @@ func (c *Context) Forget() { c.estimates = nil }
 // Options select the passes to run and the plans to show on the way.
 type Options struct {
 	Passes     []string  // instead of the default order; empty: all
-	Disable    []string  // passes to leave out
+	Disable    []string  // passes to skip
 	PrintAfter []string  // print the plan after these; "all" means every pass
 	StopAfter  string    // run no pass after this one
 	Print      io.Writer // destination of PrintAfter
@@ -70,7 +70,7 @@ type Options struct {
 	// need not if the plan surely does not fit. Without it, solve uses its memory bound.
 	Measure func(*plan.Plan) (*plan.Lack, error)
 
-	// Fitting only asks whether anything fits: solve takes the first plan that does, and does not look for a
+	// Fitting means that the question is only whether anything fits: solve takes the first plan that does, and does not look for a
 	// faster one.
 	Fitting bool
 
@@ -85,14 +85,14 @@ type Options struct {
 	Patience float64
 }
 
-// Progress says how far a search is.
+// Progress is the progress of a search.
 type Progress struct {
 	Candidates int        // complete or not
 	Planned    int        // of these in full
 	StepS      ir.Seconds // of the best so far that fits, or 0
 }
 
-// Stopped reports whether the user wants the best plan so far.
+// Stopped reports whether the user has asked for the best plan so far.
 func (o *Options) Stopped() bool { return o.Context != nil && o.Context.Err() != nil }
 
 // Diagnose points at the keys of the spec that problems are about.

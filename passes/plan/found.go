@@ -14,13 +14,13 @@ type Alternative struct {
 	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
 }
 
-// Rejection is a value of a dimension that solve has rejected, with the reason.
+// Rejection is a value of a dimension that solve rejected, with the reason.
 type Rejection struct {
 	Key   string     `json:"key"`
 	Value string     `json:"value"`
-	StepS ir.Seconds `json:"step_s,omitempty"` // the shortest time of those that may fit, or a bound on it; 0: none can fit
+	StepS ir.Seconds `json:"step_s,omitempty"` // the shortest time of the candidates that may fit, or a bound on it; 0: none can fit
 	Bound bool       `json:"bound,omitempty"`  // StepS is a lower bound
-	Lacks *Lack      `json:"lacks,omitempty"`  // the smallest shortfall of those that do not fit
+	Lacks *Lack      `json:"lacks,omitempty"`  // the smallest shortfall of the candidates that do not fit
 }
 
 // Lack returns the largest shortfall of a placed plan.

@@ -48,7 +48,7 @@ func ReadJSON(r io.Reader) (*Plan, error) {
 	return p, nil
 }
 
-// wrongJSON rewords an error of the decoder for people who edit plans.
+// wrongJSON rewords a decoder error for people who edit plans.
 func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	var syntax *json.SyntaxError
 	var wrong *json.UnmarshalTypeError
@@ -60,7 +60,7 @@ func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return complain(lang.WrongType, text, max(0, wrong.Offset-1), "a plan is an object, found %s", wrong.Value)
 	case errors.As(err, &wrong):
-		return complain(lang.WrongType, text, valueAt(text, wrong.Offset), "%s wants %s, found %s", wrong.Field, kindOf(wrong.Type), wrong.Value)
+		return complain(lang.WrongType, text, valueAt(text, wrong.Offset), "%s needs %s, found %s", wrong.Field, kindOf(wrong.Type), wrong.Value)
 	}
 	// The decoder gives no position for unknown keys and invalid tasks, but quotes both.
 	quoted := quotation.FindString(err.Error())
@@ -73,7 +73,7 @@ func wrongJSON(text []byte, err error) *lang.Diagnostic {
 
 var quotation = regexp.MustCompile(`"[^"]*"`)
 
-// valueAt returns the start of the value that the decoder rejected at its end, or at its opening bracket.
+// valueAt returns the start of a value that the decoder rejected, given its end or its opening bracket.
 func valueAt(text []byte, end int64) int64 {
 	before := text[:end]
 	if value := valueEnd.FindIndex(before); value != nil {
@@ -116,7 +116,7 @@ const jsonWidth = 120 // line width of joined lists
 // joinLists removes the line breaks of indented JSON inside lists that contain neither lists nor objects.
 func joinLists(text []byte) []byte {
 	var out bytes.Buffer
-	from, open, quoted := 0, -1, false // open: the last list begun since a list or object began or ended
+	from, open, quoted := 0, -1, false // open: the last list that began since a list or object last began or ended
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case quoted && c == '\\':

@@ -51,7 +51,7 @@ func ParamsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	return paramsOf(b, nodes)
 }
 
-// CachingReads returns those that it reads to compute K and V alone.
+// CachingReads returns the parameters that a layer reads only to compute K and V.
 func CachingReads(b *graph.Block) ParamSet { return paramsOf(b, b.Caching) }
 
 func paramsOf(b *graph.Block, nodes []graph.Node) (set ParamSet) {

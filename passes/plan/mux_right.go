@@ -1,7 +1,7 @@
 package plan
 
-// Helpers returns the number of stages, from the first on, that take a part of a task's attention: each a
-// block of keys.
+// Helpers returns the number of stages, from the first on, that take part in a task's attention: each computes the part of
+// one block of keys.
 func (p *Plan) Helpers(t Task) int {
 	if !p.Mux.Right {
 		return 0
@@ -13,13 +13,13 @@ func (p *Plan) Helpers(t Task) int {
 // later ones.
 func (p *Plan) FirstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
 
-// HelpedBlocks returns the borders of the blocks of keys that a task's helpers take.
+// HelpedBlocks returns the boundaries of the blocks of keys that a task's helpers take.
 func (p *Plan) HelpedBlocks(t Task) []int64 {
 	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.FirstHelped(t.Stage, 0)]
 }
 
-// Lending is what a stage lends a helper: from the first key of the first block to the last key of the last,
-// and the last subsequence that contains any of them, after which they can be sent. Blocks grow with the
+// Lending is what a stage lends a helper: the range from the first key of the first block to the last key of the last,
+// and the last subsequence that contains any of these keys, after which they can be sent. Blocks grow with the
 // sequence.
 type Lending struct {
 	First, End int64
@@ -37,7 +37,7 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns returns the helpers whose last part of a stage is in a given backward: they return the gradients of its
+// Returns returns the helpers that take part in the given backward of a stage for the last time; they then return the gradients of its
 // keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {

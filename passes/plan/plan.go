@@ -22,7 +22,7 @@ const (
 	PolicyMemory = "memory"
 )
 
-// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of fate letters.
+// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in Fate.
 func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
@@ -35,7 +35,7 @@ func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 // plan edited as JSON compiles as edited. It contains the requested spec, so that it needs no other file.
 type Plan struct {
 	Name     string        `json:"name"`
-	Spec     string        `json:"spec"` // its file
+	Spec     string        `json:"spec"` // name of its file
 	Model    lang.Model    `json:"model"`
 	Cluster  lang.Cluster  `json:"cluster"`
 	Train    lang.Train    `json:"train"`
@@ -44,10 +44,10 @@ type Plan struct {
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
 	LayersPerStage []int        `json:"layers_per_stage"`           // by virtual stage
-	Parameters     Parameters   `json:"parameters,omitzero"`        // of a model of which not all is trained
-	Untrained      int          `json:"untrained_layers,omitempty"` // from the first on: they have no backward
+	Parameters     Parameters   `json:"parameters,omitzero"`        // if part of the model is not trained
+	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers without a backward, counted from the first
 	Stream         Stream       `json:"stream"`
-	Tasks          [][]Task     `json:"tasks"`     // [stage]: what a pipeline rank does, in order
+	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
 	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
 	Offload        Offload      `json:"offload"`
@@ -55,7 +55,7 @@ type Plan struct {
 	Memory         Memory       `json:"memory"`
 	Time           Time         `json:"time"`
 	Throughput     Throughput   `json:"throughput"`
-	Documents      *Documents   `json:"documents,omitempty"` // where sequences hold several
+	Documents      *Documents   `json:"documents,omitempty"` // if sequences have several documents
 	Decisions      []Decision   `json:"decisions"`
 
 	Alternatives []Alternative `json:"alternatives"` // the runners-up of solve's search
@@ -67,13 +67,13 @@ type Plan struct {
 // Documents estimates a step over the documents of the data. All other times of a plan are those of whole sequences, which no step
 // exceeds.
 type Documents struct {
-	Share     float64    `json:"share"`             // of the pairs of query and key in whole sequences, those in the data's documents
-	Sequences int        `json:"sequences"`         // that were looked at, the first
+	Share     float64    `json:"share"`             // pairs of query and key within documents, divided by those in whole sequences
+	Sequences int        `json:"sequences"`         // number of sequences examined, from the first
 	StepS     ir.Seconds `json:"step_s"`            // of a step whose attention has this share
-	Problem   string     `json:"problem,omitempty"` // why the data could not be read, instead
+	Problem   string     `json:"problem,omitempty"` // why the data could not be read, if it could not
 }
 
-// Parameters are the elements of a model's tensors.
+// Parameters counts the elements of a model's tensors.
 type Parameters struct {
 	Trained int64 `json:"trained"`
 	Frozen  int64 `json:"frozen"`
@@ -85,10 +85,10 @@ type Parallel struct {
 	PP               int    `json:"pp"`
 	SP               int    `json:"sp"`
 	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
-	Zero             int    `json:"zero"`              // divided among ranks that hold the same matrix, 1: its optimizer state, 2: its gradient too, 3: the weight too
-	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices waits: host, or none for the device
+	Zero             int    `json:"zero"`              // divided among ranks with the same matrix, 1: its optimizer state, 2: also its gradient, 3: also the weight
+	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: host, or none for the device
 	VirtualStages    int    `json:"virtual_stages"`
-	Order            string `json:"order"`        // inside a stage: sequence; or layer, where a single stage holds all layers and all subsequences pass one virtual stage after another
+	Order            string `json:"order"`        // inside a stage: sequence; or layer: a single stage has all layers, and all subsequences pass one virtual stage after another
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
 	Microbatches     int    `json:"microbatches"` // per replica and step
@@ -100,10 +100,10 @@ func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 // Placements of virtual stages on the pipeline ranks.
 const (
 	PlacedRound = "round" // assigned round-robin; also the default
-	PlacedV     = "v"     // assigned there and back, so that the first rank also has the last stage
+	PlacedV     = "v"     // assigned in one direction and back, so that the first rank also has the last stage
 )
 
-// Stages returns the number of virtual stages: of consecutive parts of the model.
+// Stages returns the number of virtual stages, which are consecutive parts of the model.
 func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
 
 // Subsequences is the split of a sequence.
@@ -117,7 +117,7 @@ type Subsequences struct {
 // Task is what a pipeline rank runs for one subsequence; Plan.Home returns the rank of its stage.
 type Task = schedule.Task
 
-// TaskKind is what a task computes.
+// TaskKind is the kind of computation of a task.
 type TaskKind = schedule.Kind
 
 // Kinds of tasks.
@@ -154,7 +154,7 @@ const (
 	FateOffload   = 'o' // to the host and back
 	FateKeep      = 'k' // on the device
 	FateRecompute = 'r' // recomputed by the backward
-	FateUnsaved   = '-' // nowhere: the layer's backward does not read it
+	FateUnsaved   = '-' // not saved: the layer's backward does not read it
 )
 
 // Offload is the placement of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the
@@ -163,12 +163,12 @@ type Offload struct {
 	Policy string      `json:"policy"`
 	Alpha  [][]float64 `json:"alpha"`  // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Fate   [][]string  `json:"fate"`   // [stage][i]
-	Lag    int         `json:"lag"`    // tasks that may follow a forward before whatever takes the bytes of its offloaded units waits
-	Caches string      `json:"caches"` // where K and V of a layer are from its forwards to its backward: device, or in layer order host or recompute
-	Ahead  int         `json:"ahead"`  // number of backward layers that a layer's reload is issued in advance
+	Lag    int         `json:"lag"`    // number of tasks that may follow a forward before a user of its offloaded units' device bytes must wait for the copy
+	Caches string      `json:"caches"` // where K and V of a layer are between its forwards and its backward: device or, in layer order, host or recompute
+	Ahead  int         `json:"ahead"`  // number of backward layers by which a layer's reload is issued in advance
 }
 
-// LongestAhead returns the longest distance of a reload, in backward layers: a task, as in the paper. If a
+// LongestAhead returns the largest useful distance of a reload, in backward layers: a task, as in the paper. If a
 // task has one layer, it ends when the same layer of the next begins.
 func (p *Plan) LongestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
 
@@ -194,7 +194,7 @@ func (p *Plan) LayerAt(stage, k int) int {
 	return k
 }
 
-// RemadeBy returns the units that the letters of a layer do not keep: those that its backward recomputes, if it needs them.
+// RemadeBy returns the units that are not kept according to a layer's letters: its backward recomputes those that it needs.
 func RemadeBy(letters string) (remade graph.Units) {
 	for u := range len(letters) {
 		if letters[u] == FateRecompute || letters[u] == FateUnsaved {
@@ -217,16 +217,16 @@ type MuxStage struct {
 	Left       int   `json:"left"`
 	Steady     int   `json:"steady"`
 	Right      int   `json:"right"`
-	LeftRange  []int `json:"left_range"`  // every stage of it
-	RightRange []int `json:"right_range"` // every stage of it
+	LeftRange  []int `json:"left_range"`  // both ends included
+	RightRange []int `json:"right_range"` // both ends included
 	Applied    bool  `json:"applied"`
 
-	// Blocks holds, for each of its last tasks with helpers, the borders in tokens of the blocks of its keys
-	// that they take, starting at 0.
+	// Blocks has, for each of its last tasks with helpers, the boundaries in tokens of the blocks of its keys
+	// that the helpers take, starting at 0.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
-// Memory is exact once codegen has placed the plan, as Placed tells.
+// Memory is exact once codegen has placed the plan, which Placed reports.
 type Memory struct {
 	Placed              bool       `json:"placed"`
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
@@ -239,22 +239,22 @@ type Memory struct {
 }
 
 // Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan
-// alone.
+// only.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	EstimateS        ir.Seconds   `json:"estimate_s"`         // of a step; the search compares plans by it
+	EstimateS        ir.Seconds   `json:"estimate_s"`         // estimate of a step, by which the search compares plans
 	Simulated        bool         `json:"simulated"`          // all but EstimateS is simulated; otherwise estimated
 	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
 	BubbleRatio      float64      `json:"bubble_ratio"`       // idle divided by busy time of all ranks, up to the end of the pipeline
 	IdleShare        float64      `json:"idle_share"`         // idle time divided by all time of the pipeline
-	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // time that the stage with the longest waits waits for copies
+	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // longest time that any stage waits for copies
 
 	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
 }
 
-// CriticalPart is the time of a kind of work of a stage on the critical path: the chain of work, each part
-// waiting for the one before it, that is as long as the step.
+// CriticalPart is the time of a kind of work of a stage on the critical path: the chain of work, in which each part
+// waits for the previous one, that takes the whole step.
 type CriticalPart struct {
 	Work    string     `json:"work"`
 	Stage   int        `json:"stage"` // pipeline rank; -1: nothing ran
@@ -296,7 +296,7 @@ func New(sp *lang.Spec) *Plan {
 	return p
 }
 
-// noteLine keeps the line of the spec where a key or a block was written, for provenance.
+// noteLine stores the line of the spec in which a key or a block was written, for provenance.
 func (p *Plan) noteLine(sp *lang.Spec, key string) {
 	if d := sp.Diagnose(key, lang.Infeasible, ""); d.Pos.Line > 0 {
 		p.Lines[key] = fmt.Sprintf("%s:%d: %s", d.Pos.File, d.Pos.Line, strings.TrimSpace(d.Source))
@@ -320,19 +320,19 @@ func (p *Plan) Home(stage int) int {
 	return at
 }
 
-// Way is how a task's result gets to the pipeline rank that goes on with it.
+// Way is the direction in which a task's result goes to the pipeline rank that continues with it.
 type Way uint8
 
-// Ways.
+// Directions.
 const (
-	Stays   Way = iota // the same rank goes on with it, or none does
+	Stays   Way = iota // the same rank continues with it, or none does
 	Onwards            // to the next rank of the ring
 	Back               // to the previous rank of the ring
-	Aside              // to or from a rank that helps a stage, past the ring
+	Aside              // to or from a rank that helps a stage, outside the ring
 )
 
-// WayOf returns the way of a task's result. Of two ranks the other one is both the next and the previous: there results of
-// forwards go onwards and those of backwards back.
+// WayOf returns the direction of a task's result. With two ranks, the other one is both the next and the previous: results of
+// forwards then go Onwards and those of backwards Back.
 func (p *Plan) WayOf(t Task) Way {
 	to, target, ok := p.Target(t)
 	from, home, next := p.Runner(t), p.Home(t.Stage), p.Home(target.Stage)
@@ -408,7 +408,7 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 	return counts
 }
 
-// Span is where the layers of a virtual stage lie among all layers of its rank, as fates count them.
+// Span returns the range of the layers of a virtual stage among all layers of its rank, as in Fate.
 func (p *Plan) Span(stage int) (first, end int) {
 	for j := range stage {
 		if p.Home(j) == p.Home(stage) {
@@ -429,8 +429,8 @@ func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour returns the same task a number of virtual stages further in its direction; weight gradients go
-// nowhere.
+// neighbour returns the same task a number of virtual stages further in its direction; weight gradients are not
+// passed on.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	switch t.Kind {
 	case WeightGrad:
@@ -448,7 +448,7 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	return p.Runner(t), t, true
 }
 
-// Skipped returns how many layers of a virtual stage its backwards do not visit: the first ones.
+// Skipped returns the number of layers of a virtual stage, counted from its first, that its backwards do not visit.
 func (p *Plan) Skipped(stage int) int {
 	if p.Untrained == 0 {
 		return 0
@@ -456,7 +456,7 @@ func (p *Plan) Skipped(stage int) int {
 	return min(max(0, p.Untrained-p.LayerAt(stage, 0)), p.LayersPerStage[stage])
 }
 
-// Undone reports whether backwards of a virtual stage compute anything. Those of the last do: they have the head.
+// Undone reports whether backwards of a virtual stage compute anything. Those of the last stage always do: they have the head.
 func (p *Plan) Undone(stage int) bool {
 	return p.Untrained == 0 || stage == p.Parallel.Stages()-1 || p.LayerAt(stage+1, 0) > p.Untrained
 }

@@ -20,10 +20,10 @@ func (p *Plan) Split() graph.Split {
 	return split
 }
 
-// RowGrid divides the lengths of subsequences, so that each rank has equally many rows.
+// RowGrid returns the number that must divide the lengths of subsequences, so that all ranks have equally many rows.
 func (p *Plan) RowGrid() int64 { return p.Split().Grid() }
 
-// GridInWords explains it.
+// GridInWords describes RowGrid for messages.
 func (p *Plan) GridInWords() string {
 	if p.Split().Chunks() > 0 {
 		return fmt.Sprintf("2 * sp = %d, the chunks of zigzag order", p.RowGrid())

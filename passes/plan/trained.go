@@ -9,13 +9,13 @@ import (
 	"sppo.dev/lang"
 )
 
-// What of the model is trained.
+// The trained part of a model.
 
-// Tuned reports whether not all of the model is trained.
+// Tuned reports whether part of the model is not trained.
 func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze) > 0 }
 
-// trained returns how many layers, from the first on, have no backward, and how many parameters are trained and frozen. All
-// is 0 where all of the model is trained.
+// trained returns the number of layers without a backward, counted from the first, and the numbers of trained and frozen parameters. All
+// are 0 if all of the model is trained.
 func (p *Plan) trained() (untrained int, n Parameters) {
 	if !p.Tuned() {
 		return 0, n
@@ -25,7 +25,7 @@ func (p *Plan) trained() (untrained int, n Parameters) {
 	return g.Untrained, n
 }
 
-// FreezeProblems returns patterns of frozen tensors that mean none, which a head that is tied is one of, and reports a run that trains nothing.
+// FreezeProblems reports patterns of frozen tensors that match no tensor (a tied head is not one), and a run that trains nothing.
 func (p *Plan) FreezeProblems() (found []Problem) {
 	if len(p.Train.Freeze) == 0 {
 		return nil
@@ -52,12 +52,12 @@ func (p *Plan) FreezeProblems() (found []Problem) {
 		}
 	}
 	if trained, _ := g.Parameters(); trained == 0 && len(found) == 0 {
-		found = append(found, Fault("train.freeze", lang.Conflict, "leave something out of freeze", "every tensor of the model is frozen: there is nothing to train"))
+		found = append(found, Fault("train.freeze", lang.Conflict, "remove a group or pattern from freeze", "every tensor of the model is frozen, so there is nothing to train"))
 	}
 	return found
 }
 
-// someNames lists the groups of tensors that a model has, and names of those of its first layer.
+// someNames lists the groups of tensors that a model has, and names of tensors in its first layer.
 func someNames(names []string, groups map[string]bool) string {
 	var words []string
 	for _, group := range lang.TensorGroups {

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks
+// ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. Such ranks
 // complete the gradient of a matrix in slices of its rows, whether or not they continue with slices, so that
 // stage 1 changes no bit.
 
@@ -19,7 +19,7 @@ const (
 	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit of the layer
 )
 
-// noOptimizer is that of parameters that are not trained: they have no state.
+// noOptimizer is the optimizer of parameters that are not trained: it has no state.
 var noOptimizer = &graph.Optimizer{}
 
 // OptimizerOf returns the optimizer of a parameter of a block.
@@ -42,12 +42,12 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 }
 
 // Completes reports whether a backward of a layer completes its gradient over ranks under ZeroGradients. In
-// sequence order each does, because the next layer's follows; in layer order only that of the first
-// subsequence, which is the microbatch's last.
+// sequence order each backward does, because that of the next layer follows. In layer order only that of the first
+// subsequence does, which is the microbatch's last.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
-// GathersBeside reports whether weights of other layers are gathered beside those that a task visits, under ZeroWeights. In layer
-// order a group of one or two layers stays whole while the sequence passes it: only its last task gathers the next group.
+// GathersBeside reports whether, under ZeroWeights, weights of other layers are gathered while a task visits its own. In layer
+// order a group of one or two layers stays whole while the sequence passes through it: only its last task gathers the next group.
 func (p *Plan) GathersBeside(t Task) bool {
 	switch {
 	case !p.LayerOrder() || slices.Max(p.LayersPerStage) > WholeLayers:
@@ -58,17 +58,17 @@ func (p *Plan) GathersBeside(t Task) bool {
 	return t.Subsequence == p.Subsequences.N-1
 }
 
-// WholeLayers is the number of layers whose weights are whole at a time: one in use, and the next.
+// WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
 const WholeLayers = 2
 
 // Slicing is the number of ranks over which the rows of a parameter are sliced: those of a stage, then
 // replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
-// Slices returns their number; 1 means no slicing.
+// Slices returns the number of slices; 1 means no slicing.
 func (s Slicing) Slices() int64 { return s.SP * s.DP }
 
-// Slicing returns how a parameter's gradient is completed. Vectors are too small to slice, and rows that do
+// Slicing returns the division of a parameter's gradient over ranks. Vectors are too small to slice, and rows that do
 // not divide stay whole.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
 	whole := Slicing{1, 1}
@@ -87,8 +87,8 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 	return whole
 }
 
-// divides reports whether each piece of a parameter has that many equal slices. The position table has a
-// piece for every subsequence, two in zigzag order, and as many as ranks run rows of a shared subsequence.
+// divides reports whether each piece of a parameter has that many equal slices. The position table has one
+// piece for every subsequence, two in zigzag order, and one for every rank that runs rows of a shared subsequence.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
@@ -151,10 +151,10 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	return graph.Align(n * ir.F32.Bytes())
 }
 
-// OffloadHost is the value of Parallel.OptimizerOffload under which state waits in host memory.
+// OffloadHost is the value of Parallel.OptimizerOffload that keeps state in host memory.
 const OffloadHost = "host"
 
-// OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master wait in host memory.
+// OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master are kept in host memory.
 // Vectors stay on the device.
 func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
 	return p.Parallel.OptimizerOffload == OffloadHost && !param.Vector && !param.Frozen
@@ -174,7 +174,7 @@ func (p *Plan) HostBlock(b *graph.Block, param *graph.Param) int64 {
 	return min(rows, max(1, hostBlock/param.Local[1]))
 }
 
-// HostStates returns the types of a parameter's tensors that wait in host memory: its states, and its master if
+// HostStates returns the types of a parameter's tensors in host memory: its states, and its master if
 // weights are bf16.
 func (p *Plan) HostStates(g *graph.Model, b *graph.Block, param *graph.Param) (types []ir.DType) {
 	if !p.OptimizerOnHost(param) {

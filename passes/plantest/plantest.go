@@ -1,4 +1,4 @@
-// Package plantest holds helpers for tests of the passes: example plans, sources of random numbers, golden
+// Package plantest has helpers for tests of the passes: example plans, sources of random numbers, golden
 // files.
 package plantest
 
@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files")
 
-// Golden compares with a file beside the package, or rewrites it.
+// Golden compares text with a file of the package, or rewrites the file.
 func Golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	if *update {
@@ -71,7 +71,7 @@ func Plan(t testing.TB, file string, set ...string) *plan.Plan {
 	return p
 }
 
-// FolderOfExamples returns the way to the examples from the folder of a test.
+// FolderOfExamples returns the path of the examples from the folder of a test.
 func FolderOfExamples() string {
 	up := "../"
 	for range 3 {

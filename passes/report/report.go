@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// rightInWords describes which stages hold keys of which others.
+// rightInWords describes which stages hold keys of which other stages.
 func rightInWords(p *plan.Plan) string {
 	last := p.Parallel.PP - 1
 	least, most := p.Train.Sequence, int64(0)
@@ -29,7 +29,7 @@ func rightInWords(p *plan.Plan) string {
 	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of later stages, and share the attention of their last tasks", last-1, least, most)
 }
 
-// Write writes a plan as text: what will be done, how long it takes, how full each stage gets and where it
+// Write writes a plan as text: the decisions, the time of a step, the memory of each stage, where the plan
 // does not fit, and the reason for each decision.
 func Write(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
@@ -96,7 +96,7 @@ func OrderInWords(p *plan.Plan) string {
 		n, words.Plural(n, "group"), words.Plural((p.Model.Layers+n-1)/n, "layer"))
 }
 
-// trainedInWords tells what of the model is trained.
+// trainedInWords describes the trained part of the model.
 func trainedInWords(p *plan.Plan) string {
 	text := fmt.Sprintf("%s parameters trained, %s frozen", thousands(p.Parameters.Trained), thousands(p.Parameters.Frozen))
 	if m := &p.Model; m.Adapter != "" {
@@ -166,7 +166,7 @@ func subsequencesInWords(p *plan.Plan) string {
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
-// streamedInWords tells what loads K and V from the host.
+// streamedInWords describes where K and V are loaded from.
 func streamedInWords(p *plan.Plan) string {
 	if p.Streams() {
 		return ", where K and V are kept with their gradients; keep = [k, v] keeps them on the device"
@@ -174,7 +174,7 @@ func streamedInWords(p *plan.Plan) string {
 	return ""
 }
 
-// cachesInWords tells where K and V are kept, if not on the device.
+// cachesInWords describes where K and V are kept, if not on the device.
 func cachesInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
@@ -223,7 +223,7 @@ func shareRecomputed(p *plan.Plan) float64 {
 	return float64(again) / float64(max(1, all))
 }
 
-// reportStages shows memory once codegen has placed it.
+// reportStages shows times and, once codegen has placed the plan, memory.
 func reportStages(p *plan.Plan, b *strings.Builder) {
 	makespan := p.Time.StepS - p.Time.OptimizerS
 	table(b, func(line func(...string)) {
@@ -287,7 +287,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// documentsInWords explains what times mean where sequences hold several documents.
+// documentsInWords explains the meaning of times if sequences have several documents.
 func documentsInWords(p *plan.Plan) string {
 	const bound = "times are those of whole sequences, which no step exceeds"
 	switch d := p.Documents; {
@@ -324,7 +324,7 @@ func reportPath(p *plan.Plan, b *strings.Builder) {
 	slices.SortStableFunc(works, func(a, b string) int { return cmp.Compare(sums[b], sums[a]) })
 	b.WriteString("Critical path of a step, by stage:\n")
 	table(b, func(line func(...string)) {
-		head := []string{"stage", "in all", "share"}
+		head := []string{"stage", "total", "share"}
 		shown := min(len(p.Tasks), mostStages)
 		for s := range shown {
 			head = append(head, fmt.Sprint(s))
@@ -399,7 +399,7 @@ func partRows(peaks []ir.Peak, line func(cells ...string)) {
 	for part := range ir.NumParts {
 		row(part.String(), func(p *ir.Peak) ir.Bytes { return p.Parts[part] })
 	}
-	row("in all", func(p *ir.Peak) ir.Bytes { return p.Bytes })
+	row("total", func(p *ir.Peak) ir.Bytes { return p.Bytes })
 }
 
 func durationOrNone(t ir.Seconds) string {
@@ -435,7 +435,7 @@ func reportFit(p *plan.Plan, b *strings.Builder) {
 // mostRejected is the number of values per key that the report lists; JSON has all.
 const mostRejected = 6
 
-// reportSearch lists what else solve has considered.
+// reportSearch lists the other candidates that solve has considered.
 func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
 		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is an upper bound:\n")

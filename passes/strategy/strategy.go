@@ -18,18 +18,18 @@ type Strategy struct {
 	doc      string                            // its advantage: the reason of the decision
 	Sliced   string                            // the alternative for subsequences; empty if it supports them
 	Stages   StageCount                        // virtual stages per rank
-	Placed   string                            // their placement on the ranks
+	Placed   string                            // placement of the virtual stages on the ranks
 	Rounds   bool                              // takes a sequence at once, in rounds of subsequences through the virtual stages of a rank
 	Late     bool                              // defers weight gradients (zero-bubble)
-	Same     string                            // the strategy that the search tries instead: the same orders with other values of other keys
+	Same     string                            // the strategy that the search tries instead, because it gives the same orders with other values of other keys
 	Reversed bool                              // backwards run from the last microbatch to the first
-	Turns    Turning                           // microbatches between whose forwards and backwards a rank has nothing else to do
+	Turns    Turning                           // microbatches during whose turnaround a rank has nothing else to do
 	batch    func(p *plan.Plan) []plan.Problem // batches that the order does not support; nil: none
 	order    func(p *plan.Plan, rank int) []plan.Task
 }
 
-// Turning describes the microbatches for whose turnaround the rank waits: all forwards of one, or of all,
-// precede what follows.
+// Turning describes the microbatches for whose turnaround the rank waits: all forwards of one microbatch, or of all,
+// precede the work that follows.
 type Turning int
 
 const (
@@ -63,7 +63,7 @@ var All = []Strategy{
 	},
 	{
 		Name: "overlapped-sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, order: overlapped,
-		doc: "one sequence after another, the next one begun while this one turns around: one bubble per batch, K and V of at most two microbatches are live",
+		doc: "one sequence after another, the next begins while this one turns around: one bubble per batch; K and V of at most two microbatches are live",
 	},
 	{
 		Name: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
@@ -79,19 +79,19 @@ var All = []Strategy{
 	},
 	{
 		Name: "1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward and one backward alternate once the pipeline is full: one bubble per batch, activations of at most pp microbatches are live",
+		doc: "one forward and one backward alternate once the pipeline is full: one bubble per batch; activations of at most pp microbatches are live",
 	},
 	{
 		Name: "interleaved-1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: interleaved, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "1f1b with several virtual stages per rank, which divide the bubble by their number, with slightly more activations and as many times the messages",
+		doc: "1f1b with v virtual stages per rank, which divide the bubble by v, with slightly more activations and v times the messages",
 	},
 	{
 		Name: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward and one backward alternate, by subsequence: one bubble per batch, K and V of about two microbatches are live",
+		doc: "one forward and one backward alternate, by subsequence: one bubble per batch; K and V of about two microbatches are live",
 	},
 	{
 		Name: "zb-h1", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 1) },
-		doc: "1f1b with weight gradients deferred to where the pipeline would wait: a third of its bubble, and no more activations",
+		doc: "1f1b with weight gradients deferred until the pipeline would wait: a third of its bubble, with the same activations",
 	},
 	{
 		Name: "zb-h2", Stages: oneStage, Placed: plan.PlacedRound, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 2) },
@@ -228,7 +228,7 @@ func firstRound(forward []plan.Task) int {
 	return n
 }
 
-// backwardInForwards is the duration of a backward in forwards: two by operations, and more where attention
+// backwardInForwards is the duration of a backward in forwards: two by operations, and more if attention
 // dominates, whose backward has 2.5 times the operations at a lower rate.
 const backwardInForwards = 3
 
@@ -302,7 +302,7 @@ func rounds(p *plan.Plan) int {
 	return max(1, p.Parallel.Microbatches/p.Parallel.PP)
 }
 
-// oneForwardOneBackward returns the order of PipeDream-flush and, with virtual stages, Megatron's interleaved one (Narayanan et
+// oneForwardOneBackward returns the order of PipeDream-flush and, with virtual stages, Megatron's interleaved order (Narayanan et
 // al. 2021); over subsequences it is that of Seq1F1B (Sun et al. 2024).
 func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	order, _ := weave(p, rank, min(2, p.Parallel.VirtualStages))
@@ -333,7 +333,7 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 
 // weave alternates forwards and backwards after a number of forwards: those before the first backward on the
 // last rank, which are all subsequences on all virtual stages but the last, and some for every hop from
-// there. It also returns the backwards alone.
+// there. It also returns the backwards separately.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))
@@ -384,8 +384,8 @@ func (f *folded) catchUp() {
 	}
 }
 
-// zeroBubbleV returns the order of ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches, of which
-// some may be missing.
+// zeroBubbleV returns the order of ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches,
+// some of which may be missing.
 func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	m := max(2*pp-1, f.most)

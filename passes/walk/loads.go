@@ -8,9 +8,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// K and V that do not stay on the device. A forward sends the rows that it makes to the host; attention of later subsequences
-// brings the earlier rows that it sees back, a block of tokens after another, and forgets them. In the backward dK and dV of a block come
-// with it, unless nobody has added to them yet, and go back with what this subsequence adds.
+// K and V that do not stay on the device. A forward sends the rows that it computes to the host. Attention of later subsequences
+// loads the earlier rows that it sees, one block of tokens after another, and then frees them. In the backward, dK and dV of a block are
+// loaded
+// with it, unless nothing has been added to them yet, and return with the contribution of the subsequence.
 
 // Load is the transfer of rows of K and V for one layer of a task: a block of those before its subsequence
 // or, in the backward pass, its own.
@@ -20,11 +21,11 @@ type Load struct {
 	First, End int64 // tokens
 	Own        bool
 	Again      bool  // for attention that the backward recomputes
-	Grads      bool  // with dK and dV, as later subsequences have left them
-	Begun      int64 // with Grads: the first token that they have seen; own rows before it have no gradient yet
+	Grads      bool  // with dK and dV as summed by later subsequences
+	Begun      int64 // with Grads: the first token that later subsequences have seen; earlier rows of the range have no gradient yet
 }
 
-// Blocks are those of the tokens before a subsequence of which its attention sees some. They are of so many tokens each, from the
+// Blocks returns the blocks of tokens before a subsequence that its attention sees, at least in part. Blocks have a fixed size, from the
 // first token of the sequence on.
 func Blocks(block int64, z graph.Size) []Load {
 	var out []Load
@@ -37,7 +38,8 @@ func Blocks(block int64, z graph.Size) []Load {
 	return out
 }
 
-// VisitLoads are what one layer of a task brings, in the order of need: in the backward its own rows, then blocks, once more
+// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward these are its own rows, then blocks, which come
+// twice
 // if attention is recomputed. Task and Layer are left open.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
@@ -71,7 +73,7 @@ func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	return out
 }
 
-// CountLoads is about how many blocks of K and V some layers bring back in a step.
+// CountLoads returns the approximate number of blocks of K and V that some layers load in a step.
 func CountLoads(p *plan.Plan, layers int) (n int) {
 	if !p.Streams() {
 		return 0
@@ -84,12 +86,12 @@ func CountLoads(p *plan.Plan, layers int) (n int) {
 	return n * layers * max(1, p.Parallel.Microbatches)
 }
 
-// VisitKind is what the loads of a layer of a task depend on.
+// VisitKind is everything that the loads of a layer of a task depend on.
 type VisitKind struct {
 	Kind        plan.TaskKind
 	Subsequence int
 	LayerKind   int
-	again       bool // the backward makes attention again
+	again       bool // the backward recomputes attention
 }
 
 // MakesAttention reports whether a layer's backward recomputes attention.
@@ -97,16 +99,16 @@ func MakesAttention(b *graph.Block) bool {
 	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 }
 
-// LoadQueue issues the loads of some tasks of a rank in the order of use, as early as the plan asks for and
+// LoadQueue issues the loads of some tasks of a rank in the order of use, as early as the plan allows once
 // their rows are on the host.
 type LoadQueue struct {
 	plan        *plan.Plan
 	graph       *graph.Model
 	Sizes       []graph.Size // of subsequences
 	tasks       []plan.Task  // not yet visited
-	visit       int          // position in the first of them
+	visit       int          // position in the first task
 	known       map[VisitKind][]Load
-	rest        []Load // remaining loads of the current visit, of this task and layer
+	rest        []Load // remaining loads of the current visit
 	task        plan.Task
 	layer       int
 	outstanding int        // issued and not yet used
@@ -187,7 +189,7 @@ func (q *LoadQueue) ready(l Load) bool {
 		return false
 	}
 	g := q.grads[at]
-	by := l.Task.Subsequence + 1 // all of its blocks are there once the load's own task has sent any
+	by := l.Task.Subsequence + 1 // all of its blocks are on the device once the load's own task has sent any
 	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
 }
 

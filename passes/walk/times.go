@@ -20,7 +20,7 @@ func Times(p *plan.Plan) (starts, ends [][]int) {
 	return starts, ends
 }
 
-// Times returns the same by task number.
+// Times returns the same, indexed by task number.
 func (c *Walk) Times() (starts, ends []int) {
 	p := c.Plan
 	starts, ends = make([]int, len(c.Nodes)), make([]int, len(c.Nodes))

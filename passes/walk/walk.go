@@ -27,7 +27,7 @@ type Walk struct {
 	lists    []writtenList      // [rank]
 }
 
-// writtenList is the schedule of a rank with a lag and a reload distance.
+// writtenList is the schedule of a rank for a lag and a reload distance.
 type writtenList struct {
 	lag, ahead int
 	list       *schedule.List
@@ -36,21 +36,21 @@ type writtenList struct {
 // Node is a task in a Walk.
 type Node struct {
 	Kind           plan.TaskKind
-	fed, Feeds     bool     // there is a task that its input comes from; one that goes on with its result
-	Split          bool     // a backward whose gradients of weights are a task of their own
+	fed, Feeds     bool     // a task provides its input; a task continues with its result
+	Split          bool     // a backward whose weight gradients are a separate task
 	Way            plan.Way // of its result
-	Shared, Opens  bool     // of a slot that ranks share in; the first of it that is visited
+	Shared, Opens  bool     // in a slot that ranks share; the first task of it that is visited
 	Subsequence    int32    // of a microbatch
 	Stage          int32    // virtual
 	At             int32    // of its tokens among pieces and whole subsequences
-	Rank, Home     int32    // who does it; who has its stage
-	First, End     int32    // where the layers of its stage lie among all of its home's
-	from, To, Next int32    // tasks before and behind it in the pipeline, and who does the latter; -1: there is none
-	Undone         int32    // the forward that a backward undoes; -1: there is none
+	Rank, Home     int32    // the rank that runs it; the rank that has its stage
+	First, End     int32    // range of the layers of its stage among all layers of its home rank
+	from, To, Next int32    // the tasks before and after it in the pipeline, and the rank that runs the latter; -1: none
+	Undone         int32    // the forward that a backward belongs to; -1: none
 	Layers         int32    // of all tasks with smaller numbers
 }
 
-// Must is New for a plan whose order of tasks has been verified.
+// Must is like New for a plan whose task order has been verified.
 func Must(p *plan.Plan) *Walk {
 	c, err := New(p)
 	if err != nil {
@@ -59,7 +59,7 @@ func Must(p *plan.Plan) *Walk {
 	return c
 }
 
-// New fails if stages wait for each other forever.
+// New returns the walk of a plan. It fails if stages wait for each other forever.
 func New(p *plan.Plan) (*Walk, error) {
 	c := &Walk{Plan: p, Tasks: p.Tasks, ranges: RangeOf(p, plan.Task{Subsequence: p.Subsequences.N})}
 	c.places = make([]int32, len(schedule.Kinds)*p.Parallel.Microbatches*c.ranges*p.Parallel.Stages())
@@ -119,7 +119,7 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 // Pipeline returns the input of the schedules of all ranks.
 func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
 
-// PipelineOf is the same for other tasks, with a number of shared slots.
+// PipelineOf returns the input for other tasks, with a number of shared slots.
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
@@ -184,7 +184,7 @@ func (c *Walk) arrange() error {
 	}
 	for rank, tasks := range c.Tasks {
 		if next[rank] < len(tasks) {
-			return fmt.Errorf("stage %d waits forever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
+			return fmt.Errorf("stage %d waits forever at %s: the task orders of the stages deadlock", rank, tasks[next[rank]])
 		}
 	}
 	return nil

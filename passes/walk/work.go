@@ -1,6 +1,6 @@
 package walk
 
-// Work measures the work of a search in visits of a layer by a task: those of simulations and memory
+// Work measures the work of a search in visits of a layer by a task, in simulations and memory
 // footprints, where most time goes, and the equivalent for bounds. A nil *Work counts nothing.
 type Work int64
 

@@ -28,7 +28,7 @@ func (c *choice) Type() string   { return "string" }
 
 func (c *choice) Set(value string) error {
 	if !slices.Contains(c.words, value) {
-		return fmt.Errorf("there are %s", listed(c.words))
+		return fmt.Errorf("the choices are %s", listed(c.words))
 	}
 	*c.value = value
 	return nil

@@ -19,9 +19,9 @@ const clusterPrefix = "cluster="
 // FolderFlags adds flags that make a job of the folder of a model: without a spec, something else must say on which machines and
 // on how many tokens. The function returns what follows for --set, appended to that.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
-	cluster := flags.String("cluster", "", "for the folder of a model: a shipped `CLUSTER`, as in h100 or 'h200(gpus_per_node = 1)'")
-	nodes := flags.Int("nodes", 0, "for the folder of a model: the number of nodes of the cluster")
-	sequence := flags.String("sequence", "", "for the folder of a model: `TOKENS` of a sequence, as in 1M, instead of the longest in its config")
+	cluster := flags.String("cluster", "", "for a model folder: a shipped `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
+	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
+	sequence := flags.String("sequence", "", "for a model folder: `TOKENS` per sequence, such as 1M, instead of the longest in its config")
 	return func(set []string) ([]string, error) {
 		if *sequence != "" {
 			set = append(set[:len(set):len(set)], "train.sequence="+*sequence)
@@ -34,7 +34,7 @@ func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 		}
 		name, arguments, ok := strings.Cut(strings.TrimSuffix(*cluster, ")"), "(")
 		if ok != strings.HasSuffix(*cluster, ")") {
-			return nil, Usagef("--cluster %s: write a name, or a name with arguments as in h200(gpus_per_node = 1)", *cluster)
+			return nil, Usagef("--cluster %s: write a name, or a name with arguments, such as h200(gpus_per_node = 1)", *cluster)
 		}
 		if flags.Changed("nodes") {
 			arguments = strings.TrimPrefix(arguments+", nodes = "+strconv.Itoa(*nodes), ", ")
@@ -61,7 +61,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 		}
 	}
 	if cluster == "" {
-		return nil, Usagef("%s is a folder: give the machines to train its model on, as in --cluster h100 --nodes 1", dir)
+		return nil, Usagef("%s is a folder: give the machines to train its model on, for example --cluster h100 --nodes 1", dir)
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {

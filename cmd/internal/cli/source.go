@@ -25,7 +25,7 @@ import (
 
 // SetFlag defines the flag that overrides keys of a spec.
 func SetFlag(flags *pflag.FlagSet, name string) *[]string {
-	set := flags.StringArray(name, nil, "override a key of the spec by `KEY=VALUE`, as in schedule.sp=4; may be repeated")
+	set := flags.StringArray(name, nil, "override a key of the spec with `KEY=VALUE`, for example schedule.sp=4; may be repeated")
 	Words(flags, name, KeyWords())
 	return set
 }
@@ -45,7 +45,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	}
 	for _, s := range set {
 		if strings.HasPrefix(s, clusterPrefix) {
-			return nil, Usagef("--cluster is for the folder of a model; %s names its own cluster", file)
+			return nil, Usagef("--cluster is for model folders; %s names its own cluster", file)
 		}
 		if !strings.Contains(s, "=") {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
