@@ -366,7 +366,7 @@ func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 		drawPositions(rng, in, vm.Int32s(out))
 		return out
 	}
-	positive := strings.Contains(" stats lse lses v sum sums step norm ", " "+name+" ") && v.DType == ir.F32
+	positive := strings.Contains(" stats lse lses v sum sums step norm ", " "+name+" ") && (v.DType == ir.F32 || in.Op == ir.AdamW)
 	for e := range int(v.Elements()) {
 		x := rng.NormFloat64()
 		if positive {
