@@ -232,24 +232,24 @@ var (
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
 	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
 	attrFunction   = AttrInfo{"function", KindFunction, "gelu_tanh, gelu, silu or relu2"}
-	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits are softcap * tanh(logits / softcap); 0: as they are"}
-	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores are softcap * tanh(scores / softcap) before any is hidden; 0: as they are"}
-	attrEmbedScale = AttrInfo{"scale", KindFactor, "what rows of the table are multiplied by; 0: by 1"}
-	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into so many chunks, an even number, in zigzag order: the first, the last, the second, the last but one, and so on; 0: they are in order"}
-	attrWindow     = AttrInfo{"window", KindOption, "query r sees keys from prefix+r-window+1 on alone; 0: from the first on"}
+	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap"}
+	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap"}
+	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor of the rows of the table; 0 means 1"}
+	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order"}
+	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 on; 0: from the first on"}
 	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
 )
 
 // Operands shared by several rows.
 var (
-	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, of load_tokens: as many rows as there are tokens, before chunks and member select some"}
+	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, from load_tokens: one row for each token, before chunks and member select some"}
 	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale: 1 / labels of the batch that count"}
 )
 
 // Attributes of attention in a ring whose keys have been gathered.
 var (
-	attrQueryChunks = AttrInfo{"chunks", KindOption, "where it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all of them, in order"}
-	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk of this number and the one as far from the end"}
+	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all these tokens, in order"}
+	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end"}
 )
 
 // Ops is the opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
@@ -348,7 +348,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	LayerNormGrad: {
 		Name: "layernorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of layernorm; residual, the gradient that reaches x by another way, is added to dx.",
+		Doc: "Gradients of layernorm; residual, the gradient that reaches x on another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -376,7 +376,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	RMSNormGrad: {
 		Name: "rmsnorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of rmsnorm; residual, the gradient that reaches x by another way, is added to dx.",
+		Doc: "Gradients of rmsnorm; residual, the gradient that reaches x on another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -391,7 +391,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Matmul: {
 		Name: "matmul", Class: ClassKernel, Streams: onCompute,
-		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes where trans_a, trans_b are set. Sums in f32.",
+		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes if trans_a or trans_b is set. Sums in f32.",
 		Operands: []Operand{
 			{Name: "c", Dir: WriteOrAdd, Types: "F", Dims: "m,n"},
 			{Name: "a", Types: "T", Doc: "[m,k], or [k,m] transposed"},
@@ -417,7 +417,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rope: {
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. With positions, a token turns by its position in its document instead. A rotation of the run says it otherwise: which pairs (i, i+pairs), how fast, and by what the turned and the other elements are multiplied. The gradient of rope is rope with inverse set: a factor stays one.",
+		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its document instead. A rotation of the run replaces this rule: it defines the pairs (i, i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope with inverse set: a factor stays one.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -436,10 +436,10 @@ var Ops = [NumOps]OpInfo{
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
 		Doc: "Causal attention of n queries over keys, all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
-			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave: it must be where a window leaves a query without a key. " +
-			"With positions, a query whose position in its document is p sees no key before prefix+r-p: none of another document. Where that leaves it no key, its o is 0 and its lse minus infinity.",
+			"Never stores scores of a whole row of tokens. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
+			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and so none of another document. If no key is left, its o is 0 and its lse minus infinity.",
 		Operands: []Operand{
-			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
+			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow in bf16, so that it is rounded once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
@@ -452,7 +452,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionGrad: {
 		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of attention over the same keys, all or a block of them: o or delta, and lse, are those of all that a query sees, which makes every block's part exact. dk and dv cover all keys given, so that later subsequences add to the rows of earlier ones. " +
+		Doc: "Gradients of attention over the same keys, all or a block of them: o or delta, and lse, are those over all keys that a query sees, which makes every block's part exact. dk and dv cover all given keys, so that later subsequences add to the rows of earlier ones. " +
 			"One of o and delta is given.",
 		Operands: []Operand{
 			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
@@ -464,7 +464,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim", Optional: true},
 			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
-			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
+			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "from attention_delta, if blocks share it or o is elsewhere"},
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
@@ -518,7 +518,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Add: {
 		Name: "add", Class: ClassKernel, Streams: onArrival,
-		Doc: "y = a + b, plus bias by rows where given.",
+		Doc: "y = a + b, plus bias by rows if given.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},
 			{Name: "a", Types: "F", Dims: "r,c"},
@@ -538,7 +538,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropyStats: {
 		Name: "cross_entropy_stats", Class: ClassKernel, Streams: onCompute,
-		Doc: "For each row of this rank's part of the capped logits: their maximum, the sum of exponentials below it, and the logit of the label (0 where the label is not on this rank).",
+		Doc: "For each row of this rank's part of the capped logits: their maximum, the sum of exponentials below it, and the logit of the label (0 if the label is not on this rank).",
 		Operands: []Operand{
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,3"},
 			{Name: "logits", Types: "F", Dims: "r,v"},
@@ -552,9 +552,9 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
 		Operands: []Operand{
 			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
-			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] of each row, not a number where the label is negative"},
+			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] of each row, NaN if the label is negative"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3", Doc: "one plane for each part, in rank order"},
-			{Name: "labels", Types: "i32", Dims: "r", Optional: true, Doc: "needed where some may be negative"},
+			{Name: "labels", Types: "i32", Dims: "r", Optional: true, Doc: "required if some may be negative"},
 			operandWeight,
 		},
 		Attrs: []AttrInfo{attrScale},
@@ -585,7 +585,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	GradNorm: {
 		Name: "grad_norm", Class: ClassKernel, Streams: onCompute,
-		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 where max_norm is 0). Where the norm is not finite, or above limit, the factor is -1, and updates that read it change nothing.",
+		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 if max_norm is 0). If the norm is not finite, or above limit, the factor is -1, and updates that read it change nothing.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "2", Doc: "norm, factor"},
 			{Name: "sums", Types: "f32", Dims: "k"},
@@ -596,7 +596,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AdamW: {
 		Name: "adamw", Class: ClassKernel, Streams: onCompute,
-		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded; m and v are rounded after w has changed by them. A negative factor leaves w, m and v as they are.",
+		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded; m and v are rounded after the update of w. A negative factor leaves w, m and v unchanged.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "T"},
@@ -682,7 +682,7 @@ var Ops = [NumOps]OpInfo{
 		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	Record: {
-		Name: "record", Class: ClassSync, Doc: "Marks the point in its stream that wait waits for. Each event is recorded once per section.",
+		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream for which wait waits. Each event is recorded once per section.",
 		Attrs: []AttrInfo{attrEvent},
 	},
 	Wait: {
@@ -692,7 +692,7 @@ var Ops = [NumOps]OpInfo{
 	AllToAll: {
 		Name: "all_to_all", Class: ClassComm, Streams: onColl,
 		Doc: "Exchanges rows for columns. On member k of a group of t: y [t*r,c] stacks, in group order, column block k/copies of every member's x [r,t/copies*c]. " +
-			"Inverse: y [r,t/copies*c] puts side by side, in group order, row block k of every member's x [t*r,c], where the blocks of copies neighbours with the same columns are added, in f32 in group order.",
+			"Inverse: y [r,t/copies*c] places side by side, in group order, row block k of every member's x [t*r,c]; the blocks of copies neighbours with the same columns are added, in f32 in group order.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Doc: "[t*r,c], or [r,t/copies*c] inverse"},
 			{Name: "x", Types: "T", Doc: "[r,t/copies*c], or [t*r,c] inverse"},
@@ -706,7 +706,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionMerge: {
 		Name: "attention_merge", Class: ClassKernel, Streams: onCompute,
-		Doc: "Joins what attention gave for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o = the sum of parts weighted by exp(lses - lse), in order of the blocks in f32, rounded once.",
+		Doc: "Merges the results of attention for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o = the sum of parts weighted by exp(lses - lse), in order of the blocks in f32, rounded once.",
 		Operands: []Operand{
 			{Name: "o", Dir: Write, Types: "F", Dims: "r,heads*head_dim"},
 			{Name: "lse", Dir: Write, Types: "f32", Dims: "r,heads", Spare: true},
@@ -729,7 +729,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rotate: {
 		Name: "rotate", Class: ClassComm, Streams: onColl,
-		Doc: "y = the x of the member before, in group order; the first member has the last before it.",
+		Doc: "y = the x of the previous member, in group order; for the first member that is the last.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "any"},
 			{Name: "x", Types: "any"},
@@ -739,7 +739,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	SGD: {
 		Name: "sgd", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad itself; without norm the factor is 1. A negative factor leaves w and m as they are.",
+		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad; without norm the factor is 1. A negative factor leaves w and m unchanged.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
@@ -757,7 +757,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Nesterov: {
 		Name: "nesterov", Class: ClassKernel, Streams: onCompute,
-		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded. A negative factor leaves m as it is and makes y 0.",
+		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded. A negative factor leaves m unchanged and sets y to 0.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F"},
 			{Name: "m", Dir: ReadWrite, Types: "F"},
@@ -780,7 +780,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Normalize: {
 		Name: "normalize", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / (sqrt(sum) + eps): a matrix over its Frobenius norm, where sum is the sum of its squares.",
+		Doc: "y = x / (sqrt(sum) + eps): a matrix divided by its Frobenius norm; sum is the sum of its squares.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},

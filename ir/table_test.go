@@ -102,7 +102,7 @@ func TestReferencePageIsTheTable(t *testing.T) {
 
 Generated from the table in ` + "`op.go`" + ` by ` + "`go test ./ir -update`" + `; do not edit.
 
-Dimensions of one name agree within an instruction; a name that is an attribute is its value. Type T is f32 or bf16, the
+Dimensions with the same name agree within an instruction; the name of an attribute stands for its value. Type T is f32 or bf16, the
 same for every T of the instruction; F is f32 or bf16, free. Directions: in is read; out is written as a whole; inout is
 updated; acc is written, or added to where accumulate, or the attribute named, is set. An operand in brackets is optional.
 `)

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// The verifier proves, before a program reaches a device and whatever its origin, that
+// The verifier proves, before a program reaches a device and regardless of its origin, that
 //
 //   - every operand has the place, shape and type that its row requires, inside its buffer, inside its arena;
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);

@@ -66,7 +66,7 @@ func sum(n int, f func(int) int) int {
 	return total
 }
 
-// buffer makes a buffer at a slot of its own kind: buffers of a kind share their bytes.
+// buffer creates a buffer at a slot of its kind: buffers of a kind share their bytes.
 func (l *layered) buffer(kind, name string, arena ir.Arena, size, slot ir.Bytes, persistent bool) int {
 	if i, ok := l.named[name]; ok {
 		return i
@@ -103,7 +103,7 @@ func (l *layered) weights() {
 	}
 }
 
-// temp is a buffer of the workspace, or a unit of a subsequence and layer in a ring.
+// temp returns a buffer of the workspace, or a unit of a subsequence and layer in a ring.
 func (l *layered) temp(name string, s, i int) int {
 	slot := ir.Bytes(l.size.Rows * width * 4)
 	return l.buffer(fmt.Sprint(name, ".", i%2), fmt.Sprintf("%s.s%d.l%d", name, s, i), ir.Device, ir.Bytes(l.rows(s)*width*4), slot, false)

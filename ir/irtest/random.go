@@ -10,7 +10,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Random is a valid program of about n instructions: a few stages, some ranks to each, every opcode of the table, all
+// Random returns a valid program of about n instructions: a few stages, some ranks for each, every opcode of the table, all
 // streams, buffers that share bytes, and no more waits than its order needs. Equal seeds give equal programs.
 //
 // It orders accesses by buffers as a whole, where the verifier looks at bytes; that is all the two have in common.
@@ -123,7 +123,7 @@ func (g *generator) act() {
 	}
 }
 
-// localOps are the opcodes that meet no other rank and order nothing.
+// localOps lists the opcodes that involve no other rank and order nothing.
 func localOps() (ops []ir.Op) {
 	for op := range ir.NumOps {
 		if c := ir.Ops[op].Class; c != ir.ClassComm && c != ir.ClassSync {
@@ -330,7 +330,7 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	return ir.Int(int64(v))
 }
 
-// window is one that leaves no query without a key, or, where other keys have been attended to before, not all queries.
+// window returns a window that leaves no query without a key or, if other keys have been attended to before, not all queries.
 func (in *instance) window() int64 {
 	end := in.named["prefix"] + in.name("n")
 	least := end - in.name("keys") + 1
@@ -340,7 +340,7 @@ func (in *instance) window() int64 {
 	return max(1, least) + int64(in.st.g.r.IntN(4))
 }
 
-// name gives a dimension its value when it is first asked for.
+// name returns the value of a dimension, chosen on first use.
 func (in *instance) name(s string) int64 {
 	if _, ok := in.named[s]; !ok {
 		in.named[s] = int64(1 + in.st.g.r.IntN(4))
@@ -396,7 +396,7 @@ func matrix(rows, cols int64, transposed bool) [ir.MaxDims]int64 {
 	return [ir.MaxDims]int64{rows, cols}
 }
 
-// output is where operand i goes: now and then over the very view that is read, where the row allows that.
+// output returns the view of operand i: occasionally the same view as one that is read, if the row allows it.
 func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	if in.row.InPlace && in.st.g.r.IntN(3) == 0 {
 		for j := in.row.Written(); j < len(args); j++ {
