@@ -60,14 +60,14 @@ func keyDoc(k *Key) string {
 // errorsPage returns ERRORS.md: the meaning of each code, with a text that fails and its diagnostic.
 func errorsPage() string {
 	var b strings.Builder
-	b.WriteString("# Errors\n\nWritten from the table in codes.go, whose examples are run by a test. They import this `base.sppo`; blocks of a file itself\n" +
-		"go before imported ones.\n\n```\n" + exampleBase + "```\n")
+	b.WriteString("# Errors\n\nGenerated from the table in codes.go, whose examples are run by a test. They import this `base.sppo`; blocks in the example\n" +
+		"take precedence over imported ones.\n\n```\n" + exampleBase + "```\n")
 	for _, c := range Codes {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```\n%s```\n", c.Code, c.Doc, c.Example)
 		if err := runExample(c); err != nil {
 			fmt.Fprintf(&b, "\n```\n%s\n```\n", err)
 		} else {
-			b.WriteString("\nRaised when the plan is made, at the value.\n")
+			b.WriteString("\nReported at the value when the plan is made.\n")
 		}
 	}
 	return b.String()
