@@ -153,7 +153,7 @@ func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	return most
 }
 
-// lives are those by which the buffers were placed.
+// lives returns the lives by which the buffers were placed.
 func (s *stage) lives() []ir.Life {
 	lives := make([]ir.Life, len(s.buffers))
 	for section, p := range s.parts {

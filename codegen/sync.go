@@ -201,7 +201,7 @@ func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
 	}
 }
 
-// write makes one segment of the range. What follows this write also follows everything that it replaces.
+// write makes the range one segment. Accesses after this write also come after everything that it replaces.
 func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
 	for k := first; k < end; k = h.starts.next(k + 1) {
 		needs.join(&h.segments[k].touched)

@@ -344,7 +344,7 @@ func (c *Corpus) packParts() error {
 	return nil
 }
 
-// close closes what a file has open.
+// close closes a token file with its index and mask.
 func (f *file) close() error {
 	var errs []error
 	for _, x := range []any{f.data, f.borders, f.mask} {

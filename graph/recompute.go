@@ -153,7 +153,7 @@ func (g *Model) numberOf(producer int) int {
 	panic("internal: a layer that makes units again keeps what the plain one does not")
 }
 
-// moves are the nodes that only convert data which is kept in another form. An exchange of rows for heads is not among
+// moves reports whether a node only converts data which is kept in another form. An exchange of rows for heads is not among
 // them: attention's gradient needs Q by heads, and nothing needs it by rows.
 func moves(n *Node) bool {
 	switch n.Op {

@@ -21,7 +21,7 @@ type architecture struct {
 	names     naming
 }
 
-// Defaults that all except GPT-2 share. For a member that is missing, a config means the default of its class in transformers.
+// Defaults that all architectures except GPT-2 share. A member that is missing from a config has the default of its class in transformers.
 var usual = map[string]any{
 	"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 	"tie_word_embeddings": false, "initializer_range": 0.02,

@@ -343,7 +343,7 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// newFolder creates a folder that appears complete: fill writes to a temporary one beside it, which is renamed
+// newFolder creates a folder that appears complete: fill writes to a temporary folder next to it, which is renamed
 // at the end.
 func newFolder(dir string, fill func(to string) error) error {
 	if err := CheckTarget(dir); err != nil {

@@ -115,7 +115,7 @@ var (
 	}}
 )
 
-// isVector reports whether one of our tensors, rows by columns, is a vector: it has one column.
+// isVector reports whether one of our tensors is a vector, that is, has one column.
 func isVector(t *ir.Tensor) bool { return t.Shape[1] == 1 }
 
 // part is one of our tensors within one of theirs: element (r, c) of ours is (row+r, col+c) of theirs, or (row+c, col+r).

@@ -677,7 +677,7 @@ func (n *exprNode) asCall() *callNode {
 	return f.Call
 }
 
-// fillKeys gives the keys of a block that apply their values: from a flag, from the text, or the default.
+// fillKeys sets the keys of a block that apply to their values: from a flag, from the text, or the default.
 func (l *loader) fillKeys(block string, head span, values map[string]namedValue, applies func(name string) bool) {
 	var missing []string
 	for _, k := range KeysOf(block) {

@@ -13,7 +13,7 @@ import (
 type Family struct {
 	Name     string
 	Doc      string
-	Defaults map[string]string // by key of the model, as they would be written
+	Defaults map[string]string // by key of the model, as written in a spec
 }
 
 // Families is the table of all families. Sizes are not among their defaults.

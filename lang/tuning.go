@@ -63,7 +63,7 @@ func (g *Groups) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Base is the model without its adapters.
+// Base returns the model without its adapters.
 func (m Model) Base() Model {
 	m.Adapter, m.AdapterRank, m.AdapterAlpha, m.AdapterTargets = "", 0, 0, nil
 	return m

@@ -51,14 +51,14 @@ func (b *Bytes) Rest() string {
 type Tokens struct {
 	*tokenizer.Tokenizer
 	ids         []uint32
-	shown, read int // the text up to read has been returned, and tokens from shown on decide how the next ones read
+	shown, read int // the text up to read has been returned; tokens from shown on determine how the next tokens are decoded
 }
 
 // Encode implements Text.
 func (t *Tokens) Encode(prompt string) ([]int32, error) {
 	ids, err := t.Tokenizer.Encode(nil, prompt, true)
 	if eos, ok := t.EOS(); ok && len(ids) > 0 && ids[len(ids)-1] == eos {
-		ids = ids[:len(ids)-1] // which some post-processors add, and after which nothing follows
+		ids = ids[:len(ids)-1] // some post-processors add it, and nothing may follow it
 	}
 	tokens := make([]int32, len(ids))
 	for i, id := range ids {
@@ -67,15 +67,16 @@ func (t *Tokens) Encode(prompt string) ([]int32, error) {
 	return tokens, err
 }
 
-// Decode implements Text. A few tokens before decide how a token reads, as spaces between words do, so it decodes them together and
-// returns what is new; bytes that are no whole character yet are held back.
+// Decode implements Text. The text of a token can depend on a few tokens before it, for example spaces between words. So it decodes them
+// together and
+// returns the new text; bytes that do not yet form a whole character are held back.
 func (t *Tokens) Decode(token int32) string {
 	t.ids = append(t.ids, uint32(token))
 	before, all := t.text(t.ids[t.shown:t.read]), t.text(t.ids[t.shown:])
 	if strings.HasSuffix(all, "\ufffd") || !strings.HasPrefix(all, before) {
 		return ""
 	}
-	if t.text(t.ids[t.read:]) != "" { // what leaves no text says nothing about the next one's place
+	if t.text(t.ids[t.read:]) != "" { // a token without text cannot serve as context for the next one
 		t.shown = t.read
 	}
 	t.read = len(t.ids)
@@ -91,18 +92,18 @@ func (t *Tokens) Rest() string {
 
 func (t *Tokens) text(ids []uint32) string { return t.Tokenizer.Decode(ids, true) }
 
-// Request is what to write.
+// Request is the input of Write.
 type Request struct {
-	Tokens int64 // the most that are written
+	Tokens int64 // maximum number of tokens to generate
 	Choice Choice
-	End    []uint32 // tokens after which nothing follows
+	End    []uint32 // tokens that end the text
 }
 
 // ErrEmpty is returned for a prompt without tokens.
 var ErrEmpty = errors.New("the prompt has no tokens, and this model begins no text by itself")
 
-// Write continues a prompt and calls each with every piece of text. stop is asked before every token. It returns the number of tokens
-// that it has written, and whether the last of them ended the text.
+// Write continues a prompt and calls each with every piece of text. It calls stop before every token. It returns the number of tokens
+// that it has generated, and whether the last of them ended the text.
 func (s *Model) Write(prompt []int32, r *Request, text Text, stop func() error, each func(piece string) error) (n int64, ended bool, err error) {
 	if len(prompt) == 0 {
 		return 0, false, ErrEmpty

@@ -8,17 +8,17 @@ import (
 	"sppo.dev/ir"
 )
 
-// placeKey names a value: of a layer by its number, or of all layers and other blocks.
+// placeKey identifies a value. layer is the number of a layer, or shared.
 type placeKey struct {
 	block *graph.Block
-	layer int // shared for values that layers and tasks have in common
+	layer int // shared for values that all layers use in turn, and for other blocks
 	value int
 }
 
-// shared is the layer of a value that every layer writes in turn.
+// shared is the layer of a value that all layers use in turn.
 const shared = -1
 
-// size is that of n tokens after prefix others.
+// size returns the size of n tokens after prefix others.
 func (s *Model) size(prefix, n int64) graph.Size {
 	return graph.Size{Sequence: s.most, Prefix: prefix, Tokens: n, Batch: 1, SP: 1, Rows: n}
 }
@@ -52,7 +52,7 @@ func (s *Model) each(visit func(key placeKey, b *graph.Block, p *graph.Param) er
 	})
 }
 
-// name is that of a parameter's tensor.
+// name returns the name of a parameter's tensor.
 func (s *Model) name(layer int, p *graph.Param) string {
 	if layer == shared {
 		return p.Name
@@ -60,7 +60,7 @@ func (s *Model) name(layer int, p *graph.Param) string {
 	return graph.LayerPrefix(layer) + p.Name
 }
 
-// allocate lays out all buffers. Layers share those of values that do not outlive a layer; their inputs and outputs take turns.
+// allocate lays out all buffers. Layers share the buffers of values that do not outlive a layer; their inputs and outputs alternate.
 func (s *Model) allocate() {
 	add := func(name string, bytes ir.Bytes) uint32 {
 		at := s.code.Arenas[ir.Device]
@@ -106,10 +106,10 @@ func (s *Model) allocate() {
 	})
 }
 
-// logitsName is the value of the head that the choice of a token depends on.
+// logitsName is the name of the head's logits, from which a token is sampled.
 const logitsName = "logits"
 
-// nodes are those of a block's forward pass that sampling wants: all, or of the head those that lead to the logits.
+// nodes returns the nodes of a block's forward pass that sampling needs: all or, for the head, those that lead to the logits.
 func (s *Model) nodes(b *graph.Block) []graph.Node {
 	if b != s.graph.Head {
 		return b.Forward
@@ -135,7 +135,7 @@ func logitsOf(b *graph.Block) int {
 	return slices.IndexFunc(b.Values, func(v graph.Value) bool { return v.Name == logitsName })
 }
 
-// needed are the values of these nodes.
+// needed returns the values of these nodes.
 func (s *Model) needed(b *graph.Block) (list []int) {
 	for _, n := range s.nodes(b) {
 		for _, a := range n.Args {
@@ -147,14 +147,14 @@ func (s *Model) needed(b *graph.Block) (list []int) {
 	return list
 }
 
-// walk is the forward pass of n tokens after prefix others; with head, to the logits of the token after them.
+// walk runs the forward pass of n tokens after prefix others; with head, up to the logits of the token after them.
 func (s *Model) walk(prefix, n int64, head bool) (list []ir.Instr) {
 	s.blocks(func(b *graph.Block, layer int) error {
 		z, offset := s.size(prefix, n), ir.Bytes(0)
 		switch {
 		case b == s.graph.Head && !head:
 			return nil
-		case b == s.graph.Head: // of the last token alone
+		case b == s.graph.Head: // only for the last token
 			z = s.size(prefix+n-1, 1)
 			offset = ir.Bytes((n-1)*int64(s.graph.Hidden)) * s.graph.DType().Bytes()
 		case layer != shared:
@@ -176,7 +176,7 @@ func (s *Model) walk(prefix, n int64, head bool) (list []ir.Instr) {
 	return list
 }
 
-// placeOf is the buffer of a value.
+// placeOf returns the buffer of a value.
 func (s *Model) placeOf(b *graph.Block, layer, value int) uint32 {
 	if buffer, ok := s.places[placeKey{b, layer, value}]; ok {
 		return buffer
@@ -184,7 +184,7 @@ func (s *Model) placeOf(b *graph.Block, layer, value int) uint32 {
 	return s.places[placeKey{b, shared, value}]
 }
 
-// attr is an attribute that the size does not say, of the only rank.
+// attr returns an attribute that does not depend on the size, for the only rank.
 func (s *Model) attr(layer int, a graph.Attr) ir.Attr {
 	switch {
 	case a.Source == graph.FromLayer:
@@ -195,7 +195,7 @@ func (s *Model) attr(layer int, a graph.Attr) ir.Attr {
 	return ir.Int(0) // the first sequence of the first replica
 }
 
-// logits is the view of what the head makes.
+// logits returns a view of the head's logits.
 func (s *Model) logits() ir.View {
 	head := s.graph.Head
 	value := logitsOf(head)

@@ -35,7 +35,7 @@ type Reader struct {
 	Waits bool // it has a later piece of the same slot, so it waits for the rows
 }
 
-// Readers returns the ranks besides its runner that have a later part of the sequence to run on the stage of a piece, first to
+// Readers returns the ranks, other than its runner, that run a later part of the sequence on the stage of a piece, first to
 // last.
 func (s Sharing) Readers(t Task) []Reader {
 	var readers []Reader
@@ -65,15 +65,15 @@ func (s Sharing) Borrowers(kind Kind, stage, slot int) []int {
 	return ranks
 }
 
-// Hop is a message with the weight gradients of a layer from one rank to the rank before it, which adds its own.
+// Hop is a message with the weight gradients of a layer from one rank to the previous rank, which adds its own.
 type Hop struct {
 	From  int
 	Layer int // in the order in which the backward visits the layers of the stage
 }
 
 // Hops returns the messages of a Return round for a stage with a number of layers. Gradients start at the
-// last rank, and each rank passes a layer on one round after the rank behind it, so that no rank waits for
-// the whole row.
+// last rank, and each rank passes a layer on one round later than the next rank, so that no rank waits for
+// the whole chain.
 func (s Sharing) Hops(stage, layers, round int) []Hop {
 	var hops []Hop
 	for from := stage + 1; from < s.Ranks; from++ {
@@ -84,7 +84,7 @@ func (s Sharing) Hops(stage, layers, round int) []Hop {
 	return hops
 }
 
-// CutInto returns the pieces of a task, or the task itself where it is whole.
+// CutInto returns the pieces of a task, or the task itself if it is whole.
 func (s Sharing) CutInto(t Task) []Task {
 	if t.Subsequence >= len(s.Pieces) {
 		return []Task{t}

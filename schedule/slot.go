@@ -2,35 +2,35 @@ package schedule
 
 import "slices"
 
-// Actions of a slot that the ranks of all stages share. Task is the first task of the rank in the slot; of
-// halves and of End it is the piece. Layer is a round, except of halves. Of is the stage; of Lend it is
+// Actions of a slot that the ranks of all stages share. Task is the rank's first task in the slot; for
+// halves and End it is the piece. Layer is a round, except for halves. Of is the stage; for Lend it is
 // the slot whose ranks borrow.
 //
-// In the lists of all ranks those that say "all ranks" stand in the same order, so that a reader may take
-// them as one. Codegen issues the messages of every rank in that order, and the job cannot deadlock.
+// Actions marked "all ranks" are in the same order in the lists of all ranks, so that a reader may treat
+// them as one action. Codegen issues the messages of every rank in that order, so the job cannot deadlock.
 //
-// A layer of a piece has two halves: what comes before attention, or in the backward pass before the
-// gradients of K and V are used; then rows of K and V, or what others add to their gradients, travel; then
-// the rest. Every rank goes round its stages: of each it runs the second half of the layer before and the
-// first half of the next, so that what travels for one stage has the time of the others.
+// A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
+// gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The second half is
+// the rest. Every rank alternates between its stages: for each it runs the second half of the previous layer and the
+// first half of the next, so that messages for one stage are in flight during the work for others.
 const (
-	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and deals out its pieces
-	HandIn                              // all ranks: gradients of pieces go to the rank with the embedding
-	Lend                                // all ranks: weights of a layer of each stage go to new helpers
-	Exchange                            // all ranks: rows of K and V, or their gradients, go where they are read
-	Return                              // all ranks: weight gradients of helpers go one rank on, homewards
-	Enter                               // makes the weights of a layer of the rank's own stage whole
-	Leave                               // gives weight gradients away at the end of a visit
-	FirstHalf                           // runs a layer up to what travels
+	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and distributes its pieces
+	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding
+	Lend                                // all ranks: sends weights of a layer of each stage to new helpers
+	Exchange                            // all ranks: sends rows of K and V, or their gradients, to the ranks that read them
+	Return                              // all ranks: sends weight gradients of helpers one rank closer to their owner
+	Enter                               // gathers the weights of a layer of the rank's own stage
+	Leave                               // reduces weight gradients at the end of a visit
+	FirstHalf                           // runs a layer up to the exchange
 	SecondHalf                          // runs the rest
 )
 
 // Common reports whether all ranks take part in an action.
 func (op Op) Common() bool { return HandOut <= op && op <= Return }
 
-// slot lists the actions of a shared slot. Weights are lent while the slot before runs, or, in the first
-// slot of a pass, the layer before. In the last backward slot of a stage the gradients of lent weights go
-// back after each layer.
+// slot lists the actions of a shared slot. Weights are lent during the previous slot or, in the first
+// slot of a pass, during the previous layer. In the last backward slot of a stage the gradients of lent weights are
+// returned after each layer.
 func (w *writer) slot(first, end int) {
 	t, place := w.tasks[first], int32(first)
 	number, rounds := t.Slot(), slices.Max(w.Layers)
@@ -74,8 +74,8 @@ func (w *writer) slot(first, end int) {
 	}
 }
 
-// nextShared returns the shared slot after one in the order of its pass, -1 if there is none; first reports
-// that none is before it.
+// nextShared returns the next shared slot in the order of its pass, or -1 if there is none; first reports
+// whether the slot is the first one.
 func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	last := w.Shared - 1
 	switch {
@@ -87,7 +87,7 @@ func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	return slot + 1, slot == 0
 }
 
-// round takes the pieces of one stage from the middle of a layer to the middle of their k-th.
+// round runs the pieces of one stage from the middle of a layer to the middle of their k-th layer.
 func (w *writer) round(first, end, stage, k int) {
 	layers := w.Layers[stage]
 	for i := first; i < end && 0 < k && k <= layers; i++ {
@@ -111,7 +111,7 @@ func (w *writer) round(first, end, stage, k int) {
 	w.add(Action{Op: Exchange, Task: place, Layer: int32(k), Of: int32(stage)})
 }
 
-// copiesBesideSlot lists the copies of other turns that go along with a round.
+// copiesBesideSlot lists the copies of other turns during a round.
 func (w *writer) copiesBesideSlot(end, round, rounds int) {
 	w.releaseBeside(round, false)
 	if last := round + w.ahead - rounds; last >= 0 && w.coming(end-1) > 0 {

@@ -5,21 +5,21 @@ import (
 	"strings"
 )
 
-// Kind is what a task computes.
+// Kind is the kind of computation of a task.
 type Kind uint8
 
-// Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its
-// input alone.
+// Kinds of tasks. If the weight gradients of a backward are a separate task, the backward computes only the gradient of its
+// input.
 const (
 	Forward Kind = 1 + iota
 	Backward
 	WeightGrad
 )
 
-// Kinds are all kinds of tasks.
+// Kinds lists the kinds of tasks.
 var Kinds = []Kind{Forward, Backward, WeightGrad}
 
-// String returns the kind's letter, and nothing for no task.
+// String returns the kind's letter, or "" for no task.
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
@@ -30,7 +30,7 @@ type Task struct {
 	Microbatch  int
 	Subsequence int
 	Stage       int // virtual stage
-	Piece       int // of a subsequence that is cut, from 1; 0: the whole
+	Piece       int // index of the piece of a subsequence that is cut, from 1; 0: the whole subsequence
 }
 
 // As returns the task of another kind for the same subsequence on the same virtual stage.
@@ -39,11 +39,11 @@ func (t Task) As(kind Kind) Task {
 	return t
 }
 
-// Undoes reports whether a backward is that of a forward.
+// Undoes reports whether the task is the backward of a given forward.
 func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backward) }
 
-// Slot returns the number of a task's slot in the forward pass, and of that of its forward in the backward
-// pass. In a pipeline of equal tasks those of one slot run at the same time.
+// Slot returns the number of a task's slot. For a backward this is the slot of its forward. In a
+// pipeline of equal tasks, the tasks of one slot run at the same time.
 func (t Task) Slot() int { return t.Stage + t.Subsequence }
 
 // SameSlot reports whether two tasks are in one slot of the same pass.
@@ -76,7 +76,7 @@ func (t *Task) UnmarshalText(text []byte) error {
 			words := stage + " " + rest + " " + piece
 			_, _ = fmt.Sscanf(words, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
 		}
-		if read.String() == word { // whatever was read
+		if read.String() == word { // it may have other words
 			*t = read
 			return nil
 		}

@@ -65,7 +65,7 @@ type overseer struct {
 	stuck   atomic.Bool // ranks did not stop after a failure: their devices must not be touched
 }
 
-// lastCall is how long ranks may take to stop after a failure.
+// lastCall returns the time that ranks have to stop after a failure.
 func (o *overseer) lastCall() time.Duration {
 	if o.stall.After > 0 {
 		return min(o.stall.After, lastCall)
@@ -97,7 +97,7 @@ func (j *Job) situation() *situation {
 	return s
 }
 
-// inspected is the answer to other processes.
+// inspected answers the questions of other processes.
 func (j *Job) inspected() []byte {
 	text, err := json.Marshal(j.situation())
 	if err != nil {

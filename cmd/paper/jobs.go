@@ -76,8 +76,8 @@ func tuned(m int) system {
 	}
 }
 
-// replicas returns the replicas of Ulysses where heads are not divisible by all GPUs: as many as the table's
-// SP allows.
+// replicas returns the number of replicas for Ulysses. If heads are not divisible by all GPUs, the table's SP
+// determines it.
 func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
 
 func ours(name string, set ...string) system {

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSpans is the number of instructions above which a trace shows one rank of each stage only, because
+// mostSpans is the number of instructions above which a trace shows only one rank of each stage, because
 // viewers handle larger files badly.
 const mostSpans = 500_000
 
@@ -56,10 +56,10 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// rankWords may replace a list of ranks.
+// rankWords are accepted instead of a list of ranks.
 var rankWords = []string{"all", "stages"}
 
-// chooseRanks reads --ranks.
+// chooseRanks parses --ranks.
 func chooseRanks(text string, p *ir.Program, t *sim.Timeline) ([]int, error) {
 	var all, stages, list []int
 	seen := map[int32]bool{}

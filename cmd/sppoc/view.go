@@ -23,7 +23,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// The page is one file: its parts are joined here, with the data. It loads nothing from a network.
+// The page is one file: its parts are combined here with the data. It loads nothing from a network.
 var (
 	//go:embed page/view.html
 	pageHTML string
@@ -131,8 +131,8 @@ type pageCode struct {
 	Result column `json:"result"`
 }
 
-// pagePath has a column for each property of its segments. Ranks are indexes of shown ranks: the rank itself,
-// or one that does the same; -1 where nothing ran.
+// pagePath has a column for each property of its segments. Ranks are indices of shown ranks: the rank itself,
+// or one that does the same work; -1 if nothing ran.
 type pagePath struct {
 	Rank  column `json:"rank"`
 	PC    column `json:"pc"`
@@ -165,7 +165,7 @@ type pageMemory struct {
 	Arena    string   `json:"arena"`
 	Placed   ir.Bytes `json:"placed"` // highest byte in use
 	Capacity ir.Bytes `json:"capacity"`
-	When     string   `json:"when"`    // the time of the most live bytes
+	When     string   `json:"when"`    // the moment with the most live bytes
 	Parts    [][2]any `json:"parts"`   // name and bytes
 	Largest  [][3]any `json:"largest"` // name, part and bytes
 
@@ -205,7 +205,7 @@ func simulated(file string, set []string, ranks string) (*cli.Job, *sim.Timeline
 	return job, t, chosen, err
 }
 
-// add simulates a job and adds it to the page; for a trace, it adds the measurement of the job before it.
+// add simulates a job and adds it to the page. For a trace, it adds the measurement of the previous job.
 func (p *page) add(file string, set []string, ranks string) error {
 	name := strings.TrimSuffix(filepath.Base(file), ".sppo")
 	if trace.Is(file) {
@@ -372,7 +372,7 @@ const (
 	showNothing = 255
 )
 
-// spanKinds returns how each instruction is shown. A wait of the compute stream has the colour of what it
+// spanKinds returns how each instruction is shown. A wait of the compute stream has the colour of the work that it
 // waits for; waits of other streams are not coloured.
 func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	instrs := code.Sections[ir.SectionStep]

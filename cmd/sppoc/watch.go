@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// watch shows on a terminal what a command that searches is doing, once that takes a while. It also tells searches
-// when the user asks to stop. A nil watch does neither.
+// watch shows the progress of a command that searches on a terminal, once it takes a while. It also tells searches
+// to stop at the user's request. A nil watch does neither.
 type watch struct {
 	context context.Context
 	out     io.Writer
@@ -26,7 +26,7 @@ type watch struct {
 	shown bool
 }
 
-// Times of the line of progress.
+// Times of the progress line.
 const (
 	firstShown = time.Second
 	shownEvery = time.Second / 4
@@ -42,7 +42,7 @@ func watchFor(env *cli.Env) *watch {
 	return w
 }
 
-// show rewrites the line of progress until the end.
+// show rewrites the progress line until the end.
 func (w *watch) show() {
 	defer w.ended.Done()
 	next := time.NewTimer(firstShown)
@@ -61,7 +61,7 @@ func (w *watch) show() {
 	}
 }
 
-// line describes what is being done.
+// line describes the current work.
 func (w *watch) line() string {
 	text := w.doing
 	if w.best.Planned > 0 {
@@ -73,7 +73,7 @@ func (w *watch) line() string {
 	return text + "; Ctrl-C ends the search with the best so far"
 }
 
-// say names what is done from now on.
+// say sets the description of the current work.
 func (w *watch) say(format string, args ...any) {
 	if w == nil {
 		return
@@ -83,7 +83,7 @@ func (w *watch) say(format string, args ...any) {
 	w.doing, w.best = fmt.Sprintf(format, args...), pass.Progress{}
 }
 
-// options adds to the options of a search what shows and stops it.
+// options adds the functions that show and stop a search to its options.
 func (w *watch) options(o passes.Options) passes.Options {
 	if w == nil {
 		return o
@@ -100,7 +100,7 @@ func (w *watch) options(o passes.Options) passes.Options {
 // stopped reports whether the user has asked to stop.
 func (w *watch) stopped() bool { return w != nil && w.context != nil && w.context.Err() != nil }
 
-// end removes the line of progress.
+// end removes the progress line.
 func (w *watch) end() {
 	if w == nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// auditFlags are the flags of audit, of which many are those of run.
+// auditFlags are the flags of audit, many of which are also flags of run.
 type auditFlags struct {
 	runFlags
 	from, to  string
@@ -79,13 +79,13 @@ func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 	return errors.Join(f.compare(env, job.Program, j, to, computer.name), j.Close())
 }
 
-// audited is what audit finds.
+// audited is the result of audit.
 type audited struct {
 	From      int64   `json:"from"`
 	To        int64   `json:"to"`
 	Tensors   int     `json:"tensors"`
 	Values    int64   `json:"values"`
-	Differing int64   `json:"differing"` // values of which a bit differs
+	Differing int64   `json:"differing"` // values with differing bits
 	Worst     number  `json:"worst"`     // largest difference of weights or a kind of state, relative to the norm of its change
 	Where     string  `json:"where,omitempty"`
 	Tolerance float64 `json:"tolerance"`

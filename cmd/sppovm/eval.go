@@ -22,7 +22,7 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// evalFlags are the flags of eval, of which many are those of run.
+// evalFlags are the flags of eval, many of which are also flags of run.
 type evalFlags struct {
 	runFlags
 	split  string
@@ -177,7 +177,7 @@ type evaluating struct {
 	losses vm.PositionLosses
 }
 
-// all evaluates the split, into the file of losses where one is wanted: it appears whole, or not at all.
+// all evaluates the split, and writes the file of losses if one is requested: it appears whole, or not at all.
 func (e *evaluating) all(ctx context.Context) error {
 	if _, err := e.start(ctx); err != nil {
 		return err

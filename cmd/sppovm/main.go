@@ -2,10 +2,10 @@
 //
 //	main.go      the table of subcommands
 //	run.go       run: load, device, steps, report
-//	start.go     launch: starts the processes of a job, again after a failure
+//	start.go     launch: starts the processes of a job, and restarts them after a failure
 //	launch.go    which of several processes this is, by flags or launcher
 //	simulate.go  run in virtual time
-//	watching.go  lets others watch a run; package watch has the observers
+//	watching.go  connects observers to a run; package watch has the observers
 //	report.go    report
 //	progress.go  progress lines, and the lines of --json
 //	bubble.go    the measured bubble
@@ -15,8 +15,8 @@
 //	save.go      checkpoints: when, where, and from which a run continues
 //	eval.go      eval
 //	sample.go    sample
-//	audit.go     audit: compares steps computed again with a checkpoint
-//	weights.go   run --weights, export: folders of the Hugging Face hub
+//	audit.go     audit: compares recomputed steps with a checkpoint
+//	weights.go   run --weights, export: Hugging Face model folders
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
 //
@@ -41,8 +41,8 @@ func main() {
 	os.Exit(code)
 }
 
-// stopping lists the signals that end a run after its step: from a person, an engine that takes the machine back, a terminal that
-// closes, and Slurm's early warning (--signal=USR1@120). One that the parent ignores, as nohup does, stays ignored.
+// stopping lists the signals that end a run after its step: from a person, a scheduler that reclaims the machine, a terminal that
+// closes, and Slurm's early warning (--signal=USR1@120). A signal that the parent ignores, as nohup does, stays ignored.
 func stopping() (list []os.Signal) {
 	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
 		if !signal.Ignored(s) {

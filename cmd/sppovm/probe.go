@@ -109,7 +109,7 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	return err
 }
 
-// bench is the measured device, with what is known about it.
+// bench is the measured device, with known facts about it.
 type bench struct {
 	probe.Bench
 	facts probe.Facts

@@ -13,7 +13,7 @@ import (
 	"sppo.dev/infile"
 )
 
-// maxLog is the limit of a run's records in bytes.
+// maxLog is the size limit of a run's records in bytes.
 const maxLog = 4 << 30
 
 func report(flags *pflag.FlagSet) cli.Action {

@@ -21,7 +21,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// sampleFlags are what sample is asked for.
+// sampleFlags are the flags of sample.
 type sampleFlags struct {
 	weights, resume, tokenizer string
 	prompt, promptFile         string
@@ -79,12 +79,12 @@ func (f *sampleFlags) check(prompt, file bool) error {
 	return nil
 }
 
-// sampleSource is where model, weights and tokenizer come from.
+// sampleSource is the source of model, weights and tokenizer.
 type sampleSource struct {
 	name    string
 	model   lang.Model
-	most    int64  // tokens of a sequence that the model takes; 0: any number
-	folder  string // that may have a tokenizer
+	most    int64  // maximum number of tokens in a sequence; 0: any number
+	folder  string // may have a tokenizer
 	end     []uint32
 	weights func(sequence int64) (sample.Weights, error) // opens them; the source closes them
 	close   func() error
@@ -171,7 +171,7 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are not bytes: give one with --tokenizer", s.name, s.model.Vocab)
 }
 
-// maxPrompt is the most bytes of a prompt's file.
+// maxPrompt is the size limit of a prompt's file in bytes.
 const maxPrompt = 64 << 20
 
 func (f *sampleFlags) readPrompt() (string, error) {

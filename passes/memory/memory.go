@@ -32,7 +32,7 @@ const (
 	TermGradients       // of weights: those that the step has already added to
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
-	TermLoads           // streamed rows of these
+	TermLoads           // streamed rows of K, V and their gradients
 	TermKept            // units between their forward and their backward
 	TermCopies          // units on their way to the host or back
 	TermMessages        // messages between stages, and hidden rows that wait for the head

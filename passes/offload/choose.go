@@ -36,7 +36,7 @@ type chooser struct {
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
 	remake    []remake             // the order in which units are recomputed; empty: none are
-	shared    *plan.Plan           // with tasks shared as the mux pass will, because shared work takes memory; nil: none are
+	shared    *plan.Plan           // with tasks shared as in the mux pass, because shared work takes memory; nil: no tasks are shared
 	whole     *plan.Plan           // the same with whole tasks at the start
 	memory    *memory.Meter        // of the shared plan if there is one, otherwise of the plan
 	stale     [][]bool             // [stage][i]: the costs are those of an earlier placement
@@ -114,7 +114,7 @@ func (h *chooser) put(stage int, l letters) {
 	}
 }
 
-// price brings the costs up to date with the placements. Only simulations read them.
+// price updates the costs for the current placements. Only simulations read them.
 func (h *chooser) price() {
 	for stage, changed := range h.stale {
 		for i := range changed {
@@ -687,7 +687,7 @@ func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	}
 }
 
-// work returns the work that the search has done so far, or 0 for a plan by itself.
+// work returns the work that the search has done so far, or 0 for a plan outside a search.
 func (h *chooser) work() int64 {
 	if h.context.Work == nil {
 		return 0
@@ -756,7 +756,7 @@ func (h *chooser) copyToFit(hidden [][]turn) {
 	}
 }
 
-// settle reduces the lag of copies and the distance of reloads, as far as it costs no time.
+// settle reduces the lag of copies and the distance of reloads, as long as it costs no time.
 func (h *chooser) settle() {
 	p := h.plan
 	if !copies(p) {

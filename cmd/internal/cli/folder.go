@@ -16,8 +16,8 @@ import (
 // clusterPrefix marks, among overrides, the cluster of a job whose model comes from a folder.
 const clusterPrefix = "cluster="
 
-// FolderFlags adds flags that make a job of the folder of a model: without a spec, something else must say on which machines and
-// on how many tokens. The function returns what follows for --set, appended to that.
+// FolderFlags adds flags that define a job for a model folder. Without a spec, they must give the machines and
+// the number of tokens. The function returns the equivalent overrides, appended to those of --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a shipped `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
@@ -49,7 +49,7 @@ func isFolder(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// loadFolder makes a spec of the model in a folder.
+// loadFolder makes a spec for the model in a folder.
 func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	cluster := ""
 	var others []string
@@ -69,7 +69,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	}
 	sequence := model.Context()
 	if sequence == 0 {
-		sequence = 1 // and the override has the right one
+		sequence = 1 // the override sets the right value
 		if !overrides(others, "train.sequence") {
 			return nil, Usagef("%s does not give the length of sequences: use --sequence", dir)
 		}

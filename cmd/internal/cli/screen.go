@@ -8,12 +8,12 @@ import (
 	"unicode/utf8"
 )
 
-// screen writes text with control characters replaced by visible escapes: files may hold sequences that a terminal obeys.
-// Line ends and tabs pass.
+// screen writes text with control characters replaced by visible escapes, because files may contain sequences that control a terminal.
+// Line ends and tabs are kept.
 type screen struct {
 	w     io.Writer
 	mutex sync.Mutex
-	begun []byte // of a character that the last write cut
+	begun []byte // start of a character that the last write cut
 }
 
 // Write implements io.Writer.
@@ -29,7 +29,7 @@ func (s *screen) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// flush writes what a cut character has.
+// flush writes the bytes of a cut character.
 func (s *screen) flush() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

@@ -55,7 +55,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 		return nil, err
 	}
 	if file == "-" {
-		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one byte more is an error of its own
+		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one byte more, to detect a larger file
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ type Job struct {
 	Timeline *sim.Timeline // of a simulated step, with spans; set by Simulate
 }
 
-// IsProgram reports whether a file is a program by its name: anything but a spec or a plan.
+// IsProgram reports whether a file is a program by its name: anything except a spec or a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
 	return ext != ".sppo" && ext != ".json" && !isFolder(file)
@@ -117,7 +117,7 @@ func (j *Job) Measure() error {
 	return codegen.Measure(j.Plan)
 }
 
-// maxPlan is the limit of a plan's file in bytes.
+// maxPlan is the size limit of a plan's file in bytes.
 const maxPlan = 1 << 30
 
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
@@ -177,7 +177,7 @@ func (j *Job) Compile() (err error) {
 	return Wrong(err)
 }
 
-// Verify proves a program read from a file. With force it tolerates a memory shortfall, and nothing else.
+// Verify proves a program read from a file. With force it tolerates only a memory shortfall.
 func Verify(file string, p *ir.Program, force bool) error {
 	err := ir.VerifyOptions{AllowOverCapacity: force}.Verify(p)
 	if err == nil {

@@ -30,7 +30,7 @@ func CheckOutput(path string, inputs ...string) error {
 	return nil
 }
 
-// WriteFile writes a result to path, whole or not at all.
+// WriteFile writes a result to path, completely or not at all.
 func WriteFile(path string, write func(io.Writer) error) error {
 	return ir.ReplaceFile(path, func(f *os.File) error { return write(f) })
 }
