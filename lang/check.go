@@ -161,7 +161,7 @@ func (c *checker) sizes() {
 		}
 		c.fail(c.culprit("schedule.pp", "schedule.virtual_stages"), TooFewLayers,
 			fmt.Sprintf("at most %s, one stage per layer", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(m.Layers), 1)),
-			"%s needs as many layers, and the model has %d", words, m.Layers)
+			"%s needs at least %d layers, but the model has %d", words, stages, m.Layers)
 	}
 	gpus := int64(c.Cluster.Nodes) * int64(c.Cluster.GPUsPerNode)
 	if ranks := int64(sp) * int64(pp) * int64(dp); ranks > gpus {

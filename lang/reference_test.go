@@ -16,7 +16,7 @@ import (
 // keysPage returns KEYS.md: the reference of all keys, from the table.
 func keysPage() string {
 	var b strings.Builder
-	b.WriteString("# Keys\n\nWritten from the table in keys.go; `sppoc explain` shows the same. `KEY = VALUE` stands in the block of its section;\n" +
+	b.WriteString("# Keys\n\nGenerated from the table in keys.go; `sppoc explain` prints the same text. `KEY = VALUE` belongs in the block of its section;\n" +
 		"`--set section.key=value` overrides it.\n")
 	b.WriteString("\n| dimension | units |\n| --- | --- |\n")
 	for _, d := range dimensions {

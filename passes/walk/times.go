@@ -7,8 +7,8 @@ import (
 )
 
 // Times returns when every task of every stage begins and ends in a run of the schedule in which a layer's
-// forward takes one unit of time, its backward two, and messages none. If there are pieces, they take that
-// long, and whole tasks as many times as there are pieces. All tasks of a shared slot begin and end together;
+// forward takes one unit of time, its backward two, and messages none. If tasks are cut into pieces, each piece takes
+// that long, and a whole task takes as many times that as there are pieces. All tasks of a shared slot begin and end together;
 // if tasks are shared at the turnaround, so do those of every slot.
 func Times(p *plan.Plan) (starts, ends [][]int) {
 	c := Must(p)
