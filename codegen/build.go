@@ -31,7 +31,7 @@ func Measure(plan *plan.Plan) error {
 
 // MeasureFit is Measure for a plan that may not fit. It returns the shortfall, or nil if the plan fits. If the bytes
 // that are live at once exceed an arena already, no placement fits: it places nothing, and leaves p.Memory as it is.
-func MeasureFit(p *plan.Plan) (*plan.Lack, error) {
+func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 	if err := passes.Verify(p); err != nil {
 		return nil, err
 	}
@@ -43,8 +43,8 @@ func MeasureFit(p *plan.Plan) (*plan.Lack, error) {
 		most := stages[i].mostLive()
 		least.DevicePeakBytes[i], least.HostPeakBytes[i] = most[ir.Device], most[ir.Host]
 	})
-	if lack := least.Lack(); lack != nil {
-		return lack, nil
+	if shortfall := least.Shortfall(); shortfall != nil {
+		return shortfall, nil
 	}
 	codes, peaks := make([]ir.Code, len(stages)), make([][ir.NumArenas]ir.Peak, len(stages))
 	each(len(stages), func(i int) {
@@ -53,7 +53,7 @@ func MeasureFit(p *plan.Plan) (*plan.Lack, error) {
 		codes[i] = s.code
 	})
 	fillMemory(p, codes, peaks)
-	return p.Memory.Lack(), nil
+	return p.Memory.Shortfall(), nil
 }
 
 func build(plan *plan.Plan, events bool) (*ir.Program, error) {

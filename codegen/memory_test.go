@@ -100,7 +100,7 @@ func TestMeasureFit(t *testing.T) {
 		tried := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
 		tried.Memory.DeviceCapacityBytes, placed.Memory.DeviceCapacityBytes = capacity, capacity
 		lack, err := MeasureFit(tried)
-		want := placed.Memory.Lack()
+		want := placed.Memory.Shortfall()
 		if err != nil || (lack == nil) != (want == nil) {
 			t.Fatalf("with %s: %v, %v, want %v", capacity, lack, err, want)
 		}

@@ -77,7 +77,7 @@ func (e *env) offload(n *graph.Node) {
 func (e *env) offloadUnit(u int) {
 	s := e.s
 	k := e.layer - s.stages[e.task.Stage][0]
-	if s.plan.FateOf(e.task, k)[e.block.Units[u].Number] != plan.FateOffload {
+	if s.plan.PlacementOf(e.task, k)[e.block.Units[u].Number] != plan.PlacementOffload {
 		return
 	}
 	saved := s.saved[e.unitKey(u)]

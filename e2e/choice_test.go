@@ -32,7 +32,7 @@ func TestChosenToFit(t *testing.T) {
 					t.Fatal(err)
 				}
 				checkSame(t, "where there is little room", runPlan(t, c, plan), want)
-				letters := fmt.Sprint(plan.Offload.Fate)
+				letters := fmt.Sprint(plan.Offload.Placement)
 				t.Logf("%d units stay, %d go, %d are recomputed", strings.Count(letters, "k"), strings.Count(letters, "o"), strings.Count(letters, "r"))
 				if strings.Count(letters, "o")+strings.Count(letters, "r") == 0 {
 					t.Error("all stays: the test is void")

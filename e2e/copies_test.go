@@ -143,9 +143,9 @@ func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 	return result
 }
 
-// TestMixedFates: every unit of every layer, subsequence and stage may be kept, offloaded or recomputed
+// TestMixedPlacements: every unit of every layer, subsequence and stage may be kept, offloaded or recomputed
 // independently of others: no bit changes. Placements are drawn at random.
-func TestMixedFates(t *testing.T) {
+func TestMixedPlacements(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -165,27 +165,27 @@ func TestMixedFates(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				drawFates(r, plan)
+				drawPlacements(r, plan)
 				checkSame(t, "the edited plan", runPlan(t, c, plan), want)
 			})
 		}
 	}
 }
 
-// drawFates draws a placement for every unit; the layer's input, the first unit of a layer, cannot be
+// drawPlacements draws a placement for every unit; the layer's input, the first unit of a layer, cannot be
 // recomputed.
-func drawFates(r *rand.Rand, p *plan.Plan) {
+func drawPlacements(r *rand.Rand, p *plan.Plan) {
 	units := slices.DeleteFunc(slices.Clone(p.Units), func(u plan.Unit) bool { return u.Block != "layer" || u.Type != plan.Type1 })
-	for s := range p.Offload.Fate {
-		for i, fate := range p.Offload.Fate[s] {
-			letters := []byte(fate)
+	for s := range p.Offload.Placement {
+		for i, placement := range p.Offload.Placement[s] {
+			letters := []byte(placement)
 			for at := range letters {
 				letters[at] = "okr"[r.IntN(3)]
-				if at%len(units) == 0 && letters[at] == plan.FateRecompute {
-					letters[at] = plan.FateOffload
+				if at%len(units) == 0 && letters[at] == plan.PlacementRecompute {
+					letters[at] = plan.PlacementOffload
 				}
 			}
-			p.Offload.Fate[s][i] = string(letters)
+			p.Offload.Placement[s][i] = string(letters)
 		}
 	}
 	p.Offload.Lag, p.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)

@@ -29,8 +29,8 @@ func listTraits() []trait {
 		{name: "microbatches of several sequences", asked: func(d *drawn) bool { return d.over("microbatch") }},
 		{name: "several microbatches", asked: func(d *drawn) bool { return d.batch > 1 }},
 		{name: "virtual stages", asked: func(d *drawn) bool { return d.over("pp") }, planned: func(d *drawn) bool { return d.plan.Parallel.VirtualStages > 1 }},
-		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: fated(plan.FateRecompute)},
-		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(plan.FateOffload)},
+		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: placed(plan.PlacementRecompute)},
+		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: placed(plan.PlacementOffload)},
 		{name: "layers with windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) == 1 && d.windows()[0] > 0 }},
 		{name: "layers of several windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) > 1 }},
 		{name: "windows with K or V that stream", asked: func(d *drawn) bool {
@@ -96,9 +96,11 @@ func (d *drawn) matters(key, value string) bool {
 	return true
 }
 
-// fated reports whether a plan has that placement for a unit.
-func fated(fate byte) func(*drawn) bool {
-	return func(d *drawn) bool { return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Fate), rune(fate)) }
+// placed reports whether a plan has that placement for a unit.
+func placed(placement byte) func(*drawn) bool {
+	return func(d *drawn) bool {
+		return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Placement), rune(placement))
+	}
 }
 
 // tally counts the traits of checked specs.

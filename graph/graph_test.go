@@ -85,7 +85,7 @@ func TestDataflow(t *testing.T) {
 		{"llama-ring2-full", grouped, 2, RecomputeFull, ModeRing},
 	} {
 		g := New(c.model, Split{SP: c.sp, Mode: c.mode}, 64)
-		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(0, g.RemadeBy(c.recompute)).text()+g.Head.text()))
+		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(0, g.RecomputedBy(c.recompute)).text()+g.Head.text()))
 	}
 }
 
@@ -97,7 +97,7 @@ func TestHalves(t *testing.T) {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
-				for _, b := range []*Block{g.Embedding, g.LayerWithout(0, g.RemadeBy(recompute)), g.Head} {
+				for _, b := range []*Block{g.Embedding, g.LayerWithout(0, g.RecomputedBy(recompute)), g.Head} {
 					if second := computing(b.Halves[WeightGradient]); len(computing(b.Halves[InputGradient]))+len(second) != len(computing(b.Backward)) {
 						t.Errorf("%s: %d and %d nodes are not all %d", b.Name, len(b.Halves[0]), len(b.Halves[1]), len(b.Backward))
 					}
@@ -196,7 +196,7 @@ func TestWhole(t *testing.T) {
 				t.Errorf("%+v: %s is a cache", split, v.Name)
 			}
 		}
-		if units := g.LayerWithout(0, g.RemadeBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
+		if units := g.LayerWithout(0, g.RecomputedBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
 			t.Errorf("%+v: with everything recomputed, %v are kept", split, units)
 		}
 		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
@@ -252,7 +252,7 @@ func TestCachesAreNotRepeated(t *testing.T) {
 			m := small("llama", lang.PositionsNone)
 			m.QKNorm = norm
 			g := New(m, split, 64)
-			b := g.LayerWithout(0, g.RemadeBy(RecomputeFull))
+			b := g.LayerWithout(0, g.RecomputedBy(RecomputeFull))
 			repeated := false
 			for _, v := range b.Values {
 				repeated = repeated || v.Name == "k.again"
@@ -312,7 +312,7 @@ func TestLayerWithout(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2) {
 			g := New(small(family, lang.PositionsRope), split, 64)
-			all := g.RemadeBy(RecomputeFull)
+			all := g.RecomputedBy(RecomputeFull)
 			for set := Units(0); set <= all; set++ {
 				checkLayerWithout(t, g, set&all)
 			}
@@ -323,30 +323,30 @@ func TestLayerWithout(t *testing.T) {
 	g := New(after, Split{SP: 1}, 64)
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
-		checkLayerWithout(t, g, Units(r.Uint64())&g.RemadeBy(RecomputeFull))
+		checkLayerWithout(t, g, Units(r.Uint64())&g.RecomputedBy(RecomputeFull))
 	}
 }
 
-func checkLayerWithout(t *testing.T, g *Model, remade Units) {
+func checkLayerWithout(t *testing.T, g *Model, recomputed Units) {
 	t.Helper()
-	b := g.LayerWithout(0, remade)
+	b := g.LayerWithout(0, recomputed)
 	if !slices.EqualFunc(b.Forward, g.Layer.Forward, func(x, y Node) bool { return x.Op == y.Op && slices.Equal(x.Args, y.Args) }) {
-		t.Fatalf("%s without %b: the forward differs", g.Family, remade)
+		t.Fatalf("%s without %b: the forward differs", g.Family, recomputed)
 	}
 	at := 0
 	for _, u := range g.Layer.Units {
-		if remade.Has(u.Number) {
+		if recomputed.Has(u.Number) {
 			continue
 		}
 		if (at == len(b.Units) || b.Units[at].Number != u.Number) && g.Layer.isStatistics(&u) {
 			continue // since the norm's result is needed to make others again
 		}
 		if at == len(b.Units) || b.Units[at].Number != u.Number || !slices.Equal(b.Units[at].Values, u.Values) {
-			t.Fatalf("%s without %b: unit %s is not kept as it is", g.Family, remade, u.Name)
+			t.Fatalf("%s without %b: unit %s is not kept as it is", g.Family, recomputed, u.Name)
 		}
 		at++
 	}
 	if at < len(b.Units) {
-		t.Fatalf("%s without %b: unit %s is kept, too", g.Family, remade, b.Units[at].Name)
+		t.Fatalf("%s without %b: unit %s is kept, too", g.Family, recomputed, b.Units[at].Name)
 	}
 }

@@ -35,7 +35,7 @@ func (g *Model) LayerOf(kind int) *Block { return g.kinds[kind].role.block }
 func (g *Model) Saves(kind int) Units { return g.kinds[kind].role.saved }
 
 // Remakes returns the units among these that they may recompute instead.
-func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.remade }
+func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.recomputed }
 
 // LayersOf returns the number of layers of a kind.
 func (g *Model) LayersOf(kind int) (n int) {

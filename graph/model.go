@@ -97,14 +97,14 @@ type Model struct {
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
 	Untrained int           // number of layers without a backward, counted from the first
 
-	sequence int64
-	maps     []lang.LinearMap   // with adapters
-	roles    []*role            // of layers
-	kinds    []kind             // of layers
-	turns    map[string][]int64 // number of the rotation of each layer, for queries and for keys
-	mutex    sync.Mutex
-	remaking map[remakeKey]*Block
-	updates  map[updateKey]*Block
+	sequence    int64
+	maps        []lang.LinearMap   // with adapters
+	roles       []*role            // of layers
+	kinds       []kind             // of layers
+	turns       map[string][]int64 // number of the rotation of each layer, for queries and for keys
+	mutex       sync.Mutex
+	recomputing map[remakeKey]*Block
+	updates     map[updateKey]*Block
 }
 
 // New builds the dataflow of a checked model. Everything is trained or, if there are adapters, only these. SP divides heads; vocabulary
@@ -115,7 +115,7 @@ func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, 
 // NewTuned is like New, without training the tensors that freeze selects: see lang.Train.
 func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model {
 	g := &Model{
-		Model: m, Split: split, Freeze: freeze, remaking: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
+		Model: m, Split: split, Freeze: freeze, recomputing: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
 		sequence: sequence, maps: m.Maps(),
 	}
 	g.findRotations()

@@ -52,19 +52,19 @@ func (b *builder) findCaching() {
 	slices.Reverse(b.Caching)
 }
 
-// RemadeBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the
+// RecomputedBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the
 // layer computes it.
-func (g *Model) RemadeBy(policy string) (remade Units) {
+func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	made := recomputes[policy]
 	if made == nil {
 		return 0
 	}
 	for _, u := range g.Layer.Units {
 		if u.Producer >= 0 && made(&g.Layer.Forward[u.Producer]) && !(policy == RecomputeSelective && g.Layer.isStatistics(&u)) {
-			remade |= 1 << u.Number
+			recomputed |= 1 << u.Number
 		}
 	}
-	return remade
+	return recomputed
 }
 
 // isStatistics reports whether a unit has only the statistics of a norm whose result the backward pass does not read. Recomputing
@@ -76,36 +76,36 @@ func (b *Block) isStatistics(u *Unit) bool {
 
 // remakeKey is a layer of a role that recomputes units.
 type remakeKey struct {
-	role   *role
-	remade Units
+	role       *role
+	recomputed Units
 }
 
 // LayerWithout returns a layer of a kind whose backward pass recomputes some of its units. Its forward is that of every layer; its units
 // are the remaining ones, with their original numbers.
-func (g *Model) LayerWithout(kind int, remade Units) *Block {
-	return g.layerWithout(g.kinds[kind].role, remade)
+func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
+	return g.layerWithout(g.kinds[kind].role, recomputed)
 }
 
-func (g *Model) layerWithout(r *role, remade Units) *Block {
-	if remade &= r.remade; remade == 0 {
+func (g *Model) layerWithout(r *role, recomputed Units) *Block {
+	if recomputed &= r.recomputed; recomputed == 0 {
 		return r.block
 	}
-	remade |= g.allUnits() &^ r.saved
+	recomputed |= g.allUnits() &^ r.saved
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	key := remakeKey{r, remade}
-	if b := g.remaking[key]; b != nil {
+	key := remakeKey{r, recomputed}
+	if b := g.recomputing[key]; b != nil {
 		return b
 	}
 	for {
-		b := g.layer(r, g.keepers(remade))
+		b := g.layer(r, g.keepers(recomputed))
 		g.number(b)
 		more := g.larger(b)
 		if more == 0 {
-			g.remaking[key] = b
+			g.recomputing[key] = b
 			return b
 		}
-		remade |= more
+		recomputed |= more
 	}
 }
 
@@ -134,10 +134,10 @@ func (g *Model) number(b *Block) {
 
 // keepers returns the forward nodes whose results stay: those of units that are not recomputed. Values outside all units are needed only
 // to compute others, and are recomputed with them.
-func (g *Model) keepers(remade Units) map[int]bool {
+func (g *Model) keepers(recomputed Units) map[int]bool {
 	keep := map[int]bool{}
 	for _, u := range g.Layer.Units {
-		if !remade.Has(u.Number) {
+		if !recomputed.Has(u.Number) {
 			keep[u.Producer] = true
 		}
 	}

@@ -17,11 +17,11 @@ import (
 
 // role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
 type role struct {
-	frozen map[string]bool // parameters, by their names in the block
-	input  bool            // the gradient of the block's input is needed
-	block  *Block          // for layers: the block that saves everything that its backward reads
-	saved  Units           // for layers: units that may be kept
-	remade Units           // those among them that may be recomputed instead
+	frozen     map[string]bool // parameters, by their names in the block
+	input      bool            // the gradient of the block's input is needed
+	block      *Block          // for layers: the block that saves everything that its backward reads
+	saved      Units           // for layers: units that may be kept
+	recomputed Units           // those among them that may be recomputed instead
 }
 
 // key identifies a role.
@@ -81,10 +81,10 @@ func (g *Model) findSaved(r *role) {
 	for _, u := range b.Units {
 		r.saved |= 1 << u.Number
 	}
-	r.remade = b.derivable()
+	r.recomputed = b.derivable()
 	if b.Attends {
 		r.saved |= 1
-		r.remade = r.saved &^ 1
+		r.recomputed = r.saved &^ 1
 	}
 }
 

@@ -30,8 +30,8 @@ func TestRoles(t *testing.T) {
 			kind := g.KindOf(layer)
 			trains := checkRole(t, name, g.LayerOf(kind), LayerPrefix(layer), g, below)
 			for range 5 {
-				remade := Units(r.Uint64()) & g.allUnits()
-				checkRole(t, name, g.LayerWithout(kind, remade), LayerPrefix(layer), g, below)
+				recomputed := Units(r.Uint64()) & g.allUnits()
+				checkRole(t, name, g.LayerWithout(kind, recomputed), LayerPrefix(layer), g, below)
 			}
 			below = below || trains
 		}

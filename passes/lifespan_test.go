@@ -72,7 +72,7 @@ func TestRecomputeSavesLess(t *testing.T) {
 		p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
 		sum := ir.Bytes(0)
 		for u, n := range plan.UnitSizes(p.Graph().Layer, p.Size(0)) {
-			if p.FateOf(p.Tasks[0][0], 0)[u] != plan.FateRecompute {
+			if p.PlacementOf(p.Tasks[0][0], 0)[u] != plan.PlacementRecompute {
 				sum += n
 			}
 		}

@@ -90,8 +90,8 @@ func TestDisable(t *testing.T) {
 	if err := Run(sp, p, pass.Options{Disable: []string{"offload", "mux"}}); err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(p.Offload.Fate[0][0], string(plan.FateOffload)) || p.Offload.Policy != "none" {
-		t.Errorf("without the pass, %s: %s", p.Offload.Policy, p.Offload.Fate[0][0])
+	if strings.Contains(p.Offload.Placement[0][0], string(plan.PlacementOffload)) || p.Offload.Policy != "none" {
+		t.Errorf("without the pass, %s: %s", p.Offload.Policy, p.Offload.Placement[0][0])
 	}
 	if err := Verify(p); err != nil {
 		t.Error(err)

@@ -118,11 +118,11 @@ func appendWay(w *watch, ways []way, job *cli.Job, set []string, changes ...stri
 func try(w *watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
 	w.say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
-	if any, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || lack(any) != "" {
+	if any, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || shortfall(any) != "" {
 		return way{}, false
 	}
 	job, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Patience: advicePatience}))
-	if err != nil || lack(job) != "" {
+	if err != nil || shortfall(job) != "" {
 		return way{}, false
 	}
 	const grid = "schedule.align"
@@ -158,7 +158,7 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 		}
 	}
 	free, err := cli.OpenPlan(job.Spec.File, all, w.options(passes.Options{Patience: advicePatience}))
-	if err != nil || lack(free) != "" {
+	if err != nil || shortfall(free) != "" {
 		return ""
 	}
 	var changes []string
@@ -171,9 +171,9 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound or what is live at once already
+// shortfall returns the shortfall of a job, or "". The plan is placed unless its memory bound or what is live at once already
 // decides.
-func lack(job *cli.Job) string {
+func shortfall(job *cli.Job) string {
 	const slack = 1.05 // of the memory bound
 	p := job.Plan
 	bound := bounded(p)
@@ -185,9 +185,9 @@ func lack(job *cli.Job) string {
 		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
 			return sppo.Shortfall(bound)
 		}
-		if lack, err := codegen.MeasureFit(p); err != nil {
+		if shortfall, err := codegen.MeasureFit(p); err != nil {
 			return plainly(err)
-		} else if lack != nil && !p.Memory.Placed {
+		} else if shortfall != nil && !p.Memory.Placed {
 			return sppo.Shortfall(bound)
 		}
 	}

@@ -309,7 +309,7 @@ func flight(t *testing.T, text string, set []string) string {
 
 // weighed plans and places a job. It returns the processor time of the search and that of the placing in it.
 func weighed(file string, set []string) (job *cli.Job, searching, placing time.Duration, err error) {
-	place := func(p *plan.Plan) (*plan.Lack, error) {
+	place := func(p *plan.Plan) (*plan.Shortfall, error) {
 		before := processorTime()
 		defer func() { placing += processorTime() - before }()
 		return codegen.MeasureFit(p)

@@ -146,7 +146,7 @@ func probe(w *watch, file string, set []string) (*plan.Plan, string) {
 	if err != nil {
 		return nil, plainly(err)
 	}
-	return job.Plan, lack(job)
+	return job.Plan, shortfall(job)
 }
 
 // fits plans one length. A length without any plan does not fit.

@@ -50,11 +50,11 @@ func build(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		if !job.Plan.Memory.Fits {
-			lack := sppo.Shortfall(&job.Plan.Memory)
+			shortfall := sppo.Shortfall(&job.Plan.Memory)
 			if !*force {
-				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force builds it anyway", file, lack))
+				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force builds it anyway", file, shortfall))
 			}
-			fmt.Fprintf(env.Stderr, "%s: %s does not fit: %s\n", env.Name, file, lack)
+			fmt.Fprintf(env.Stderr, "%s: %s does not fit: %s\n", env.Name, file, shortfall)
 		}
 		return ir.WriteFile(path, job.Program)
 	}

@@ -102,12 +102,12 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 // inRanges returns the plan with pieces as subsequences, for costing them. It has no tasks of its own.
 func inRanges(p *plan.Plan) *plan.Plan {
 	q := *p
-	q.Subsequences.Lengths, q.Offload.Fate = nil, make([][]string, len(p.Offload.Fate))
+	q.Subsequences.Lengths, q.Offload.Placement = nil, make([][]string, len(p.Offload.Placement))
 	for x := range p.Subsequences.N {
 		for _, t := range p.Pieces(plan.Task{Subsequence: x}) {
 			q.Subsequences.Lengths = append(q.Subsequences.Lengths, p.SizeOf(t).Tokens)
-			for s := range q.Offload.Fate {
-				q.Offload.Fate[s] = append(q.Offload.Fate[s], p.Offload.Fate[s][x])
+			for s := range q.Offload.Placement {
+				q.Offload.Placement[s] = append(q.Offload.Placement[s], p.Offload.Placement[s][x])
 			}
 		}
 	}

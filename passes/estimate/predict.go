@@ -47,8 +47,8 @@ type Costs struct {
 	left                  *leftCosts         // of tasks shared at the start; nil: none
 	shared                *sharedCosts       // of tasks with helpers; nil: none
 	under                 []VisitTime        // [i]: collectives of parameters during a layer's backward
-	remaking              map[remadeKey]backwardTime
-	lastFate              lastFate
+	recomputing           map[recomputedKey]backwardTime
+	lastPlacement         lastPlacement
 	stream                streamCosts
 	graph                 *graph.Model
 }
@@ -93,10 +93,10 @@ func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
 	return backwardTime{b.Whole + times*o.Whole, b.input + times*o.input, b.weights + times*o.weights}
 }
 
-// remadeKey is everything that the time to recompute units of a layer depends on.
-type remadeKey struct {
-	i, kind int
-	remade  graph.Units
+// recomputedKey is everything that the time to recompute units of a layer depends on.
+type recomputedKey struct {
+	i, kind    int
+	recomputed graph.Units
 }
 
 // Costs returns the costs of the plan without shared tasks.
@@ -138,7 +138,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		}
 		sizes := shapes.Saved[i]
 		for s := range stages {
-			t.SetFate(pr, p, s, i, p.Offload.Fate[s][i], sizes, z)
+			t.SetPlacement(pr, p, s, i, p.Offload.Placement[s][i], sizes, z)
 		}
 	}
 	t.stream.in, t.stream.out = CopyCosts(p, g, m)
@@ -166,7 +166,7 @@ func (t *Costs) findKinds(p *plan.Plan) {
 	}
 }
 
-// kindsOn returns the kinds of the layers of a pipeline rank, in the order of Fate.
+// kindsOn returns the kinds of the layers of a pipeline rank, in the order of Placement.
 func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	if t.kindOf != nil {
 		for _, j := range p.StagesOf(rank) {
@@ -198,38 +198,38 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// fateTimes has the time that the placement of a stage's units of a subsequence adds to each of its layers: copies, one
+// placementTimes has the time that the placement of a stage's units of a subsequence adds to each of its layers: copies, one
 // instruction per unit, and recomputation in its backward.
-type fateTimes struct {
+type placementTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
 }
 
-// SetFate computes the times for a placement of a stage's units of a subsequence. Stages often share one placement, as do layers of a stage.
-func (t *Costs) SetFate(pr Pricer, p *plan.Plan, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
+// SetPlacement computes the times for a placement of a stage's units of a subsequence. Stages often share one placement, as do layers of a stage.
+func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes []ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
-	if last := &t.lastFate; last.i != i || last.fate != fate || !slices.Equal(last.kinds, kinds) {
-		*last = lastFate{i, fate, kinds, t.timesOf(pr, i, fate, kinds, sizes, z)}
+	if last := &t.lastPlacement; last.i != i || last.placement != placement || !slices.Equal(last.kinds, kinds) {
+		*last = lastPlacement{i, placement, kinds, t.timesOf(pr, i, placement, kinds, sizes, z)}
 	}
-	of := &t.lastFate.times
+	of := &t.lastPlacement.times
 	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
 }
 
-// lastFate is the most recent placement.
-type lastFate struct {
-	i     int
-	fate  string
-	kinds []int
-	times fateTimes
+// lastPlacement is the most recent placement.
+type lastPlacement struct {
+	i         int
+	placement string
+	kinds     []int
+	times     placementTimes
 }
 
-func (t *Costs) timesOf(pr Pricer, i int, fate string, kinds []int, sizes []ir.Bytes, z graph.Size) fateTimes {
+func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes []ir.Bytes, z graph.Size) placementTimes {
 	units := len(sizes)
-	layers := len(fate) / units
-	of := fateTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
+	layers := len(placement) / units
+	of := placementTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
 	before, kindBefore, kind := "", 0, 0
 	for k := range layers {
-		letters := fate[k*units : (k+1)*units]
+		letters := placement[k*units : (k+1)*units]
 		if kinds != nil {
 			kind = kinds[k]
 		}
@@ -239,33 +239,33 @@ func (t *Costs) timesOf(pr Pricer, i int, fate string, kinds []int, sizes []ir.B
 		}
 		before, kindBefore = letters, kind
 		for u, n := range sizes {
-			if letters[u] == plan.FateOffload {
+			if letters[u] == plan.PlacementOffload {
 				o, b := pr.Copies(n)
 				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
 			}
 		}
-		of.again[k] = t.timeAgain(pr, i, kind, plan.RemadeBy(letters), z)
+		of.again[k] = t.timeAgain(pr, i, kind, plan.RecomputedBy(letters), z)
 	}
 	return of
 }
 
 // TimeAgain returns the additional time of a layer's backward that recomputes units, averaged over all kinds.
-func (t *Costs) TimeAgain(pr Pricer, i int, remade graph.Units, z graph.Size) ir.Seconds {
-	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, remade, z).Whole })
+func (t *Costs) TimeAgain(pr Pricer, i int, recomputed graph.Units, z graph.Size) ir.Seconds {
+	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, recomputed, z).Whole })
 }
 
-func (t *Costs) timeAgain(pr Pricer, i, kind int, remade graph.Units, z graph.Size) backwardTime {
-	if remade == 0 {
+func (t *Costs) timeAgain(pr Pricer, i, kind int, recomputed graph.Units, z graph.Size) backwardTime {
+	if recomputed == 0 {
 		return backwardTime{}
 	}
-	key := remadeKey{i, kind, remade}
-	d, known := t.remaking[key]
+	key := recomputedKey{i, kind, recomputed}
+	d, known := t.recomputing[key]
 	if !known {
-		if t.remaking == nil {
-			t.remaking = map[remadeKey]backwardTime{}
+		if t.recomputing == nil {
+			t.recomputing = map[recomputedKey]backwardTime{}
 		}
-		d = pr.layerBackward(t.graph.LayerWithout(kind, remade), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
-		t.remaking[key] = d
+		d = pr.layerBackward(t.graph.LayerWithout(kind, recomputed), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
+		t.recomputing[key] = d
 	}
 	return d
 }

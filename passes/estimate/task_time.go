@@ -38,7 +38,7 @@ func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
 	for kind := range t.Model.Kinds() {
-		b, attends := t.Model.LayerWithout(kind, t.Model.RemadeBy(p.Recompute)), []*graph.Node(nil)
+		b, attends := t.Model.LayerWithout(kind, t.Model.RecomputedBy(p.Recompute)), []*graph.Node(nil)
 		for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
 			for i := range nodes {
 				if nodes[i].Attends() {

@@ -68,12 +68,12 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 		seen[t.Stage] = max(seen[t.Stage], z.Prefix+z.Tokens)
 		sizes := plan.UnitSizes(g.Layer, z)
 		for k := range p.LayersPerStage[t.Stage] {
-			for u, letter := range []byte(p.FateOf(t, k)) {
+			for u, letter := range []byte(p.PlacementOf(t, k)) {
 				switch letter {
-				case plan.FateOffload:
+				case plan.PlacementOffload:
 					host += graph.Align(sizes[u]) + ir.Alignment
 					terms[TermCopies] += graph.Align(sizes[u]) // an upper bound: few are in transfer at a time
-				case plan.FateKeep:
+				case plan.PlacementKeep:
 					terms[TermKept] += graph.Align(sizes[u])
 				}
 			}

@@ -562,8 +562,8 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	if r.graph.Kinds() > 1 {
 		kind = r.graph.KindOf(r.plan.LayerAt(t.Stage, k))
 	}
-	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters || kind != r.last.kind {
-		r.last = blockOf{kind, letters, r.graph.LayerWithout(kind, plan.RemadeBy(letters))}
+	if letters := r.plan.Offload.Placement[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters || kind != r.last.kind {
+		r.last = blockOf{kind, letters, r.graph.LayerWithout(kind, plan.RecomputedBy(letters))}
 	}
 	return r.last.block
 }
@@ -592,9 +592,9 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 	}
 	n := len(r.given)
 	u = &unitsLeft{make([]ir.Bytes, n), make([]ir.Bytes, n)}
-	fate, sizes, before := r.plan.Offload.Fate[r.stage][t.Subsequence], r.Saved[t.Subsequence], ""
+	placement, sizes, before := r.plan.Offload.Placement[r.stage][t.Subsequence], r.Saved[t.Subsequence], ""
 	for k := range n {
-		letters := fate[k*len(sizes) : (k+1)*len(sizes)]
+		letters := placement[k*len(sizes) : (k+1)*len(sizes)]
 		if letters == before {
 			u.kept[k], u.offloaded[k] = u.kept[k-1], u.offloaded[k-1]
 			continue
@@ -602,9 +602,9 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 		before = letters
 		for at, size := range sizes {
 			switch letters[at] {
-			case plan.FateOffload:
+			case plan.PlacementOffload:
 				u.offloaded[k] += graph.Align(size)
-			case plan.FateKeep:
+			case plan.PlacementKeep:
 				u.kept[k] += graph.Align(size)
 			}
 		}
@@ -822,13 +822,13 @@ func Capacities(p *plan.Plan) plan.Memory {
 	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
 }
 
-// Lack returns the largest shortfall of a footprint.
-func (f *Footprint) Lack(m plan.Memory) *plan.Lack {
+// Shortfall returns the largest shortfall of a footprint.
+func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 	m.DevicePeakBytes, m.HostPeakBytes = make([]ir.Bytes, len(f.Device)), f.Host
 	for s := range f.Device {
 		m.DevicePeakBytes[s] = f.Device[s].Bytes
 	}
-	return m.Lack()
+	return m.Shortfall()
 }
 
 // Slack returns how far a footprint may exceed the placed bytes; a test in codegen checks this.

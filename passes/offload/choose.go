@@ -84,8 +84,8 @@ type letters [][]byte
 
 func (h *chooser) lettersOf(stage int) letters {
 	out := make(letters, h.plan.Subsequences.N)
-	for i, fate := range h.plan.Offload.Fate[stage] {
-		out[i] = []byte(fate)
+	for i, placement := range h.plan.Offload.Placement[stage] {
+		out[i] = []byte(placement)
 	}
 	return out
 }
@@ -93,14 +93,14 @@ func (h *chooser) lettersOf(stage int) letters {
 // put applies letters to the placement of a stage where they differ.
 func (h *chooser) put(stage int, l letters) {
 	o := &h.plan.Offload
-	for i, fate := range l {
-		if string(fate) == o.Fate[stage][i] {
+	for i, placement := range l {
+		if string(placement) == o.Placement[stage][i] {
 			continue
 		}
 		if h.plan.LayerOrder() { // the set of results on the host depends on it
 			h.inputs = nil
 		}
-		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
+		o.Placement[stage][i], o.Alpha[stage][i] = string(placement), placedShare(placement, h.sizes[i])
 		if h.costs == nil {
 			continue
 		}
@@ -119,7 +119,7 @@ func (h *chooser) price() {
 	for stage, changed := range h.stale {
 		for i := range changed {
 			if changed[i] {
-				h.costs.SetFate(h.pricer, h.plan, stage, i, h.plan.Offload.Fate[stage][i], h.sizes[i], h.plan.Size(i))
+				h.costs.SetPlacement(h.pricer, h.plan, stage, i, h.plan.Offload.Placement[stage][i], h.sizes[i], h.plan.Size(i))
 			}
 		}
 	}
@@ -206,7 +206,7 @@ func (h *chooser) leave(stage int) []turn {
 			for l := range len(may[i]) / units {
 				for _, u := range group {
 					if at := l*units + u; may[i][at] {
-						out = append(out, turn{i, at, plan.FateOffload})
+						out = append(out, turn{i, at, plan.PlacementOffload})
 					}
 				}
 			}
@@ -221,7 +221,7 @@ func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
 		l := h.lettersOf(s)
 		for _, t := range h.leave(s) {
-			if l[t.i][t.at] == plan.FateKeep {
+			if l[t.i][t.at] == plan.PlacementKeep {
 				l[t.i][t.at] = t.to
 			}
 		}
@@ -256,10 +256,10 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	for layer := len(l)/units - 1; layer >= 0; layer-- {
 		for k := range h.order {
 			at := layer*units + h.order[units-1-k]
-			if l[at] != plan.FateOffload {
+			if l[at] != plan.PlacementOffload {
 				continue
 			}
-			l[at], any = plan.FateKeep, true
+			l[at], any = plan.PlacementKeep, true
 			out, back := h.pricer.Copies(h.sizes[i][at%units])
 			if wait -= max(out, back); wait <= 0 {
 				return true
@@ -300,7 +300,7 @@ func (h *chooser) hideBest() {
 func (h *chooser) nothingStays() bool {
 	for s := range h.plan.Tasks {
 		for _, t := range h.leave(s) {
-			if h.plan.Offload.Fate[s][t.i][t.at] == plan.FateKeep {
+			if h.plan.Offload.Placement[s][t.i][t.at] == plan.PlacementKeep {
 				return false
 			}
 		}
@@ -310,22 +310,22 @@ func (h *chooser) nothingStays() bool {
 
 // snapshot is a choice that can be restored.
 type snapshot struct {
-	fates      []letters
+	placements []letters
 	lag, ahead int
 }
 
 func (h *chooser) snapshot() *snapshot {
 	s := &snapshot{lag: h.plan.Offload.Lag, ahead: h.plan.Offload.Ahead}
 	for stage := range h.plan.Tasks {
-		s.fates = append(s.fates, h.lettersOf(stage))
+		s.placements = append(s.placements, h.lettersOf(stage))
 	}
 	return s
 }
 
 func (h *chooser) restore(s *snapshot) {
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = s.lag, s.ahead
-	for stage := range s.fates {
-		h.put(stage, s.fates[stage])
+	for stage := range s.placements {
+		h.put(stage, s.placements[stage])
 	}
 }
 
@@ -394,7 +394,7 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 		l[i] = slices.Clone(from[i])
 	}
 	for _, t := range turns {
-		if l[t.i][t.at] == plan.FateKeep {
+		if l[t.i][t.at] == plan.PlacementKeep {
 			l[t.i][t.at] = t.to
 		}
 	}
@@ -508,7 +508,7 @@ func (h *chooser) again(stage int, order []remake) []turn {
 				if !h.graph.Remakes(kind).Has(r.unit) {
 					continue
 				}
-				out = append(out, turn{i, l*units + r.unit, plan.FateRecompute})
+				out = append(out, turn{i, l*units + r.unit, plan.PlacementRecompute})
 			}
 		}
 	}
@@ -545,7 +545,7 @@ func (h *chooser) choose(policy string) {
 	h.explain(policy, before)
 }
 
-// fitByRemaking recomputes as many units as needed on the stages that lack memory.
+// fitByRemaking recomputes as many units as needed on the stages that shortfall memory.
 func (h *chooser) fitByRemaking() {
 	for s := range h.plan.Tasks {
 		if len(h.remake) > 0 && !h.fits(s) {
@@ -665,8 +665,8 @@ func (f *fitting) tryNamed() {
 		if f.tired(skipsAll) {
 			break
 		}
-		remade := f.graph.RemadeBy(policy)
-		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !remade.Has(r.unit) }))
+		recomputed := f.graph.RecomputedBy(policy)
+		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !recomputed.Has(r.unit) }))
 	}
 }
 
@@ -674,15 +674,15 @@ func (f *fitting) tryNamed() {
 func (f *fitting) remakeFirst(units []remake) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
-		f.turn(s, f.base.fates[s], f.again(s, units))
+		f.turn(s, f.base.placements[s], f.again(s, units))
 	}
 }
 
 // remakeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
 func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	for s := range f.plan.Tasks {
-		f.put(s, f.base.fates[s])
-		f.turn(s, f.base.fates[s], f.roomOnHost(s, hidden[s]))
+		f.put(s, f.base.placements[s])
+		f.turn(s, f.base.placements[s], f.roomOnHost(s, hidden[s]))
 		f.shorten(s, f.again(s, units))
 	}
 }
@@ -788,7 +788,7 @@ func (h *chooser) hidden(before *snapshot) [][]turn {
 	turns := make([][]turn, len(p.Tasks))
 	for s := range p.Tasks {
 		for _, t := range h.leave(s) {
-			if p.Offload.Fate[s][t.i][t.at] == plan.FateOffload {
+			if p.Offload.Placement[s][t.i][t.at] == plan.PlacementOffload {
 				turns[s] = append(turns[s], t)
 			}
 		}
@@ -803,11 +803,11 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
 	units := len(h.sizes[0])
-	for _, stage := range h.plan.Offload.Fate {
-		for i, fate := range stage {
-			for at := range len(fate) {
+	for _, stage := range h.plan.Offload.Placement {
+		for i, placement := range stage {
+			for at := range len(placement) {
 				if u := at % units; len(of) == 0 || slices.Contains(of, u) {
-					bytes[fate[at]] += h.sizes[i][u]
+					bytes[placement[at]] += h.sizes[i][u]
 					all += h.sizes[i][u]
 				}
 			}
@@ -843,7 +843,7 @@ func (h *chooser) explain(policy, before string) {
 		p.Decide("offload", "policy", policy, "the lowest peak without exposed copies")
 	case policy != plan.PolicyAuto:
 		p.Decide("offload", "policy", policy, h.why)
-	case all[plan.FateOffload] == 0:
+	case all[plan.PlacementOffload] == 0:
 		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device "+before)
 	default:
 		p.Decide("offload", "policy", policy, "with everything on the device "+before+": as little as possible is offloaded, first the copies that computation hides")
@@ -852,7 +852,7 @@ func (h *chooser) explain(policy, before string) {
 	if p.Recompute != plan.PolicyAuto {
 		return
 	}
-	if all[plan.FateRecompute] == 0 {
+	if all[plan.PlacementRecompute] == 0 {
 		p.Decide("offload", "recompute", "none", "auto: memory suffices without recomputation")
 		return
 	}
@@ -861,7 +861,7 @@ func (h *chooser) explain(policy, before string) {
 		ir.Seconds(h.exposedPrice()*gib)))
 	for _, r := range h.remake {
 		share := h.shares(r.unit)
-		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.FateRecompute], 100*share[plan.FateOffload], 100*share[plan.FateKeep])
+		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.PlacementRecompute], 100*share[plan.PlacementOffload], 100*share[plan.PlacementKeep])
 		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s for every GiB that it frees", ir.Seconds(r.price*gib)))
 	}
 }

@@ -70,7 +70,7 @@ func TestAutoOffload(t *testing.T) {
 			layer += n
 		}
 		for s, k := range bound.Device {
-			if slices.ContainsFunc(p.Offload.Fate[s], func(f string) bool { return strings.ContainsRune(f, plan.FateOffload) }) && capacity-k.Bytes > 2*layer {
+			if slices.ContainsFunc(p.Offload.Placement[s], func(f string) bool { return strings.ContainsRune(f, plan.PlacementOffload) }) && capacity-k.Bytes > 2*layer {
 				t.Errorf("%v: stage %d sends units away although it has %s left", set, s, capacity-k.Bytes)
 			}
 		}
@@ -80,8 +80,8 @@ func TestAutoOffload(t *testing.T) {
 // A host without memory takes nothing: units are recomputed instead.
 func TestNoHostMemory(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo", "cluster.host_memory=0GB", "cluster.device_memory=250KiB", "schedule.offload=auto", "schedule.recompute=auto")
-	if fates := fmt.Sprint(p.Offload.Fate); copies(p) || !strings.ContainsRune(fates, plan.FateRecompute) || !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
-		t.Errorf("copies: %t, and fates are %s", copies(p), fates)
+	if placements := fmt.Sprint(p.Offload.Placement); copies(p) || !strings.ContainsRune(placements, plan.PlacementRecompute) || !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
+		t.Errorf("copies: %t, and placements are %s", copies(p), placements)
 	}
 }
 
@@ -153,9 +153,9 @@ func TestRecomputeByPrice(t *testing.T) {
 		part := 1.0
 		for _, r := range order {
 			count, all := 0, 0
-			for _, fate := range p.Offload.Fate[s] {
-				for at := r.unit; at < len(fate); at += len(c.Model(p).Layer.Units) {
-					if all++; fate[at] == plan.FateRecompute {
+			for _, placement := range p.Offload.Placement[s] {
+				for at := r.unit; at < len(placement); at += len(c.Model(p).Layer.Units) {
+					if all++; placement[at] == plan.PlacementRecompute {
 						count++
 					}
 				}
@@ -219,7 +219,7 @@ func TestNodesShareCopies(t *testing.T) {
 	for _, policy := range []string{"adaptive", "memory", "auto"} {
 		shared := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=24GB/s")
 		own := plantest.Plan(t, "paper/gpt-7b-512k.sppo", append(slowCopies, "schedule.offload="+policy)...)
-		if shared.Time.StepS != own.Time.StepS || !slices.EqualFunc(shared.Offload.Fate, own.Offload.Fate, slices.Equal) {
+		if shared.Time.StepS != own.Time.StepS || !slices.EqualFunc(shared.Offload.Placement, own.Offload.Placement, slices.Equal) {
 			t.Errorf("offload = %s: %s and %.3f with 24 GB/s for eight GPUs, %s and %.3f with 3 GB/s for each", policy,
 				shared.Time.StepS, shared.Offload.Alpha[0][0], own.Time.StepS, own.Offload.Alpha[0][0])
 		}

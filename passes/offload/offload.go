@@ -108,12 +108,12 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 		var before, after string // of the last stage, which others often equal
 		var placed float64
 		for s := range p.Parallel.PP {
-			if fate := p.Offload.Fate[s][i]; fate != before {
-				letters := []byte(fate)
+			if placement := p.Offload.Placement[s][i]; placement != before {
+				letters := []byte(placement)
 				chooseUnits(letters, sizes, share)
-				before, after, placed = fate, string(letters), placedShare(letters, sizes)
+				before, after, placed = placement, string(letters), placedShare(letters, sizes)
 			}
-			p.Offload.Fate[s][i], p.Offload.Alpha[s][i] = after, placed
+			p.Offload.Placement[s][i], p.Offload.Alpha[s][i] = after, placed
 		}
 	}
 	return why
@@ -133,9 +133,9 @@ func chooseTiming(p *plan.Plan, s *estimate.Simulation) {
 
 // copies reports whether anything is offloaded.
 func copies(p *plan.Plan) bool {
-	for _, stage := range p.Offload.Fate {
-		for _, fate := range stage {
-			if strings.ContainsRune(fate, plan.FateOffload) {
+	for _, stage := range p.Offload.Placement {
+		for _, placement := range stage {
+			if strings.ContainsRune(placement, plan.PlacementOffload) {
 				return true
 			}
 		}
@@ -230,13 +230,13 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	pr := estimate.NewPricer(c.Cache, p, m)
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
-	remade := g.RemadeBy(p.Recompute)
+	recomputed := g.RecomputedBy(p.Recompute)
 	for i, z := range p.Sizes() {
 		forward[i] = g.Mean(func(kind int) ir.Seconds { return pr.Time(g, g.Layer, g.Layer.Forward, g.OfKind(z, kind)) })
 		sizes := plan.UnitSizes(g.Layer, z)
 		copied[i] = g.Mean(func(kind int) (t ir.Seconds) {
 			for u, n := range sizes {
-				if g.Saves(kind).Has(u) && !(remade & g.Remakes(kind)).Has(u) {
+				if g.Saves(kind).Has(u) && !(recomputed & g.Remakes(kind)).Has(u) {
 					t += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
 				}
 			}
@@ -258,7 +258,7 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
 	var total ir.Bytes
 	for at := range letters {
-		if letters[at] == plan.FateKeep {
+		if letters[at] == plan.PlacementKeep {
 			total += sizes[at%len(sizes)]
 		}
 	}
@@ -267,18 +267,18 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	for l := range len(letters) / len(sizes) {
 		for _, u := range order {
 			at := l*len(sizes) + u
-			if letters[at] != plan.FateKeep {
+			if letters[at] != plan.PlacementKeep {
 				continue
 			}
 			if float64(sizes[u]) <= left {
-				letters[at], left = plan.FateOffload, left-float64(sizes[u])
+				letters[at], left = plan.PlacementOffload, left-float64(sizes[u])
 			} else if smallest < 0 || sizes[u] < sizes[smallest%len(sizes)] {
 				smallest = at
 			}
 		}
 	}
 	if smallest >= 0 && float64(sizes[smallest%len(sizes)]) < 2*left {
-		letters[smallest] = plan.FateOffload
+		letters[smallest] = plan.PlacementOffload
 	}
 }
 
@@ -298,10 +298,10 @@ func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	for at, letter := range letters {
 		n := sizes[at%len(sizes)]
 		switch letter {
-		case plan.FateOffload:
+		case plan.PlacementOffload:
 			gone += n
 			fallthrough
-		case plan.FateKeep:
+		case plan.PlacementKeep:
 			total += n
 		}
 	}
@@ -316,30 +316,30 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	g := c.Model(p)
 	kinds := make([]string, g.Kinds())
 	for kind := range kinds {
-		kinds[kind] = keptBy(g, kind, g.RemadeBy(p.Recompute))
+		kinds[kind] = keptBy(g, kind, g.RecomputedBy(p.Recompute))
 	}
 	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.CachesDevice}
 	for s := range p.Parallel.PP {
-		var fate strings.Builder
+		var placement strings.Builder
 		for _, kind := range kindsOn(p, g, s) {
-			fate.WriteString(kinds[kind])
+			placement.WriteString(kinds[kind])
 		}
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
-		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate.String()}, p.Subsequences.N))
+		p.Offload.Placement = append(p.Offload.Placement, slices.Repeat([]string{placement.String()}, p.Subsequences.N))
 	}
 }
 
 // keptBy returns the letters of a layer of a kind that recomputes some units and keeps the others that its backward reads.
-func keptBy(g *graph.Model, kind int, remade graph.Units) string {
+func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 	letters := make([]byte, len(g.Layer.Units))
 	for u := range letters {
 		switch {
 		case !g.Saves(kind).Has(u):
 			letters[u] = plan.FateUnsaved
-		case (remade & g.Remakes(kind)).Has(u):
-			letters[u] = plan.FateRecompute
+		case (recomputed & g.Remakes(kind)).Has(u):
+			letters[u] = plan.PlacementRecompute
 		default:
-			letters[u] = plan.FateKeep
+			letters[u] = plan.PlacementKeep
 		}
 	}
 	return string(letters)
@@ -358,18 +358,18 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	if err := checkCaches(p); err != nil {
 		return err
 	}
-	if len(o.Fate) != stages || len(o.Alpha) != stages {
-		return fmt.Errorf("offload is given for %d stages (alpha for %d), not %d", len(o.Fate), len(o.Alpha), stages)
+	if len(o.Placement) != stages || len(o.Alpha) != stages {
+		return fmt.Errorf("offload is given for %d stages (alpha for %d), not %d", len(o.Placement), len(o.Alpha), stages)
 	}
 	if most := 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages; o.Lag < 1 || o.Lag > most {
 		return fmt.Errorf("offload: copies lag 1 to %d tasks, not %d", most, o.Lag)
 	}
-	for s := range o.Fate {
-		if len(o.Fate[s]) != p.Subsequences.N || len(o.Alpha[s]) != p.Subsequences.N {
-			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d), not %d", s, len(o.Fate[s]), len(o.Alpha[s]), p.Subsequences.N)
+	for s := range o.Placement {
+		if len(o.Placement[s]) != p.Subsequences.N || len(o.Alpha[s]) != p.Subsequences.N {
+			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d), not %d", s, len(o.Placement[s]), len(o.Alpha[s]), p.Subsequences.N)
 		}
-		for i := range o.Fate[s] {
-			if err := checkFate(p, c.Model(p), s, i); err != nil {
+		for i := range o.Placement[s] {
+			if err := checkPlacement(p, c.Model(p), s, i); err != nil {
 				return fmt.Errorf("offload of stage %d, subsequence %d: %w", s, i, err)
 			}
 		}
@@ -402,25 +402,25 @@ func kindsOn(p *plan.Plan, g *graph.Model, rank int) (kinds []int) {
 	return kinds
 }
 
-func checkFate(p *plan.Plan, g *graph.Model, s, i int) error {
-	fate, alpha, layer := p.Offload.Fate[s][i], p.Offload.Alpha[s][i], g.Layer
-	if want := p.LayersOf(s) * len(layer.Units); len(fate) != want {
-		return fmt.Errorf("fate has %d letters for %d units of %d layers, which need %d", len(fate), len(layer.Units), p.LayersOf(s), want)
+func checkPlacement(p *plan.Plan, g *graph.Model, s, i int) error {
+	placement, alpha, layer := p.Offload.Placement[s][i], p.Offload.Alpha[s][i], g.Layer
+	if want := p.LayersOf(s) * len(layer.Units); len(placement) != want {
+		return fmt.Errorf("placement has %d letters for %d units of %d layers, which need %d", len(placement), len(layer.Units), p.LayersOf(s), want)
 	}
 	kinds := kindsOn(p, g, s)
-	for at := range len(fate) {
+	for at := range len(placement) {
 		u, kind := &layer.Units[at%len(layer.Units)], kinds[at/len(layer.Units)]
-		if saves := g.Saves(kind).Has(u.Number); saves == (fate[at] == plan.FateUnsaved) {
-			return fmt.Errorf("fate has %q at %d, for %s: use %c if the backward of the layer does not read it, and only then", fate[at], at, u.Name, plan.FateUnsaved)
+		if saves := g.Saves(kind).Has(u.Number); saves == (placement[at] == plan.FateUnsaved) {
+			return fmt.Errorf("placement has %q at %d, for %s: use %c if the backward of the layer does not read it, and only then", placement[at], at, u.Name, plan.FateUnsaved)
 		}
-		switch fate[at] {
-		case plan.FateOffload, plan.FateKeep, plan.FateUnsaved:
-		case plan.FateRecompute:
+		switch placement[at] {
+		case plan.PlacementOffload, plan.PlacementKeep, plan.FateUnsaved:
+		case plan.PlacementRecompute:
 			if !g.Remakes(kind).Has(u.Number) {
-				return fmt.Errorf("fate recomputes %s at %d, but it cannot be computed from what the layer keeps", u.Name, at)
+				return fmt.Errorf("placement recomputes %s at %d, but it cannot be computed from what the layer keeps", u.Name, at)
 			}
 		default:
-			return fmt.Errorf("fate has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", fate[at], at, plan.FateOffload, plan.FateKeep, plan.FateRecompute)
+			return fmt.Errorf("placement has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", placement[at], at, plan.PlacementOffload, plan.PlacementKeep, plan.PlacementRecompute)
 		}
 	}
 	if !(alpha >= 0 && alpha <= 1) {

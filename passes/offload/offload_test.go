@@ -24,26 +24,26 @@ func TestChooseUnits(t *testing.T) {
 			largest, layer = max(largest, sizes[u]), layer+sizes[u]
 		}
 		layers, share := 1+r.IntN(6), r.Float64()
-		fate := bytes.Repeat([]byte{plan.FateKeep}, layers*len(sizes))
+		placement := bytes.Repeat([]byte{plan.PlacementKeep}, layers*len(sizes))
 		total := float64(layer) * float64(layers)
-		for at := range fate {
+		for at := range placement {
 			if r.IntN(4) == 0 {
-				fate[at] = plan.FateRecompute
+				placement[at] = plan.PlacementRecompute
 				total -= float64(sizes[at%len(sizes)])
 			}
 		}
 		if total == 0 {
 			continue
 		}
-		before := bytes.Count(fate, []byte{plan.FateRecompute})
-		chooseUnits(fate, sizes, share)
-		placed := placedShare(fate, sizes)
-		if after := bytes.Count(fate, []byte{plan.FateRecompute}); after != before {
+		before := bytes.Count(placement, []byte{plan.PlacementRecompute})
+		chooseUnits(placement, sizes, share)
+		placed := placedShare(placement, sizes)
+		if after := bytes.Count(placement, []byte{plan.PlacementRecompute}); after != before {
 			t.Fatalf("%d units were to be recomputed, %d are", before, after)
 		}
 		var gone ir.Bytes
-		for at := range fate {
-			if fate[at] == plan.FateOffload {
+		for at := range placement {
+			if placement[at] == plan.PlacementOffload {
 				gone += sizes[at%len(sizes)]
 			}
 		}
@@ -97,17 +97,17 @@ func TestOffloadListSetsTheNumberOfSubsequences(t *testing.T) {
 	}
 }
 
-func TestBrokenFates(t *testing.T) {
+func TestBrokenPlacements(t *testing.T) {
 	for _, c := range []struct {
 		want string
 		edit func(o *plan.Offload)
 	}{
-		{"3 subsequences", func(o *plan.Offload) { o.Fate[0] = o.Fate[0][:3] }},
-		{"letters", func(o *plan.Offload) { o.Fate[1][2] += "o" }},
-		{`letter 'x'`, func(o *plan.Offload) { o.Fate[1][2] = "x" + o.Fate[1][2][1:] }},
-		{"nothing that the layer keeps leads to it", func(o *plan.Offload) { o.Fate[1][2] = "r" + o.Fate[1][2][1:] }},
+		{"3 subsequences", func(o *plan.Offload) { o.Placement[0] = o.Placement[0][:3] }},
+		{"letters", func(o *plan.Offload) { o.Placement[1][2] += "o" }},
+		{`letter 'x'`, func(o *plan.Offload) { o.Placement[1][2] = "x" + o.Placement[1][2][1:] }},
+		{"nothing that the layer keeps leads to it", func(o *plan.Offload) { o.Placement[1][2] = "r" + o.Placement[1][2][1:] }},
 		{"from 0 to 1", func(o *plan.Offload) { o.Alpha[0][0] = 1.5 }},
-		{"for 1 stages", func(o *plan.Offload) { o.Fate = o.Fate[:1] }},
+		{"for 1 stages", func(o *plan.Offload) { o.Placement = o.Placement[:1] }},
 	} {
 		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(&p.Offload)

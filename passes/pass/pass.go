@@ -68,7 +68,7 @@ type Options struct {
 
 	// Measure returns a plan's shortfall once placed, or nil if it fits. It fills the plan's Memory if it has placed it, which it
 	// need not if the plan surely does not fit. Without it, solve uses its memory bound.
-	Measure func(*plan.Plan) (*plan.Lack, error)
+	Measure func(*plan.Plan) (*plan.Shortfall, error)
 
 	// Fitting means that the question is only whether anything fits: solve takes the first plan that does, and does not look for a
 	// faster one.

@@ -16,16 +16,16 @@ type Alternative struct {
 
 // Rejection is a value of a dimension that solve rejected, with the reason.
 type Rejection struct {
-	Key   string     `json:"key"`
-	Value string     `json:"value"`
-	StepS ir.Seconds `json:"step_s,omitempty"` // the shortest time of the candidates that may fit, or a bound on it; 0: none can fit
-	Bound bool       `json:"bound,omitempty"`  // StepS is a lower bound
-	Lacks *Lack      `json:"lacks,omitempty"`  // the smallest shortfall of the candidates that do not fit
+	Key       string     `json:"key"`
+	Value     string     `json:"value"`
+	StepS     ir.Seconds `json:"step_s,omitempty"`    // the shortest time of the candidates that may fit, or a bound on it; 0: none can fit
+	Bound     bool       `json:"bound,omitempty"`     // StepS is a lower bound
+	Shortfall *Shortfall `json:"shortfall,omitempty"` // the smallest shortfall of the candidates that do not fit
 }
 
-// Lack returns the largest shortfall of a placed plan.
-func (m Memory) Lack() *Lack {
-	var worst *Lack
+// Shortfall returns the largest shortfall of a placed plan.
+func (m Memory) Shortfall() *Shortfall {
+	var worst *Shortfall
 	for _, arena := range []struct {
 		name     string
 		peaks    []ir.Bytes
@@ -33,19 +33,19 @@ func (m Memory) Lack() *Lack {
 	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
 		for s, peak := range arena.peaks {
 			if over := peak - arena.capacity; over > 0 && (worst == nil || over > worst.Bytes) {
-				worst = &Lack{s, arena.name, over}
+				worst = &Shortfall{s, arena.name, over}
 			}
 		}
 	}
 	return worst
 }
 
-// Lacking returns the missing bytes, or 0.
-func (r *Rejection) Lacking() ir.Bytes {
-	if r.Lacks == nil {
+// Missing returns the missing bytes, or 0.
+func (r *Rejection) Missing() ir.Bytes {
+	if r.Shortfall == nil {
 		return 0
 	}
-	return r.Lacks.Bytes
+	return r.Shortfall.Bytes
 }
 
 // Than compares a rejected value with a step.
@@ -62,20 +62,20 @@ func (r *Rejection) Than(step ir.Seconds) string {
 		return fmt.Sprintf("at least %.1f%%", longer)
 	case r.StepS > 0:
 		return fmt.Sprintf("%.1f%%", longer)
-	case r.Lacks != nil:
-		return r.Lacks.String()
+	case r.Shortfall != nil:
+		return r.Shortfall.String()
 	}
 	return "not possible"
 }
 
-// Lack is a memory shortfall.
-type Lack struct {
+// Shortfall is a memory shortfall.
+type Shortfall struct {
 	Stage int      `json:"stage"`
 	Arena string   `json:"arena"` // device or host
 	Bytes ir.Bytes `json:"bytes"` // missing on one rank
 }
 
 // String names the stage, the bytes and the arena.
-func (l Lack) String() string {
+func (l Shortfall) String() string {
 	return fmt.Sprintf("stage %d needs %s more %s memory", l.Stage, l.Bytes, l.Arena)
 }

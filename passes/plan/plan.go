@@ -22,7 +22,7 @@ const (
 	PolicyMemory = "memory"
 )
 
-// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in Fate.
+// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in Placement.
 func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
@@ -49,7 +49,7 @@ type Plan struct {
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
-	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
+	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Placement has the units
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
 	Memory         Memory       `json:"memory"`
@@ -149,41 +149,41 @@ type Unit struct {
 	FirstBackward string   `json:"first_backward"`  // first reader in backward; empty for Type-2
 }
 
-// Letters of Offload.Fate.
+// Letters of Offload.Placement.
 const (
-	FateOffload   = 'o' // to the host and back
-	FateKeep      = 'k' // on the device
-	FateRecompute = 'r' // recomputed by the backward
-	FateUnsaved   = '-' // not saved: the layer's backward does not read it
+	PlacementOffload   = 'o' // to the host and back
+	PlacementKeep      = 'k' // on the device
+	PlacementRecompute = 'r' // recomputed by the backward
+	FateUnsaved        = '-' // not saved: the layer's backward does not read it
 )
 
-// Offload is the placement of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the
+// Offload is the placement of Type-1 units. Placement[stage][i] has one letter for every Type-1 unit of the
 // stage's layers (layer by layer, units in order of production).
 type Offload struct {
-	Policy string      `json:"policy"`
-	Alpha  [][]float64 `json:"alpha"`  // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
-	Fate   [][]string  `json:"fate"`   // [stage][i]
-	Lag    int         `json:"lag"`    // number of tasks that may follow a forward before a user of its offloaded units' device bytes must wait for the copy
-	Caches string      `json:"caches"` // where K and V of a layer are between its forwards and its backward: device or, in layer order, host or recompute
-	Ahead  int         `json:"ahead"`  // number of backward layers by which a layer's reload is issued in advance
+	Policy    string      `json:"policy"`
+	Alpha     [][]float64 `json:"alpha"`          // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
+	Placement [][]string  `json:"unit_placement"` // [stage][i]
+	Lag       int         `json:"lag"`            // number of tasks that may follow a forward before a user of its offloaded units' device bytes must wait for the copy
+	Caches    string      `json:"caches"`         // where K and V of a layer are between its forwards and its backward: device or, in layer order, host or recompute
+	Ahead     int         `json:"ahead"`          // number of backward layers by which a layer's reload is issued in advance
 }
 
 // LongestAhead returns the largest useful distance of a reload, in backward layers: a task, as in the paper. If a
 // task has one layer, it ends when the same layer of the next begins.
 func (p *Plan) LongestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
 
-// FateOf returns the letters of a task's subsequence for the k-th layer of its virtual stage.
-func (p *Plan) FateOf(t Task, k int) string {
+// PlacementOf returns the letters of a task's subsequence for the k-th layer of its virtual stage.
+func (p *Plan) PlacementOf(t Task, k int) string {
 	home := p.Home(t.Stage)
-	fate := p.Offload.Fate[home][t.Subsequence]
-	units := len(fate) / p.LayersOf(home)
+	placement := p.Offload.Placement[home][t.Subsequence]
+	units := len(placement) / p.LayersOf(home)
 	first, _ := p.Span(t.Stage)
-	return fate[(first+k)*units : (first+k+1)*units]
+	return placement[(first+k)*units : (first+k+1)*units]
 }
 
 // LayerOf returns the dataflow of the k-th layer of a task's virtual stage, given its placement.
 func (p *Plan) LayerOf(g *graph.Model, t Task, k int) *graph.Block {
-	return g.LayerWithout(g.KindOf(p.LayerAt(t.Stage, k)), RemadeBy(p.FateOf(t, k)))
+	return g.LayerWithout(g.KindOf(p.LayerAt(t.Stage, k)), RecomputedBy(p.PlacementOf(t, k)))
 }
 
 // LayerAt returns the number of the k-th layer of a virtual stage.
@@ -194,14 +194,14 @@ func (p *Plan) LayerAt(stage, k int) int {
 	return k
 }
 
-// RemadeBy returns the units that are not kept according to a layer's letters: its backward recomputes those that it needs.
-func RemadeBy(letters string) (remade graph.Units) {
+// RecomputedBy returns the units that are not kept according to a layer's letters: its backward recomputes those that it needs.
+func RecomputedBy(letters string) (recomputed graph.Units) {
 	for u := range len(letters) {
-		if letters[u] == FateRecompute || letters[u] == FateUnsaved {
-			remade |= 1 << u
+		if letters[u] == PlacementRecompute || letters[u] == FateUnsaved {
+			recomputed |= 1 << u
 		}
 	}
-	return remade
+	return recomputed
 }
 
 // Mux is the division of tasks next to bubbles among other stages' ranks.
@@ -408,7 +408,7 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 	return counts
 }
 
-// Span returns the range of the layers of a virtual stage among all layers of its rank, as in Fate.
+// Span returns the range of the layers of a virtual stage among all layers of its rank, as in Placement.
 func (p *Plan) Span(stage int) (first, end int) {
 	for j := range stage {
 		if p.Home(j) == p.Home(stage) {

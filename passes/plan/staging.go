@@ -22,7 +22,7 @@ const InputUnit = 0
 // like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
-	return p.FateOf(t, 0)[InputUnit] == FateOffload
+	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
 }
 
 // Places of K and V of a layer between its last forward and its first backward, the values of Offload.Caches.
@@ -50,4 +50,6 @@ func (p *Plan) RecomputesCaches(t Task) bool {
 const CacheLoads = 3
 
 // InputOffloaded reports whether the backward of a layer loads the layer's input from the host.
-func (p *Plan) InputOffloaded(t Task, k int) bool { return p.FateOf(t, k)[InputUnit] == FateOffload }
+func (p *Plan) InputOffloaded(t Task, k int) bool {
+	return p.PlacementOf(t, k)[InputUnit] == PlacementOffload
+}

@@ -209,12 +209,12 @@ func offloadInWords(p *plan.Plan) string {
 func shareRecomputed(p *plan.Plan) float64 {
 	g := p.Graph()
 	var again, all ir.Bytes
-	for _, stage := range p.Offload.Fate {
-		for i, fate := range stage {
+	for _, stage := range p.Offload.Placement {
+		for i, placement := range stage {
 			sizes := plan.UnitSizes(g.Layer, p.Size(i))
-			for at := range len(fate) {
+			for at := range len(placement) {
 				n := sizes[at%len(sizes)]
-				if all += n; fate[at] == plan.FateRecompute {
+				if all += n; placement[at] == plan.PlacementRecompute {
 					again += n
 				}
 			}

@@ -469,7 +469,7 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 			return nil
 		}
 	}
-	return remaking
+	return recomputing
 }
 
 // dealt returns the bounds of a sized plan with its layers assigned.

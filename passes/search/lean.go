@@ -40,10 +40,10 @@ const plenty = 0.5
 
 // want sets the order of a candidate given its memory bound. A shortfall on the host counts like one on the
 // device.
-func (s *search) want(n *node, least ir.Bytes, lack *plan.Lack) {
+func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	w, p := &n.wanted, &n.schedule
-	if lack != nil {
-		least = max(least, ir.Bytes(s.cluster.DeviceMemory)+lack.Bytes)
+	if shortfall != nil {
+		least = max(least, ir.Bytes(s.cluster.DeviceMemory)+shortfall.Bytes)
 	}
 	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
 	w.ranks = max(1, p.SP) * max(1, p.PP) * max(1, p.DP)
@@ -54,8 +54,8 @@ func (s *search) want(n *node, least ir.Bytes, lack *plan.Lack) {
 }
 
 // wantComplete is for a candidate whose memory is known: where it fits, no other need be looked at.
-func (s *search) wantComplete(n *node, device ir.Bytes, lack *plan.Lack) {
-	if s.want(n, device, lack); lack == nil && s.fitting {
+func (s *search) wantComplete(n *node, device ir.Bytes, shortfall *plan.Shortfall) {
+	if s.want(n, device, shortfall); shortfall == nil && s.fitting {
 		n.wanted.bytes = 0
 	}
 }
@@ -80,13 +80,13 @@ func (s *search) lean(n *node) {
 	for i := range need.Host {
 		need.Host[i] -= min(need.Host[i], earlier(e))
 	}
-	lack := need.Lack(p.Memory)
+	shortfall := need.Shortfall(p.Memory)
 	if !fits {
-		s.reject(n, *lack)
+		s.reject(n, *shortfall)
 		return
 	}
 	device, _ := need.Peaks()
-	s.wantComplete(n, device, lack)
+	s.wantComplete(n, device, shortfall)
 	heap.Push(&s.frontier, n)
 }
 
@@ -150,7 +150,7 @@ func (s *search) closest(root lang.Schedule) *node {
 		case !n.wanted.lean:
 			all.lean(n)
 		case all.evaluate(n):
-			if lack := n.need.Lack(n.plan.Memory); s.least == nil || lack == nil || lack.Bytes < s.lacking.Bytes {
+			if shortfall := n.need.Shortfall(n.plan.Memory); s.least == nil || shortfall == nil || shortfall.Bytes < s.lacking.Bytes {
 				return n
 			}
 			return s.least

@@ -178,24 +178,24 @@ func whatFits(sp *lang.Spec) *plan.Plan {
 	if RunWith(nil, p, pass.Options{Measure: place}) != nil {
 		return nil
 	}
-	if lack, err := place(p); err != nil || lack != nil {
+	if shortfall, err := place(p); err != nil || shortfall != nil {
 		return nil
 	}
 	return p
 }
 
 // Place is codegen.MeasureFit, from a package on a higher floor.
-var Place func(*plan.Plan) (*plan.Lack, error)
+var Place func(*plan.Plan) (*plan.Shortfall, error)
 
 // place fills a plan's Memory: by the bound that placement respects if it fits, because that is faster, and
 // otherwise by placing.
-func place(p *plan.Plan) (*plan.Lack, error) {
+func place(p *plan.Plan) (*plan.Shortfall, error) {
 	m := &p.Memory
 	if m.Placed {
-		return m.Lack(), nil
+		return m.Shortfall(), nil
 	}
 	f := memory.FootprintOf(p)
-	if f.Lack(*m) != nil {
+	if f.Shortfall(*m) != nil {
 		return Place(p)
 	}
 	m.Placed, m.Fits, m.HostPeakBytes, m.DevicePeakBytes = true, true, f.Host, nil

@@ -63,7 +63,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	g := b.cache.Model(p)
 	return leastOf(g, func(kind int) ir.Bytes {
-		return b.cache.Blocks.Bytes(g, g.LayerWithout(kind, g.RemadeBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
+		return b.cache.Blocks.Bytes(g, g.LayerWithout(kind, g.RecomputedBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
 	})
 }
 
@@ -85,7 +85,7 @@ func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []strin
 // leastWorking returns the least memory of a layer while it runs backward, over all named policies of recomputation.
 func (b *bounds) leastWorking(p *plan.Plan) ir.Bytes {
 	least := b.workingOf(p, graph.RecomputeNone)
-	for _, policy := range remaking {
+	for _, policy := range recomputing {
 		least = min(least, b.workingOf(p, policy))
 	}
 	return least
@@ -108,16 +108,16 @@ func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inpu
 			units[u] += size
 		}
 	}
-	of := func(kind int, remade graph.Units) (n ir.Bytes) {
+	of := func(kind int, recomputed graph.Units) (n ir.Bytes) {
 		for u, size := range units {
-			if g.Saves(kind).Has(u) && !(remade & g.Remakes(kind)).Has(u) {
+			if g.Saves(kind).Has(u) && !(recomputed & g.Remakes(kind)).Has(u) {
 				n += size
 			}
 		}
 		return n
 	}
-	remade := g.RemadeBy(recompute)
-	return leastOf(g, func(kind int) ir.Bytes { return of(kind, remade) }),
+	recomputed := g.RecomputedBy(recompute)
+	return leastOf(g, func(kind int) ir.Bytes { return of(kind, recomputed) }),
 		leastOf(g, func(kind int) ir.Bytes { return of(kind, ^graph.Units(1<<plan.InputUnit)) })
 }
 
@@ -171,13 +171,13 @@ func (h holding) fuller(o holding) holding {
 }
 
 // lackOf returns the shortfall of a rank with this memory, or nil.
-func (b *bounds) lackOf(h holding) *plan.Lack {
+func (b *bounds) lackOf(h holding) *plan.Shortfall {
 	device := ir.Bytes(b.cluster.DeviceMemory)
 	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
 	case over > 0 && over >= overBoth:
-		return &plan.Lack{Stage: h.rank, Arena: "device", Bytes: over}
+		return &plan.Shortfall{Stage: h.rank, Arena: "device", Bytes: over}
 	case overBoth > 0:
-		return &plan.Lack{Stage: h.rank, Arena: "host", Bytes: overBoth}
+		return &plan.Shortfall{Stage: h.rank, Arena: "host", Bytes: overBoth}
 	}
 	return nil
 }

@@ -85,10 +85,10 @@ type search struct {
 	made     int // number of candidates, complete or not
 	exact    int // number of evaluated candidates
 	verdicts map[string]map[string]*plan.Rejection
-	least    *node     // the infeasible candidate with the smallest shortfall
-	lacking  plan.Lack // its shortfall
-	beat     *node     // what the first stage has found
-	nearest  bool      // candidates that do not fit have their turn too
+	least    *node          // the infeasible candidate with the smallest shortfall
+	lacking  plan.Shortfall // its shortfall
+	beat     *node          // what the first stage has found
+	nearest  bool           // candidates that do not fit have their turn too
 	gap      float64
 	ended    bool    // before all candidates had their turn
 	proved   float64 // how much faster than the winner a candidate that was not evaluated may be
@@ -105,7 +105,7 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 func (s *search) run() (winner *node, alternatives []*node) {
 	switch winner = s.searchStages(); {
 	case winner == nil:
-		if winner = s.weigh(s.closest(s.request.Schedule)); winner != nil && winner.need.Lack(winner.plan.Memory) == nil {
+		if winner = s.weigh(s.closest(s.request.Schedule)); winner != nil && winner.need.Shortfall(winner.plan.Memory) == nil {
 			s.proved = s.distance(winner)
 		}
 		return winner, nil
@@ -160,7 +160,7 @@ func (s *search) refine(winner *node) *node {
 				s.note(winner, nil)
 				winner = n
 			} else if n.plan != nil {
-				s.note(n, n.need.Lack(n.plan.Memory))
+				s.note(n, n.need.Shortfall(n.plan.Memory))
 			}
 		}
 	}
@@ -174,7 +174,7 @@ func (s *search) weigh(n *node) *node {
 		return n
 	}
 	w := s.weighing(n)
-	if !s.evaluate(w) || w.need.Lack(w.plan.Memory) != nil {
+	if !s.evaluate(w) || w.need.Shortfall(w.plan.Memory) != nil {
 		return n
 	}
 	return w
@@ -192,8 +192,8 @@ func (s *search) weighing(n *node) *node {
 func (s *search) others(winner *node) []*node {
 	best := map[string]*node{class(winner): winner}
 	take := func(n *node) {
-		if lack := n.need.Lack(n.plan.Memory); lack != nil {
-			s.reject(n, *lack)
+		if shortfall := n.need.Shortfall(n.plan.Memory); shortfall != nil {
+			s.reject(n, *shortfall)
 		} else if b := best[class(n)]; b == nil || b != winner && n.time() < b.time() {
 			best[class(n)] = n
 		}
@@ -248,13 +248,13 @@ func (s *search) push(n *node) {
 		bound = max(bound, n.bare.Time.StepS)
 	}
 	n.bound = bound * s.handicap(n)
-	lack := s.lackOf(least)
-	if lack != nil && !s.nearest {
-		s.reject(n, *lack)
+	shortfall := s.lackOf(least)
+	if shortfall != nil && !s.nearest {
+		s.reject(n, *shortfall)
 		return
 	}
 	if s.timeless {
-		s.want(n, least.device, lack)
+		s.want(n, least.device, shortfall)
 	}
 	heap.Push(&s.frontier, n)
 }
@@ -347,7 +347,7 @@ func (s *search) evaluate(n *node) bool {
 	}
 	if s.timeless {
 		device, _ := n.need.Peaks()
-		s.wantComplete(n, device, n.need.Lack(n.plan.Memory))
+		s.wantComplete(n, device, n.need.Shortfall(n.plan.Memory))
 	} else {
 		n.bound = s.slackened(n.plan.Time.StepS * s.handicap(n))
 	}
@@ -407,23 +407,23 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 
 // fits places a candidate, if possible and not hopeless.
 func (s *search) fits(n *node) bool {
-	lack := n.need.Lack(n.plan.Memory)
-	if s.fitting || lack == nil && s.timeless { // placement uses no more
-		return lack == nil
+	shortfall := n.need.Shortfall(n.plan.Memory)
+	if s.fitting || shortfall == nil && s.timeless { // placement uses no more
+		return shortfall == nil
 	}
 	if n.plan.Memory.Placed {
 		return n.plan.Memory.Fits
 	}
-	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
+	if s.context.Options.Measure != nil && (shortfall == nil || shortfall.Bytes < n.slack()) {
 		var err error
-		if lack, err = s.context.Options.Measure(n.plan); err != nil {
+		if shortfall, err = s.context.Options.Measure(n.plan); err != nil {
 			return false
 		}
 	}
-	if lack != nil {
-		s.reject(n, *lack)
+	if shortfall != nil {
+		s.reject(n, *shortfall)
 	}
-	return lack == nil
+	return shortfall == nil
 }
 
 func (n *node) slack() ir.Bytes {
@@ -432,15 +432,15 @@ func (n *node) slack() ir.Bytes {
 }
 
 // reject records that a candidate lacks memory.
-func (s *search) reject(n *node, lack plan.Lack) {
-	s.note(n, &lack)
-	if n.plan != nil && (s.least == nil || lack.Bytes < s.lacking.Bytes) {
-		s.least, s.lacking = n, lack
+func (s *search) reject(n *node, shortfall plan.Shortfall) {
+	s.note(n, &shortfall)
+	if n.plan != nil && (s.least == nil || shortfall.Bytes < s.lacking.Bytes) {
+		s.least, s.lacking = n, shortfall
 	}
 }
 
 // note includes a candidate in the verdict on each value pinned in it.
-func (s *search) note(n *node, lack *plan.Lack) {
+func (s *search) note(n *node, shortfall *plan.Shortfall) {
 	for i := range dimensions {
 		d := &dimensions[i]
 		if i >= n.level && !d.wide || d.text(&s.request.Schedule) != "" {
@@ -461,9 +461,9 @@ func (s *search) note(n *node, lack *plan.Lack) {
 			values[value] = v
 		}
 		switch t := n.time(); {
-		case lack != nil && (v.Lacks == nil || lack.Bytes < v.Lacks.Bytes):
-			v.Lacks = lack
-		case lack == nil && (v.StepS == 0 || t < v.StepS):
+		case shortfall != nil && (v.Shortfall == nil || shortfall.Bytes < v.Shortfall.Bytes):
+			v.Shortfall = shortfall
+		case shortfall == nil && (v.StepS == 0 || t < v.StepS):
 			v.StepS, v.Bound = t, n.plan == nil
 		}
 	}
@@ -482,7 +482,7 @@ func class(n *node) string {
 
 // choose writes the result of the search into the plan.
 func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
-	if s.ended && winner.need.Lack(winner.plan.Memory) != nil {
+	if s.ended && winner.need.Shortfall(winner.plan.Memory) != nil {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
 			"nothing that fits was found among %d candidates, %d of them planned in full; the search ended early", s.made, s.exact))
 	}
@@ -568,7 +568,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	for value, v := range s.verdicts[d.key] {
 		if value != taken {
 			if v.StepS > 0 {
-				v.Lacks = nil
+				v.Shortfall = nil
 			}
 			out = append(out, *v)
 		}
@@ -577,7 +577,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 		if (a.StepS > 0) != (b.StepS > 0) {
 			return cmp.Compare(b.StepS, a.StepS)
 		}
-		return cmp.Or(cmp.Compare(a.StepS, b.StepS), cmp.Compare(a.Lacking(), b.Lacking()), cmp.Compare(a.Value, b.Value))
+		return cmp.Or(cmp.Compare(a.StepS, b.StepS), cmp.Compare(a.Missing(), b.Missing()), cmp.Compare(a.Value, b.Value))
 	})
 	return out
 }
@@ -589,7 +589,7 @@ func reason(others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible
 	}
-	if winner.need.Lack(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
+	if winner.need.Shortfall(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
 		return "auto: nothing fits, and this has the smallest shortfall"
 	}
 	next := &others[0]

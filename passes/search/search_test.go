@@ -174,7 +174,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			return
 		}
 		plans++
-		lack := leaf.need.Lack(leaf.plan.Memory)
+		shortfall := leaf.need.Shortfall(leaf.plan.Memory)
 		if err := any.leaner(&leaf); err != nil {
 			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
 		}
@@ -190,15 +190,15 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			if bound > leaf.time()*(1+1e-9) {
 				t.Errorf("%s\n%v: at level %d the bound is %v, and the step takes %v", job, inWords(leaf.plan), n.level, bound, leaf.time())
 			}
-			if least != nil && (lack == nil || lack.Bytes < least.Bytes) {
-				t.Errorf("%s\n%v: at level %d it %v at least, and really %v", job, inWords(leaf.plan), n.level, least, lack)
+			if least != nil && (shortfall == nil || shortfall.Bytes < least.Bytes) {
+				t.Errorf("%s\n%v: at level %d it %v at least, and really %v", job, inWords(leaf.plan), n.level, least, shortfall)
 			}
 		}
 		fastest := &best
 		if leaf.tight {
 			fastest = &tight
 		}
-		if lack == nil && (*fastest == nil || leaf.time() < (*fastest).time()) {
+		if shortfall == nil && (*fastest == nil || leaf.time() < (*fastest).time()) {
 			*fastest = &leaf
 		}
 	})
@@ -210,16 +210,16 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			t.Errorf("%s\nthere is no candidate, and it found one", job)
 		}
 	case best == nil:
-		if winner == nil || tight == nil && winner.need.Lack(winner.plan.Memory) == nil {
+		if winner == nil || tight == nil && winner.need.Shortfall(winner.plan.Memory) == nil {
 			t.Errorf("%s\nnothing fits, and it found %v", job, winner)
 		}
-	case winner == nil || winner.need.Lack(winner.plan.Memory) != nil:
+	case winner == nil || winner.need.Shortfall(winner.plan.Memory) != nil:
 		t.Errorf("%s\nit found nothing that fits, and there is %v", job, inWords(best.plan))
 	case winner.time() > best.time()*(1+searchGap)*(1+searchHandicap):
 		t.Errorf("%s\nit found %v with %v, and the best is %v with %v", job, inWords(winner.plan), winner.time(), inWords(best.plan), best.time())
 	}
 	fitting, _ := any.run()
-	if does := fitting != nil && fitting.need.Lack(fitting.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.Lack(winner.plan.Memory) == nil) {
+	if does := fitting != nil && fitting.need.Shortfall(fitting.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.Shortfall(winner.plan.Memory) == nil) {
 		t.Errorf("%s\nasked whether anything fits it says %t, and the best is %v", job, does, best)
 	}
 	t.Logf("%d candidates, %d evaluated", plans, s.exact)
@@ -343,7 +343,7 @@ func TestClosestSharesTasks(t *testing.T) {
 			t.Errorf("mux = %s: nothing is shown", mux)
 		case n.plan.Parallel.PP < 2 || n.plan.Mux.Left != (mux != "right") || n.plan.Mux.Right != (mux != "left"):
 			t.Errorf("mux = %s: %v is shown", mux, class(n))
-		case n.need.Lack(n.plan.Memory) == nil:
+		case n.need.Shortfall(n.plan.Memory) == nil:
 			t.Errorf("mux = %s: %v fits", mux, class(n))
 		}
 	}

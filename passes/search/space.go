@@ -381,12 +381,12 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	return out
 }
 
-// remaking are the policies that recompute anything in every layer, the one that recomputes most last.
-var remaking = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+// recomputing are the policies that recompute anything in every layer, the one that recomputes most last.
+var recomputing = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
 
 // recomputes: what takes least memory recomputes all that it may.
 func (sp *space) recomputes(s *lang.Schedule) []string {
-	names := append([]string{graph.RecomputeNone}, remaking...)
+	names := append([]string{graph.RecomputeNone}, recomputing...)
 	if s.Order == plan.OrderLayer && len(s.Keep) == len(plan.Streamable) && s.Subsequences.Count > 1 {
 		names = append(names, graph.RecomputeFullKV)
 	}

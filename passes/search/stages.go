@@ -116,7 +116,7 @@ func (s *search) tell() {
 	}
 	p := pass.Progress{Candidates: s.made, Planned: s.exact}
 	for _, n := range s.frontier {
-		if n.plan != nil && n.need.Lack(n.plan.Memory) == nil && (p.StepS == 0 || n.plan.Time.StepS < p.StepS) {
+		if n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil && (p.StepS == 0 || n.plan.Time.StepS < p.StepS) {
 			p.StepS = n.plan.Time.StepS
 		}
 	}
@@ -137,7 +137,7 @@ func (s *search) settle(most float64) *node {
 
 // holdsFit reports whether a complete candidate waits for its turn that fits by its bound.
 func (s *search) holdsFit() bool {
-	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Lack(n.plan.Memory) == nil })
+	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil })
 }
 
 // doubt asks whether anything fits, first without the other values of wide dimensions. It goes on where the answer is
@@ -189,7 +189,7 @@ func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	defer func(work walk.Work) { s.work = work }(s.work)
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
 	s.evaluate(s.weighing(n))
-	if close := s.closest(root); close != nil && close.need.Lack(close.plan.Memory) == nil {
+	if close := s.closest(root); close != nil && close.need.Shortfall(close.plan.Memory) == nil {
 		close.bound = s.slackened(close.plan.Time.StepS * s.handicap(close))
 		heap.Push(&s.frontier, close)
 		if p := close.plan; int64(p.Subsequences.N)*taskLayers(p) <= visitsWeighed {
@@ -234,7 +234,7 @@ func (s *search) anyFit(request lang.Schedule) (n *node, known bool) {
 	p.Schedule = request
 	any := newSearch(&c, &p)
 	n, _ = any.run()
-	if n == nil || n.need.Lack(n.plan.Memory) != nil {
+	if n == nil || n.need.Shortfall(n.plan.Memory) != nil {
 		return nil, !any.ended
 	}
 	return n, true

@@ -28,7 +28,7 @@ func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 	return s, n
 }
 
-func doesFit(n *node) bool { return n.need.Lack(n.plan.Memory) == nil }
+func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
 // TestWideDimensions: with less and less memory, a job has a plan at least as long as with the plain values of wide
 // dimensions, and never a slower one. In between it fits with other values only.
