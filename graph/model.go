@@ -53,8 +53,7 @@ type Split struct {
 	Masked    bool // some labels do not count
 
 	// Gathers means that ranks of a ring gather K and V of a subsequence, and that each holds those of the whole sequence. This is needed
-	// if attention of
-	// some layer has a window: the chunks of all earlier tokens, as they are passed around, do not form a window.
+	// if the attention of any layer has a window: the chunks of all earlier tokens, as they are passed around, do not form a window.
 	Gathers bool
 }
 
@@ -107,7 +106,7 @@ type Model struct {
 	updates     map[updateKey]*Block
 }
 
-// New builds the dataflow of a checked model. Everything is trained or, if there are adapters, only these. SP divides heads; vocabulary
+// New builds the dataflow of a checked model. Everything is trained or, if there are adapters, only the adapters. SP divides heads; vocabulary
 // and FFN are
 // padded to a multiple of SP.
 func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
@@ -135,7 +134,7 @@ func (g *Model) DType() ir.DType {
 // ulysses reports whether rows are exchanged for heads, which a single rank need not do.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 
-// Replicates reports whether every rank has whole weights of a layer.
+// Replicates reports whether every rank holds the whole weights of a layer.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
 
 // cacheKind returns the kind of K and V or of their gradients: for an undivided sequence they are ordinary activations.
@@ -224,7 +223,7 @@ func (g *Model) slicedBias(name string, whole, local int64, start string) Param 
 	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// divided returns a parameter of a layer, divided if the mode divides them.
+// divided returns a parameter of a layer, divided if the mode divides such parameters.
 func (g *Model) divided(p Param) Param {
 	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
@@ -486,7 +485,7 @@ type projection struct {
 	rotation string // RotationQ or RotationK; empty: V, which is neither normalized nor rotated
 }
 
-// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, as far as the model has them. Each
+// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, where the model has them. Each
 // of them except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)

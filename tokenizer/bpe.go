@@ -190,7 +190,7 @@ func (m *bpe) mergeAll(e *encoder) {
 	}
 }
 
-// push and pop maintain a binary heap with the first candidate in front.
+// push and pop maintain a binary heap with the first candidate at the front.
 func push(h []candidate, c candidate) []candidate {
 	h = append(h, c)
 	i := len(h) - 1

@@ -21,16 +21,16 @@ type Watched interface {
 	Doing() []Doing
 }
 
-// Doing is an instruction that has begun and not ended.
+// Doing is an instruction that has begun but not ended.
 type Doing struct {
 	Stream ir.Stream
 	PC     int32 // or UnknownPC
 }
 
-// UnknownPC is the PC of a stream that has work, on a device that cannot tell which.
+// UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction it is at.
 const UnknownPC int32 = -1
 
-// Stall defines when a section counts as stalled. With the zero value, a section may take any time.
+// Stall defines when a section counts as stalled. With the zero value, a section may take any amount of time.
 type Stall struct {
 	After time.Duration     // without progress on any rank
 	Tell  func(what string) // receives, once per section, what ranks wait for if it takes far longer than earlier ones
@@ -106,7 +106,7 @@ func (j *Job) inspected() []byte {
 	return text
 }
 
-// Stuck reports whether ranks of this process did not stop after a failure. Nothing that they use may be freed.
+// Stuck reports whether any ranks of this process failed to stop after a failure. Nothing that they use may be freed.
 func (j *Job) Stuck() bool { return j.overseer.stuck.Load() }
 
 // bounded runs a section on the ranks of this process. After a failure elsewhere it does not wait forever for them.
@@ -202,7 +202,7 @@ func (j *Job) newWatch(o *Order) *watch {
 	return w
 }
 
-// tickOf returns how often to look, given after how long something counts as stalled.
+// tickOf returns how often to look, given the time after which something counts as stalled.
 func tickOf(after time.Duration) time.Duration {
 	return min(max(after/20, 10*time.Millisecond), time.Second)
 }

@@ -124,7 +124,7 @@ var app = cli.App{
 		},
 		{
 			Name: "eval", Args: "FILE (--weights DIR | --resume CHECKPOINT) [--split all|train|validation]", MinArgs: 1, MaxArgs: 1, Setup: evaluate, Files: cli.JobFiles,
-			Doc: "compute the loss and perplexity of weights over the data",
+			Doc: "compute the loss and perplexity of a set of weights on the data",
 			Details: "The data is read once, in windows of one sequence each that do not overlap. Tokens at the end that do not fill a window are\n" +
 				"counted and reported. The result does not depend on how the job is divided, except for rounding. Losses are also reported by position\n" +
 				"in the window, in buckets of doubling width: a model that uses long context has lower losses in later buckets. It may run in\n" +
@@ -137,7 +137,7 @@ var app = cli.App{
 		},
 		{
 			Name: "sample", Args: "(--weights DIR | --resume CHECKPOINT) (--prompt TEXT | --prompt-file FILE)", MaxArgs: 0, Setup: sampling,
-			Doc: "continue a text with the weights of a folder or a checkpoint",
+			Doc: "continue a text using the weights in a folder or a checkpoint",
 			Details: "The continuation is written to standard output as it is generated. It ends at the model's end token, after --max-tokens, or\n" +
 				"at the longest sequence that the model supports. Each token is sampled with --temperature, --top-k and --top-p, in this order;\n" +
 				"temperature 0 takes the most probable token. Equal weights, prompt and --seed give equal text on one kind of processor.\n\n" +

@@ -1,7 +1,7 @@
 // Package prepare creates corpora: it tokenizes text, jsonl and parquet files, plain or compressed, into a folder that
 // package corpus reads, and trains tokenizers.
 //
-//	prepare.go   a job: its inputs and outputs, and how it continues after it was stopped
+//	prepare.go   a job: its inputs and outputs, and how it resumes after being stopped
 //	pipeline.go  one reader, several workers, one writer in order
 //	shard.go     the files of a shard and their record
 //	input.go     documents in files of any format

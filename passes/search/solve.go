@@ -153,7 +153,7 @@ func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 		return
 	}
 	out.Align = autoAlign(c, p)
-	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
+	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less if the shortest subsequence would not hold %d multiples of it; a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
 // autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks

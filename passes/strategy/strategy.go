@@ -55,7 +55,7 @@ var (
 var All = []Strategy{
 	{
 		Name: "sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch are live at a time",
+		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: only one microbatch's K and V are live at a time",
 	},
 	{
 		Name: "interleaved-sppo", Same: "sppo", Stages: interleaved, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,

@@ -31,7 +31,7 @@ var shellNames = []string{"bash", "zsh", "fish"}
 func (a *App) completionCommand() Command {
 	return Command{
 		Name: "completion", Args: "bash|zsh|fish", MinArgs: 1, MaxArgs: 1, Words: func() []string { return shellNames },
-		Doc: "print the completion script of a shell",
+		Doc: "print the completion script for a shell",
 		Details: fmt.Sprintf("The script completes commands, flags and their values, keys of --set, and files. It asks %s for them, so it stays\n"+
 			"correct when %s is updated. Install it where the shell looks, or load it in every session:\n\n"+
 			"  bash  %[1]s completion bash > ~/.local/share/bash-completion/completions/%[1]s\n"+
