@@ -279,7 +279,8 @@ func TestCheckpointResumesBitwise(t *testing.T) {
 // oldCheckpoint is a file of format 2: a bigram in f32 after 7 steps.
 const oldCheckpoint = "testdata/checkpoints/format2"
 
-// A single file of the format before folders continues bitwise.
+// A single file of the format before folders continues. Its numbers are those of AVX-512; other instruction sets round the last bits
+// differently.
 func TestSingleFileResumes(t *testing.T) {
 	job := start(t, bigram(ir.F32))
 	steps(t, job, 7)
@@ -288,7 +289,8 @@ func TestSingleFileResumes(t *testing.T) {
 	if err := resumed.Restore(t.Context(), oldCheckpoint); err != nil {
 		t.Fatal(err)
 	}
-	if got := steps(t, resumed, 3); !slices.Equal(got, want) {
+	near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-6*b }
+	if got := steps(t, resumed, 3); !slices.EqualFunc(got, want, near) {
 		t.Errorf("resumed losses %v, want %v", got, want)
 	}
 }
