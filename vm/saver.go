@@ -55,7 +55,7 @@ func (e *SaveError) Error() string {
 // Unwrap returns the cause.
 func (e *SaveError) Unwrap() error { return e.err }
 
-// NewSaver opens a folder for the checkpoints of a job and keeps the newest ones; see store.Create for the conditions. Only the
+// NewSaver opens a folder for the checkpoints of a job, of which Retire keeps the newest ones; see store.Create for the conditions. Only the
 // leader of a crew has a saver.
 func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	done := j.step
@@ -149,6 +149,9 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	saved.Took = time.Since(now.began)
 	return saved, nil
 }
+
+// Retire removes the oldest checkpoints. Call it when the newest is known to be good.
+func (s *Saver) Retire() error { return s.folder.Retire() }
 
 // Close discards a checkpoint that is still being written and lets other runs write to the folder.
 func (s *Saver) Close() error {

@@ -315,6 +315,7 @@ type training struct {
 	kind    string // kind of device, which determines rounding
 	show    *progress
 	loss    float64 // of the last step
+	proven  int     // the last step whose weights gave a finite loss, in the next step or in validation
 	sick    string  // why the state after the last step should not be kept; empty: it should
 	saver   *saver  // nil: nothing is saved
 	inRow   int     // steps skipped since the last that was not
@@ -423,6 +424,9 @@ func (r *training) step(ctx context.Context) error {
 		r.sick = fmt.Sprintf("the loss of step %d is %g", result.Step, result.Loss)
 		return fmt.Errorf("step %d: the loss is %g; try a smaller learning rate or gradient clipping", result.Step, result.Loss)
 	}
+	if !result.Skipped {
+		r.proven = result.Step - 1
+	}
 	every := r.program.Run.EvalEvery
 	if last := result.Step >= r.f.steps; last || every > 0 && result.Step%every == 0 {
 		return r.validate(ctx)
@@ -458,7 +462,9 @@ func (r *training) validate(ctx context.Context) error {
 		loss := float64(v.Loss)
 		r.meter.forget()
 		r.show.validation(v)
-		if !finite(loss) {
+		if finite(loss) {
+			r.proven = r.job.Steps()
+		} else {
 			r.sick = fmt.Sprintf("the validation loss after step %d is %g", r.job.Steps(), loss)
 		}
 	}

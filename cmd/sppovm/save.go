@@ -100,6 +100,7 @@ type saver struct {
 	r        *training
 	savedAt  time.Time
 	savedFor int // step of the last checkpoint that was begun
+	unproven int // step of the last complete checkpoint if older ones wait for it to be proved; -1: none
 }
 
 func (r *training) newSaver(resumed bool) (*saver, error) {
@@ -113,7 +114,7 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 	if err != nil {
 		return nil, cli.Wrong(err)
 	}
-	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1}
+	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1, unproven: -1}
 	if resumed {
 		out.savedFor = r.job.Steps()
 		if steps, err := store.Steps(r.f.saves.dir); err != nil || len(steps) == 0 || steps[len(steps)-1] != int64(out.savedFor) {
@@ -140,6 +141,7 @@ func (s *saver) after(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
+	s.retire()
 	if err := s.complete(false); err != nil {
 		return err
 	}
@@ -205,9 +207,23 @@ func (s *saver) last(ctx context.Context) error {
 	return err
 }
 
+// retire removes old checkpoints when a loss computed from the weights of the newest has been finite: the loss of the step
+// before a checkpoint says nothing about the update that follows it.
+func (s *saver) retire() {
+	if s.unproven < 0 || s.unproven > s.r.proven {
+		return
+	}
+	s.unproven = -1
+	if err := s.Retire(); err != nil {
+		s.r.show.say("cannot remove old checkpoints: %v", err)
+	}
+}
+
 func (s *saver) tell(saved *vm.Saved) {
 	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user writes it
 	s.r.show.saved(saved)
+	s.unproven = saved.Step
+	s.retire()
 }
 
 // finish completes a checkpoint in the making after a step has failed, if the job still can.

@@ -150,8 +150,7 @@ func (f *Folder) Begin(step int64) (string, error) {
 // Drop removes a checkpoint in the making.
 func (f *Folder) Drop(temporary string) error { return os.RemoveAll(temporary) }
 
-// Complete makes a checkpoint of a temporary folder whose shards are on the disk, and removes those that are older than Keep
-// allows. It returns the checkpoint's path.
+// Complete makes a checkpoint of a temporary folder whose shards are on the disk, and returns its path.
 func (f *Folder) Complete(temporary string, m *Manifest) (string, error) {
 	slices.SortFunc(m.Shards, func(a, b Shard) int { return cmp.Compare(a.File, b.File) })
 	path := filepath.Join(f.Dir, StepName(m.Step))
@@ -167,11 +166,11 @@ func (f *Folder) Complete(temporary string, m *Manifest) (string, error) {
 	if err := syncFolder(f.Dir); err != nil {
 		return "", err
 	}
-	return path, f.retire()
+	return path, nil
 }
 
-// retire removes the oldest checkpoints.
-func (f *Folder) retire() error {
+// Retire removes the oldest checkpoints, so that Keep are left.
+func (f *Folder) Retire() error {
 	steps, err := Steps(f.Dir)
 	if err != nil {
 		return err

@@ -72,6 +72,9 @@ func write(t *testing.T, f *store.Folder, step int64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := f.Retire(); err != nil {
+		t.Fatal(err)
+	}
 	return path
 }
 
