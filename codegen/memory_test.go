@@ -99,15 +99,15 @@ func TestMeasureFit(t *testing.T) {
 	for _, capacity := range []ir.Bytes{0, peak / 2, peak - 4*ir.Alignment, peak - 1, peak, 2 * peak} {
 		tried := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
 		tried.Memory.DeviceCapacityBytes, placed.Memory.DeviceCapacityBytes = capacity, capacity
-		lack, err := MeasureFit(tried)
+		short, err := MeasureFit(tried)
 		want := placed.Memory.Shortfall()
-		if err != nil || (lack == nil) != (want == nil) {
-			t.Fatalf("with %s: %v, %v, want %v", capacity, lack, err, want)
+		if err != nil || (short == nil) != (want == nil) {
+			t.Fatalf("with %s: %v, %v, want %v", capacity, short, err, want)
 		}
 		if !tried.Memory.Placed {
 			unplaced++
-			if lack == nil || lack.Bytes > want.Bytes {
-				t.Errorf("with %s, not placed: %v, want at most %v", capacity, lack, want)
+			if short == nil || short.Bytes > want.Bytes {
+				t.Errorf("with %s, not placed: %v, want at most %v", capacity, short, want)
 			}
 		} else if !slices.Equal(tried.Memory.DevicePeakBytes, placed.Memory.DevicePeakBytes) {
 			t.Errorf("with %s: %v, want %v", capacity, tried.Memory.DevicePeakBytes, placed.Memory.DevicePeakBytes)
