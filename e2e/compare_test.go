@@ -74,35 +74,55 @@ func zeroGradient(c Case, tensor string) bool {
 // checkClose checks that two runs of a case's model agree within rounding.
 func checkClose(t *testing.T, c Case, what string, got, want *Result) {
 	t.Helper()
-	tol := tolerances[c.DType]
-	for i := range want.Losses {
-		checkRelative(t, fmt.Sprintf("%s: loss of step %d", what, i+1), got.Losses[i], want.Losses[i], tol.loss)
+	for _, problem := range notClose(c, got, want, tolerances[c.DType]) {
+		t.Errorf("%s: %s", what, problem)
 	}
-	checkRelative(t, what+": loss of the validation", got.EvalLoss, want.EvalLoss, tol.loss)
-	checkGradients(t, c, what, got.Grads, want.Grads, want.Names, tol)
+}
+
+// notClose lists the differences between two runs of a case's model that are larger than a tolerance.
+func notClose(c Case, got, want *Result, tol tolerance) (problems []string) {
+	for i := range want.Losses {
+		problems = append(problems, notEqual(fmt.Sprintf("loss of step %d", i+1), got.Losses[i], want.Losses[i], tol.loss)...)
+	}
+	problems = append(problems, notEqual("loss of the validation", got.EvalLoss, want.EvalLoss, tol.loss)...)
+	return append(problems, otherGradients(c, got.Grads, want.Grads, want.Names, tol)...)
 }
 
 func checkRelative(t *testing.T, what string, got, want, tolerance float64) {
 	t.Helper()
-	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) { // also true for NaN
-		t.Errorf("%s is %.9g, not %.9g: relative error %.2g", what, got, want, math.Abs(got-want)/math.Abs(want))
+	for _, problem := range notEqual(what, got, want, tolerance) {
+		t.Error(problem)
 	}
 }
 
-// checkGradients compares each tensor relative to its own norm, and all together relative to the total norm.
+func notEqual(what string, got, want, tolerance float64) []string {
+	if math.Abs(got-want) <= tolerance*math.Abs(want) {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s is %.9g, not %.9g: relative error %.2g", what, got, want, math.Abs(got-want)/math.Abs(want))} // or NaN
+}
+
 func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got map[string][]float32, want map[string][]F, names []string, tol tolerance) {
 	t.Helper()
+	for _, problem := range otherGradients(c, got, want, names, tol) {
+		t.Errorf("%s: %s", what, problem)
+	}
+}
+
+// otherGradients compares each tensor relative to its own norm, and all together relative to the total norm.
+func otherGradients[F float32 | float64](c Case, got map[string][]float32, want map[string][]F, names []string, tol tolerance) (problems []string) {
 	difference, size := 0.0, 0.0
 	for _, name := range names {
 		d, s := distance(got[name], want[name])
 		difference, size = difference+d*d, size+s*s
 		if !zeroGradient(c, name) && !(d <= tol.tensor*s) {
-			t.Errorf("%s: gradient of %s is off by %.2g of its norm %.2g", what, name, d/s, s)
+			problems = append(problems, fmt.Sprintf("gradient of %s is off by %.2g of its norm %.2g", name, d/s, s))
 		}
 	}
 	if !(math.Sqrt(difference) <= tol.global*math.Sqrt(size)) {
-		t.Errorf("%s: the gradient is off by %.2g of its norm %.2g", what, math.Sqrt(difference/size), math.Sqrt(size))
+		problems = append(problems, fmt.Sprintf("the gradient is off by %.2g of its norm %.2g", math.Sqrt(difference/size), math.Sqrt(size)))
 	}
+	return problems
 }
 
 // distance returns the norm of the difference of two tensors, and the norm of the second.

@@ -5,6 +5,8 @@ import (
 	"iter"
 	"slices"
 	"testing"
+
+	"sppo.dev/passes/strategy"
 )
 
 // setting is one dimension of the space: its number of values, and how a case takes one.
@@ -36,7 +38,7 @@ var space = []setting{
 	choice("positions", func(c *Case, v string) { c.Positions = v }, "learned", "rope", "none"),
 	choice("partition", func(c *Case, v string) { c.Partition = v }, "flops", "length", "list"),
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
-	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2", "gpipe", "looped-bfs", "1f1b", "zb-v", "dualpipe-v"),
+	choice("strategy", func(c *Case, v string) { c.Strategy = v }, strategiesWith(func(s *strategy.Strategy) bool { return s.Same == "" || s.Stages.Least == 1 })...),
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
@@ -44,19 +46,25 @@ var space = []setting{
 	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "yarn"),
 }
 
-// Strategies by what they do not support: subsequences; one virtual stage; two.
-var (
-	wholeStrategies = []string{"gpipe", "looped-bfs", "1f1b", "zb-v", "dualpipe-v"}
-	twoStages       = []string{"zb-v", "dualpipe-v"}
-	oneStage        = []string{"gpipe", "zb-h2"}
-)
-
-// among reports whether the strategy of that index is one of the names.
-func among(strategy int, names ...string) bool {
-	var c Case
-	space[settingIndex("strategy")].set(&c, strategy)
-	return slices.Contains(names, c.Strategy)
+// strategiesWith returns the names of the strategies with a property.
+func strategiesWith(has func(s *strategy.Strategy) bool) (names []string) {
+	for i := range strategy.All {
+		if s := &strategy.All[i]; has(s) {
+			names = append(names, s.Name)
+		}
+	}
+	return names
 }
+
+// strategyAt returns the strategy of that index.
+func strategyAt(index int) *strategy.Strategy {
+	var c Case
+	space[settingIndex("strategy")].set(&c, index)
+	return strategy.Find(c.Strategy)
+}
+
+// needsFullPipeline reports whether the strategy of that index needs a microbatch for every virtual stage.
+func needsFullPipeline(index int) bool { return strategyAt(index).Name == "dualpipe-v" }
 
 // row holds the value index of every setting; -1: open.
 type row []int
@@ -87,8 +95,8 @@ var forbidden = []struct {
 }{
 	{"batch", "dp", func(batch, dp int) bool { return batch == 0 && dp == 1 }, "a batch of one cannot be divided"},
 	{"batch", "microbatch", func(batch, microbatch int) bool { return batch == 0 && microbatch == 1 }, "nor taken two at a time"},
-	{"strategy", "subsequences", func(s, n int) bool { return among(s, wholeStrategies...) && n > 0 }, "some strategies take whole sequences"},
-	{"strategy", "virtual_stages", func(s, v int) bool { return v == 0 && among(s, twoStages...) || v == 1 && among(s, oneStage...) }, "some want two virtual stages, some one"},
+	{"strategy", "subsequences", func(s, n int) bool { return strategyAt(s).Sliced != "" && n > 0 }, "some strategies take whole sequences"},
+	{"strategy", "virtual_stages", func(s, v int) bool { return !strategyAt(s).Stages.Has(v + 1) }, "some want two virtual stages, some one"},
 	{"pp", "order", func(pp, order int) bool { return pp > 0 && order == 1 }, "layer order is for one stage"},
 	{"strategy", "order", func(strategy, order int) bool { return strategy > 0 && order == 1 }, "and takes sequences one by one"},
 	{"recompute", "order", func(recompute, order int) bool { return recompute == 4 && order == 0 }, "K and V of a layer are together in layer order alone"},
@@ -96,13 +104,13 @@ var forbidden = []struct {
 	{"recompute", "pp", func(recompute, pp int) bool { return recompute == 4 && pp > 0 }, "so on one stage"},
 	{"recompute", "strategy", func(recompute, strategy int) bool { return recompute == 4 && strategy > 0 }, "of one strategy"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
-	{"strategy", "keep", func(s, keep int) bool { return among(s, "zb-h1", "zb-h2", "zb-v", "dualpipe-v") && keep > 0 }, "nor do backwards in halves stream K and V"},
+	{"strategy", "keep", func(s, keep int) bool { return strategyAt(s).Late && keep > 0 }, "nor do backwards in halves stream K and V"},
 	{"sp_mode", "keep", func(mode, keep int) bool { return mode == 2 && keep > 0 }, "nor does a ring have them stream"},
-	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && among(s, twoStages...) }, "nor do they for a strategy"},
-	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && among(s, "dualpipe-v") }, "a microbatch for each stage,"},
+	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && strategyAt(s).Stages.Least > 1 }, "nor do they for a strategy"},
+	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && needsFullPipeline(s) }, "a microbatch for each stage,"},
 	{"traits", "kv_heads", func(traits, kv int) bool { return traits == 2 && kv > 0 }, "a norm of all key heads wants them on one rank or exchanged"},
-	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && among(s, "dualpipe-v") }, "of two ranks four,"},
-	{"microbatch", "strategy", func(microbatch, s int) bool { return microbatch == 1 && among(s, "dualpipe-v") }, "is the whole batch"},
+	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && needsFullPipeline(s) }, "of two ranks four,"},
+	{"microbatch", "strategy", func(microbatch, s int) bool { return microbatch == 1 && needsFullPipeline(s) }, "is the whole batch"},
 }
 
 func settingIndex(name string) int {

@@ -15,7 +15,9 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
 	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // TestRandomSpecs draws random models and schedules, including odd sizes, while the covering set has a tiny
@@ -263,29 +265,26 @@ var choices = map[string][]string{
 	"partition":      {"flops", "length", "time"},
 	"zero":           {"0", "0", "1", "1", "2", "3"},
 	"virtual_stages": {"auto", "auto", "1", "2", "3"},
-	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
-		"gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they need whole sequences
-	"offload":   {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
-	"recompute": {"none", "none", "selective", "keep_attention", "full", "full_kv", "auto"},
-	"mux":       {"off", "off", "off", "left", "right", "on"},
-	"keep":      {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
-	"order":     {"sequence", "sequence", "sequence", "layer"},
+	"offload":        {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
+	"recompute":      {"none", "none", "selective", "keep_attention", "full", "full_kv", "auto"},
+	"mux":            {"off", "off", "off", "left", "right", "on"},
+	"keep":           {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
+	"order":          {"sequence", "sequence", "sequence", "layer"},
 }
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
-// drawStrategy draws a strategy. All but looped-bfs and those that take one sequence after another sum in one order.
+// drawStrategy draws a strategy, the first most often. All but those with reversed backwards and those that take one sequence after
+// another sum in one order.
 func drawStrategy(r *rand.Rand, n int) request {
-	names := choices["strategy"]
-	if n > 1 {
-		names = names[:slices.Index(names, "gpipe")]
-	}
-	drawn := request{"strategy", pick(r, names...), "seq1f1b", "sppo"}
+	names := strategiesWith(func(s *strategy.Strategy) bool { return n == 1 || s.Sliced == "" })
+	s := strategy.Find(pick(r, append(names, names[0], names[0])...))
+	drawn := request{"strategy", s.Name, "seq1f1b", "sppo"}
 	switch {
-	case strings.HasSuffix(drawn.value, "sppo"):
+	case s.Rounds:
 		drawn.neutral = "sppo"
-	case drawn.value == "looped-bfs":
-		drawn.neutral = drawn.value
+	case s.Reversed:
+		drawn.neutral = s.Name
 	}
 	return drawn
 }
@@ -331,12 +330,52 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
-			checkClose(t, d.model, "E3: against the plain program", got, plain)
+			d.checkClose(t, got, plain)
 		}
 		return d
 	}
 	t.Errorf("no draw with %s can be scheduled", wanted.name)
 	return nil
+}
+
+// checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the residual. A program may then
+// be three times as far from the exact gradient as the plain program, so the two may be four times that far apart.
+func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
+	t.Helper()
+	const apart, most = 4, 10
+	tol := tolerances[d.model.DType]
+	problems := notClose(d.model, got, plain, tol)
+	if len(problems) > 0 {
+		factor := apart * d.rounding(t, plain) / tol.global
+		factor = min(max(factor, 1), most)
+		problems = notClose(d.model, got, plain, tolerance{tol.loss * factor, tol.global * factor, tol.tensor * factor})
+	}
+	for _, problem := range problems {
+		t.Errorf("E3: against the plain program: %s", problem)
+	}
+}
+
+// rounding returns the difference between the plain program's first gradient and the exact one, relative to the norm of that.
+func (d *drawn) rounding(t *testing.T, plain *Result) float64 {
+	t.Helper()
+	_, p, err := compile(d.text, d.plain()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := open(t, p, 1, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	raiseAdapters(t, p, job)
+	_, want := naive.LossAndGrads(naiveModel(t, p), doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, 1))
+	difference, size := 0.0, 0.0
+	for name, exact := range want {
+		if grad, trained := plain.Grads[name]; trained && len(grad) > 0 {
+			x, y := distance(grad, exact)
+			difference, size = difference+x*x, size+y*y
+		}
+	}
+	return math.Sqrt(difference / size)
 }
 
 // compile plans a draw; false: a diagnostic refuses it. Every second draw with choices left to the passes
