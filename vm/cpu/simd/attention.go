@@ -162,12 +162,13 @@ func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.
 
 // product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b, with b and c in rows of bLd, cLd.
 func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
-	f.multiply(active.gemm, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
+	f.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
 }
 
-// multiply is product by any micro-kernel. a and b have k words along the sum.
-func (f *attentionPart) multiply(gemm func(*tile), rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
+// multiply is product for any number of elements in a word. a and b have k words along the sum.
+func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	t := &f.s.tile
+	t.pairs = perWord - 1
 	t.a, t.aRow, t.aK = unsafe.Pointer(&a[0]), 4*aRow, 4*aK
 	t.bK, t.cRow, t.k, t.rows, t.bias, t.accumulate = 4*bLd, 4*cLd, k, rows, nil, 0
 	if accumulate {
@@ -176,18 +177,15 @@ func (f *attentionPart) multiply(gemm func(*tile), rows, cols, k int, a []float3
 	for j := 0; j < cols; j += active.nr {
 		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
 		t.noAhead()
-		gemm(t)
+		active.gemm(t)
 	}
 }
 
 // scores computes the tile keys x queries of a*bT, for the strips of one group: a a left operand, bT packed by strips.
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
-	d, nr, gemm := f.words(f.HeadDim), active.nr, active.gemm
-	if f.perWord == 2 {
-		gemm = active.pairs.gemm
-	}
+	d, nr := f.words(f.HeadDim), active.nr
 	for i := range strips {
-		f.multiply(gemm, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
+		f.multiply(f.perWord, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
 	}
 }
 

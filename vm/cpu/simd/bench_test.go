@@ -123,7 +123,7 @@ func BenchmarkMatmulShapes(b *testing.B) {
 // BenchmarkPairs compares products and attention in bfloat16, multiplied in pairs, with the same converted to float32.
 // Both alternate, and the best times count.
 func BenchmarkPairs(b *testing.B) {
-	if active.pairs == nil {
+	if active.interleave == nil {
 		b.Skip("this processor does not multiply bfloat16")
 	}
 	p := benchPool(b)
@@ -181,7 +181,7 @@ func BenchmarkPairs(b *testing.B) {
 func comparePairs(b *testing.B, gflops float64, f func()) {
 	with := active
 	without := *active
-	without.pairs = nil
+	without.interleave = nil
 	defer func() { active = with }()
 	var best [2]float64
 	for b.Loop() {

@@ -17,8 +17,8 @@ const (
 )
 
 // tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias), with b in slivers of nr
-// columns and a at any strides. Strides are in bytes. a and b have k words along k: floats, or pairs of bfloat16. The
-// assembly knows the offsets.
+// columns and a at any strides. Strides are in bytes. a and b have k words along k. The assembly knows the
+// offsets.
 type tile struct {
 	a          unsafe.Pointer
 	aRow, aK   int
@@ -33,6 +33,9 @@ type tile struct {
 	// Memory to fetch ahead, for later calls: offsets from aheadBase, one for each second step of k, from ahead to
 	// aheadEnd, where as many zeros follow.
 	ahead, aheadBase, aheadEnd unsafe.Pointer
+	// If not zero, the words of a and b are pairs, and for each one an element of c becomes RN(RN(c + high*high) + low*low): RN
+	// rounds to the nearest even, no product is rounded, and denormal operands and results count as zero.
+	pairs int
 }
 
 // gemmJob is one product, kept for reuse.
@@ -173,11 +176,8 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 		c = c[i*cLd+j:]
 	}
 	kc := even(max(g.k, 1), kcMax*g.perWord, 8)
-	gemm := active.gemm
-	if g.perWord == 2 {
-		gemm = active.pairs.gemm
-	}
 	t := &s.tile
+	t.pairs = g.perWord - 1
 	s.ahead.plan(g.b, g.transB, kc)
 	for k := 0; k == 0 || k < g.k; k += kc {
 		kn := min(kc, g.k-k)
@@ -198,7 +198,7 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 			} else {
 				t.noAhead()
 			}
-			gemm(t)
+			active.gemm(t)
 		}
 	}
 	if g.c.BF16 != nil {

@@ -15,8 +15,8 @@ func TestGeneratedFilesAreCurrent(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	files, err := filepath.Glob(filepath.Join(folder, "*"))
-	if err != nil || len(files) != 4 {
-		t.Fatalf("the generator wrote %d files, want 4 (%v)", len(files), err)
+	if err != nil || len(files) != 3 {
+		t.Fatalf("the generator wrote %d files, want 3 (%v)", len(files), err)
 	}
 	for _, path := range files {
 		want, err := os.ReadFile(path)

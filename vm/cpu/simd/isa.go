@@ -44,7 +44,9 @@ type kernelSet struct {
 	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
 
-	pairs *pairKernels // nil: products of bfloat16 are those of float32
+	// interleave makes row i of dst, cols words, of rows 2i and 2i+1 of src: pairs of bfloat16, which gemm multiplies in tiles
+	// of pairs. It is nil if gemm has no such tiles.
+	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 
 // active is the set in use: the last of kernelSets, which are in rising order of preference. Only tests and

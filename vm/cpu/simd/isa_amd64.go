@@ -15,7 +15,7 @@ func detect() (sets []*kernelSet) {
 			sets = append(sets, &avx512)
 			if x.HasAVX512BF16 {
 				withPairs := avx512
-				withPairs.name, withPairs.pairs = "avx512_bf16", &avx512BF16
+				withPairs.name, withPairs.interleave = "avx512_bf16", interleaveAVX512
 				sets = append(sets, &withPairs)
 			}
 		}

@@ -196,6 +196,9 @@ func narrow2DAVX512(dst []uint16, dstLd int, src []float32, srcLd int, rows int,
 //go:noescape
 func transposeAVX512(dst []float32, dstLd int, src []float32, srcLd int, steps int)
 
+//go:noescape
+func interleaveAVX512(dst []float32, dstLd int, src []uint16, srcLd int, pairs int, cols int)
+
 // avx512 is the table of the AVX-512 kernels.
 var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32, packT: packTAVX512,
 	gemm:           gemmAVX512,
@@ -224,16 +227,4 @@ var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32, packT: packTAVX512,
 	copy2D:         copy2DAVX512,
 	widen2D:        widen2DAVX512,
 	narrow2D:       narrow2DAVX512,
-}
-
-//go:noescape
-func gemmBF16(t *tile)
-
-//go:noescape
-func interleaveBF16(dst []float32, dstLd int, src []uint16, srcLd int, pairs int, cols int)
-
-// avx512BF16 is the table of the AVX512-BF16 kernels.
-var avx512BF16 = pairKernels{
-	gemm:       gemmBF16,
-	interleave: interleaveBF16,
 }

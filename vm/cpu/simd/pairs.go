@@ -2,21 +2,14 @@ package simd
 
 import "unsafe"
 
-// pairKernels multiply bfloat16 without converting it. Along k, two elements are a pair, one word of 32 bits with the
-// first in its lower half; an odd k ends with a pair whose second element is zero. The operands of a product are then
-// words as those of float32 are, and half as long. Slices of float32 hold the words.
-type pairKernels struct {
-	// gemm is kernelSet.gemm on words that are pairs. A word of c becomes RN(RN(c + high*high) + low*low), where RN
-	// rounds to the nearest even, no product is rounded, and denormal operands and results count as zero.
-	gemm func(t *tile)
-	// interleave makes row i of dst, cols words, of rows 2i and 2i+1 of src.
-	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
-}
+// An instruction set with interleave multiplies bfloat16 without converting it. Along k, two elements are a pair, one word of
+// 32 bits with the first in its lower half; an odd k ends with a pair whose second element is zero. The operands of a product
+// are then words as those of float32 are, and half as long. Slices of float32 hold the words.
 
 // perWord returns the number of elements in a word of the operands of a product: 2 if they are multiplied in pairs.
 func perWord(operands ...Mat) int {
 	for _, m := range operands {
-		if active.pairs == nil || m.BF16 == nil {
+		if active.interleave == nil || m.BF16 == nil {
 			return 1
 		}
 	}
@@ -43,7 +36,7 @@ func (m Mat) pairsAlong(dst []float32, dstLd, rows, cols int) {
 
 // pairsAcross makes ceil(rows/2) rows of cols words: pairs are neighbours in a column.
 func (m Mat) pairsAcross(dst []float32, dstLd, rows, cols int) {
-	active.pairs.interleave(dst, dstLd, m.BF16, m.Ld, rows/2, cols)
+	active.interleave(dst, dstLd, m.BF16, m.Ld, rows/2, cols)
 	if rows%2 == 0 {
 		return
 	}

@@ -37,7 +37,7 @@ func fusedBF16(a, b uint16, c float32) float32 {
 	return flushed(float32(sum))
 }
 
-// gemmPairsPortable is the definition of pairKernels.gemm.
+// gemmPairsPortable is the definition of a product of tiles of pairs.
 func gemmPairsPortable(t *tile) {
 	for i := range t.rows {
 		c := unsafe.Slice((*float32)(unsafe.Add(t.c, i*t.cRow)), t.cols)
@@ -60,12 +60,12 @@ func gemmPairsPortable(t *tile) {
 }
 
 // eachPairs runs the test on every instruction set of this machine that multiplies pairs.
-func eachPairs(t *testing.T, f func(t *testing.T, k *pairKernels)) {
+func eachPairs(t *testing.T, f func(t *testing.T)) {
 	any := false
 	eachISA(t, func(t *testing.T) {
-		if active.pairs != nil {
+		if active.interleave != nil {
 			any = true
-			f(t, active.pairs)
+			f(t)
 		}
 	})
 	if !any {
@@ -88,7 +88,7 @@ func randomBF16(r *rand.Rand, n int, wide bool) []uint16 {
 
 // TestPairProductsAreTheDefinition compares bit by bit, over every height of a panel.
 func TestPairProductsAreTheDefinition(t *testing.T) {
-	eachPairs(t, func(t *testing.T, kernels *pairKernels) {
+	eachPairs(t, func(t *testing.T) {
 		r := testRand(t)
 		for round := range rounds(200) {
 			m, n, k := 1+round%45, 1+r.IntN(active.nr), 1+r.IntN(40)
@@ -97,7 +97,7 @@ func TestPairProductsAreTheDefinition(t *testing.T) {
 			want := append([]float32(nil), c...)
 			x := tile{
 				a: unsafe.Pointer(&a[0]), aRow: 4 * k, aK: 4, b: unsafe.Pointer(&b[0]), bK: 4 * active.nr,
-				k: k, rows: m, cols: n, cRow: 4 * n, accumulate: r.IntN(2),
+				k: k, rows: m, cols: n, cRow: 4 * n, accumulate: r.IntN(2), pairs: 1,
 			}
 			if r.IntN(2) == 0 {
 				x.bias = unsafe.Pointer(&bias[0])
@@ -106,7 +106,7 @@ func TestPairProductsAreTheDefinition(t *testing.T) {
 			gemmPairsPortable(&x)
 			x.c = unsafe.Pointer(&c[0])
 			x.noAhead()
-			kernels.gemm(&x)
+			active.gemm(&x)
 			for i := range c {
 				if math.Float32bits(c[i]) != math.Float32bits(want[i]) && (c[i] == c[i] || want[i] == want[i]) {
 					t.Fatalf("%dx%dx%d: element %d is %g (%x), want %g (%x)", m, n, k, i, c[i], math.Float32bits(c[i]), want[i], math.Float32bits(want[i]))
@@ -117,7 +117,7 @@ func TestPairProductsAreTheDefinition(t *testing.T) {
 }
 
 func TestMakingPairs(t *testing.T) {
-	eachPairs(t, func(t *testing.T, kernels *pairKernels) {
+	eachPairs(t, func(t *testing.T) {
 		r := testRand(t)
 		for range rounds(200) {
 			rows, cols := 1+r.IntN(9), 1+r.IntN(70)

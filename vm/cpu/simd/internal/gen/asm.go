@@ -14,14 +14,12 @@ type set struct {
 	reg                 string // the prefix of its registers
 	lanes, mr           int
 	avx512              bool
-	pairs               bool // products of pairs of bfloat16, which a table of another type holds
 	kernels             []kernel
 }
 
 var sets = []set{
 	{name: "avx2", title: "AVX2 and FMA", suffix: "AVX2", reg: "Y", lanes: 8, mr: 6, kernels: floatKernels},
-	{name: "avx512", title: "AVX-512", suffix: "AVX512", reg: "Z", lanes: 16, mr: 14, avx512: true, kernels: floatKernels},
-	{name: "avx512BF16", title: "AVX512-BF16", suffix: "BF16", reg: "Z", lanes: 16, mr: 14, avx512: true, pairs: true, kernels: pairKernels},
+	{name: "avx512", title: "AVX-512", suffix: "AVX512", reg: "Z", lanes: 16, mr: 14, avx512: true, kernels: slices.Concat(floatKernels, pairKernels)},
 }
 
 var floatKernels = append([]kernel{gemm}, vectorKernels...)

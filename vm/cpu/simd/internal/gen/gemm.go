@@ -19,6 +19,7 @@ const (
 	tileAhead      = 96
 	tileAheadBase  = 104
 	tileAheadEnd   = 112
+	tilePairs      = 120
 )
 
 // gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows: it cuts them into panels of
@@ -91,27 +92,22 @@ func (f *fn) heights() {
 	f.p("JMP panel1")
 }
 
-// multiply is d += a*b. The words of a and b are floats or pairs of bfloat16.
-func (f *fn) multiply(d, a, b string) {
-	if f.pairs {
-		f.dotPairs(d, a, b)
-		return
-	}
-	f.fma(d, a, b)
-}
-
 // aOperand is the address of row i of the panel.
 func aOperand(i int) string {
 	base := []string{"R10", "R11", "R12", "R13"}[i/4]
 	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
 }
 
-// panel is the product for h rows, two steps of k at a time. Every second step fetches a line ahead, the first ones a row of
-// c too: all at once would fill the buffers that the loads of a need as well.
+// bases returns the registers that hold addresses of rows of a panel of h rows.
+func bases(h int) []string { return []string{"R10", "R11", "R12", "R13"}[:(h+3)/4] }
+
+// acc returns the register of vector j of row i of c.
+func (f *fn) acc(i, j int) string { return f.v(4 + 2*i + j) }
+
+// panel is the product for h rows. With AVX-512, the sum runs over floats or over pairs of bfloat16; what comes before and after
+// is the same.
 func (f *fn) panel(h int) {
-	acc := func(i, j int) string { return f.v(4 + 2*i + j) }
-	b0, b1 := f.v(0), f.v(1)
-	bases := []string{"R10", "R11", "R12", "R13"}[:(h+3)/4]
+	bases := bases(h)
 	f.label(fmt.Sprintf("panel%d", h))
 	f.p("MOVQ %d(DI), BX", tileB)
 	f.p("MOVQ %d(DI), DX", tileBK)
@@ -123,7 +119,7 @@ func (f *fn) panel(h int) {
 	}
 	for i := range h {
 		for j := range 2 {
-			f.p("VXORPS %s, %s, %s", acc(i, j), acc(i, j), acc(i, j))
+			f.p("VXORPS %s, %s, %s", f.acc(i, j), f.acc(i, j), f.acc(i, j))
 		}
 	}
 	f.p("MOVQ AX, fetch-56(SP)")
@@ -131,15 +127,45 @@ func (f *fn) panel(h int) {
 	f.p("MOVQ %d(DI), R15", tileAK)
 	f.p("MOVQ %d(DI), R14", tileAheadBase)
 	f.p("MOVQ ahead-40(SP), AX")
-	loop, end := fmt.Sprintf("sum%d", h), fmt.Sprintf("end%d", h)
+	end := fmt.Sprintf("end%d", h)
+	if f.avx512 {
+		f.p("CMPQ %d(DI), $0", tilePairs)
+		f.p("JNE firstPair%d", h)
+	}
+	f.sums(h, "", f.fma, end)
+	if f.avx512 {
+		f.p("JMP %s", end)
+		f.sums(h, "Pair", f.dotPairs, end)
+	}
+	f.label(end)
+	f.p("MOVQ t+0(FP), DI")
+	f.p("CMPQ AX, %d(DI)", tileAheadEnd)
+	f.p("CMOVQGT %d(DI), AX", tileAheadEnd)
+	f.p("MOVQ AX, ahead-40(SP)")
+	f.p("MOVQ c-32(SP), AX")
+	f.p("MOVQ %d(DI), R15", tileCRow)
+	f.bias(h)
+	f.writeBack(h)
+	f.p("MOVQ AX, c-32(SP)")
+	f.p("IMUL3Q $%d, R8, CX", h)
+	f.p("ADDQ CX, SI")
+	f.p("JMP next")
+}
+
+// sums adds the products of h rows over k, two steps at a time, and goes to end. Every second step fetches a line ahead, the first
+// ones a row of c too: all at once would fill the buffers that the loads of a need as well. multiply is d += a*b on words.
+func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string) {
+	name := func(label string) string { return fmt.Sprintf("%s%s%d", label, words, h) }
+	first, loop, odd := name("first"), name("sum"), name("odd")
 	step := func(ahead bool) {
+		b0, b1 := f.v(0), f.v(1)
 		f.p("VMOVUPS (BX), %s", b0)
 		f.p("VMOVUPS %d(BX), %s", 4*f.lanes, b1)
 		for i := range h {
 			a := f.v(2 + i%2)
 			f.p("VBROADCASTSS %s, %s", aOperand(i), a)
-			f.multiply(acc(i, 0), a, b0)
-			f.multiply(acc(i, 1), a, b1)
+			multiply(f.acc(i, 0), a, b0)
+			multiply(f.acc(i, 1), a, b1)
 		}
 		if ahead {
 			f.p("MOVQ (AX), DI")
@@ -147,11 +173,10 @@ func (f *fn) panel(h int) {
 			f.p("ADDQ $8, AX")
 		}
 		f.p("ADDQ DX, BX")
-		for _, r := range bases {
+		for _, r := range bases(h) {
 			f.p("ADDQ R15, %s", r)
 		}
 	}
-	first, odd := fmt.Sprintf("first%d", h), fmt.Sprintf("odd%d", h)
 	f.label(first)
 	f.p("SUBQ $2, CX")
 	f.p("JLT %s", odd)
@@ -176,19 +201,6 @@ func (f *fn) panel(h int) {
 	f.p("ADDQ $2, CX")
 	f.p("JLE %s", end)
 	step(false)
-	f.label(end)
-	f.p("MOVQ t+0(FP), DI")
-	f.p("CMPQ AX, %d(DI)", tileAheadEnd)
-	f.p("CMOVQGT %d(DI), AX", tileAheadEnd)
-	f.p("MOVQ AX, ahead-40(SP)")
-	f.p("MOVQ c-32(SP), AX")
-	f.p("MOVQ %d(DI), R15", tileCRow)
-	f.bias(h, acc)
-	f.writeBack(h, acc)
-	f.p("MOVQ AX, c-32(SP)")
-	f.p("IMUL3Q $%d, R8, CX", h)
-	f.p("ADDQ CX, SI")
-	f.p("JMP next")
 }
 
 // loadColumns and storeColumns move both vectors of a row, masked in the last sliver.
@@ -246,7 +258,7 @@ func (f *fn) loadMasks() {
 }
 
 // bias adds the bias to every row, if there is one.
-func (f *fn) bias(h int, acc func(i, j int) string) {
+func (f *fn) bias(h int) {
 	none := fmt.Sprintf("nobias%d", h)
 	f.p("MOVQ %d(DI), CX", tileBias)
 	f.p("TESTQ CX, CX")
@@ -256,39 +268,39 @@ func (f *fn) bias(h int, acc func(i, j int) string) {
 	f.loadColumns("(R11)", [2]string{f.v(0), f.v(1)}, true)
 	for i := range h {
 		for j := range 2 {
-			f.add(acc(i, j), acc(i, j), f.v(j))
+			f.add(f.acc(i, j), f.acc(i, j), f.v(j))
 		}
 	}
 	f.label(none)
 }
 
 // writeBack adds the panel to c or overwrites c, and leaves AX at the row after it.
-func (f *fn) writeBack(h int, acc func(i, j int) string) {
+func (f *fn) writeBack(h int) {
 	next, masked, over := fmt.Sprintf("written%d", h), fmt.Sprintf("masked%d", h), fmt.Sprintf("over%d", h)
 	f.p("CMPQ %d(DI), $%d", tileCols, 2*f.lanes)
 	f.p("JNE %s", masked)
-	f.rows(h, acc, over, next, false)
+	f.rows(h, over, next, false)
 	f.label(masked)
 	f.loadMasks()
-	f.rows(h, acc, over+"m", next, true)
+	f.rows(h, over+"m", next, true)
 	f.label(next)
 }
 
-func (f *fn) rows(h int, acc func(i, j int) string, over, next string, masked bool) {
+func (f *fn) rows(h int, over, next string, masked bool) {
 	f.p("CMPQ %d(DI), $0", tileAccumulate)
 	f.p("JEQ %s", over)
 	for i := range h {
 		f.loadColumns("(AX)", [2]string{f.v(0), f.v(1)}, masked)
 		for j := range 2 {
-			f.add(acc(i, j), acc(i, j), f.v(j))
+			f.add(f.acc(i, j), f.acc(i, j), f.v(j))
 		}
-		f.storeColumns("(AX)", [2]string{acc(i, 0), acc(i, 1)}, masked)
+		f.storeColumns("(AX)", [2]string{f.acc(i, 0), f.acc(i, 1)}, masked)
 		f.p("ADDQ R15, AX")
 	}
 	f.p("JMP %s", next)
 	f.label(over)
 	for i := range h {
-		f.storeColumns("(AX)", [2]string{acc(i, 0), acc(i, 1)}, masked)
+		f.storeColumns("(AX)", [2]string{f.acc(i, 0), f.acc(i, 1)}, masked)
 		f.p("ADDQ R15, AX")
 	}
 	f.p("JMP %s", next)

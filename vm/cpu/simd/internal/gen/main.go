@@ -1,6 +1,6 @@
 // Command gen writes the assembly of package simd, the Go declarations of its functions, and the tables that hold
 // them. Every kernel is described once and emitted for AVX2 and for AVX-512; asm.go has the vocabulary in which they
-// are described, gemm.go the matrix product's micro-kernels, pairs.go what AVX512-BF16 adds, vector.go the rest.
+// are described, gemm.go the matrix product's micro-kernels, pairs.go what AVX512-BF16 adds to AVX-512, vector.go the rest.
 //
 // It writes to the folder that it is given, or to the one it runs in.
 package main
@@ -33,7 +33,8 @@ func run(folder string) error {
 	for _, set := range sets {
 		var text bytes.Buffer
 		text.WriteString(header + "#include \"textflag.h\"\n")
-		table := fmt.Sprintf("\n// %s is the table of the %s kernels.\nvar %s = %s\n", set.name, set.title, set.name, set.table())
+		table := fmt.Sprintf("\n// %s is the table of the %s kernels.\nvar %s = kernelSet{name: %q, mr: %d, nr: %d, packT: packT%s,\n",
+			set.name, set.title, set.name, set.name, set.mr, 2*set.lanes, set.suffix)
 		constants := map[string]bool{}
 		for _, k := range set.kernels {
 			f := &fn{set: set, kernel: k, constants: constants}
@@ -56,12 +57,4 @@ func run(folder string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(folder, "kernels_amd64.go"), source, 0o644)
-}
-
-// table begins the literal of the set's table.
-func (s set) table() string {
-	if s.pairs {
-		return "pairKernels{"
-	}
-	return fmt.Sprintf("kernelSet{name: %q, mr: %d, nr: %d, packT: packT%s,", s.name, s.mr, 2*s.lanes, s.suffix)
 }

@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// pairKernels are those of AVX512-BF16: the matrix product of pairs of bfloat16, and what makes the pairs. A pair is a
-// word of 32 bits, the element of the lower k in its lower half.
+// pairKernels are those that only AVX512-BF16 needs: what makes pairs of bfloat16. A pair is a word of 32 bits, the element of the
+// lower k in its lower half. The matrix product of AVX-512 multiplies pairs if its tile says so.
 var pairKernels = []kernel{
-	gemm,
-	{name: "interleave", params: params("dst []float32; dstLd int; src []uint16; srcLd, pairs, cols int"), field: true, body: interleave},
+	{name: "interleave", params: params("dst []float32; dstLd int; src []uint16; srcLd, pairs, cols int"), body: interleave},
 }
 
 // dotPairs is VDPBF16PS: d += a.low*b.low + a.high*b.high in every word. Go's assembler does not know the instruction, so
-// it is written by the encoding of Intel's manual: EVEX.512.F3.0F38.W0 52 /r.
+// it is written by the encoding of Intel's manual: EVEX.512.F3.0F38.W0 52 /r. Only processors with AVX512-BF16 get there.
 func (f *fn) dotPairs(d, a, b string) {
 	reg, vvvv, rm := number(d), number(a), number(b)
 	inverted := func(r, bit int) int { return 1 - r>>bit&1 }
