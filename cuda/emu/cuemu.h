@@ -1,11 +1,11 @@
-// CUDA on the CPU, as much of it as the kernels of this project use: what the CUDA compiler has built in, written so that
-// g++ accepts the kernels' own sources. A thread of a block is a fiber; a warp's lanes run one after another from one warp
-// operation to the next, warps from one barrier to the next, in an order that a seed permutes. Lanes of a warp that meet at
-// different operations, and threads that miss a barrier, are errors. What it does not see: memory ordering between lanes
-// that no operation separates beyond what a permuted order shows, bank conflicts.
+// The subset of CUDA that the project's kernels use, emulated on the CPU. It defines the CUDA compiler's built-ins so
+// that g++ accepts the kernels' own sources. Each thread of a block is a fiber. The lanes of a warp run one after
+// another up to the next warp operation, and warps run up to the next barrier, in an order that a seed permutes.
+// Lanes of a warp that meet at different operations, and threads that miss a barrier, are errors. The emulator does
+// not model bank conflicts. It detects missing memory ordering between lanes only where a permuted order exposes it.
 //
-// Copies of threads, copies of the copy engine and products of warpgroups complete late or early, as the seed decides, but no
-// later than a wait for them. Until then a product owns its registers. The async proxy has its own view of shared memory.
+// Thread copies, engine copies and warpgroup products complete at a time that the seed decides, but no later than a
+// wait for them. Until then a product owns its registers. The async proxy has its own view of shared memory.
 #pragma once
 #define CUDA_EMULATOR 1
 #include <cmath>
@@ -21,50 +21,51 @@ struct uint3 {
 };
 
 namespace emu {
-// Barrier is an mbarrier, in its 8 bytes.
+// Barrier is an mbarrier in 8 bytes.
 struct Barrier {
-    unsigned char phase, count, pending, valid; // valid: isBarrier, with 1 added once the copy engine may see it
-    int bytes; // that are still to come
+    unsigned char phase, count, pending, valid; // valid: isBarrier, or isBarrier+1 once the copy engine may see it
+    int bytes; // still to come
 };
-// Map is what stands here for a tensor map: bf16 of four dimensions, in boxes whose chunks of 16 bytes change places as hopper.cuh says.
+// Map is the emulator's tensor map: bf16 in four dimensions, copied in boxes whose 16-byte chunks are swizzled as
+// hopper.cuh describes.
 struct Map {
     uint64_t address, extent[4], stride[3], box[4], unused[4];
 };
 struct Fiber {
     uint3 thread;
     int warp, lane;
-    unsigned operations; // warp operations that it has reached
-    const char *stop;    // where it waits
-    const Barrier *barrier; // for what, where that is a barrier's phase
+    unsigned operations; // number of warp operations reached
+    const char *stop;    // operation at which it waits
+    const Barrier *barrier; // barrier whose phase it waits for, if any
     unsigned parity;
-    int registers; // that its warp waits for, if there is no barrier
-    bool fenced;   // whether it has been at a wgmma.fence
+    int registers; // registers that its warp waits for, if barrier is null
+    bool fenced;   // whether it has passed a wgmma.fence
 };
 struct Slot {
     unsigned char bytes[64];
 };
 struct Block {
     uint3 block, blocks, threads;
-    unsigned char *shared, *seen; // shared memory, and how the async proxy sees it
-    Slot (*slots)[2][32]; // of a warp, for operations of even and odd number
+    unsigned char *shared, *seen; // shared memory, and the async proxy's view of it
+    Slot (*slots)[2][32]; // by warp, then by parity of the operation number
 };
 extern thread_local Fiber *fiber;
 extern thread_local Block block;
 void yield(const char *stop);
-void copy(void *to, const void *from, int bytes); // zeros from nowhere
-void copied();                                    // makes the copies that this thread has begun: none is made before
+void copy(void *to, const void *from, int bytes); // copies zeros if from is null
+void copied();                                    // completes the copies that this thread has begun
 void init(Barrier *b, int arrivals);
-void arrive(Barrier *b, int bytes); // and announces bytes
+void arrive(Barrier *b, int bytes); // also announces bytes
 void wait(const Barrier *b, unsigned parity);
 
-// Site is a place in a source that calls for order. A test may omit one.
+// Site is a place in a source that orders memory accesses. A test may omit one.
 typedef std::source_location Site;
-bool omits(const char *kind, const Site &at); // and notes that the place was reached
+bool omits(const char *kind, const Site &at); // also records that the place was reached
 
 void turn(int number, bool stay);
-void show_barriers(); // that this thread has made, to the copy engine
+void show_barriers(); // shows the barriers that this thread initialised to the copy engine
 void show_map(const void *map);
-void show_writes(); // of this thread, to the async proxy
+void show_writes(); // shows this thread's writes to the async proxy
 void put(void *to, const void *from, int bytes);
 void settle(void *registers, int bytes);
 void fence();
@@ -75,8 +76,8 @@ void set_registers(int count, bool more);
 void pause();
 void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
-// changed is where a byte lies of what has rows of 128 bytes, bits 4 to 6 of whose places are changed by bits 7 to 9, or of 64: bits 4
-// and 5 by bits 7 and 8.
+// changed returns the swizzled offset of a byte. In rows of 128 bytes, bits 7 to 9 of the offset are XORed into bits
+// 4 to 6; in rows of 64 bytes, bits 7 and 8 into bits 4 and 5.
 static inline unsigned changed(unsigned at, unsigned row) { return at ^ (at >> 7 & (row / 16 - 1)) << 4; }
 
 // exchange publishes a value of this lane to its warp and returns those of all lanes.
@@ -98,7 +99,7 @@ struct Kernel {
     Kernel(const char *name, const char *source, Entry entry, unsigned most);
     const char *name, *source;
     Entry entry;
-    unsigned most; // threads of a block: what the compiler has shared registers out for
+    unsigned most; // maximum threads per block, for which the compiler allocates registers
     Kernel *next;
 };
 template <class... A, size_t... I> void unpack(void (*f)(A...), void **params, std::index_sequence<I...>) {
@@ -120,7 +121,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define KERNEL_WIDE(name, params) KERNEL_OF(512, name, params)
 #define KERNEL_THREE(name, params) KERNEL_OF(384, name, params)
 #define DEV static inline
-// Sources differ in what the methods of a type of the same name do: none may stand for another.
+// Sources define methods of equally named types differently, so the linker must not merge them.
 #define METHOD __attribute__((always_inline)) inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]
 #define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
@@ -143,7 +144,7 @@ static inline unsigned __float_as_uint(float f) { return same_bits<unsigned>(f);
 static inline float __int_as_float(int i) { return same_bits<float>(i); }
 static inline double __longlong_as_double(long long i) { return same_bits<double>(i); }
 
-// Rounded once each, never contracted: the sources are compiled so.
+// The sources are compiled without contraction, so each operation rounds once.
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
@@ -186,7 +187,7 @@ struct Fragments {
 };
 static inline float bf16_half(unsigned pair, int high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
 
-// Tensor cores multiply exactly and add in f32 in an order of their own; here it is that of k.
+// Tensor cores multiply exactly and add in f32 in an unspecified order; the emulator adds in the order of k.
 static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     const emu::Slot *all = emu::exchange("mma16816", mine);
@@ -216,7 +217,8 @@ static inline void copies_done(HERE) {
 static inline float power2(float x) { return exp2f(x); }
 static inline float reciprocal(float x) { return 1 / x; }
 
-// Hopper's matrix units, as hopper.cuh names them: a warp at a time, later, from the memory that descriptors say.
+// Hopper's matrix units, under the names of hopper.cuh. Products run one warp at a time, asynchronously, on the
+// memory that descriptors name.
 static inline void products_begin(HERE) {
     if (!emu::omits("wgmma.fence", at)) emu::exchange("products_begin", 0), emu::fence();
 }
@@ -238,12 +240,12 @@ static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned lon
 static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(96, d, a, 0, b, false, true); }
 static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(128, d, a, 0, b, false, true); }
 
-// Barriers and the copy engine. What it is told to bring comes when the scheduler likes, in any order.
+// Barriers and the copy engine. The scheduler completes requested copies at any time and in any order.
 static inline void barrier_init(unsigned long long *b, int arrivals, HERE) {
     if (!emu::omits("mbarrier.init", at)) emu::init((emu::Barrier *)b, arrivals);
 }
 static inline void barriers_ready(HERE) {
-    emu::omits("fence.mbarrier_init", at); // for other blocks of a cluster, which there are none of
+    emu::omits("fence.mbarrier_init", at); // affects other blocks of a cluster only, and there are none
     if (!emu::omits("fence.proxy.async", at)) emu::show_barriers();
 }
 static inline void barrier_arrive(unsigned long long *b, HERE) {

@@ -163,7 +163,7 @@ func (l *Library) Source(kernel string) string {
 	return ""
 }
 
-// Site is a place in a source that calls for order: a wait, a fence, a barrier. Kind is the instruction.
+// Site is a place in a source that orders memory accesses: a wait, a fence or a barrier. Kind is the instruction.
 type Site struct {
 	Kind, Source string
 	Line, Column int
