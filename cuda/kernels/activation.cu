@@ -1,20 +1,22 @@
-// activation, glu and their gradients, for each function. All of a thread's inputs are read before its outputs are written, so that an
-// output may lie in the place of an input.
+// activation, glu and their gradients, for each function. A thread reads all its inputs before it writes its outputs,
+// so an output may overwrite an input in place.
 #include "common.cuh"
 
-// sigmoid is 1 / (1 + exp(-x)): to the last bits for results in f32; for bf16 by the unit for special functions, where the relative
-// error is at most (|x| + 4) * 2^-23 for x above -80: for |x| < 100 a hundredth of bf16's own rounding of 2^-9.
+// sigmoid returns 1 / (1 + exp(-x)). For f32 results it is accurate to the last bits. For bf16 results it uses the
+// special function unit; the relative error is at most (|x| + 4) * 2^-23 for x above -80. For |x| < 100 this is less
+// than a hundredth of bf16's rounding error of 2^-9.
 DEV float sigmoid(const float *, float x) { return 1.0f / (1.0f + expf(-x)); }
 DEV float sigmoid(const bf16 *, float x) { return reciprocal(1.0f + quick_exp(-x)); }
 
-// gelu is x * sigmoid(2u), and the slope du/dx, of u = sqrt(2/pi) * (x + 0.044715 x^3): 0.5 * x * (1 + tanh(u)), without the cancellation.
+// gelu_gate returns sigmoid(2u) and sets slope to du/dx, for u = sqrt(2/pi) * (x + 0.044715 x^3). x * sigmoid(2u)
+// equals 0.5 * x * (1 + tanh(u)), without the cancellation.
 template <class T> DEV float gelu_gate(const T *p, float x, float *slope) {
     const float a = 0.7978845608028654f, b = 0.044715f;
     *slope = a * (1.0f + 3.0f * b * x * x);
     return sigmoid(p, 2.0f * a * x * (1.0f + b * x * x));
 }
 
-// A function f and its slope f' at x. The type of the pointer is that of results.
+// Value is a function f and its slope f' at x. The functions' pointer argument selects the type of the results.
 struct Value {
     float f, slope;
 };
@@ -23,8 +25,9 @@ template <class T> DEV Value gelu_tanh(const T *p, float x) {
     const float s = gelu_gate(p, x, &slope);
     return {x * s, s + 2.0f * x * s * (1.0f - s) * slope};
 }
-// scaled_tail is exp(a^2 / 2) times the upper tail of the normal distribution from a >= 0 on, erfcx(a / sqrt(2)) / 2: t times a polynomial
-// in t = 1 / (1 + c a), fitted for the smallest relative error: 2^-24 for results in f32, 2^-16 for bf16.
+// scaled_tail returns exp(a^2 / 2) times the upper tail of the normal distribution at a >= 0, which is erfcx(a /
+// sqrt(2)) / 2. It is t times a polynomial in t = 1 / (1 + c a), fitted for the smallest relative error: 2^-24 for
+// f32 results, 2^-16 for bf16.
 DEV float scaled_tail(const float *, float a) {
     const float t = reciprocal(1.0f + 0.35f * a);
     float p = -0.0291460734f * t + 0.143972397f;
@@ -39,7 +42,8 @@ DEV float scaled_tail(const bf16 *, float a) {
     return p * t;
 }
 
-// bell is exp(-x^2 / 2). In f32 it makes up for the rounding of x^2, where that is not beyond f32: from 16 on the result is zero.
+// bell returns exp(-x^2 / 2). The f32 version corrects for the rounding of x^2. It limits |x| to 16, where the result
+// is already zero, so that x^2 cannot overflow.
 DEV float bell(const float *, float x) {
     x = fminf(fabsf(x), 16.0f);
     const float square = x * x, rest = fmaf(x, x, -square), e = expf(-0.5f * square);

@@ -1,10 +1,11 @@
-// Attention and its gradient in plain arithmetic, for any element type and any head of up to 256 elements: what is always
-// right. attention_tensor.cu is faster where it can serve.
+// Attention and its gradient in plain arithmetic, for any element type and any head dimension up to 256. It works
+// everywhere; attention_tensor.cu is faster where it applies.
 //
-// Query i of n stands prefix tokens after the first of the keys and sees keys prefix+i-window+1 .. prefix+i, if they exist: every
-// query sees at least one. Tiles that none of a block's queries sees are skipped. Row t*batch+b of an operand is token t of sequence
-// b, all heads side by side. A warp has a query (or a key, for dk and dv); keys (or queries) come by tiles of 32, one to a
-// lane while scores are made. Nothing is added atomically: every run gives the same bits.
+// Query i of n is at position prefix+i among the keys and sees keys prefix+i-window+1 .. prefix+i, as far as they
+// exist. Every query sees at least one key. Tiles that no query of a block sees are skipped. Row t*batch+b of an
+// operand holds token t of sequence b, with all heads side by side. Each warp handles one query (or one key, for dk
+// and dv). Keys (or queries) are loaded in tiles of 32, one per lane while scores are computed. There are no atomic
+// additions, so every run gives the same bits.
 #include "common.cuh"
 
 #define MAX_DIM 256
@@ -14,15 +15,15 @@ struct Shape {
     i64 n, keys, heads, kv_heads, dim, batch, prefix, window;
     double softcap;
 #if PACKED
-    const int *positions; // of the queries in their documents: 0, or one more than that of the token before
-    // before is how many keys a query sees at most, its own not counted.
+    const int *positions; // of each query within its document: 0, or one more than the preceding token's
+    // before returns the maximum number of keys that a query sees before its own.
     METHOD i64 before(i64 query) const { return min(window - 1, (i64)positions[min(query, n - 1) * batch + blockIdx.z]); }
 #else
     METHOD i64 before(i64) const { return window - 1; }
 #endif
-    // first_key is the first key that a query sees, which never falls from one query to the next.
+    // first_key returns the first key that a query sees. It never decreases from one query to the next.
     METHOD i64 first_key(i64 query) const { return prefix + query - before(query); }
-    // end_of_queries is the end of those that see one of the keys up to an end, or begin after them.
+    // end_of_queries returns the first query that sees only keys at or after end, or n if there is none.
     METHOD i64 end_of_queries(i64 end) const {
         i64 low = 0, high = min(n, min(end, keys) - 1 + window - prefix);
         while (PACKED && low < high) {
@@ -32,20 +33,21 @@ struct Shape {
         }
         return high;
     }
-    // first_tile is the first key of the first tile that a query sees, or of the last where it sees none.
+    // first_tile returns the first key of the first tile that a query sees, or of the last tile if it sees no key.
     METHOD i64 first_tile(i64 query) const { return max(PACKED ? min(first_key(query), keys - 1) : first_key(query), (i64)0) / 32 * 32; }
-    // capped is a score, bounded where there is a bound, and slope what its gradient is then multiplied by.
+    // capped applies the soft cap, if there is one, to a score; slope returns the factor that this gives the
+    // gradient.
     METHOD float capped(float x) const { return SOFTCAP ? (float)softcap * tanhf(x / (float)softcap) : x; }
     METHOD float slope(float x) const { return SOFTCAP ? 1.0f - x / (float)softcap * (x / (float)softcap) : 1.0f; }
 };
 
-// at is the index of the first element of a head of a token.
+// at returns the index of the first element of a token's head.
 DEV i64 at(i64 token, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
     return ((token * batch + sequence) * heads + head) * dim;
 }
 
-// load_tile brings 32 tokens of a head to shared memory as f32, zeros where there are no more. The barriers before and
-// after keep it from other uses of the tile.
+// load_tile loads 32 tokens of a head into shared memory as f32, with zeros past the last token. The barriers before
+// and after separate it from other uses of the tile.
 template <class T>
 DEV void load_tile(float *tile, const T *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
     __syncthreads();
@@ -60,7 +62,7 @@ DEV float dot(const float *a, const float *b, int dim) {
     for (int d = 0; d < dim; d++) sum += a[d] * b[d];
     return sum;
 }
-// add_rows adds weighted rows of a tile: a lane has every 32nd column, and the weight of one row.
+// add_rows adds weighted rows of a tile. A lane holds every 32nd column and the weight of one row.
 DEV void add_rows(float *sum, float weight, const float *tile, int dim) {
     for (int r = 0; r < 32; r++) {
         const float w = __shfl_sync(ALL, weight, r);
@@ -71,18 +73,18 @@ DEV void add_rows(float *sum, float weight, const float *tile, int dim) {
     }
 }
 
-// own_row brings one row for each warp.
+// own_row loads one row for each warp.
 template <class T> DEV void own_row(float *row, const T *p, int dim) {
     for (int d = threadIdx.x & 31; d < dim; d += 32) row[d] = as_float(p[d]);
 }
 
-// O is the type of o, and of dq below: T, or f32 where blocks of keys follow each other.
+// O is the type of o, and of dq below: T, or f32 if attention runs over several blocks of keys in turn.
 template <class T, class O>
 DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const Shape &s, i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
-    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // the longest rows first
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // longest rows first
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1);
     const i64 begin = s.first_tile(first), hidden = s.first_key(i) - 1;
@@ -91,8 +93,8 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
     O *out = o + at(i, b, s.batch, h, s.heads, dim);
     float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
-    float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // not infinity: a query may see nothing of the first tile
-    if (accumulate) { // other keys are one more, whose score is lse and whose value is o
+    float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
+    if (accumulate) { // keys handled before act as one, with score lse and value o
         largest = *log_sum, total = 1;
         UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
     }
@@ -112,7 +114,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     if (lane == 0) *log_sum = largest + logf(total);
 }
 
-// delta[row, head] = do . o, a warp each.
+// delta[row, head] = do . o; one warp per row.
 template <class T> DEV void attention_delta(float *delta, const T *dout, const T *o, i64 rows, i64 dim) {
     const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     float sum = 0;
@@ -191,13 +193,13 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
     }
 }
 
-// attention_merge: a warp has a row of a head and adds the rows of p parts, weighted by exp(lses - lse).
+// attention_merge adds the rows of p parts, weighted by exp(lses - lse); one warp per row of a head.
 template <class O, class P>
 DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i64 p, i64 rows, i64 dim) {
     const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (row >= rows) return;
-    float largest = LOWEST, total = 0; // not infinity: a query may see nothing of the first tile
+    float largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
     for (i64 b = 0; b < p; b++) largest = fmaxf(largest, lses[b * rows + row]);
     for (i64 b = 0; b < p; b++) total += expf(lses[b * rows + row] - largest);
     const float joined = largest + logf(total);

@@ -1,28 +1,30 @@
-// Attention in bf16 by Hopper's matrix units, for heads of 64, 96 and 128. Arguments, masks and layout are those of attention.cu.
-// Two warpgroups have 64 queries each; tiles of 128 tokens lie in dynamic shared memory, two of keys and two of values, so
-// that copies of the next run while products of this one do. While a warpgroup takes the softmax of a tile of keys, the
-// product of the probabilities before with their values is under way. By the copy engine's way, which leaves
-// them free, the two take turns to begin products, so that the softmax of one falls into the products of the other.
+// Attention in bf16 on Hopper's matrix units, for head dimensions 64, 96 and 128. Arguments, masks and layout are
+// those of attention.cu. Each of two warpgroups handles 64 queries. Dynamic shared memory holds two tiles of keys and
+// two of values, 128 tokens each, so that the next tiles are copied while products use the current ones. While a
+// warpgroup computes the softmax of a tile of keys, the product of the preceding probabilities with their values is
+// under way. With the copy engine, which leaves the warpgroups free, the two take turns to begin products, so that
+// the softmax of one overlaps the products of the other.
 //
-// There are two ways to bring tiles: by copies of the threads that multiply, who meet at every tile; and by the copy
-// engine, told by a warp of a third warpgroup, which has given its registers away. Then nobody meets: barriers say which
-// tiles have come and which have been used. Both leave the same bits.
+// Tiles are loaded in one of two ways. Either the threads that multiply copy them, with a barrier at every tile. Or
+// the copy engine copies them, directed by one warp of a third warpgroup that has given its registers away; then no
+// block-wide barrier is needed, and mbarriers track which tiles have arrived and which have been used. Both ways give
+// the same bits.
 #include "common.cuh"
 #include "attention.cuh"
 #include "hopper.cuh"
 
-// Softmax is the state of the rows of a lane: two of them, eight apart.
+// Softmax is the state of a lane's two rows, which are eight apart.
 struct Softmax {
     float largest[2], total[2];
 };
 
-// hide takes away the scores of a row before the first and after the last key that it sees.
+// hide masks the scores of a row before the first and after the last key that it sees.
 DEV void hide(float (*p)[4], int half, int first, int last) {
     UNROLL for (int c = 0; c < 16; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++)
         if (8 * c + e % 2 > last || 8 * c + e % 2 < first) p[c][e] = MINUS_INFINITY;
 }
 
-// take makes scores of a tile probabilities, and says by what to scale what was summed before.
+// take turns the scores of a tile into probabilities and sets old to the factor that rescales earlier sums.
 DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
     UNROLL for (int half = 0; half < 2; half++) {
         float m = x->largest[half];
@@ -34,7 +36,7 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
             p[c][e] = power2(p[c][e] * scale - m * scale);
             part += p[c][e];
         }
-        x->total[half] = x->total[half] * old[half] + part; // of this lane; the row's lanes are added at the end
+        x->total[half] = x->total[half] * old[half] + part; // of this lane; the lanes of a row are added at the end
         x->largest[half] = m;
     }
 }
@@ -50,7 +52,7 @@ template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsi
     products_commit();
 }
 
-// Part is what a block works on, and where its tiles lie.
+// Part describes a block's share of the work and the addresses of its tiles.
 struct Part {
     i64 first, h, b, kvh;
     i64 begin, end; // keys that some row sees, from the first tile on
@@ -59,7 +61,7 @@ struct Part {
 };
 template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     Part x;
-    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
+    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // longest rows first
     x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
     x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
     x.begin = s.first_tile(x.first, 128);
@@ -68,12 +70,13 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// attend is the work of a warpgroup, the one of two that group says. Way brings tiles: soon(t) returns when keys of tile t are there,
-// before(t) when values of the tile before are there, too; keys_used and values_used say that a tile is needed no more; turn waits for
-// a warpgroup's turn, pass gives it.
+// attend is the work of one of the two warpgroups, number `group`. Way provides tiles. soon(t) returns when the keys
+// of tile t have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
+// report that a tile is no longer needed. turn waits for a warpgroup's turn; pass grants it.
 //
-// soon stands between a softmax and the wait for the product beside it on purpose. ptxas moves that wait up within a basic block,
-// ahead of the whole softmax, so that nothing would overlap; the loop that waits for a tile ends the block.
+// The call of soon between a softmax and the wait for the concurrent product is deliberate. ptxas hoists that wait
+// within its basic block, before the whole softmax, and nothing would overlap. The loop that waits for a tile ends
+// the basic block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
@@ -85,7 +88,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     float sum[DIM / 8][4], p[16][4], old[2];
     u32 weights[8][4];
     clear<DIM / 8>(sum);
-    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
+    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled before act as one, with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
         soft.largest[half] = lse[at] * (LOG2E / scale), soft.total[half] = t == 0;
         UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 2; e++)
@@ -130,7 +133,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         way.values_used(tile - 1);
         pass_on();
     }
-    if (group == 0) way.turn(0); // the last that was passed
+    if (group == 0) way.turn(0); // the last turn that was passed
     way.before(x.tiles);
     settle<DIM / 8>(sum), settle<8>(weights);
     products_begin();
@@ -148,7 +151,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     }
 }
 
-// ByThreads: the next tile of keys and this one of values are on their way while the products of this one are made.
+// ByThreads copies the next tile of keys and the current tile of values while the products of the current tile run.
 template <int DIM> struct ByThreads {
     const bf16 *k, *v;
     const Heads &s;
@@ -166,16 +169,16 @@ template <int DIM> struct ByThreads {
     }
     METHOD void soon(int tile) const {
         copies_done();
-        __syncthreads(); // and nobody reads the keys before these any more
+        __syncthreads(); // no thread reads the earlier keys any longer
         keys(tile + 1);
     }
     METHOD void before(int tile) const {
-        __syncthreads(); // nobody reads the values before the last any more
+        __syncthreads(); // no thread reads the values before the last any longer
         values(tile);
     }
     METHOD void keys_used(int) const {}
     METHOD void values_used(int) const {}
-    METHOD void turn(int) const {} // they meet at every tile
+    METHOD void turn(int) const {} // the warpgroups meet at every tile
     METHOD void pass(int) const {}
 };
 
@@ -188,8 +191,8 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     attend<DIM>(o, lse, s, x, threadIdx.x / 128, accumulate, ByThreads<DIM>{k, v, s, x});
 }
 
-// Barriers of the copy engine's way: of each of two places whether keys, values have come, and whether they have been used.
-// The last is of the queries.
+// Barriers for the copy engine. For each of two tile slots they track whether keys and values have arrived and
+// whether they have been used. The last barrier is for the queries.
 enum { KEYS_HERE = 0, VALUES_HERE = 2, KEYS_USED = 4, VALUES_USED = 6, QUERIES_HERE = 8, BARRIERS = 9 };
 #define MULTIPLYING 8 // warps
 
@@ -214,14 +217,15 @@ struct ByEngine {
     METHOD void pass(int group) const { turn_pass(group); }
 };
 
-// bring has a lane tell the copy engine of a tile. Maps have boxes of 128 tokens of a panel.
+// bring has one lane request a tile from the copy engine. A map's box is 128 tokens of a panel.
 template <int DIM> DEV void bring(unsigned char *to, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
     if ((threadIdx.x & 31) != 0) return;
     barrier_expect(here, TILE_BYTES(128));
     UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * 128 * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
 
-// direct is the work of the warp that brings: each tile into the place of the one before the last, once that has been used.
+// direct is the work of the warp that requests tiles. Each tile replaces the one two before it, once that has been
+// used.
 template <int DIM> DEV void direct(const unsigned char *maps, u64 *barriers, const Part &x) {
     const unsigned char *const of_q = maps, *const of_k = maps + 128, *const of_v = maps + 256;
     map_ready(of_q), map_ready(of_k), map_ready(of_v);

@@ -1,16 +1,17 @@
-// The gradient of attention in bf16 by Hopper's matrix units, for heads of 64, 96 and 128. Arguments, masks and layout are those of
-// attention.cu. A block has two warpgroups that multiply. It keeps two tiles of 128 tokens, 64 of each for each warpgroup, and
-// walks over pairs of tiles of 64: keys and values past queries and their gradient for dq, the other way round for dk and dv.
-// There are places for three pairs: one is on its way, one in the products with what is kept, one in the sums.
+// The gradient of attention in bf16 on Hopper's matrix units, for head dimensions 64, 96 and 128. Arguments, masks
+// and layout are those of attention.cu. A block has two warpgroups that multiply. It keeps two tiles of 128 tokens,
+// 64 of each per warpgroup, and loops over pairs of tiles of 64 tokens. For dq it keeps queries and their gradient
+// and loops over keys and values; for dk and dv it is the other way round. There are slots for three pairs: one being
+// copied, one in the products with the kept tiles, one in the sums.
 //
-// Tiles come by either of the two ways of attention_hopper.cu, which leave the same bits.
+// Tiles are loaded in either of the two ways of attention_hopper.cu, which give the same bits.
 #include "common.cuh"
 #include "attention.cuh"
 #include "hopper.cuh"
 
 #define PAIR (2 * TILE_BYTES(64))
 
-// compare begins the products of a warpgroup's rows of what is kept with a pair: d and e [64,64].
+// compare begins the products of a warpgroup's rows of the kept tiles with a pair: d and e [64,64].
 template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned char *kept, const unsigned char *pair) {
     UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 0, 16 * s), by_rows<DIM, 64>(pair, 0, 16 * s), s > 0);
     products_commit();
@@ -18,7 +19,7 @@ template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned
     UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<DIM, 128>(other, 0, 16 * s), by_rows<DIM, 64>(beside, 0, 16 * s), s > 0);
     products_commit();
 }
-// add begins to add the product of weights [64,64] with a tile of 64.
+// add begins to add the product of weights [64,64] with a tile of 64 tokens.
 template <int DIM> DEV void add(float (*sum)[4], const u32 (*weights)[4], const unsigned char *tile) {
     UNROLL for (int s = 0; s < 4; s++) gather<DIM>(sum, weights[s], by_columns<DIM, 64>(tile, 16 * s));
 }
@@ -26,14 +27,15 @@ DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
     UNROLL for (int c = 0; c < 4; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
 }
 
-// Part is what a block works on, and where its tiles lie. Pair t of dk and dv is of the queries from query(t) on, of head(t).
+// Part describes a block's share of the work and the addresses of its tiles. For dk and dv, pair t holds the queries
+// from query(t) on, of head(t).
 struct Part {
-    i64 first, b, kvh; // of what is kept
-    i64 h, begin, end; // of dq: the head, and the keys that some row sees, from the first tile on
-    i64 start, stop, group; // of dk and dv: the queries, and the heads, that see the keys
-    int each, tiles;   // pairs of a head, and of all
+    i64 first, b, kvh; // of the kept tiles
+    i64 h, begin, end; // for dq: the head, and the keys that some row sees, from the first tile on
+    i64 start, stop, group; // for dk and dv: the queries and heads that see the keys
+    int each, tiles;   // pairs per head, and in total
     unsigned char *kept, *pairs;
-    float *stats; // of the queries of each pair: lse, delta
+    float *stats; // lse and delta for the queries of each pair
     METHOD i64 head(int tile) const { return kvh * group + tile / each; }
     METHOD i64 key(int tile) const { return begin + tile * (i64)64; }
     METHOD i64 query(int tile) const { return start + tile % each * (i64)64; }
@@ -41,18 +43,18 @@ struct Part {
 template <int DIM> DEV void places(Part *x, unsigned char *memory) {
     x->kept = tile_start(memory), x->pairs = x->kept + 2 * TILE_BYTES(128), x->stats = (float *)(x->pairs + 3 * PAIR);
 }
-// of_queries: a block has 128 queries.
+// of_queries gives a block 128 queries.
 template <int DIM> DEV Part of_queries(const Heads &s, unsigned char *memory) {
     Part x;
     places<DIM>(&x, memory);
-    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
+    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // longest rows first
     x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
     x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
     x.begin = s.first_tile(x.first, 64);
     x.tiles = (int)((x.end - x.begin + 63) / 64);
     return x;
 }
-// of_keys: a block has 128 keys, and all queries that see them, of all heads of the group.
+// of_keys gives a block 128 keys and all queries that see them, over all heads of the group.
 template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
     Part x;
     places<DIM>(&x, memory);
@@ -64,9 +66,9 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// change_queries is the work of a warpgroup on dq, the one of two that group says. Way brings tiles: soon(t) and before(t) return when
-// pair t is there, one of them before the products that read it; used(t) says that it is needed no more. soon keeps ptxas from moving
-// the wait for products up, ahead of the exponentials (see attend).
+// change_queries is the work of warpgroup `group` (of two) on dq. Way provides tiles. soon(t) and before(t) return
+// when pair t has arrived; one of them is called before the products that read it. used(t) reports that a pair is no
+// longer needed. soon also keeps ptxas from hoisting the wait for products before the exponentials (see attend).
 template <int DIM, class O, class Way>
 DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
@@ -139,18 +141,20 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     }
 }
 
-// change_keys is that on dk and dv. Products are transposed: rows are keys, columns are queries. Registers are scarce: each sum
-// begins as soon as its weights are there, and nothing is under way from one pair to the next: the other warpgroup fills the gaps.
+// change_keys is the same for dk and dv. Products are transposed: rows are keys, columns are queries. Registers are
+// scarce, so each sum begins as soon as its weights are ready, and nothing stays under way from one pair to the next.
+// The other warpgroup fills the gaps.
 template <int DIM, class Way>
 DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     if (accumulate && x.tiles == 0) return;
-    // Counted from the first query: the end of them, the first and the end of those that see the row, and those that see all rows.
+    // Counted from the first query: the end of the queries, the first query and the end of those that see the row,
+    // and the range of those that see all rows.
     const int queries = (int)(x.stop - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
     const int until = (int)min(PACKED ? s.end_of_queries(row + 1) - x.start : row - s.prefix - x.start + s.window, (i64)queries);
-    const int until8 = PACKED ? (int)min(s.end_of_queries(row + 9) - x.start, (i64)queries) : until + 8; // of row+8
+    const int until8 = PACKED ? (int)min(s.end_of_queries(row + 9) - x.start, (i64)queries) : until + 8; // for row+8
     const int whole = (int)max(x.first + 127 - s.prefix - x.start, (i64)0);
     const int end = (int)min(PACKED ? s.end_of_queries(x.first + 1) - x.start : x.first - s.prefix - x.start + s.window, (i64)queries);
     const float factor = 1.0f / sqrtf((float)DIM), inverse = 1.0f / (float)s.softcap;
@@ -177,7 +181,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
                 p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
             as_weights(weights, p);
-        } else UNROLL for (int pair = 0; pair < 4; pair++) { // 16 columns at a time: there are no registers for slopes of all
+        } else UNROLL for (int pair = 0; pair < 4; pair++) { // 16 columns at a time to save registers
             float weight[2][4];
             UNROLL for (int i = 0; i < 2; i++) UNROLL for (int e = 0; e < 4; e++) {
                 float *const score = p[2 * pair + i] + e;
@@ -201,7 +205,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
         products_wait<0>();
         settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
         way.used(tile);
-        if ((base += 64) >= queries) base = 0; // of the next head
+        if ((base += 64) >= queries) base = 0; // start of the next head
     }
     UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = ((r * s.batch + x.b) * s.kv_heads + x.kvh) * DIM + 8 * c + 2 * t;
@@ -211,7 +215,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     }
 }
 
-// ByThreads: the next pair is on its way while the products of this one are made.
+// ByThreads copies the next pair while the products of the current one run.
 template <class Bring> struct ByThreads {
     const Bring &bring;
     int tiles;
@@ -220,13 +224,13 @@ template <class Bring> struct ByThreads {
     }
     METHOD void before(int tile) const {
         copies_done();
-        __syncthreads(); // and nobody reads any more what is overwritten next
+        __syncthreads(); // no thread reads any longer what is overwritten next
         if (tile + 1 < tiles) bring(tile + 1);
     }
     METHOD void used(int) const {}
 };
 
-// keep_by_threads brings the tiles that are kept.
+// keep_by_threads loads the kept tiles.
 template <int DIM>
 DEV void keep_by_threads(const Part &x, const bf16 *one, const bf16 *other, i64 tokens, i64 batch, i64 head, i64 heads) {
     fetch<DIM, 128, 256>(x.kept, one, x.first, tokens, x.b, batch, head, heads);
@@ -270,8 +274,8 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     change_keys<DIM>(dk, dv, s, x, warpgroup(), accumulate, ByThreads<decltype(bring)>{bring, x.tiles});
 }
 
-// Barriers of the copy engine's way: of each of three places whether its pair has come, and whether it has been used. The last is
-// of what is kept.
+// Barriers for the copy engine. For each of three slots they track whether its pair has arrived and whether it has
+// been used. The last barrier is for the kept tiles.
 enum { PAIR_HERE = 0, PAIR_USED = 3, KEPT_HERE = 6, BARRIERS = 7 };
 #define MULTIPLYING 8 // warps
 
@@ -286,11 +290,11 @@ struct ByEngine {
         soon(tile);
     }
     METHOD void used(int tile) const {
-        __syncwarp(); // all its lanes have read the statistics
+        __syncwarp(); // all lanes have read the statistics
         if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + PAIR_USED + tile % 3);
     }
 };
-// barriers_of makes them, for a pair that comes by so many arrivals.
+// barriers_of initialises the barriers. A pair is complete after the given number of arrivals.
 template <int DIM> DEV u64 *barriers_of(const Part &x, int arrivals) {
     u64 *const barriers = (u64 *)(x.stats + 3 * 128);
     if (threadIdx.x == 0) {
@@ -301,7 +305,8 @@ template <int DIM> DEV u64 *barriers_of(const Part &x, int arrivals) {
     return barriers;
 }
 
-// bring tells the copy engine of 64 tokens of a tile of so many. Maps have boxes of 64 tokens of a panel.
+// bring requests 64 tokens from the copy engine, for a tile of the given number of tokens. A map's box is 64 tokens
+// of a panel.
 template <int DIM> DEV void bring(unsigned char *to, int tokens, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
     UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * tokens * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
@@ -314,7 +319,7 @@ template <int DIM> DEV void keep(const Part &x, const unsigned char *one, const 
         bring<DIM>(to + TILE_BYTES(128), 128, other, barriers + KEPT_HERE, head, x.b, x.first + 64 * half);
     }
 }
-// pair has a lane tell the copy engine of a pair, once its place has been used.
+// pair has one lane request a pair from the copy engine, once its slot has been used.
 template <int DIM>
 DEV void pair(const Part &x, int tile, const unsigned char *one, const unsigned char *other, u64 *barriers, i64 head, i64 token) {
     u64 *const here = barriers + PAIR_HERE + tile % 3;
@@ -327,7 +332,7 @@ DEV void pair(const Part &x, int tile, const unsigned char *one, const unsigned 
 }
 DEV void maps_ready(const unsigned char *maps) { UNROLL for (int i = 0; i < 4; i++) map_ready(maps + 128 * i); }
 
-// Maps are those of q, dout, k and v.
+// The maps are those of q, dout, k and v.
 template <int DIM, class O>
 DEV void bulk_dq(O *dq, const unsigned char *maps, const float *lse, const float *delta, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
@@ -360,7 +365,7 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
     for (int tile = 0; tile < x.tiles; tile++) {
         const i64 h = x.head(tile), base = x.query(tile);
         pair<DIM>(x, tile, maps, maps + 128, barriers, h, base);
-        UNROLL for (int i = 0; i < 4; i++) { // statistics are too small for the engine
+        UNROLL for (int i = 0; i < 4; i++) { // statistics are too small for the copy engine
             const int at = (threadIdx.x & 31) + 32 * i;
             const i64 query = base + at % 64;
             x.stats[tile % 3 * 128 + at] = query < s.n ? (i < 2 ? lse : delta)[(query * s.batch + x.b) * s.heads + h] : 0.0f;

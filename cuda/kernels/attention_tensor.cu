@@ -1,12 +1,12 @@
-// Attention and its gradient in bf16 on tensor cores, for heads of 64, 96 and 128. Arguments, masks and layout are those of
-// attention.cu. A block has 4 warps, a warp 16 rows of a product; tiles lie in dynamic shared memory, D + 8 elements a row. There are
-// two places for the tiles that a block walks over: one is filled while the other is worked on.
-// Scores stay in registers: the accumulator of one product has the layout of an operand of the next. Scores, probabilities'
-// sums and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
+// Attention and its gradient in bf16 on tensor cores, for head dimensions 64, 96 and 128. Arguments, masks and layout
+// are those of attention.cu. A block has 4 warps, each with 16 rows of a product. Tiles are in dynamic shared memory,
+// with D + 8 elements per row. The block loops over tiles in two slots: one is filled while the other is used. Scores
+// stay in registers, because the accumulator of one product has the layout of an operand of the next. Scores, sums of
+// probabilities and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
 #include "common.cuh"
 #include "attention.cuh"
 
-// load_tile begins to bring ROWS tokens of a head to shared memory, zeros where there are no more.
+// load_tile begins to load ROWS tokens of a head into shared memory, with zeros past the last token.
 template <int ROWS, int D>
 DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);
@@ -27,13 +27,13 @@ DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequenc
         *(Quad *)(tile + r * (D + 8) + d) = q;
     }
 }
-// tiles_here waits for the tiles of all threads. Nobody reads any more then what is overwritten next.
+// tiles_here waits until all threads have their tiles and no thread reads what is overwritten next.
 DEV void tiles_here() {
     copies_here();
     __syncthreads();
 }
 
-// own_rows loads 64 tokens and leaves each warp the fragments of its 16 rows.
+// own_rows loads 64 tokens and gives each warp the fragments of its 16 rows.
 template <int D>
 DEV void own_rows(u32 (*frags)[4], bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     load_tile<64, D>(tile, p, token, tokens, sequence, batch, head, heads);
@@ -51,7 +51,7 @@ template <int COLUMNS, int D> DEV void multiply(float (*sum)[4], const u32 (*a)[
         mma16816(sum[2 * c + 1], a[s], b + 2);
     }
 }
-// multiply_tile does so with 16 rows of another tile: sum[16, COLUMNS] += rows[16, D] tile[COLUMNS, D]^T.
+// multiply_tile does the same with 16 rows of another tile: sum[16, COLUMNS] += rows[16, D] tile[COLUMNS, D]^T.
 template <int COLUMNS, int D> DEV void multiply_tile(float (*sum)[4], const bf16 *rows, const bf16 *tile) {
     UNROLL for (int s = 0; s < D / 16; s++) {
         u32 a[4], b[4];
@@ -78,9 +78,9 @@ template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weight
 template <int D, class O>
 DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const places = (bf16 *)memory; // keys, and behind them values
+    bf16 *const places = (bf16 *)memory; // keys, then values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // the longest rows first
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
     const float factor = 1.0f / sqrtf((float)D), scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)D);
@@ -95,7 +95,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     bring(begin);
     float sum[D / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
     clear<D / 8>(sum);
-    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
+    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled before act as one, with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
         largest[half] = lse[at] * (LOG2E / scale), total[half] = 1;
         UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
@@ -143,13 +143,13 @@ template <int D, class O>
 DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                       const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ds = (bf16 *)memory, *const places = ds + 64 * (D + 8); // keys, and behind them values
+    bf16 *const ds = (bf16 *)memory, *const places = ds + 64 * (D + 8); // keys, then values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g;
     const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
-    u32 query[D / 16][4]; // the rows of dout stay in shared memory: registers would not do for both
+    u32 query[D / 16][4]; // dout stays in shared memory: registers do not suffice for both
     own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
     load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
     const auto place = [&](i64 key) { return places + key / 32 % 2 * (2 * 32 * (D + 8)); };
@@ -194,14 +194,14 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
     }
 }
 
-// A block has 64 keys and walks over all queries that see them, of all heads of the group. Products are transposed: a warp's
-// rows are its 16 keys, columns are queries.
+// A block handles 64 keys and loops over all queries that see them, over all heads of the group. Products are
+// transposed: rows are the warp's 16 keys, columns are queries.
 template <int D>
 DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                        const float *delta, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (D + 8); // queries, and behind them dout
-    float *const statistics = (float *)(places + 4 * 32 * (D + 8)); // of the queries of each place: lse, delta
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (D + 8); // queries, then dout
+    float *const statistics = (float *)(places + 4 * 32 * (D + 8)); // lse and delta for the queries of each slot
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)blockIdx.x * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
@@ -227,7 +227,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     }
     float sum_k[D / 8][4], sum_v[D / 8][4];
     clear<D / 8>(sum_k), clear<D / 8>(sum_v);
-    const i64 ends[2] = {PACKED ? s.end_of_queries(row + 1) : 0, PACKED ? s.end_of_queries(row + 9) : 0}; // of those that see the rows
+    const i64 ends[2] = {PACKED ? s.end_of_queries(row + 1) : 0, PACKED ? s.end_of_queries(row + 9) : 0}; // by row
     for (int tile = 0; tile < tiles; tile++) {
         tiles_here();
         if (tile + 1 < tiles) bring(tile + 1);
@@ -240,7 +240,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         multiply_tile<32, D>(dp, vs, ds);
         if (SOFTCAP) bound<4>(p, s, factor);
         const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
-        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries that the row's window reaches
+        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries within the row's window
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
             const bool visible = column < queries && column >= see + 8 * (e / 2) && (PACKED ? base + column < ends[e / 2] : column < until + 8 * (e / 2));

@@ -1,8 +1,8 @@
-// Sums over rows: bias_grad, and the gradients of gamma and beta of the norms. Blocks of (256 columns, a chunk of rows)
-// leave partial sums in the workspace, which join_columns adds in the order of the chunks.
+// Sums over rows: bias_grad, and the gradients of gamma and beta of the norms. A block handles 256 columns of a chunk
+// of rows and leaves partial sums in the workspace. join_columns adds them in the order of the chunks.
 #include "common.cuh"
 
-// The partial sums lie as [chunk][cols]; those of beta behind all of gamma's.
+// Partial sums are stored as [chunk][cols], all those of gamma before those of beta.
 template <bool BETA, class T, class Term>
 DEV void column_sums(float *partial, i64 rows, i64 cols, i64 chunk, Term term) {
     SHARED(float, sums, 8 * 256);

@@ -1,13 +1,14 @@
-// What every kernel uses. No header is included: NVRTC has none to give. On the CPU the emulator's header stands in for
-// what the CUDA compiler has built in (see cuda/emu).
+// Definitions for every kernel. No header is included because NVRTC provides none. On the CPU the emulator's header
+// replaces the CUDA compiler's built-ins (see cuda/emu).
 //
-// Every argument of a kernel is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional, of whole warps and at
-// most 256 threads; KERNEL_PAIR has a multiprocessor hold two of them, KERNEL_WIDE two of at most 512, and
-// KERNEL_THREE one of three warpgroups. Warp operations name all 32 lanes, so no thread of
-// a kernel that has one returns early.
+// Every kernel argument is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional and consist of whole
+// warps, with at most 256 threads. KERNEL_PAIR limits registers so that a multiprocessor holds two blocks,
+// KERNEL_WIDE so that it holds two blocks of up to 512 threads, and KERNEL_THREE so that it holds one block of three
+// warpgroups. Warp operations name all 32 lanes, so no thread returns early from a kernel that uses one.
 
-// Sources of attention are compiled several times, into modules of their own: with SOFTCAP 1 their kernels bound scores, with PACKED 1
-// a sequence holds several documents. Both take time and registers. Their names end in _capped, in _packed, or in both.
+// Attention sources are compiled several times, into separate modules. With SOFTCAP 1 the kernels cap scores; with
+// PACKED 1 a sequence holds several documents. Each costs time and registers. The kernels' names then end in _capped,
+// _packed or both.
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
@@ -23,7 +24,7 @@
 #else
 #define VARIANT(name) name
 #endif
-// POSITIONS is their last parameter then: the positions of the queries' tokens in their documents.
+// With PACKED, the last parameter is POSITIONS: the position of each query's token in its document.
 #if PACKED
 #define POSITIONS , const int *positions
 #define WITH_POSITIONS , positions
@@ -48,19 +49,19 @@ typedef long long i64;
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
-// A bf16 is the upper half of a float. A struct of its own tells it from an integer in overloads.
+// A bf16 is the upper half of a float. A separate struct distinguishes it from integers in overloads.
 struct bf16 {
     unsigned short bits;
 };
 
 static const u32 ALL = 0xffffffffu;
 #define MINUS_INFINITY __int_as_float(0xff800000)
-#define LOWEST __int_as_float(0xff7fffff) // of finite numbers
+#define LOWEST __int_as_float(0xff7fffff) // the lowest finite number
 
 DEV float as_float(float x) { return x; }
 DEV float as_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// To nearest even.
+// Round to nearest even.
 #ifndef CUDA_EMULATOR
 DEV unsigned short bf16_bits(float x) {
     unsigned short bits;
@@ -75,20 +76,21 @@ DEV u32 bf16_pair(float low, float high) {
 #else
 DEV unsigned short bf16_bits(float x) {
     const u32 u = __float_as_uint(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff; // a NaN, which rounding could carry into infinity
+    if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff; // rounding could turn a NaN into infinity
     return (unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 DEV u32 bf16_pair(float low, float high) { return (u32)bf16_bits(low) | (u32)bf16_bits(high) << 16; }
 #endif
-// power2 is 2^x by the unit for special functions, zero where that is below 2^-126. quick_exp is the exponential by it: off by at most
-// (|x| + 2) * 2^-23 of itself.
+// power2 returns 2^x from the special function unit, or zero if the result is below 2^-126. quick_exp uses it for
+// e^x, with a relative error of at most (|x| + 2) * 2^-23.
 #ifndef CUDA_EMULATOR
 DEV float power2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// reciprocal is 1 / x by the same unit, off by at most 2^-23 of itself, zero where that is below 2^-126.
+// reciprocal returns 1 / x from the same unit with a relative error of at most 2^-23, or zero if the result is below
+// 2^-126.
 DEV float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -96,13 +98,13 @@ DEV float reciprocal(float x) {
 }
 #endif
 DEV float quick_exp(float x) { return power2(x * 1.4426950408889634f); }
-// rounded is a number as it will be read again from where the first argument points.
+// rounded returns x rounded to the type that the first argument points to.
 DEV float rounded(const float *, float x) { return x; }
 DEV float rounded(const bf16 *, float x) { return __uint_as_float((u32)bf16_bits(x) << 16); }
 DEV void store(float *p, float x) { *p = x; }
 DEV void store(bf16 *p, float x) { p->bits = bf16_bits(x); }
 
-// Eight elements at once, 16 bytes an access. The address is a multiple of 16.
+// Eight elements at once, 16 bytes per access. The address must be a multiple of 16.
 struct alignas(16) Quad {
     u32 x, y, z, w;
 };
@@ -131,7 +133,7 @@ DEV void store8(bf16 *p, const float *v) {
     *(Quad *)p = a;
 }
 
-// Up to eight elements: as many of them as are left, vectorised where the address and the number allow.
+// Up to eight elements, depending on how many are left; vectorised if the address and the count allow it.
 DEV bool aligned(const void *p) { return ((u64)p & 15) == 0; }
 template <class T> DEV void load_some(const T *p, float *v, i64 left) {
     if (left >= 8 && aligned(p)) return load8(p, v);
@@ -143,13 +145,13 @@ template <class T> DEV void store_some(T *p, const float *v, i64 left) {
         if (i < left) store(p + i, v[i]);
 }
 
-// EACH8 walks over n elements in eights, by all threads of the grid.
+// EACH8 loops over n elements in groups of eight, using all threads of the grid.
 #define EACH8(i, n) \
     for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; i < (n); i += (i64)gridDim.x * blockDim.x * 8)
-// ROW8 walks over the columns of a row in eights, by the threads of one block.
+// ROW8 loops over the columns of a row in groups of eight, using the threads of one block.
 #define ROW8(c, cols) for (i64 c = (i64)threadIdx.x * 8; c < (cols); c += (i64)blockDim.x * 8)
 
-// Sums and maxima over a warp and over a block, in an order that does not vary. All threads get the result.
+// Sums and maxima over a warp and over a block, in a fixed order. All threads get the result.
 template <class T> DEV T warp_sum(T x) {
     UNROLL for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(ALL, x, d);
     return x;
@@ -181,17 +183,18 @@ DEV float block_max(float x) {
     return largest;
 }
 
-// Tensor cores: d[16,8] += a[16,16] b[16,8] by a warp, in the fragment layout of mma.sync.m16n8k16. With g = lane/4 and
-// t = lane%4: a[0] is row g, a[1] row g+8, columns 2t and 2t+1, a[2] and a[3] the same 8 columns on; b[0] is column g,
-// rows 2t and 2t+1, b[1] 8 rows on; d[0], d[1] are row g, columns 2t and 2t+1, d[2], d[3] row g+8.
+// Tensor cores: a warp computes d[16,8] += a[16,16] b[16,8] in the fragment layout of mma.sync.m16n8k16. Let g =
+// lane/4 and t = lane%4. a[0] holds columns 2t and 2t+1 of row g, a[1] those of row g+8; a[2] and a[3] hold the same
+// rows, 8 columns further. b[0] holds rows 2t and 2t+1 of column g, b[1] the rows 8 further. d[0] and d[1] hold
+// columns 2t and 2t+1 of row g, d[2] and d[3] those of row g+8.
 #ifndef CUDA_EMULATOR
 DEV void mma16816(float *d, const u32 *a, const u32 *b) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Four 8x8 matrices of bf16 from shared memory. Lane 8i+r names the address of row r of matrix i; a lane gets row lane/4,
-// columns 2(lane%4) and the next of each matrix, or those of its transpose.
+// ldmatrix loads four 8x8 matrices of bf16 from shared memory. Lane 8i+r passes the address of row r of matrix i.
+// Each lane receives row lane/4, columns 2(lane%4) and the next, of each matrix; ldmatrix_trans loads the transposes.
 DEV void ldmatrix(u32 *r, const bf16 *row) {
     const u32 at = (u32)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -204,9 +207,9 @@ DEV void ldmatrix_trans(u32 *r, const bf16 *row) {
 }
 #endif
 
-// The fragments of a 16x16 piece of a tile in shared memory, ld elements a row.
-// frag_a: of a from tile[row][k]; frag_a_trans: of a from tile[k][row].
-// frag_b: of two neighbouring b from tile[column][k], r[0..1] and r[2..3]; frag_b_trans: from tile[k][column].
+// Fragments of a 16x16 part of a tile in shared memory, with ld elements per row. frag_a loads a from tile[row][k],
+// frag_a_trans from tile[k][row]. frag_b loads two adjacent b from tile[column][k], into r[0..1] and r[2..3];
+// frag_b_trans loads them from tile[k][column].
 DEV void frag_a(u32 *r, const bf16 *tile, int ld, int row, int k) {
     const int lane = threadIdx.x & 31;
     ldmatrix(r, tile + (row + (lane & 15)) * ld + k + (lane >> 4) * 8);
@@ -224,5 +227,5 @@ DEV void frag_b_trans(u32 *r, const bf16 *tile, int ld, int column, int k) {
     ldmatrix_trans(r, tile + (k + (lane & 15)) * ld + column + (lane >> 4) * 8);
 }
 
-// One instance of a macro for each element type: its letter in kernels' names, and the type.
+// FOR_TYPES instantiates a macro for each element type, given the type's letter in kernel names and the type.
 #define FOR_TYPES(M) M(f, float) M(b, bf16)

@@ -1,8 +1,8 @@
-// Opcodes that work element by element: add, cast, fill, position_embed. All of a thread's
-// inputs are read before its outputs are written, so that an output may lie in the place of an input.
+// Opcodes that work element by element: add, cast, fill, position_embed. A thread reads all its inputs before it
+// writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
-// add_bias adds a row of any type to eight elements from element i of a matrix on.
+// add_bias adds a row of any type to eight elements of a matrix, starting at element i.
 template <class T> DEV void add_bias(float *v, const T *bias, i64 i, i64 cols) {
     i64 c = i % cols;
     UNROLL for (int j = 0; j < 8; j++) {
@@ -49,7 +49,7 @@ CAST(fb, float, bf16)
 CAST(bf, bf16, float)
 CAST(bb, bf16, bf16)
 
-// fill repeats 8 bytes over n: an element of any type, itself repeated to 8 bytes.
+// fill repeats an 8-byte pattern over n bytes; the pattern holds one element, repeated.
 KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
     const i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const i64 words = aligned(y) ? n / 16 : 0;
@@ -59,7 +59,7 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
     for (i64 i = words * 16 + first; i < n; i += step) y[i] = (unsigned char)((u64)pattern >> (i % 8 * 8));
 }
 
-// position_embed adds the table's row of a token to the batch rows of that token.
+// position_embed adds a token's row of the table to all batch rows of that token.
 #define POSITION(S, T)                                                                          \
     KERNEL(position_embed_##S, (T * y, const T *x, const T *table, i64 n, i64 batch, i64 cols)) { \
         EACH8(i, n) {                                                                           \

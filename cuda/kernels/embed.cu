@@ -16,11 +16,11 @@
         embed_grad(dtable, tokens, dy, rows, vocab, cols, first, (float)scale);                             \
     }
 
-#define LOOKS 8 // tokens that a thread compares from one barrier to the next
+#define LOOKS 8 // tokens that a thread compares between two barriers
 
-// seen reports whether a token is among tokens[0 .. end-1]. All threads of the block get the answer.
+// seen reports whether token is among tokens[0 .. end-1]. All threads of the block get the answer.
 DEV bool seen(const int *tokens, i64 end, int token) {
-    for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards: a frequent token was there a moment ago
+    for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards, because a frequent token occurred recently
         float found = 0;
         UNROLL for (int k = 0; k < LOOKS; k++) {
             const i64 at = i - 1 - threadIdx.x - k * (i64)blockDim.x;
@@ -31,8 +31,8 @@ DEV bool seen(const int *tokens, i64 end, int token) {
     return false;
 }
 
-// The block of a token's first row adds all rows of that token, in row order; the blocks of its other rows do nothing. A
-// thread has eight columns.
+// The block of a token's first row adds all rows of that token, in row order; the blocks of its other rows do
+// nothing. Each thread handles eight columns.
 template <class T>
 DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first, float scale) {
     SHARED(u32, matches, LOOKS * 32);
@@ -61,8 +61,8 @@ DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64
 }
 FOR_TYPES(EMBED)
 
-// The generator of initial values: SplitMix64 opened to random access, and Box and Muller in f64. It draws what the VM's
-// own generator draws, to the last bits of the f64 functions.
+// The generator of initial values: SplitMix64 with random access, then Box-Muller in f64. It draws the same values as
+// the VM's generator, up to the last bits of the f64 functions.
 DEV u64 draw(u64 key, u64 i) {
     u64 z = key + (i + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;

@@ -1,15 +1,16 @@
 // Hopper's matrix units: products of a warpgroup, and the tiles in shared memory that they read.
 //
-// A tile is tokens of a head of DIM elements: panels of 64 of them, in rows of 128 bytes whose chunks of 16 change places by the
-// row, so that chunk c of row r is at c^(r%8). Where 64 does not divide DIM, panels have 32, rows 64 bytes, and the place is
-// c^(r/2%4). Tiles start at multiples of 1024 bytes: then the places are those that wgmma computes from addresses alone.
-// In a template by DIM:
+// A tile holds tokens of a head of DIM elements, as panels of 64 elements. A panel's rows have 128 bytes, whose
+// 16-byte chunks are swizzled: chunk c of row r is at c^(r%8). If 64 does not divide DIM, panels have 32 elements,
+// rows have 64 bytes, and the chunk is at c^(r/2%4). Tiles start at multiples of 1024 bytes, so that these places are
+// the ones that wgmma computes from addresses. The macros are for use in templates with a parameter DIM.
 #define PANEL (DIM % 64 == 0 ? 64 : 32)
 #define ROW_BYTES (2 * PANEL)
 #define TILE_BYTES(tokens) ((tokens) * 2 * DIM)
 
 #ifndef CUDA_EMULATOR
-// copies_done waits for the copies of this thread, and shows them to the matrix units, which read memory by a way of their own.
+// copies_done waits for the copies of this thread and makes them visible to the matrix units, which read memory
+// through the async proxy.
 DEV void copies_done() {
     copies_here();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -20,7 +21,7 @@ DEV void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory
 DEV void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // products_wait waits until at most N groups of products are under way.
 template <int N> DEV void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// settle keeps the compiler from moving uses of accumulators over a wait, and from making the next operands a in registers that
+// settle keeps the compiler from moving uses of accumulators across a wait, and from reusing operand registers that
 // products under way still read.
 template <int N> DEV void settle(float (*d)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[i][e])::"memory");
@@ -35,7 +36,8 @@ template <int N> DEV void settle(u32 (*a)[4]) {
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PLACES_48 PLACES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define PLACES_64 PLACES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// wgmma_rows128: d[64,128] = or += a[64,16] b[128,16]^T; a and b are descriptors of tiles. wgmma_rows64 has 64 columns.
+// wgmma_rows128 computes d[64,128] = or += a[64,16] b[128,16]^T; a and b are tile descriptors. wgmma_rows64 has 64
+// columns.
 DEV void wgmma_rows64(float (*d)[4], u64 a, u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, %32, %33, p, 1, 1, 0, 0; }"
@@ -46,8 +48,8 @@ DEV void wgmma_rows128(float (*d)[4], u64 a, u64 b, int add) {
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, %64, %65, p, 1, 1, 0, 0; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(add));
 }
-// wgmma_gather128: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile. wgmma_gather64 and
-// wgmma_gather96 have fewer columns.
+// wgmma_gather128 computes d[64,128] += a[64,16] b[16,128]; a is in registers as for mma.sync, b is a tile
+// descriptor. wgmma_gather64 and wgmma_gather96 have fewer columns.
 DEV void wgmma_gather64(float (*d)[4], const u32 *a, u64 b) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
@@ -63,12 +65,13 @@ DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
-// Barriers in shared memory. One turns to its next phase when so many threads have arrived and all bytes that were announced
-// have come; barrier_wait waits until the phase of a parity is over: the first is of parity 0.
+// Barriers in shared memory. A barrier enters its next phase when the given number of threads have arrived and all
+// announced bytes have come. barrier_wait waits for the end of the phase with the given parity; the first phase has
+// parity 0.
 DEV void barrier_init(u64 *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
-// barriers_ready shows them to the other threads, once those meet, and to the copy engine.
+// barriers_ready makes barriers visible to the copy engine, and to the other threads after their next barrier.
 DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory"); }
 DEV void barrier_arrive(u64 *b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
 DEV void barrier_expect(u64 *b, int bytes) {
@@ -85,9 +88,9 @@ DEV void barrier_wait(u64 *b, u32 parity) {
     while (!barrier_over(b, parity)) {}
 }
 #else
-// A wait that lasts for seconds is given up: its line, block and thread are written to pinned memory of the host, which takes the results
-// for nothing then. Waits after it are given up at once. There is no trap, for a way out of the kernel would have the compiler end each
-// product before it begins the next.
+// A wait gives up after 2^32 cycles, which takes seconds. It writes its line, block and thread to pinned host memory,
+// and the host discards the results. Later waits give up after 2^16 cycles. The wait does not trap: if the kernel had
+// another exit, the compiler would end each product before it begins the next.
 extern "C" {
 __device__ u64 *wait_record;
 }
@@ -103,23 +106,24 @@ DEV void barrier_wait_at(u64 *b, u32 parity, int line) {
 }
 #define barrier_wait(b, parity) barrier_wait_at(b, parity, __LINE__)
 #endif
-// bulk_copy has the copy engine bring a box of a tensor, which a map in device memory describes, and tell a barrier.
+// bulk_copy has the copy engine copy a box of the tensor that a map in device memory describes, and notify a barrier.
 DEV void bulk_copy(void *to, const void *map, u64 *b, int element, int head, int sequence, int token) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];"
                  ::"r"(shared_address(to)), "l"(map), "r"(element), "r"(head), "r"(sequence), "r"(token), "r"(shared_address(b)) : "memory");
 }
-// map_ready shows the copy engine a map that the host has written as data: hence the scope.
+// map_ready makes a map visible to the copy engine. The host writes maps as data, hence the system scope.
 DEV void map_ready(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory"); }
-// A warpgroup gives registers away, or takes some that were given away.
+// A warpgroup gives registers away, or takes registers that another gave away.
 template <int N> DEV void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
-// Two warpgroups take turns. turn_wait waits for a turn, which the other has given by turn_pass: each for each, in pairs.
+// Two warpgroups take turns. turn_wait waits for a turn, which the other warpgroup grants with turn_pass; the calls
+// match in pairs.
 DEV void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn + 1) : "memory"); }
 DEV void turn_pass(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn + 1) : "memory"); }
 #endif
 
-// Descriptors of a tile of ROWS tokens: its rows are as long as its panels are wide, and eight of them are what repeats.
-// by_rows: 16 of the elements of its tokens from one on. by_columns: all elements of 16 of its tokens; panels follow each other.
+// Descriptors of a tile of ROWS tokens. The layout repeats every eight rows of a panel. by_rows describes 16 elements
+// of each token, from `element` on. by_columns describes all elements of 16 tokens; panels follow each other.
 template <int DIM> DEV u64 descriptor(const unsigned char *at, u64 leading) {
     return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | (u64)(8 * ROW_BYTES) >> 4 << 32 | (u64)(PANEL == 64 ? 1 : 2) << 62;
 }
@@ -130,22 +134,24 @@ template <int DIM, int ROWS> DEV u64 by_columns(const unsigned char *tile, int t
     return descriptor<DIM>(tile + token * ROW_BYTES, ROWS * ROW_BYTES);
 }
 
-// warpgroup is the number of a thread's, in a way that shows the compiler that a warp's lanes are of one.
+// warpgroup returns the number of a thread's warpgroup in a form that tells the compiler that all lanes of a warp
+// agree.
 DEV int warpgroup() { return __shfl_sync(ALL, (int)(threadIdx.x / 128), 0); }
 
-// tile_start is the first place in shared memory where a tile may be.
+// tile_start returns the first address in shared memory where a tile may start.
 DEV unsigned char *tile_start(unsigned char *memory) { return memory + (1024 - shared_address(memory) % 1024) % 1024; }
 
-// gather is wgmma_gather of DIM columns.
+// gather is wgmma_gather with DIM columns.
 template <int DIM> DEV void gather(float (*d)[4], const u32 *a, u64 b) {
     if constexpr (DIM == 64) wgmma_gather64(d, a, b);
     else if constexpr (DIM == 96) wgmma_gather96(d, a, b);
     else wgmma_gather128(d, a, b);
 }
 
-// fetch begins to bring ROWS tokens of a head to a tile, zeros where there are no more, by THREADS threads. A thread has the
-// same chunks of every so many tokens, a multiple of eight: one address and one step do for all. They are one where the
-// threads divide by the chunks of a row, else one of each panel.
+// fetch begins to load ROWS tokens of a head into a tile with THREADS threads, with zeros past the last token. A
+// thread copies the same chunks of every `apart`-th token. `apart` is a multiple of eight, so one address and one
+// step serve all its tokens. A thread copies one chunk of each of these tokens with panels of 64 elements, or one
+// chunk of each panel otherwise.
 template <int DIM, int ROWS, int THREADS>
 DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);

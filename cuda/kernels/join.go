@@ -2,21 +2,22 @@ package kernels
 
 import "sppo.dev/ir"
 
-// Instructions that follow each other on a stream may be launched as one, which reads from memory once what they share.
-// Results are those of the instructions alone, to the last bit: a tensor that is handed on is rounded as it is stored, and
-// it is stored, since others may read it.
+// Successive instructions on a stream may be launched as one kernel, which reads shared operands from memory once.
+// Results equal those of separate launches to the last bit: a tensor passed between instructions is rounded as for
+// storage, and is stored because other instructions may read it.
 
-// join is a row of the joins.
+// join describes a sequence of instructions that may be joined.
 type join struct {
 	ops  []ir.Op
-	runs bool // any number of the one opcode
-	// hands names the operand of each that is one tensor: what the first writes and the others read.
+	runs bool // any number of instructions with the single opcode in ops
+	// hands names, for each instruction, the operand through which a tensor is passed on: the first writes it, the
+	// others read it.
 	hands []string
-	fits  func(ins []*ir.Instr) bool // what else must hold
-	bind  func(*binder)              // by members
+	fits  func(ins []*ir.Instr) bool // further conditions
+	bind  func(*binder)              // prepares the launch from the members
 }
 
-// joins are all of them. Of several that begin alike the longer ones stand first.
+// joins lists all joins. Of several with a common start, the longer ones come first.
 var joins = []join{
 	{ops: []ir.Op{ir.Add, ir.LayerNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
 	{ops: []ir.Op{ir.Add, ir.RMSNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
@@ -25,8 +26,8 @@ var joins = []join{
 	{ops: []ir.Op{ir.SumSq}, runs: true, fits: oneType, bind: sumSq},
 }
 
-// Join looks for instructions of a section that can be launched as one, and changes their plans: one of them launches for
-// all, the others nothing.
+// Join finds instructions of a section that can be launched as one and changes their plans: one of them launches
+// the joint kernel, the others launch nothing.
 func Join(card Card, p *ir.Program, rank int, code *ir.Code, section ir.Section, plans []Plan) error {
 	j := &joiner{code: code, ins: code.Sections[section], plans: plans}
 	for pc := range j.ins {
@@ -53,16 +54,17 @@ func Join(card Card, p *ir.Program, rank int, code *ir.Code, section ir.Section,
 	return nil
 }
 
-// joiner is at work on a section.
+// joiner joins instructions of one section.
 type joiner struct {
 	code  *ir.Code
 	ins   []ir.Instr
 	plans []Plan
 }
 
-// find finds the instructions that can be launched as one, of which the first is at pc, and the one at which. That is the first
-// where the stream waits for nothing between them, since whatever a record between them announces is done then all the more.
-// It is the last where the stream records nothing between them, since whatever one of them waits for has happened then.
+// find finds a group of instructions, starting at pc, that can be launched as one, and the member that launches
+// it. That is the first member if the stream waits for nothing between them: records between them then happen
+// after more work than they announce. It is the last member if the stream records nothing between them: all their
+// waits have then ended.
 func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	if j.ins[pc].Op != row.ops[0] {
 		return nil, 0, false
@@ -75,7 +77,7 @@ func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 		}
 		if in.Op == ir.Wait || in.Op == ir.Record {
 			waits, records = waits || in.Op == ir.Wait, records || in.Op == ir.Record
-			if waits && (row.runs || records) { // a run that waited would do later what could be done meanwhile
+			if waits && (row.runs || records) { // delaying a run past a wait would delay work that does not depend on it
 				break
 			}
 			continue
@@ -97,7 +99,7 @@ func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	return group, pc, true
 }
 
-// joins reports whether the last of a group can be launched with those before.
+// joins reports whether the last member of a group can be launched with those before it.
 func (j *joiner) joins(group []int, row *join) bool {
 	ins := make([]*ir.Instr, len(group))
 	for i, pc := range group {
@@ -112,9 +114,9 @@ func (j *joiner) joins(group []int, row *join) bool {
 	return last == 0 || row.fits(ins)
 }
 
-// independent reports whether two instructions, a the i-th and b the k-th of a group, do not disturb each other when they run by
-// turns, row by row: they share no bytes that one of them writes, but for the tensor that a hands b, and what b writes in
-// the very place of something of the same shape that a reads.
+// independent reports whether two instructions, members i and k of a group, can run interleaved row by row. They
+// must not share bytes that either writes, with two exceptions: the tensor that a passes to b, and an output of b
+// that exactly overlaps an input of a of the same shape.
 func (j *joiner) independent(a, b *ir.Instr, i, k int, row *join) bool {
 	for x, u := range a.Args {
 		for y, v := range b.Args {
@@ -143,7 +145,8 @@ func (j *joiner) meet(u, v ir.View) bool {
 	return j.start(u) < j.start(v)+v.Bytes() && j.start(v) < j.start(u)+u.Bytes()
 }
 
-// oneType: all operands that may be f32 or bf16 and are as large as the tensor that is worked on are of its type.
+// oneType reports whether all operands that may be f32 or bf16, and are as large as the main tensor, have its
+// type.
 func oneType(ins []*ir.Instr) bool {
 	first, last := ins[0], ins[len(ins)-1]
 	if first.Op == ir.SumSq {
@@ -158,7 +161,7 @@ func oneType(ins []*ir.Instr) bool {
 	return true
 }
 
-// oneUpdate: the same step, of other tensors.
+// oneUpdate reports whether the instructions are the same step on different tensors.
 func oneUpdate(ins []*ir.Instr) bool {
 	a, b := ins[0], ins[len(ins)-1]
 	for _, name := range []string{"beta1", "beta2", "eps"} {
@@ -169,7 +172,7 @@ func oneUpdate(ins []*ir.Instr) bool {
 	return a.Arg("m").DType == b.Arg("m").DType && a.Arg("step") == b.Arg("step") && a.Arg("norm") == b.Arg("norm")
 }
 
-// wholeVocabulary: the rank has all of it, so that its own statistics are all there are.
+// wholeVocabulary reports whether the rank has the whole vocabulary, so that its statistics are complete.
 func wholeVocabulary(ins []*ir.Instr) bool {
 	last := ins[len(ins)-1]
 	if last.Arg("stats").Dims()[0] != 1 {
@@ -183,7 +186,7 @@ func wholeVocabulary(ins []*ir.Instr) bool {
 		first.Attr("first") == last.Attr("first") && first.Attr("valid") == last.Attr("valid") && first.Attr("softcap") == last.Attr("softcap")
 }
 
-// addNorm is the sum and its norm.
+// addNorm launches a sum together with its norm.
 func addNorm(b *binder) {
 	b.source = "norm.cu"
 	bias := b.biasType()
@@ -203,7 +206,7 @@ func addNorm(b *binder) {
 	}
 }
 
-// crossEntropyWhole is statistics and gradient by rows, then the loss.
+// crossEntropyWhole launches statistics and gradient, row by row, and then the loss.
 func crossEntropyWhole(b *binder) {
 	stats, logits, labels := b.arg("stats"), b.arg("logits"), b.arg("labels")
 	b.take(2)
@@ -217,5 +220,5 @@ func crossEntropyWhole(b *binder) {
 	crossEntropy(b)
 }
 
-// rowBytes is how much of a row of logits a block keeps: two blocks fit on a multiprocessor.
+// rowBytes is the part of a row of logits that a block keeps, so that two blocks fit on a multiprocessor.
 const rowBytes = 96 << 10

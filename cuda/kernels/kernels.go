@@ -1,17 +1,16 @@
-// Package kernels holds the CUDA C++ sources of every kernel opcode and says how an instruction launches them. It is the
-// one truth about the launch interface, for the device that runs on a GPU and for the emulator that proves the sources
-// without one.
+// Package kernels holds the CUDA C++ sources for every kernel opcode and defines how an instruction launches them.
+// Both the GPU device and the emulator, which tests the sources without a GPU, use this launch interface.
 //
-//	kernels.go     what a launch is; the sources; Bind
-//	table.go       THE table: by opcode, from an instruction to its launches
-//	table_*.go     families with more to say
+//	kernels.go     launches; the sources; Bind
+//	table.go       the table: by opcode, from an instruction to its launches
+//	table_*.go     larger families of kernels
 //	join.go        instructions that are launched as one
-//	common.cuh     what all sources share: element types, vectors, sums over blocks, tensor cores
-//	attention.cuh  what those of attention on tensor cores share
-//	*.cu           the kernels, one file for each family
+//	common.cuh     shared by all sources: element types, vectors, sums over blocks, tensor cores
+//	attention.cuh  shared by the attention kernels that use tensor cores
+//	*.cu           the kernels, one file per family
 //
-// The sources include nothing but these headers, so the run-time compiler needs no headers. The package does not know how
-// they are compiled, where operands lie, nor what a stream is.
+// The sources include only these headers, so the run-time compiler needs no others. The package knows neither
+// compilation nor the addresses of operands nor streams.
 package kernels
 
 import (
@@ -31,7 +30,7 @@ import (
 //go:embed *.cu *.cuh
 var files embed.FS
 
-// Headers are the texts that sources include, by name.
+// Headers returns the headers that sources include, by name.
 func Headers() map[string]string {
 	out := map[string]string{}
 	for _, name := range []string{"common.cuh", "attention.cuh", "hopper.cuh"} {
@@ -40,7 +39,7 @@ func Headers() map[string]string {
 	return out
 }
 
-// Target is the architecture that a source is for alone, such as 90a; nothing where it is for all.
+// Target returns the only architecture that a source supports, such as 90a, or "" if it supports all.
 func Target(source string) string {
 	if source = plain(source); source == hopperSource || source == hopperGradSource {
 		return "90a"
@@ -48,14 +47,14 @@ func Target(source string) string {
 	return ""
 }
 
-// Card is what kernels may count on beside the oldest GPU that they are for.
+// Card describes capabilities beyond those of the oldest supported GPU.
 type Card struct {
-	Hopper     bool // its matrix units, and a compiler that knows them
-	CopyEngine bool // and tensor maps, by which its copy engine is told what to bring
+	Hopper     bool // Hopper's matrix units, and a compiler that supports them
+	CopyEngine bool // tensor maps, with which the copy engine loads tiles
 }
 
-// Kernels of attention that bound scores, or whose sequences hold several documents, have sources of their own, which are the files
-// of the others with definitions before: the compiler is told what the others need not ask.
+// Attention kernels that cap scores, or whose sequences hold several documents, have their own sources. These are
+// the plain files preceded by definitions, so that plain kernels need no checks at run time.
 const (
 	boundsScores = "_capped"
 	hasDocuments = "_packed"
@@ -63,27 +62,27 @@ const (
 
 var variedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
 
-// variants are the endings of the names of such sources and of their kernels, and what is defined.
+// variants lists the endings of the names of such sources and their kernels, with the definitions.
 var variants = []struct{ ending, definitions string }{
 	{boundsScores, "#define SOFTCAP 1\n"},
 	{hasDocuments, "#define PACKED 1\n"},
 	{boundsScores + hasDocuments, "#define SOFTCAP 1\n#define PACKED 1\n"},
 }
 
-// variant is the source of a variant of a file.
+// variant returns the source of a file's variant.
 func variant(file, ending string) string { return strings.TrimSuffix(file, ".cu") + ending + ".cu" }
 
-// plain is the file that a source is made from.
+// plain returns the file from which a source is made.
 func plain(source string) string {
 	return strings.Replace(strings.Replace(source, hasDocuments+".cu", ".cu", 1), boundsScores+".cu", ".cu", 1)
 }
 
-// Variant reports whether the kernels of a source bound scores, and whether they look at documents.
+// Variant reports whether the kernels of a source cap scores, and whether they support several documents.
 func Variant(source string) (capped, packed bool) {
 	return strings.Contains(source, boundsScores), strings.Contains(source, hasDocuments+".cu")
 }
 
-// Sources lists what to compile, each a module of its own.
+// Sources lists the sources to compile, each as a separate module.
 func Sources() []string {
 	entries, err := files.ReadDir(".")
 	if err != nil {
@@ -103,7 +102,7 @@ func Sources() []string {
 	return out
 }
 
-// Text is the text of a source or of a header. Its lines have the numbers that they have in the file.
+// Text returns the text of a source or header. Line numbers are those of the file.
 func Text(name string) string {
 	text, err := files.ReadFile(plain(name))
 	if err != nil {
@@ -117,7 +116,7 @@ func Text(name string) string {
 	return string(text)
 }
 
-// Digest tells the texts of all sources from those of other releases.
+// Digest returns a hash of all sources, which differs between releases.
 func Digest() string {
 	sum := sha256.New()
 	headers := Headers()
@@ -130,12 +129,12 @@ func Digest() string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// ArgKind says where the 8 bytes of an argument come from. Every argument of every kernel has 8.
+// ArgKind defines the source of a kernel argument. Every argument has 8 bytes.
 type ArgKind uint8
 
 // Kinds of arguments.
 const (
-	Operand   ArgKind = iota // the address of byte Offset of operand Value of the instruction, or 0 where it is absent
+	Operand   ArgKind = iota // the address of byte Offset of the instruction's operand Value, or 0 if it is absent
 	Workspace                // the address of byte Value of the workspace
 	Scalar                   // Value itself: the bits of an int64 or of a float64
 	Table                    // the address of the launch's table
@@ -144,25 +143,26 @@ const (
 // Arg is one argument of a launch.
 type Arg struct {
 	Kind   ArgKind
-	Apart  int32 // of an operand: how many instructions behind the plan's own its instruction stands
+	Apart  int32 // of an operand: the position of its instruction relative to the plan's
 	Value  uint64
 	Offset uint64
 }
 
 // Launch is one kernel of an instruction. Blocks are one-dimensional.
 type Launch struct {
-	Source      string // file that holds the kernel
+	Source      string // file that contains the kernel
 	Kernel      string
 	Grid        [3]int64
 	Block       int64 // threads
-	SharedBytes int64 // dynamic shared memory; above 48 KiB the function must be told so before its launch
+	SharedBytes int64 // dynamic shared memory; more than 48 KiB must be allowed before the launch
 	Args        []Arg
-	Boxes       []Boxes // tensor maps, with which its table begins
-	Table       []Arg   // what device memory must hold for it, 8 bytes each: it never changes
+	Boxes       []Boxes // tensor maps at the start of the launch's table
+	Table       []Arg   // constant contents of the table in device memory, 8 bytes each
 }
 
-// Boxes is a tensor of bf16 as the copy engine sees it: in four dimensions, the innermost first, without gaps. It brings a box at a
-// time, of rows of 128 or 64 bytes whose chunks of 16 change places as hopper.cuh says; what is outside of the tensor is zero.
+// Boxes describes a bf16 tensor to the copy engine: four dimensions, innermost first, without gaps. The engine
+// copies one box at a time, in rows of 128 or 64 bytes whose 16-byte chunks are swizzled as hopper.cuh describes.
+// Elements outside the tensor are zero.
 type Boxes struct {
 	Tensor      Arg
 	Extent, Box [4]int64
@@ -171,15 +171,16 @@ type Boxes struct {
 // MapBytes is the size of a tensor map.
 const MapBytes = 128
 
-// Plan is what an instruction launches, one after another on its stream. No two instructions that may run at once can
-// have the same workspace, which needs no particular contents. Instructions on empty operands launch nothing.
+// Plan lists the kernels that an instruction launches, in order, on its stream. Instructions that may run
+// concurrently must have different workspaces; a workspace needs no particular contents. Instructions on empty
+// operands launch nothing.
 type Plan struct {
 	Launches       []Launch
 	WorkspaceBytes int64
 }
 
-// Bind looks an instruction of a rank up in the table. The operands' shapes are those that ir.Verify has approved; what
-// the kernels cannot serve is an error.
+// Bind looks up an instruction of a rank in the table. The shapes of its operands must have passed ir.Verify. It
+// returns an error for an instruction that the kernels do not support.
 func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
 	row := table[in.Op]
 	if row.bind == nil {
@@ -195,25 +196,25 @@ func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err erro
 	return b.plan, b.err
 }
 
-// binder makes the launches of one instruction, or of a group that is joined.
+// binder prepares the launches of one instruction or of a joined group.
 type binder struct {
 	card    Card
 	program *ir.Program
 	rank    int
 	consts  []int64
 	members []*ir.Instr // of the group
-	apart   []int32     // where they stand, counted from the plan's own
-	member  int         // the one that is asked about
-	in      *ir.Instr   // is it
+	apart   []int32     // their positions relative to the plan's instruction
+	member  int         // index of the current member
+	in      *ir.Instr   // the current member
 	source  string
 	plan    Plan
 	err     error
 }
 
-// take turns to a member.
+// take selects the current member.
 func (b *binder) take(member int) { b.in, b.member = b.members[member], member }
 
-// each does something for each member, and turns back to the first.
+// each calls do for each member, then selects the first.
 func (b *binder) each(do func()) {
 	for i := range b.members {
 		b.take(i)
@@ -222,13 +223,13 @@ func (b *binder) each(do func()) {
 	b.take(0)
 }
 
-// threads is the size of a block wherever nothing says otherwise, wideThreads that of a KERNEL_WIDE.
+// threads is the default size of a block, wideThreads that of a KERNEL_WIDE.
 const (
 	threads     = 256
 	wideThreads = 512
 )
 
-// launch appends a kernel. Arguments are operands by name, and numbers.
+// launch appends a kernel launch. Arguments are names of operands, and numbers.
 func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {
@@ -241,10 +242,10 @@ func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	return &b.plan.Launches[len(b.plan.Launches)-1]
 }
 
-// workspace is an address in the workspace as an argument.
+// workspace is a kernel argument: an address in the workspace.
 type workspace int64
 
-// rowsOf is an operand from a row on.
+// rowsOf is a kernel argument: the rows of an operand from `row` on.
 type rowsOf struct {
 	name string
 	row  int64
@@ -275,7 +276,7 @@ func (b *binder) arg(a any) Arg {
 	panic(fmt.Sprintf("internal: kernels: an argument of type %T", a))
 }
 
-// args makes arguments of several.
+// args converts several arguments.
 func (b *binder) args(values ...any) (out []Arg) {
 	for _, v := range values {
 		out = append(out, b.arg(v))
@@ -283,7 +284,7 @@ func (b *binder) args(values ...any) (out []Arg) {
 	return out
 }
 
-// reserve is a place of its own in the workspace.
+// reserve allocates bytes in the workspace.
 func (b *binder) reserve(bytes int64) workspace {
 	at := b.plan.WorkspaceBytes
 	b.plan.WorkspaceBytes += (bytes + 255) &^ 255
@@ -294,7 +295,7 @@ func (b *binder) has(name string) bool      { return b.in.Arg(name).Present() }
 func (b *binder) int(name string) int64     { return b.in.Attr(name).Int(b.consts) }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
 
-// aligned reports whether operands lie where the copy engine can take them from.
+// aligned reports whether the alignment of operands lets the copy engine load them.
 func (b *binder) aligned(names ...string) bool {
 	buffers := b.program.Codes[b.program.Ranks[b.rank].Code].Buffers
 	for _, name := range names {
@@ -309,13 +310,13 @@ func (b *binder) elements(name string) int64 {
 	return b.in.Arg(name).Elements()
 }
 
-// shape sees an operand as a matrix.
+// shape returns the shape of an operand as a matrix.
 func (b *binder) shape(name string) (rows, cols int64) {
 	v := b.in.Arg(name)
 	return v.Rows(), v.Cols()
 }
 
-// types are the letters of operands' element types, by which kernels' names tell instances apart.
+// types returns the letters of operands' element types, as used in kernel names.
 func (b *binder) types(names ...string) string {
 	letters := ""
 	for _, name := range names {
@@ -331,12 +332,12 @@ func (b *binder) types(names ...string) string {
 	return letters
 }
 
-// rows is a grid of a block for each row.
+// rows returns a grid with one block per row.
 func rows(n int64) [3]int64 { return [3]int64{n, 1, 1} }
 
-// spread is a grid whose threads have some elements each, and walk on where there are more.
+// spread returns a grid in which each thread handles that many elements, or loops if there are more.
 func spread(elements, each int64) [3]int64 {
-	const enough = 132 * 16 // blocks that fill the largest GPU
+	const enough = 132 * 16 // enough blocks for the largest GPU
 	return rows(min(ceil(elements, threads*each), enough))
 }
 

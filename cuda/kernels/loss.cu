@@ -1,9 +1,10 @@
-// Cross entropy over a vocabulary that may be divided among ranks: statistics by rows, the loss, the gradient.
+// Cross entropy over a vocabulary that may be divided among ranks: statistics per row, the loss and the gradient.
 #include "common.cuh"
 
-// One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it. load brings eight logits.
-// An exponential of x < 0 by the unit for special functions is off by (|x| + 2) * 2^-23 of itself, of e^x of the largest term.
-// capped bounds eight logits, where there is a softcap.
+// row_stats makes one pass. Each thread keeps the maximum of its logits and the sum of exponentials relative to it.
+// load loads eight logits. The special function unit computes e^x for x < 0 with a relative error of at most (|x| +
+// 2) * 2^-23; relative to the largest term, the error is e^x times that. capped applies the soft cap if softcap is
+// positive.
 DEV float capped(float x, float softcap) { return softcap > 0.0f ? softcap * tanhf(x / softcap) : x; }
 
 template <class T, class Load>
@@ -44,7 +45,7 @@ DEV Joined join(const float *stats, i64 parts, i64 rows, i64 row) {
     for (i64 p = 0; p < parts; p++) {
         const float *s = stats + 3 * (p * rows + row);
         j.sum += s[0] == j.largest ? s[1] : s[1] * expf(s[0] - j.largest);
-        j.label += s[2]; // of one part; the others have zero
+        j.label += s[2]; // nonzero in one part only
     }
     return j;
 }
@@ -66,13 +67,13 @@ KERNEL(cross_entropy, (float *loss, float *losses, const float *stats, const int
     if (threadIdx.x == 0) *loss += (float)(weight ? scale * (double)*weight * sum : scale * sum);
 }
 
-// label_scale is what a row's gradient is multiplied by: a label below 0 does not count.
+// label_scale returns the factor of a row's gradient, which is 0 for a label below 0.
 DEV float label_scale(const int *labels, i64 row, double scale, const float *weight) {
     if (labels[row] < 0) return 0.0f;
     return weight ? (float)(scale * (double)*weight) : (float)scale;
 }
 
-// ce_grad is the gradient of a row, all of whose statistics are known. load brings eight logits.
+// ce_grad computes the gradient of a row from its complete statistics. load loads eight logits.
 template <class D, class Load>
 DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, float factor, float softcap,
                  Load load) {
@@ -95,7 +96,8 @@ DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows,
     }
 }
 
-// ce_whole is both for a row that is whole: the block keeps as much of it as it may, each thread its own eights.
+// ce_whole computes statistics and gradient of a row whose vocabulary is not divided. The block keeps the first
+// `kept` logits in shared memory; each thread reads back only the groups of eight that it stored.
 template <class D, class T>
 DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, i64 valid, double scale,
                   float softcap, const float *weight) {

@@ -1,5 +1,5 @@
-// matmul, where cuBLASLt is not at hand: f32 by tiles in shared memory, bf16 by tensor cores. Sums are in f32. Blocks lie side by side
-// along c's columns, and in one dimension, for a grid has room for no more than 65535 in the others.
+// matmul for systems without cuBLASLt: f32 with tiles in shared memory, bf16 on tensor cores. Sums are in f32. Blocks
+// are numbered along c's columns in a one-dimensional grid, because the other dimensions allow at most 65535 blocks.
 #include "common.cuh"
 
 template <class C, class T>
@@ -9,7 +9,7 @@ DEV void matmul_store(C *c, i64 at, i64 column, float sum, const T *bias, i64 ac
     store(c + at, sum);
 }
 
-// 64x64 of c by a block, 4x4 by a thread, 16 of k at a time.
+// A block computes 64x64 of c, a thread 4x4, with 16 of k at a time.
 template <class C, class T>
 DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, i64 accumulate) {
     SHARED(float, as, 16 * 65);
@@ -18,7 +18,7 @@ DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
     for (i64 base = 0; base < k; base += 16) {
-        UNROLL for (int i = 0; i < 4; i++) { // neighbours in memory go to neighbouring threads
+        UNROLL for (int i = 0; i < 4; i++) { // adjacent threads read adjacent elements
             const int at = threadIdx.x + 256 * i;
             const int ak = trans_a ? at / 64 : at % 16, ar = trans_a ? at % 64 : at / 16;
             const int bk = trans_b ? at % 16 : at / 64, bc = trans_b ? at / 16 : at % 64;
@@ -40,8 +40,9 @@ DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k
     }
 }
 
-// A tile of an operand, 128 of its long side by 32 of k, stored as the operand is: [128][32] or, K_FIRST, [32][128]. A
-// thread fetches two groups of eight elements into registers while the block computes, then puts them into shared memory.
+// Tile is a tile of an operand, 128 of its long side by 32 of k. It is stored as the operand is: [128][32] or, if
+// K_FIRST, [32][128]. A thread fetches two groups of eight elements into registers while the block computes, then
+// writes them to shared memory.
 template <bool K_FIRST> struct Tile {
     static const int columns = K_FIRST ? 128 : 32, ld = columns + 8, elements = (K_FIRST ? 32 : 128) * ld;
     Quad held[2];
@@ -71,7 +72,7 @@ template <bool K_FIRST> struct Tile {
     }
 };
 
-// 128x128 of c by a block; 8 warps of 64x32 each.
+// A block computes 128x128 of c; each of its 8 warps computes 64x32.
 template <bool TRANS_A, bool TRANS_B, class C>
 DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate) {
     typedef Tile<TRANS_A> TileA;

@@ -1,5 +1,6 @@
-// Sums over ranks that share a GPU, or reach each other's memory: y[row,col] = the sum of x[row,col] of n ranks, in their
-// order and in f32, rounded once. y may be a part of one x: an element is read from all before it is written.
+// Sums over ranks that share a GPU or can access each other's memory: y[row,col] is the sum of x[row,col] over n
+// ranks, in rank order and in f32, rounded once. y may be part of one x, because an element is read from all ranks
+// before it is written.
 
 #include "common.cuh"
 

@@ -1,9 +1,9 @@
-// layernorm, rmsnorm, both of a sum that is made with them, and their gradients. A block has a row; gradients of gamma and
-// beta are sums over rows, made in two steps in a fixed order (see columns.cu).
+// layernorm, rmsnorm, both fused with an addition, and their gradients. A block handles one row. Gradients of gamma
+// and beta are sums over rows, computed in two steps in a fixed order (see columns.cu).
 #include "common.cuh"
 
-// A thread keeps the first of its eights of a row in registers; those behind are read again from x where they are needed
-// again. first makes an eight, from then on they are changed or used in the order of the columns.
+// A thread keeps its first KEPT groups of eight columns in registers and reads its later groups from x again when
+// they are needed. first produces a group; use then reads or changes the groups in column order.
 #define KEPT 4
 template <class First> DEV void begin_row(float (*kept)[8], i64 cols, First first) {
     UNROLL for (int i = 0; i < KEPT; i++) {
@@ -27,7 +27,7 @@ template <class T, class Use> DEV void over_row(float (*kept)[8], const T *x, i6
     }
 }
 
-// The norms of a row x, whose eights first brings.
+// The norms of a row x, whose groups of eight are produced by first.
 template <class T, class First>
 DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, float offset, First first) {
     float kept[KEPT][8], sum = 0, squares = 0;
@@ -68,7 +68,7 @@ DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float
     if (threadIdx.x == 0) stats[0] = rstd;
 }
 
-// add_eight stores eight elements of a + b + bias, and leaves them as they are stored.
+// add_eight stores eight elements of a + b + bias and returns them in v as stored.
 template <class T>
 DEV void add_eight(float *v, T *y, const T *a, const T *b, const void *bias, i64 bias_bf16, i64 c, i64 cols) {
     float w[8];
@@ -84,8 +84,8 @@ DEV void add_eight(float *v, T *y, const T *a, const T *b, const void *bias, i64
     store_some(y + c, v, cols - c);
 }
 
-// With n = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - average(g) - n * average(g n)) + residual. The first
-// average is there where the mean was subtracted.
+// With n = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - average(g) - n * average(g n)) + residual. The term
+// average(g) is present only if the mean was subtracted.
 template <bool CENTERED, class T>
 DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const T *gamma, const T *residual, i64 cols, float offset) {
     float v[8], d[8], g[8], sum = 0, along = 0;

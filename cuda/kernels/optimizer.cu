@@ -1,7 +1,8 @@
-// sumsq, grad_norm, adamw, sgd, and what muon is made of: nesterov, axpby, normalize.
+// sumsq, grad_norm, adamw, sgd, and the parts of muon: nesterov, axpby, normalize.
 #include "common.cuh"
 
-// A launch serves many tensors: a table has a row of words for each, whose first is its first block or tile.
+// A launch processes many tensors. A table has a row of words for each tensor; the first word is its first block or
+// tile.
 typedef const u64 *Row;
 DEV double as_double(u64 bits) { return __longlong_as_double((i64)bits); }
 // row_of finds the row that a block or tile belongs to.
@@ -15,8 +16,8 @@ DEV Row row_of(const u64 *table, i64 tensors, i64 words, i64 at) {
     return table + low * words;
 }
 
-// Words: first block, blocks, n, x, partial sums, y, weight. Every block sums its elements in f64; sumsq_join adds the
-// blocks' sums, a block for each tensor.
+// Words: first block, blocks, n, x, partial sums, y, weight. Every block sums its elements in f64. sumsq_join adds
+// the sums of the blocks, with one block per tensor.
 #define SUMSQ_WORDS 7
 #define SUMSQ(S, T)                                                \
     KERNEL(sumsq_##S, (const u64 *table, i64 tensors)) {           \
@@ -43,8 +44,8 @@ KERNEL(sumsq_join, (const u64 *table)) {
     if (threadIdx.x == 0) *(float *)row[5] = (float)(as_double(row[6]) * sum);
 }
 
-// In index order: the threads only fetch.
-// A norm that is not finite, or above the limit, has the factor -1: updates change nothing.
+// The sum is in index order; the threads only fetch. A norm that is not finite, or exceeds the limit, gives the
+// factor -1, with which updates change nothing.
 KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, double max_norm)) {
     SHARED(float, part, 256);
     double sum = 0;
@@ -63,7 +64,7 @@ KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, doubl
     }
 }
 
-// Every product is rounded on its own, as the cpu device does it: one run may go on where the other stopped.
+// Every product is rounded separately, as on the cpu device, so that a run may move from one device to the other.
 DEV float adamw_element(float w, float *m, float *v, float grad, const float *c) {
     const float g = __fmul_rn(grad, c[0]);
     *m = __fadd_rn(__fmul_rn(c[1], *m), __fmul_rn(c[2], g));
@@ -109,7 +110,8 @@ DEV void adamw_tiles(const u64 *table, i64 tensors, i64 tiles, const float *step
     }
 FOR_TYPES(ADAMW)
 
-// sgd: without m the gradient is the step, without norm its factor is 1. A negative factor writes the copy alone.
+// sgd: without m the step is the gradient; without norm the factor is 1. If the factor is negative, only the copy is
+// written.
 #define SGD(S, T, M)                                                                                           \
     KERNEL(sgd_##S, (float *w, M *m, bf16 *copy, const T *grad, const float *step, const float *norm,          \
                      double momentum, double decay, double scale, i64 scaled, i64 n)) {                        \

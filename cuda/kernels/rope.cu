@@ -1,6 +1,7 @@
-// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. Where tokens have positions in
-// documents, a block has a token of one sequence. rates are those of the pairs,
-// in turns a token, from the host: the part of a turn that is left of an angle is exact to 2^-52 times the position, so that sines need no f64.
+// rope. A block handles one token and computes its angles once for all heads and all sequences of the batch. With
+// positions in documents, a block handles one token of one sequence. The host passes the rate of each pair in turns
+// per token. The fractional part of an angle in turns is then exact to 2^-52 times the position, so the sines do not
+// need f64.
 #include "common.cuh"
 
 #define MAX_PAIRS 512
@@ -37,7 +38,7 @@ DEV void rope(Y *y, const X *x, const int *positions, i64 heads, i64 head_dim, i
         store_some(y + at, turned, left);
         store_some(y + at + half, b, left);
     }
-    const i64 others = head_dim - 2 * half; // which are not turned
+    const i64 others = head_dim - 2 * half; // not rotated
     for (i64 p = threadIdx.x; p < all * others; p += blockDim.x) {
         const i64 at = (first + p / others) * head_dim + 2 * half + p % others;
         store(y + at, rest * as_float(x[at]));

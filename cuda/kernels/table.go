@@ -8,7 +8,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// table says for every kernel opcode where its kernels stand and how an instruction launches them.
+// table gives for every kernel opcode the source of its kernels and the function that prepares its launches.
 var table = [ir.NumOps]struct {
 	source string
 	bind   func(*binder)
@@ -48,7 +48,7 @@ var table = [ir.NumOps]struct {
 	ir.Normalize:         {"optimizer.cu", normalize},
 }
 
-// activation is the launch of a kernel of each function, whose operands have one shape and one type.
+// activation launches the kernel for an activation function; all operands have the same shape and type.
 func activation(kernel string, operands ...string) func(*binder) {
 	return func(b *binder) {
 		kernel := kernel + "_" + ir.Functions[b.int("function")]
@@ -67,7 +67,7 @@ func add(b *binder) {
 	b.launch("add_"+b.types("y", "a", "b"), spread(n, 8), "y", "a", "b", "bias", b.biasType(), n, cols)
 }
 
-// biasType is 1 where there is a bias in bf16.
+// biasType returns 1 if there is a bias in bf16, otherwise 0.
 func (b *binder) biasType() int64 {
 	if b.has("bias") && b.types("bias") == "b" {
 		return 1
@@ -80,7 +80,7 @@ func cast(b *binder) {
 	b.launch("cast_"+b.types("y", "x"), spread(n, 8), "y", "x", n)
 }
 
-// fill repeats the element in a word of 8 bytes.
+// fill repeats the element in an 8-byte word.
 func fill(b *binder) {
 	v, value := b.in.Arg("y"), b.float("value")
 	element := uint64(uint8(value))
@@ -122,7 +122,7 @@ func rmsNorm(b *binder) {
 	b.launch("rmsnorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", c, b.float("eps"), b.float("offset")).Block = rowThreads(c)
 }
 
-// The sums over rows come first: dx may lie in the place of what they read.
+// The sums over rows come first, because dx may overwrite their inputs.
 func layerNormGrad(b *binder) {
 	r, c := b.shape("x")
 	if b.has("dgamma") || b.has("dbeta") {
@@ -139,7 +139,7 @@ func rmsNormGrad(b *binder) {
 	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset")).Block = rowThreads(c)
 }
 
-// rowThreads is the size of a block that has a row: a warp where rows are heads.
+// rowThreads returns the size of a block that handles one row: a warp if rows are heads.
 func rowThreads(cols int64) int64 {
 	if cols <= 8*32 {
 		return 32
@@ -152,15 +152,16 @@ func biasGrad(b *binder) {
 	b.columnSums("bias_grad_"+b.types("dy"), r, c, []string{"db"}, "dy")
 }
 
-// columnSums launches a kernel that sums chunks of rows into the workspace, and for each sum the one that joins them.
+// columnSums launches a kernel that sums chunks of rows into the workspace, and for each sum a kernel that joins
+// the chunks.
 func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any) {
 	source := b.source
 	b.source = "columns.cu"
 	most := int64(64) // chunks
 	if c <= 8*32 {
-		most = 2048 // rows are heads: there are many, and one block for each chunk
+		most = 2048 // rows are heads: there are many, with one block per chunk
 	}
-	chunk := max(64, ceil(r, most)) // rows of a chunk
+	chunk := max(64, ceil(r, most)) // rows per chunk
 	chunks := ceil(r, chunk)
 	partial := b.reserve(4 * int64(len(sums)) * chunks * c)
 	b.launch(kernel, [3]int64{ceil(c, 256), chunks, 1}, append(append([]any{partial}, in...), r, c, chunk)...)
@@ -173,7 +174,7 @@ func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any)
 	b.source = source
 }
 
-// matmul has tiles of 64 by 64 in f32, of 128 by 128 on tensor cores.
+// matmul uses tiles of 64 by 64 in f32, of 128 by 128 on tensor cores.
 func matmul(b *binder) {
 	m, n := b.shape("c")
 	k, cols := b.shape("a")
@@ -214,7 +215,7 @@ func embedRows(b *binder) {
 	b.launch("embed_"+b.types("y"), rows(r), "y", "tokens", "table", v, c, b.int("first"), b.embedScale())
 }
 
-// embedScale is the factor of rows of the table.
+// embedScale returns the factor for rows of the table.
 func (b *binder) embedScale() float64 {
 	if scale := b.float("scale"); scale != 0 {
 		return scale
@@ -240,13 +241,14 @@ func initNormal(b *binder) {
 		tensor.Shape[0], tensor.Shape[1], b.float("std"))
 }
 
-// crossEntropyStats has as many threads as where it is joined with the gradient: sums depend on it.
+// crossEntropyStats uses as many threads as the kernel that joins it with the gradient, because the order of sums
+// depends on the number.
 func crossEntropyStats(b *binder) {
 	r, c := b.shape("logits")
 	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"), b.float("softcap")).Block = wideThreads
 }
 
-// parts is in how many parts the vocabulary is, from the shape of the statistics.
+// parts returns the number of parts of the vocabulary, from the shape of the statistics.
 func (b *binder) parts() (parts, r int64) {
 	shape := b.in.Arg("stats").Shape
 	return int64(shape[0]), int64(shape[1])
@@ -264,10 +266,10 @@ func crossEntropyGrad(b *binder) {
 		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"), "weight")
 }
 
-// tabled is an argument that is the address of the launch's table.
+// tabled is the argument that passes the address of the launch's table.
 var tabled = Arg{Kind: Table}
 
-// sumSq has as many blocks for each tensor as it would have alone, which partial sums depend on.
+// sumSq uses as many blocks for each tensor as a separate launch would, because partial sums depend on the number.
 func sumSq(b *binder) {
 	var words []Arg
 	all := int64(0)
@@ -286,7 +288,7 @@ func gradNorm(b *binder) {
 	b.launch("grad_norm", rows(1), "y", "sums", "limit", b.elements("sums"), b.float("max_norm"))
 }
 
-// adamW has tiles of elements that threads have eight of; blocks walk over those of all tensors.
+// adamW divides tensors into tiles of eight elements per thread; blocks loop over the tiles of all tensors.
 func adamW(b *binder) {
 	var words []Arg
 	tiles := int64(0)
@@ -305,7 +307,7 @@ func sgd(b *binder) {
 		b.float("momentum"), b.float("weight_decay"), b.float("scale"), b.int("scaled"), n)
 }
 
-// momentumType is the type of a momentum that may be absent.
+// momentumType returns the type of a momentum that may be absent.
 func (b *binder) momentumType() string {
 	if b.has("m") {
 		return b.types("m")

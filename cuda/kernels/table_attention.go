@@ -9,13 +9,14 @@ import (
 	"sppo.dev/ir"
 )
 
-// tensorDims are the head widths that attention_tensor.cu serves, in bf16.
+// tensorDims lists the head dimensions that attention_tensor.cu supports, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// OnTensorCores reports whether heads of this width are for tensor cores, in bf16: they take probabilities in bf16, too.
+// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which also take probabilities in
+// bf16.
 func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
 
-// HopperDims are the head widths that the kernels for Hopper serve.
+// HopperDims lists the head dimensions that the kernels for Hopper support.
 var HopperDims = []int64{64, 96, 128}
 
 const (
@@ -23,32 +24,33 @@ const (
 	hopperGradSource = "attention_hopper_grad.cu"
 )
 
-// hopperBytes: tiles start at multiples of 1024 bytes, five of 128 tokens forward; two of 128 and three pairs of 64 backward.
-// Behind them stand barriers, backward those behind the statistics of 64 queries for each pair.
+// hopperBytes returns the shared memory of a Hopper kernel. Tiles start at a multiple of 1024 bytes: forward five
+// tiles of 128 tokens; backward two of 128 and three pairs of 64. After them come `behind` bytes for barriers and,
+// backward, for the statistics of 64 queries per pair.
 func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
 
 const (
 	barrierBytes     = 9 * 8
 	gradBarrierBytes = 7 * 8
 	statisticsBytes  = 3 * 2 * 64 * 4
-	bulkThreads      = 384 // a warpgroup more, which brings
+	bulkThreads      = 384 // three warpgroups, one of which loads tiles
 )
 
-// maxHeadDim is the widest head of attention.cu.
+// maxHeadDim is the largest head dimension of attention.cu.
 const maxHeadDim = 256
 
-// attentionShape is what the kernels of attention are told.
+// attentionShape holds the parameters of the attention kernels.
 type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
 	row                                 int64 // of the first query
 	args                                []any
-	softcap                             float64 // bound of scores; 0: none
-	positions                           *Arg    // in documents; nil: there are none
-	tensor                              bool    // tensor cores serve
-	hopper                              bool    // and those of Hopper
+	softcap                             float64 // soft cap of scores; 0: none
+	positions                           *Arg    // in documents; nil if each sequence is one document
+	tensor                              bool    // uses tensor cores
+	hopper                              bool    // uses the kernels for Hopper
 }
 
-// attentionShapes are those of the parts of an instruction.
+// attentionShapes returns the shapes of an instruction's parts.
 func (b *binder) attentionShapes() (shapes []attentionShape) {
 	for _, p := range b.in.AttentionParts(b.consts) {
 		shapes = append(shapes, b.attentionShape(p))
@@ -78,8 +80,8 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	return s
 }
 
-// attentionLaunch launches blocks of so many queries or keys, for each head and sequence. Where the element type of a result
-// is free, result names it.
+// attentionLaunch launches one block for every few of the given tokens (queries or keys), for each head and
+// sequence. result names the result whose element type may vary, or is "".
 func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, heads int64, args []any) {
 	if !s.tensor {
 		types := []string{"q"}
@@ -99,7 +101,7 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	s.vary(l)
 }
 
-// vary has a launch bound scores where the instruction does, and look at documents where there are any.
+// vary selects the variant of a kernel that caps scores, supports documents, or both, as the instruction requires.
 func (s *attentionShape) vary(l *Launch) {
 	ending := ""
 	if s.softcap != 0 {
@@ -114,8 +116,9 @@ func (s *attentionShape) vary(l *Launch) {
 	}
 }
 
-// tensorSharedBytes: two pairs of tiles of 64 tokens forward; two of 32 keys and a tile of 64 queries for dq; for dk and dv two tiles of 64
-// keys and two pairs of 32 queries with their statistics. Rows are 8 elements longer than a head, against bank conflicts.
+// tensorSharedBytes returns the shared memory of a kernel on tensor cores. Forward it holds two pairs of tiles of
+// 64 tokens; for dq two pairs of 32 keys and a tile of 64 queries; for dk and dv two tiles of 64 keys and two
+// pairs of 32 queries with their statistics. Rows have 8 extra elements to avoid bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
 	row := 2 * (dim + 8)
 	switch name {
@@ -138,7 +141,7 @@ func attention(b *binder) {
 	}
 }
 
-// hopperAttention has tiles brought by the copy engine, or by the threads that multiply.
+// hopperAttention lets the copy engine load tiles if possible, otherwise the threads that multiply.
 func (b *binder) hopperAttention(s attentionShape, args []any) {
 	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, 128), s.heads, s.batch}
 	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {
@@ -153,12 +156,14 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 	s.vary(l)
 }
 
-// mapped reports whether tensor maps hold the operands: a coordinate of the copy engine has 31 bits, a stride 40.
+// mapped reports whether tensor maps can describe the operands. The copy engine's coordinates have 31 bits, its
+// strides 40.
 func (s *attentionShape) mapped() bool {
 	return max(s.n, s.keys, s.heads, s.batch) <= math.MaxInt32 && 2*s.dim*max(s.heads, s.kvHeads)*s.batch < 1<<40
 }
 
-// boxes are tensor maps, of operands on the queries' side and then of those on the keys', for boxes of so many tokens of a panel.
+// boxes returns tensor maps of the operands on the side of queries, then of those on the side of keys. Each box
+// holds the given number of tokens of a panel.
 func (b *binder) boxes(s attentionShape, tokens int64, queries []any, keys ...any) (all []Boxes) {
 	panel := int64(64)
 	if s.dim%panel != 0 {
@@ -196,7 +201,7 @@ func attentionGrad(b *binder) {
 	}
 }
 
-// clearUnseen writes the gradients of keys that no query of the widest part sees.
+// clearUnseen clears the gradients of keys that no query of the widest part sees.
 func (b *binder) clearUnseen(s attentionShape) {
 	rows, cols := b.shape("dk")
 	if seen := s.keys * s.batch; seen < rows {
@@ -218,7 +223,7 @@ func (b *binder) attentionGradLaunch(s attentionShape, keys, queries []any) {
 	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, queries)
 }
 
-// hopperGrad launches one of the two kernels of the gradient: args are the gradient of o, q, k, v and the rest.
+// hopperGrad launches one of the two gradient kernels; args are the gradient of o, then q, k, v and the rest.
 func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, results, args []any) {
 	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
