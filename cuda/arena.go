@@ -58,8 +58,8 @@ func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
 }
 
-// run returns how many of the given bytes from an address on lie in one piece; all if the address is not in
-// this memory.
+// run returns how many of the given bytes, starting at an address, lie in one piece. It returns all of them if the
+// address is not in this memory.
 func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	start := p.at(0)
 	if at < start || at >= start+driver.Ptr(len(p.memory)) {
@@ -68,8 +68,8 @@ func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	return min(bytes, p.piece-int64(at-start)%p.piece)
 }
 
-// close undoes everything. Memory that could not be unregistered stays mapped, because the GPU may still
-// write to it.
+// close unpins and unmaps the memory. Memory that could not be unregistered stays mapped, because the GPU may
+// still write to it.
 func (p *pinned) close() error {
 	for ; len(p.registered) > 0; p.registered = p.registered[1:] {
 		if err := p.api.Unregister(p.registered[0]); err != nil {

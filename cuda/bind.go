@@ -167,9 +167,9 @@ func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) 
 	return calls
 }
 
-// tokenLoad copies tokens from the data set to pinned memory while the instruction is issued, and makes the
-// stream copy them on. Each load has its own place, so none waits for another; a section ends before its next
-// run fills them again.
+// tokenLoad copies tokens from the data set to pinned memory while the instruction is issued. The stream then
+// copies them to the device. Each load has its own staging area, so none waits for another; a section ends before
+// its next run refills them.
 type tokenLoad struct {
 	d      *Device
 	out    []int32
@@ -231,7 +231,7 @@ func (t *tokenLoad) Make() error {
 	return nil
 }
 
-// fill does the host's part.
+// fill copies the tokens to pinned memory.
 func (t *tokenLoad) fill() error {
 	return t.window.Load(t.d.env.Tokens, t.d.section, t.d.round, t.out)
 }

@@ -13,9 +13,9 @@ import (
 	"sppo.dev/vm"
 )
 
-// collective connects ranks by NCCL. There is a communicator for each group on each stream, and one of two
-// ranks for each direction of each channel of messages. So each has one stream at every member, and streams
-// wait only as the program says. Sums are NCCL's: in the type of the elements, in an order of its own.
+// collective connects ranks by NCCL. Each group has a communicator for each stream, and each pair of ranks has one
+// for each direction of each channel of messages. Every communicator therefore has one stream per member, and
+// streams wait only as the program requires. NCCL computes sums in the type of the elements and in its own order.
 type collective struct {
 	api    *nccl.API
 	world  *World
@@ -78,7 +78,7 @@ func (g *guarded) call(f func(c *nccl.Comm) error) error {
 	return f(g.comm)
 }
 
-// settle polls without a pause at first: most calls are accepted sooner than a sleeping thread wakes.
+// settle polls without pausing at first, because most calls are accepted sooner than a sleeping thread wakes.
 func (g *guarded) settle() error {
 	const eager = 64
 	pause := 5 * time.Microsecond
@@ -155,7 +155,8 @@ func (g *guarded) close() error {
 
 const closeTimeout = 30 * time.Second
 
-// place identifies a communicator. All ranks of a program derive the same list, and join theirs in its order.
+// place identifies a communicator. All ranks of a program derive the same list and join their communicators in its
+// order.
 type place struct {
 	name    string
 	members []int32
@@ -251,19 +252,19 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 		for name, g := range d.comms {
 			err := g.call(func(comm *nccl.Comm) error { _, err := comm.Poll(); return err })
 			if err != nil && !errors.Is(err, vm.ErrAborted) {
-				d.keep(fmt.Errorf("%s: %w", name, err)) // which aborts them all, so that the stream ends
+				d.keep(fmt.Errorf("%s: %w", name, err)) // aborts all communicators, so that the stream ends
 			}
 		}
 		time.Sleep(pause)
 	}
 }
 
-// collecting is a message or a collective by NCCL.
+// collecting is a message or a collective issued through NCCL.
 type collecting struct {
 	g             *guarded
 	op            func(c *nccl.Comm) error
 	sum           summer
-	before, after []sumArgs // changes of layout and sums, without a function of NCCL's
+	before, after []sumArgs // for layout changes and sums that NCCL has no function for
 	spread        func(c *nccl.Comm) error
 }
 
@@ -313,10 +314,11 @@ func (c *collective) bind(b *binder) error {
 	return nil
 }
 
-// native calls a function of NCCL's that is a whole collective.
+// native calls an NCCL function that performs a whole collective.
 type native func(c *nccl.Comm, call *teamCall, stream uintptr) error
 
-// natives are the collectives that NCCL has a function for. Others are messages among all members at once.
+// natives lists the collectives that NCCL has a function for. The others are exchanged as messages among all
+// members.
 var natives = map[ir.Op]native{
 	ir.AllGather: func(c *nccl.Comm, call *teamCall, stream uintptr) error {
 		return c.AllGather(uintptr(call.y.at), uintptr(call.x.at), call.x.bytes, nccl.Int8, stream)
@@ -331,7 +333,7 @@ var natives = map[ir.Op]native{
 	},
 }
 
-// numbers returns the type and size of elements that are added.
+// numbers returns the type and size of the elements that a collective adds.
 func (c *teamCall) numbers() (nccl.DType, int64) {
 	if t := c.in.X().DType; t == ir.BF16 {
 		return nccl.BF16, int64(t.Bytes())
@@ -391,8 +393,8 @@ func (c *collective) send(messages []message, stream uintptr) func(*nccl.Comm) e
 	}
 }
 
-// exchange is a collective by messages: rows are packed before they are sent, and what is added or has rows apart
-// is received in the workspace.
+// exchange is a collective made of messages. Rows are packed before they are sent. Data that must be added or has
+// row gaps is received in the workspace.
 type exchange struct {
 	before, after []sumArgs
 	messages      []message
@@ -455,7 +457,7 @@ func spreading(call *teamCall, index, n int) (messages []message) {
 	return messages
 }
 
-// workspaceOf returns the bytes that a collective needs beside its operands.
+// workspaceOf returns the size of the workspace that a collective needs.
 func (c *collective) workspaceOf(d *Device, in *ir.Instr) (int64, error) {
 	if in.Op.Collective() == nil || natives[in.Op] != nil {
 		return 0, nil

@@ -1,25 +1,25 @@
 // Package cuda is the device that runs programs on NVIDIA GPUs.
 //
-//	cuda.go       Machine: libraries, GPUs, what ranks of one process share
+//	cuda.go       Machine: libraries, GPUs, state shared by the ranks of a process
 //	device.go     Device: one rank; arenas, streams, events, issue and join
 //	bind.go       from an instruction to prepared driver calls
-//	waits.go      which wait of a kernel was given up
-//	launch.go     from a kernel's row in the table to launches; images and their cache
-//	trial.go      kernels for one architecture are tried before use
+//	waits.go      reports kernel waits that gave up
+//	launch.go     from a kernel's table entry to launches; images and their cache
+//	trial.go      tries architecture-specific kernels before use
 //	tuned.go      cached results of tuning
 //	arena.go      pinned host memory on the GPU's NUMA node
-//	local.go      communication of ranks of one process: copies between their memories, sums in rank order
+//	local.go      communication between ranks of one process: copies and sums in rank order
 //	collect.go    communication by NCCL
-//	graph.go      sections captured once and replayed
-//	spans.go      when instructions ran
-//	ranges.go     what a profiler is told
-//	report.go     what was found, what is missing and how to get it
+//	graph.go      captures sections once and replays them
+//	spans.go      times of instructions
+//	ranges.go     ranges for a profiler
+//	report.go     libraries and GPUs found, and how to get missing ones
 //
-// Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch
-// shapes. Issuing one takes one or two driver calls with prepared arguments, and allocates nothing.
+// Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes.
+// Issuing one takes one or two driver calls with prepared arguments and allocates nothing.
 //
-// Kernels are in package kernels; this package knows none of them. It does not know why an instruction
-// exists.
+// Package kernels contains the kernels and defines their launches. This package does not know why an
+// instruction exists.
 package cuda
 
 import (
@@ -44,7 +44,7 @@ type Options struct {
 	Sync        bool   // wait after every instruction, so that an error names the right one; slow
 	OwnProducts bool   // use our own kernels for products even if cuBLASLt is installed
 	Portable    bool   // disable kernels written for one architecture
-	ThreadsCopy bool   // on Hopper, let threads load the tiles of attention, not the copy engine
+	ThreadsCopy bool   // on Hopper, let threads rather than the copy engine load the tiles of attention
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
 	Check       bool   // limit each wait of a kernel in time, so that an endless one becomes an error
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
@@ -64,8 +64,7 @@ type World struct {
 // here reports whether a rank is in this process.
 func (w *World) here(rank int) bool { return w == nil || w.First <= rank && rank < w.End }
 
-// Machine is shared by the ranks of one process. It is also their vm.Transport: its Abort reaches all of
-// them.
+// Machine is shared by the ranks of one process. It is also their vm.Transport; its Abort stops all of them.
 type Machine struct {
 	options Options
 	api     *driver.API
@@ -110,7 +109,7 @@ func Open(options Options) (*Machine, error) {
 	m, err := open(options, code)
 	missing := code.open()
 	if code.carried != "" {
-		missing = nil // a kernel that is not in the folder says so when it is needed
+		missing = nil // a missing kernel is reported when it is needed
 	}
 	if err := errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("the cuda device cannot run here: %w", err)
@@ -230,7 +229,7 @@ func (m *Machine) gpuOf(rank int) *gpu {
 	return m.gpus[rank%len(m.gpus)]
 }
 
-// Check reports, before anything is allocated, a program that needs more memory than the GPUs have.
+// Check reports a program that needs more memory than the GPUs have, before anything is allocated.
 func (m *Machine) Check(p *ir.Program) error {
 	device, host, ranks := map[*gpu]ir.Bytes{}, ir.Bytes(0), 0
 	for r := range p.Ranks {
@@ -251,7 +250,7 @@ func (m *Machine) Check(p *ir.Program) error {
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
 	}
-	if there := hostMemory(); there > 0 && int64(host) > there { // not an error: the memory of virtual machines may grow as it is used
+	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow
 		m.notes.add("the host reports %s of free memory, and the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
@@ -326,7 +325,7 @@ func (m *Machine) Abort(reason error) {
 	}
 }
 
-// Link implements vm.Transport; device memory does not travel by it.
+// Link implements vm.Transport. Device memory does not go through it.
 func (m *Machine) Link(int, int, vm.Channel) vm.Link { return noLink{} }
 
 // Collective implements vm.Transport.

@@ -47,7 +47,7 @@ type Device struct {
 	comms        map[string]*guarded // by NCCL
 	ranges       *ranges             // nil: no profiler is attached
 	graphs       *graphs             // nil: calls are made one by one
-	records      *pinned             // of waits that were given up; nil: waits are not limited
+	records      *pinned             // for waits that gave up; nil: waits are not limited
 	recorded     []string            // the sources with a record, in order
 
 	section ir.Section
@@ -324,7 +324,7 @@ func (d *Device) keep(err error) {
 	d.env.Transport.Abort(reason)
 }
 
-// Join implements vm.Device. Even after a failure it returns only when no stream uses the arenas any more.
+// Join implements vm.Device. Even after a failure, it returns only when no stream uses the arenas any longer.
 func (d *Device) Join() error {
 	d.ranges.issued()
 	defer d.ranges.end()
@@ -347,7 +347,7 @@ func (d *Device) Join() error {
 	return d.err
 }
 
-// What a rank does besides nothing: it issues an instruction of a section, or waits for a stream.
+// States of a rank that is not idle: issuing an instruction of a section, or waiting for a stream.
 const (
 	doingIssue = 1 + iota
 	doingJoin
@@ -355,8 +355,8 @@ const (
 
 func doingAt(what, of, pc int) uint64 { return uint64(what)<<48 | uint64(of)<<32 | uint64(pc) }
 
-// Doing implements vm.Watched. A GPU does not tell which instruction a stream is at, but ranks of one process wait on the host
-// for each other when they issue messages and collectives.
+// Doing implements vm.Watched. A GPU does not report the current instruction of a stream, but ranks of one process
+// wait for each other on the host when they issue messages and collectives.
 func (d *Device) Doing() []vm.Doing {
 	at := d.at.Load()
 	of, pc := uint16(at>>32), int32(at)
@@ -369,7 +369,7 @@ func (d *Device) Doing() []vm.Doing {
 	return nil
 }
 
-// hintSync tells how to locate an error that appeared after its instruction was issued.
+// hintSync explains how to locate an error that appeared after its instruction was issued.
 func hintSync(sync bool) string {
 	if sync {
 		return ""
@@ -423,8 +423,8 @@ func (d *Device) Write(v ir.View, in []byte) error {
 	if err := d.api.ToDevice(p, in); err != nil {
 		return err
 	}
-	// The call returns once the bytes have left the buffer; our streams do not wait for their arrival by
-	// themselves.
+	// The call returns once the source buffer may be reused. Our streams do not otherwise wait for the copy to
+	// finish.
 	return d.api.Synchronize(0)
 }
 

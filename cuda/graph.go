@@ -13,7 +13,7 @@ import (
 // then on the driver receives the whole section at once. All arguments are the same every time; tokens are
 // copied to the same place.
 type graphs struct {
-	origin    driver.Stream // capture begins and ends here, and graphs are launched here
+	origin    driver.Stream // stream on which captures begin and end and graphs are launched
 	fork      driver.Event
 	joins     [ir.NumStreams]driver.Event
 	issued    [ir.NumSections]bool         // the section has been issued once

@@ -25,7 +25,7 @@ import (
 // codeSource provides the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
-	// compiled is the same without precompiled images: the driver has refused the one there was.
+	// compiled is the same without precompiled images, for use when the driver has refused one.
 	compiled(source string, arch int) ([]byte, error)
 	// knowsHopper reports whether kernels for Hopper are available.
 	knowsHopper() bool

@@ -11,10 +11,10 @@ import (
 	"sppo.dev/vm"
 )
 
-// meetings connects ranks of one process. A rank that issues a message or a collective waits on the host
-// until its peers have issued theirs; afterwards only events order their streams. So work is submitted only
-// after what it waits for, and streams that share one of the GPU's queues cannot block each other forever.
-// Programs issue communication in an order in which all ranks can meet.
+// meetings connects ranks of one process. A rank that issues a message or a collective waits on the host until its
+// peers have issued theirs; after that, only events order their streams. Work is therefore submitted after
+// everything it waits for, and streams that share a GPU queue cannot block each other forever. Programs issue
+// communication in an order in which all ranks can meet.
 type meetings struct {
 	mu      sync.Mutex
 	links   map[linkKey]*link
@@ -192,7 +192,8 @@ type team struct {
 	failed  error
 }
 
-// teamCall is a member's contribution, and the events of its stream: its data is there, its share is done.
+// teamCall is a member's contribution, with the events of its stream that signal that its data is ready and that
+// its share is done.
 type teamCall struct {
 	in          *ir.Instr
 	y, x        span
@@ -302,8 +303,7 @@ func (m *member) Make() error {
 	if err := m.match(); err != nil {
 		return err
 	}
-	// After the second meeting the published values belong to their members again, so what is needed later is
-	// copied.
+	// After the second meeting, members may reuse the published values, so values needed later are copied.
 	for i := range t.calls {
 		m.theirs[i] = t.calls[i].done
 		if err := m.waitFor(i, t.calls[i].there); err != nil {
@@ -349,13 +349,13 @@ func (m *member) waitFor(i int, e driver.Event) error {
 	return m.wait.Make()
 }
 
-// share issues this member's part of the work, on the memory of all. A result that goes everywhere is copied to
-// every other member; no other member writes it.
+// share issues this member's part of the work, on the memory of all members. A result for all members is copied to
+// each of them by this member only.
 func (m *member) share() error {
 	return m.meeting.Sums(m.add)
 }
 
-// add writes the sum of what members first .. end-1 give to its place in the result.
+// add writes the sum of the contributions of members first .. end-1 to its place in the result.
 func (m *member) add(first, end int) error {
 	t, calls := m.meeting.Gets[first], m.team.calls
 	at, bytes := driver.Ptr(t.Y), int64(t.Size())
@@ -384,7 +384,7 @@ func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
 	return m.copy.Make()
 }
 
-// sumArgs describe y[row,col] = the sum over calls, in order and in f32, of x[row,col], starting at byte at.
+// sumArgs describes y[row,col] = the sum over calls, in order and in f32, of x[row,col], starting at byte `at`.
 type sumArgs struct {
 	y                driver.Ptr
 	calls            []teamCall
@@ -393,7 +393,7 @@ type sumArgs struct {
 	yStride, xStride int64 // row stride, in elements
 }
 
-// sumOf describes a transfer that several calls give.
+// sumOf describes a transfer to which several calls contribute.
 func sumOf(y driver.Ptr, calls []teamCall, t ir.Transfer, d ir.DType) sumArgs {
 	size := d.Bytes()
 	return sumArgs{y: y + driver.Ptr(t.Y), calls: calls, at: int64(t.X), rows: int64(t.Rows), cols: int64(t.Width / size),
@@ -409,7 +409,7 @@ const (
 	sumBlocks  = 1024
 )
 
-// sumCall prepares a launch of the summing kernel, whose arguments rows sets.
+// sumCall prepares a launch of the summing kernel; rows sets its arguments.
 func (d *Device) sumCall(t ir.DType, stream driver.Stream) (summer, error) {
 	name := "sum_ranks_f32"
 	if t == ir.BF16 {

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// ranges tell a profiler what a rank is issuing: the section, and inside it the task and layer of the compute
-// stream, in the letters of a program's text form.
+// ranges describe to a profiler what a rank is issuing: the section and, nested in it, the task and layer of the
+// compute stream, in the notation of a program's text form.
 type ranges struct {
 	profiler *nvtx.Profiler
 	sections [ir.NumSections]*nvtx.Name

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// spanEvents times instructions: one event before and one after each, read when the section is joined. Times
-// are the GPU's, since an event at the start of the section.
+// spanEvents times instructions with one event before and one after each. The events are read when the section is
+// joined. Times are GPU times since an event at the start of the section.
 type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
@@ -52,7 +52,7 @@ func (s *spanEvents) begin(d *Device) error {
 	if err := s.begun.Make(); err != nil {
 		return err
 	}
-	err := d.joins[s.first].Make() // otherwise other streams could start before the origin of their times
+	err := d.joins[s.first].Make() // otherwise other streams could start before the time origin
 	d.env.Spans.Start = time.Now()
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// sumSource contains the kernels of communication; no opcode's row names them.
+// sumSource contains the communication kernels, which no opcode's table entry names.
 const sumSource = "meet.cu"
 
 // sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes;

@@ -10,19 +10,19 @@ import (
 	"sppo.dev/vm"
 )
 
-// Kernels for one architecture are tried before use: attention of a small shape, forward and backward, must
-// agree with the portable kernels on the same card. If it does not, nothing runs until the user selects the
-// portable ones.
+// Kernels for one architecture are tried before use. The results of attention on a small shape, forward and
+// backward, must agree with those of the portable kernels on the same card. If they do not, nothing runs until the
+// user selects the portable kernels.
 
 // PortableVariable sets Options.Portable.
 const PortableVariable = "SPPO_CUDA_PORTABLE"
 
-// trialTolerance is the largest relative distance of results: both kernels round probabilities to bf16, each
-// at its own point of the sum.
+// trialTolerance is the largest relative distance between results. Both kernels round probabilities to bf16, but
+// at different points of the sum.
 const trialTolerance = 2e-2
 
-// trialLimit is the longest time for a trial, since a thread may wait forever at a broken barrier. With
-// limited waits a trial ends by itself, so checkedLimit only covers what cannot be limited.
+// trialLimit is the time limit of a trial, because a thread may wait forever at a broken barrier. With limited
+// waits a trial ends without it, so checkedLimit covers only other hangs.
 const (
 	trialLimit   = 3 * time.Minute
 	checkedLimit = 15 * time.Second
@@ -58,7 +58,7 @@ func (m *Machine) trusted(g *gpu, source string) error {
 	return nil
 }
 
-// try compares the two kinds of kernels, for each head width with its own kernels.
+// try compares the two kinds of kernels, for each head dimension that has its own kernels.
 func (m *Machine) try(g *gpu, shape attentionShape) error {
 	for _, dim := range kernels.HopperDims {
 		shape.dim = dim
@@ -82,7 +82,7 @@ func (m *Machine) try(g *gpu, shape attentionShape) error {
 	return nil
 }
 
-// alone returns a machine with one GPU, for one rank that tries or times something.
+// alone returns a machine with one GPU, for one rank that tries or times kernels.
 func (m *Machine) alone(g *gpu) *Machine {
 	again := *m
 	again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
@@ -90,8 +90,8 @@ func (m *Machine) alone(g *gpu) *Machine {
 	return &again
 }
 
-// aside runs do in a goroutine of its own, because the caller's thread has its own context, and waits for it
-// within a time limit.
+// aside runs do in its own goroutine, because the caller's thread has its own context, and waits for it within a
+// time limit.
 func (m *Machine) aside(do func() error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- do() }()
@@ -106,7 +106,7 @@ func (m *Machine) aside(do func() error) error {
 // triedSoftcap bends scores of random operands.
 const triedSoftcap = 1
 
-// triedPrefix is the least prefix of a trial with documents.
+// triedPrefix is the smallest prefix of a trial with documents.
 const triedPrefix = 10
 
 // triedShape has whole and partial tiles of queries and keys, and heads that share keys.
@@ -179,7 +179,7 @@ type attentionShape struct {
 	documents                      bool
 }
 
-// variant names what a shape has beside plain attention.
+// variant names the features of a shape beyond plain attention.
 func (s *attentionShape) variant() string {
 	text := ""
 	if s.softcap != 0 {

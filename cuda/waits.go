@@ -9,8 +9,8 @@ import (
 	"sppo.dev/cuda/kernels"
 )
 
-// If waits are limited, a kernel that gives one up writes its location to pinned memory and continues to its
-// end with useless results. Each source has its own record.
+// If waits are limited, a kernel that gives up a wait writes its location to pinned memory and continues to its
+// end with invalid results. Each source has its own record.
 
 // recordBytes is the size of a record: the line of the wait, the block, and the thread.
 const recordBytes = 64
@@ -39,7 +39,7 @@ func (d *Device) recordWaits(module driver.Module, source string) error {
 	return d.api.Synchronize(0) // as in Write
 }
 
-// gaveUp returns an error that names the wait, if a kernel has given one up.
+// gaveUp returns an error that names the wait that a kernel gave up, or nil.
 func (d *Device) gaveUp() error {
 	for i, source := range d.recorded {
 		record := d.records.memory[i*recordBytes:]

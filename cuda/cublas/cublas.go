@@ -1,7 +1,7 @@
-// Package cublas binds cuBLASLt: matrix products of row-major operands with f32 sums, an optional bias, and
-// the choice of an algorithm for each shape.
+// Package cublas binds cuBLASLt: matrix products of row-major operands with f32 sums, an optional bias, and the
+// choice of an algorithm for each shape.
 //
-// It allocates no device memory: the caller provides the workspace. All it knows of a product is Shape.
+// It allocates no device memory; the caller provides the workspace. Shape describes a product completely.
 package cublas
 
 import (
@@ -188,8 +188,8 @@ type Product struct {
 	args    []uintptr
 }
 
-// Choices remembers algorithms by everything they depend on. Ranks on cards of one kind share it, so that
-// equal products use equal algorithms.
+// Choices remembers algorithms by everything that they depend on. Ranks on identical cards share it, so that equal
+// products use equal algorithms.
 type Choices struct {
 	Kept Keeper // cached timings, also of other processes; nil: none
 
@@ -253,9 +253,9 @@ type heuristic struct {
 	reserved  [4]int32
 }
 
-// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several with a
-// timer, otherwise the first. The library stores by columns, so it sees our matrices transposed and is asked
-// for c' = op(b)' op(a)', which needs no copy.
+// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several if there is a
+// timer, otherwise the first. The library stores matrices by columns and so sees ours transposed; it is asked for
+// c' = op(b)' op(a)', which needs no copy.
 func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}
 	if s.Accumulate {
@@ -355,8 +355,7 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	return desc, err
 }
 
-// layout describes a matrix that has these rows and columns after the transposition, if it is stored
-// transposed.
+// layout describes a matrix that has these rows and columns after transposition if it is stored transposed.
 func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, error) {
 	if transposed {
 		rows, cols = cols, rows
@@ -373,7 +372,7 @@ func (p *Product) propose(desc, first, second, out uintptr, c choice, several bo
 	if err := a.call(fnPreferenceCreate, uintptr(unsafe.Pointer(&preference))); err != nil {
 		return nil, err
 	}
-	defer a.call(fnPreferenceDestroy, preference) // nothing depends on it any more
+	defer a.call(fnPreferenceDestroy, preference) // nothing depends on it any longer
 	limit := uint64(c.workspace)
 	if err := a.call(fnPreferenceSetAttribute, preference, preferWorkspace, uintptr(unsafe.Pointer(&limit)), unsafe.Sizeof(limit)); err != nil {
 		return nil, err

@@ -274,7 +274,7 @@ type Launch struct {
 // Launch prepares a launch. Each argument has the bytes of its value, as the kernel declares it.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
-	params := make([]uintptr, len(arguments)+1) // ended by a null: real drivers know the number of arguments, stand-ins need not
+	params := make([]uintptr, len(arguments)+1) // null-terminated for drivers that do not know the number
 	for i, value := range arguments {
 		aligned := make([]uint64, (len(value)+7)/8+1)
 		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))

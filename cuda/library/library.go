@@ -1,10 +1,10 @@
-// Package library finds NVIDIA's shared libraries at run time and looks up their functions, so that building
-// needs no toolkit and a machine without a GPU is told what is missing and how to get it.
+// Package library finds NVIDIA's shared libraries at run time and looks up their functions, so that building needs
+// no toolkit. On a machine without a GPU it reports what is missing and how to get it.
 //
-//	library.go  Open: one library, its functions by a table
+//	library.go  Open: one library and its table of functions
 //	search.go   where libraries may be, in order
 //
-// The package knows no library by name: each binding gives the names of its own.
+// Each binding passes the names of its own library.
 package library
 
 import (
@@ -39,7 +39,7 @@ type Library struct {
 // MissingError reports that a library was not found, or that those found are unusable.
 type MissingError struct {
 	Wanted *Wanted
-	Tried  []string // one line each
+	Tried  []string // one line per attempt
 }
 
 func (e *MissingError) Error() string {

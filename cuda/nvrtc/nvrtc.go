@@ -1,4 +1,5 @@
-// Package nvrtc binds NVIDIA's run-time compiler, from CUDA C++ to machine code of one card. It needs no GPU.
+// Package nvrtc binds NVIDIA's run-time compiler, which compiles CUDA C++ to machine code for one card. It needs
+// no GPU.
 //
 // It keeps no cache and knows none of our kernels.
 package nvrtc
@@ -158,8 +159,8 @@ type Result struct {
 	Log   string // warnings, and the output of --ptxas-options
 }
 
-// one compiler call at a time in a process: some releases are not safe with more, and parallel calls gain
-// little
+// one serialises compiler calls in a process: some releases are not safe for concurrent calls, and concurrency
+// gains little
 var one sync.Mutex
 
 // Compile compiles a source. The options must name an architecture (--gpu-architecture=sm_90).

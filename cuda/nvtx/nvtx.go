@@ -1,9 +1,9 @@
 // Package nvtx tells a profiler such as Nsight Systems what a thread is doing: nested ranges with names.
 //
-// There is no library to link to. A profiler sets a variable to the path of its own library, which is opened
-// here, asks for a table of function addresses, and fills it; entries that it leaves empty are not called.
-// This is what NVIDIA's header does (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their sizes and the
-// order of their entries).
+// There is no library to link to. A profiler sets an environment variable to the path of its own library. This
+// package opens that library, which asks for a table of function addresses and fills it. Entries that it leaves
+// empty are not called. NVIDIA's header does the same (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their
+// sizes and the order of their entries).
 package nvtx
 
 import (
@@ -97,7 +97,7 @@ func exportTable() uintptr {
 	})
 }
 
-// moduleTable returns where the addresses of a module's functions go.
+// moduleTable returns the table to which the addresses of a module's functions are written.
 func moduleTable(module int32, table *unsafe.Pointer, size *uint32) int32 {
 	if module <= 0 || int(module) >= len(modules) {
 		return 0
