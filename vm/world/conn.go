@@ -19,7 +19,7 @@ import (
 //	text   JSON: message
 //	data   bytes
 
-// message has the fields that its kind needs; the others are empty.
+// message has a field for everything that a message may contain; its kind determines which are set.
 type message struct {
 	Kind     string
 	Text     string    `json:",omitempty"` // for people, or the name of a value
@@ -33,26 +33,26 @@ type message struct {
 const (
 	kindGreeting = "greeting" // the first message in both directions
 	kindHello    = "hello"    // a process introduces itself to process 0
-	kindPing     = "ping"     // process 0 asks a process that waits whether it lives
+	kindPing     = "ping"     // process 0 asks a waiting process whether it is still running
 	kindPong     = "pong"
-	kindSeated   = "seated"  // it is accepted
-	kindWelcome  = "welcome" // all processes are there
-	kindRefused  = "refused" // it is rejected
+	kindSeated   = "seated"  // the process is accepted
+	kindWelcome  = "welcome" // all processes are connected
+	kindRefused  = "refused" // the process is rejected
 	kindWire     = "wire"    // a connection for bytes
 	kindOrder    = "order"
 	kindAnswer   = "answer"
 	kindStop     = "stop"   // a user asks the job to stop
 	kindFailed   = "failed" // a process cannot continue
-	kindAbort    = "abort"  // no process can
+	kindAbort    = "abort"  // the job cannot continue
 	kindEnd      = "end"    // the job has ended
 	kindPut      = "put"    // a value
 	kindGet      = "get"    // a request for a value
 	kindValue    = "value"
-	kindInspect  = "inspect" // a question what the process is doing
+	kindInspect  = "inspect" // asks what the process is doing
 	kindState    = "state"
 )
 
-// conn is a connection of the control plane. Any goroutine may write, one reads.
+// conn is a connection of the control plane. Any goroutine may write; one goroutine reads.
 type conn struct {
 	net.Conn
 	in *bufio.Reader
@@ -82,7 +82,7 @@ func (c *conn) write(m message, data []byte) error {
 	return err
 }
 
-// Limits of texts, from peers that are not known yet and from others, and of data.
+// Limits of texts from unknown peers and from known ones, and of data.
 const (
 	shortText   = 1 << 16
 	longestText = 1 << 24

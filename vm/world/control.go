@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// control holds what passes between a process's connections and its job.
+// control holds the state shared by a process's connections and its job.
 type control struct {
 	answers  []chan []byte // in process 0: by process
 	orders   chan vm.Order // in the others
@@ -35,7 +35,7 @@ func (w *World) serve(process int, c *conn) {
 	}
 }
 
-// handle handles what was read from a process, and reports whether more may follow.
+// handle processes a message from a process, or the end of its connection, and reports whether more may follow.
 func (w *World) handle(process int, m message, data []byte, err error) bool {
 	if err != nil {
 		w.lost(process, err)

@@ -19,9 +19,9 @@ type arrival struct {
 	admitted chan struct{} // closed when all have arrived
 }
 
-// news is what happens at the rendezvous.
+// news is an event at the rendezvous.
 type news struct {
-	*arrival        // nil: a stranger has been turned away
+	*arrival        // nil if a stranger has been turned away
 	what     string // newsArrived, newsAlive, newsGone, or a description of the stranger
 }
 
@@ -35,19 +35,19 @@ const (
 type gathering struct {
 	w        *World
 	present  []*arrival
-	again    []*arrival // processes whose number is taken, while its holder is asked whether it still lives
+	again    []*arrival // processes whose number is taken, while its holder is pinged
 	news     chan news
-	pinged   map[*arrival]bool // since the last arrival, and whether the answer is still to come
-	silent   chan *arrival     // processes whose time to answer is over
+	pinged   map[*arrival]bool // pinged since the last arrival; true until the answer comes
+	silent   chan *arrival     // processes that did not answer in time
 	rejected int
 	problem  error
-	enough   <-chan time.Time // after a problem: the others have had a moment to connect and learn of it
-	stranger string           // the last that was turned away
+	enough   <-chan time.Time // fires after a problem, once the others have had time to connect and learn of it
+	stranger string           // the last stranger turned away
 	told     map[string]bool
 	over     chan struct{} // closed when all have arrived, or the wait is over
 }
 
-// host waits in process 0 for all others, and welcomes them.
+// host runs in process 0. It waits for all other processes and welcomes them.
 func (w *World) host(ctx context.Context, wires net.Listener) error {
 	_, port, err := net.SplitHostPort(w.options.Rendezvous)
 	if err != nil {
@@ -74,8 +74,9 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	return w.welcome(g.present)
 }
 
-// await fills the list of present processes, or returns why it cannot. Strangers and processes of other jobs are turned away
-// without effect. If a process of this job is rejected, the others have a moment to connect and learn why.
+// await fills the list of present processes, or returns why it cannot. Strangers and processes of other jobs are
+// turned away and do not affect the job. If a process of this job is rejected, the others get a moment to connect
+// and learn why.
 func (g *gathering) await(ctx context.Context) error {
 	remind := time.After(5 * time.Second)
 	for g.rejected == 0 || g.missing() > g.rejected {
@@ -109,7 +110,7 @@ func (g *gathering) missing() (n int) {
 	return n
 }
 
-// callRoll asks all processes whether they still live, and reports whether all have answered since the last came.
+// callRoll pings all processes and reports whether all have answered since the last arrival.
 func (g *gathering) callRoll() bool {
 	waiting := false
 	for _, a := range g.present[1:] {
@@ -121,7 +122,7 @@ func (g *gathering) callRoll() bool {
 	return !waiting
 }
 
-// ping asks a process whether it lives.
+// ping asks a process whether it is still running.
 func (g *gathering) ping(a *arrival) {
 	g.pinged[a] = true
 	send(a.conn, message{Kind: kindPing})
@@ -150,7 +151,7 @@ func (g *gathering) hear(n news) {
 	}
 }
 
-// arrive gives a process its place, if it is one of this job and its place is free.
+// arrive puts a process on the list if it belongs to this job and its number is free.
 func (g *gathering) arrive(a *arrival) {
 	o, h := &g.w.options, a.hello
 	if h.Job != o.Job {
@@ -176,7 +177,8 @@ func (g *gathering) arrive(a *arrival) {
 	go g.attend(a)
 }
 
-// leave frees the place of a process that has died or does not answer. A process that waits for the place gets it.
+// leave frees the number of a process that has died or does not answer. A process that waits for the number gets
+// it.
 func (g *gathering) leave(a *arrival, why string) {
 	process := a.hello.Process
 	if g.present[process] != a {
@@ -199,7 +201,7 @@ func (g *gathering) reject(a *arrival, why error) {
 	g.problem, g.enough = cmp.Or(g.problem, why), time.After(farewell)
 }
 
-// turnAway reports a stranger, each only once.
+// turnAway reports a stranger, each one only once.
 func (g *gathering) turnAway(stranger string) {
 	g.stranger = stranger
 	if !g.told[stranger] && len(g.told) < mostStrangers {
@@ -208,10 +210,11 @@ func (g *gathering) turnAway(stranger string) {
 	}
 }
 
-// mostStrangers is how many different strangers are reported.
+// mostStrangers is the maximum number of different strangers reported.
 const mostStrangers = 100
 
-// attend reads what a process sends that has its place. Before all have arrived, that is its answers to pings, or its end.
+// attend reads the messages of a process on the list. Before all have arrived, these are its answers to pings, or
+// the end of its connection.
 func (g *gathering) attend(a *arrival) {
 	process := a.hello.Process
 	for {
@@ -228,7 +231,7 @@ func (g *gathering) attend(a *arrival) {
 				continue
 			}
 			if !a.isAdmitted() {
-				return // the processes have not met
+				return // the job has not started
 			}
 		}
 		if !g.w.handle(process, m, data, err) {
@@ -246,7 +249,7 @@ func (a *arrival) isAdmitted() bool {
 	}
 }
 
-// hand passes news on, and reports whether the list was still open.
+// hand passes an event on and reports whether the list was still open.
 func (g *gathering) hand(n news) bool {
 	select {
 	case g.news <- n:
@@ -256,7 +259,7 @@ func (g *gathering) hand(n news) bool {
 	}
 }
 
-// accept accepts connections, and hears each on its own, so that none holds up the others.
+// accept accepts connections and serves each on its own goroutine, so that none delays the others.
 func (g *gathering) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -266,12 +269,13 @@ func (g *gathering) accept(l net.Listener) {
 		case errors.Is(err, net.ErrClosed):
 			return // all have arrived, or the wait is over
 		default:
-			time.Sleep(100 * time.Millisecond) // as with too many open files
+			time.Sleep(100 * time.Millisecond) // such as too many open files
 		}
 	}
 }
 
-// greet hears the introduction of a new connection. Peers that do not speak the protocol, or do not know the secret, learn nothing.
+// greet reads the introduction of a new connection. Peers that do not speak the protocol, or do not know the
+// secret, learn nothing.
 func (g *gathering) greet(c *conn) {
 	h, stranger := g.hearHello(c)
 	switch {
@@ -283,7 +287,7 @@ func (g *gathering) greet(c *conn) {
 	c.Close()
 }
 
-// hearHello returns the introduction of a process, or what is wrong with it.
+// hearHello returns the introduction of a process, or the reason for turning the peer away.
 func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	from, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	foreign := "a connection from " + from + ", which is not of a process of sppovm"
@@ -310,7 +314,8 @@ func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	return m.Hello, ""
 }
 
-// send writes a short message to a process that may have gone, or not read: its reader or its absence tells.
+// send writes a short message to a process that may have gone or may not read it. It ignores errors: the reader of
+// the connection notices a lost process.
 func send(c *conn, m message) {
 	_ = c.SetWriteDeadline(time.Now().Add(farewell))
 	_ = c.write(m, nil)
@@ -395,7 +400,8 @@ func (w *World) welcome(present []*arrival) error {
 			if err != nil {
 				return err
 			}
-			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() { // otherwise it is on our host, which others know by another name
+			// A loopback address is on our host, which others reach by another address.
+			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 				m.Address = net.JoinHostPort(host, a.hello.Port)
 			}
 		}

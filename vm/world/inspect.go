@@ -8,14 +8,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// inspections are questions to other processes about what they are doing. They do not pass through a job's orders, so that a
-// process answers while it carries out one.
+// inspections are questions to other processes about what they are doing. They bypass a job's orders, so that a
+// process can answer while it carries out an order.
 type inspections struct {
 	mu      sync.Mutex
 	answer  func() []byte // of this process; nil before its job is open
 	asked   int
 	waiting map[string]chan []byte // by question
-	writing map[int]bool           // processes to which a question is still being written
+	writing map[int]bool           // processes to which a question is being written
 }
 
 // OnInspect implements vm.Crew.
@@ -55,7 +55,7 @@ func (w *World) Inspect(wait time.Duration) []vm.Inspection {
 	return all
 }
 
-// inspect asks one process, without waiting even for the question to leave.
+// inspect asks one process, without waiting even until the question is sent.
 func (w *World) inspect(process int) <-chan []byte {
 	q := &w.inspections
 	answer := make(chan []byte, 1)
@@ -82,7 +82,7 @@ func (w *World) inspect(process int) <-chan []byte {
 	return answer
 }
 
-// maxWaiting is the number of questions without an answer after which all are forgotten.
+// maxWaiting is the number of unanswered questions after which all are forgotten.
 const maxWaiting = 1 << 16
 
 // inspected answers a question.
@@ -97,7 +97,7 @@ func (w *World) inspected(process int, question string) {
 	_ = w.conns[process].write(message{Kind: kindState, Text: question}, state) // as above
 }
 
-// stated takes the answer to a question of this process.
+// stated receives the answer to a question of this process.
 func (w *World) stated(question string, state []byte) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.waiting[question]

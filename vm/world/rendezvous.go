@@ -15,22 +15,22 @@ import (
 	"time"
 )
 
-// greeting opens a connection in both directions. If the job has a secret, either side proves that it knows it before it learns
-// more of the other.
+// greeting opens a connection in both directions. If the job has a secret, each side proves that it knows the
+// secret before it learns more about the other.
 type greeting struct {
 	Magic string
 	Nonce string
 	Proof []byte `json:",omitempty"`
 }
 
-// hello is how a process introduces itself to process 0.
+// hello introduces a process to process 0.
 type hello struct {
 	Job                string
 	Process, Processes int
 	Terms              []Term
 	Host               string
 	Local              int
-	Port               string // where its wires listen
+	Port               string // port on which its wires listen
 }
 
 // welcome is process 0's message when all have arrived.
@@ -41,11 +41,11 @@ type welcome struct {
 
 const magic = "sppo rendezvous 2"
 
-// introduction is the time in which a new connection must introduce itself.
+// introduction is the time limit for a new connection to introduce itself.
 const introduction = 10 * time.Second
 
-// Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or
-// with the reason why not.
+// Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or an
+// error that explains why they are not.
 func Join(ctx context.Context, o Options) (*World, error) {
 	w := newWorld(o)
 	wires, err := w.listen(ctx)
@@ -124,7 +124,8 @@ func (w *World) hello(wires net.Listener) *hello {
 	return &hello{Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
-// come connects to process 0, repeatedly until it listens and all others have come. Process 0 may die and come again meanwhile.
+// come connects to process 0, repeatedly until it listens and all other processes have connected. Process 0 may be
+// restarted meanwhile.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
@@ -138,7 +139,7 @@ func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 			return err
 		}
 		if limited.Err() == nil {
-			last = err // after a timeout the earlier error says more
+			last = err // after a timeout, the earlier error is more informative
 		}
 		select {
 		case <-limited.Done():
@@ -156,7 +157,7 @@ type refusal struct{ why string }
 
 func (r *refusal) Error() string { return r.why }
 
-// seat introduces this process, and returns once process 0 has it on its list.
+// seat introduces this process and returns once process 0 has put it on its list.
 func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", w.options.Rendezvous)
 	if err != nil {
@@ -178,7 +179,7 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	return nil, err
 }
 
-// introduce exchanges greetings, and returns the answer to the introduction.
+// introduce exchanges greetings and returns the answer to the introduction.
 func (w *World) introduce(c *conn, h *hello) (answer message, err error) {
 	mine := greeting{Magic: magic, Nonce: rand.Text()}
 	if err := c.write(message{Kind: kindGreeting, Greeting: &mine}, nil); err != nil {
@@ -205,7 +206,7 @@ func (w *World) introduce(c *conn, h *hello) (answer message, err error) {
 
 var errSecret = errors.New("it does not know the secret that this process has in " + SecretVariable)
 
-// proof shows that a process knows the secret of the job, without telling it. It is nil if there is no secret.
+// proof proves that a process knows the secret of the job without revealing it. It is nil if there is no secret.
 func (w *World) proof(role, theirs, ours string, h *hello) []byte {
 	if w.options.Secret == "" {
 		return nil
@@ -219,7 +220,7 @@ func (w *World) proof(role, theirs, ours string, h *hello) []byte {
 	return mac.Sum(nil)
 }
 
-// listenTo waits until process 0 reports that all are there, or that they will not be.
+// listenTo waits until process 0 reports that all processes are connected, or why they cannot be.
 func (w *World) listenTo(ctx context.Context, c *conn) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	for {
@@ -240,7 +241,7 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 	}
 }
 
-// reachable completes addresses on the host of process 0, which is the address we connected to.
+// reachable completes addresses on the host of process 0 with the address of our connection.
 func (w *World) reachable() error {
 	host, _, err := net.SplitHostPort(w.conns[0].RemoteAddr().String())
 	if err != nil {

@@ -4,5 +4,5 @@ package world
 
 import "net"
 
-// limitSilence does nothing: keep-alive alone detects the end of a connection that has nothing to send.
+// limitSilence does nothing. Only keep-alive detects a lost host.
 func limitSilence(*net.TCPConn) {}

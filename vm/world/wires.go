@@ -22,9 +22,9 @@ import (
 //	wire   8 bytes, little-endian: the channel of the message
 //	size   8 bytes, little-endian
 //
-// The receiving end sends "ready" with the size that it expects. Then data follow in pieces, each after a
-// frame with its size, so that messages of several streams share a connection. The reader of a connection
-// always knows where bytes go, and never waits for anything else, so two processes cannot block each other on
+// The receiving end sends "ready" with the size that it expects. The data then follow in pieces, each in a frame
+// with its size, so that messages of several streams can share a connection. The reader of a connection always
+// knows the destination of bytes and never waits for anything else, so two processes cannot block each other on
 // full sockets.
 const (
 	frameReady byte = iota
@@ -88,7 +88,7 @@ func wireID(name string) uint64 {
 	return h.Sum64()
 }
 
-// get returns a wire, which a peer may use before it is known here.
+// get returns a wire. A peer may use a wire before this process opens it.
 func (ws *wires) get(id uint64) *wire {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -170,14 +170,14 @@ func (l *link) write(kind byte, x *wire, b []byte) error {
 	return err
 }
 
-// broken waits for process 0's explanation of a broken connection, and otherwise gives its own.
+// broken waits for process 0 to explain a broken connection. If it does not, broken returns its own error.
 func (w *World) broken(process int, err error) error {
 	select {
 	case <-w.failed:
 	case <-w.ending:
 	case <-time.After(farewell):
 		if isSilence(err) {
-			w.lost(process, err) // here, as in the other process: no message would reach it
+			w.lost(process, err) // the other process does the same: no message could reach it
 			break
 		}
 		w.Failed(fmt.Errorf("the connection to %s broke: %w", w.name(process), err))
@@ -185,8 +185,8 @@ func (w *World) broken(process int, err error) error {
 	return w.aborted()
 }
 
-// receiveBytes handles the frames of a process until the connection ends. A peer that closes it has ended or
-// is lost, which process 0 reports.
+// receiveBytes handles the frames of a process until the connection ends. A peer that closes it has ended or is
+// lost; process 0 reports the loss.
 func (w *World) receiveBytes(process int, l *link) {
 	defer w.wires.done.Done()
 	var frame [frameBytes]byte
@@ -307,7 +307,7 @@ func (w *World) call(ctx context.Context, process int) error {
 	return c.write(message{Kind: kindWire, Text: w.key, Hello: &hello{Process: w.options.Process}}, nil)
 }
 
-// called accepts the connection of a process after this one, and no other.
+// called accepts the connection of a process after this one and rejects any other.
 func (w *World) called(raw net.Conn) bool {
 	c := newConn(raw)
 	_ = c.SetReadDeadline(time.Now().Add(introduction))

@@ -1,16 +1,16 @@
 // Package world connects the processes of one job, on one or more hosts, over TCP.
 //
 //	world.go       World: which process has which ranks, how the job ends, and errors
-//	rendezvous.go  how processes find process 0, and introduce themselves
+//	rendezvous.go  how processes find process 0 and introduce themselves
 //	gather.go      how process 0 waits for them, and what must be equal among them
-//	control.go     orders of the first process and answers of the others; values that one creates for all
+//	control.go     orders of the first process and answers of the others; values created by one for all
 //	inspect.go     what other processes are doing, whatever order they carry out
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
 //
-// Every process has one connection to process 0, for orders, answers and the reason of a failure; if it
-// breaks, the process at the other end is lost. If ranks communicate over TCP, every pair of processes has
-// another connection for the bytes of messages.
+// Every process has one connection to process 0, for orders, answers and the reason of a failure. If it breaks,
+// the process at the other end is lost. If ranks communicate over TCP, every pair of processes has another
+// connection for the bytes of messages.
 //
 // The package knows neither the meaning of orders nor the contents of messages.
 package world
@@ -30,14 +30,14 @@ import (
 // Options of a world.
 type Options struct {
 	Process, Processes int
-	Ranks              int               // of the program; each process has an equal, contiguous part
+	Ranks              int               // number in the program; each process has an equal, contiguous part
 	Rendezvous         string            // HOST:PORT where process 0 listens
-	Timeout            time.Duration     // for all processes to connect
-	Job                string            // tells this job from others at the same address
-	Secret             string            // that all processes must know; empty: none
+	Timeout            time.Duration     // time limit for all processes to connect
+	Job                string            // name of the job, which separates jobs at the same address
+	Secret             string            // secret that all processes must know; empty: none
 	Terms              []Term            // must be equal in all processes
 	Local              int               // index among the processes of its host; -1: in order of arrival
-	Wires              bool              // whether ranks communicate over TCP rather than a network of their own
+	Wires              bool              // ranks communicate over TCP, not over a network of their own
 	Tell               func(what string) // receives progress: missing processes, rejected ones
 }
 
@@ -54,13 +54,13 @@ type Member struct {
 	Address string // where others reach its wires; an empty host is that of the rendezvous
 }
 
-// World is the processes of a job, from the view of one of them. It is the vm.Crew of their jobs.
+// World is the set of processes of a job, as seen by one of them. It is the vm.Crew of their jobs.
 type World struct {
 	Members []Member
 
 	options Options
 	key     string  // unique to this job
-	conns   []*conn // in process 0: by process; in the others: the one to process 0
+	conns   []*conn // in process 0: by process; in the others: only the one to process 0
 	wires   wires
 	control control
 	board   board
@@ -71,7 +71,7 @@ type World struct {
 	cause   error // set once, before failed closes
 	abort   []func(reason error)
 	failed  chan struct{}
-	ending  chan struct{} // closed when connections may close
+	ending  chan struct{} // closed when connections may be closed
 	endOnce sync.Once
 	gone    sync.WaitGroup
 }
@@ -178,7 +178,7 @@ func (w *World) fail(cause error) bool {
 	return true
 }
 
-// lost handles the broken connection of a process: an error, unless the job has ended.
+// lost handles the broken connection of a process, which is an error unless the job has ended.
 func (w *World) lost(process int, err error) {
 	select {
 	case <-w.ending:
@@ -195,8 +195,8 @@ func broke(err error) string {
 	return "its connection closed"
 }
 
-// isSilence reports whether a connection ended because a host does not answer: a timeout, which some routes report in their own
-// words.
+// isSilence reports whether a connection ended because a host does not answer: by a timeout, or by an error with
+// which some routes report one.
 func isSilence(err error) bool {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
@@ -219,8 +219,8 @@ func (w *World) aborted() error { return fmt.Errorf("%w: %w", vm.ErrAborted, w.C
 // farewell is how long a process waits for others to learn of its end.
 const farewell = 3 * time.Second
 
-// Close ends this process's part with its own error. The others end when process 0 does, with the cause of a
-// failure or none.
+// Close ends this process's part of the job, with its error if any. The other processes end when process 0 does,
+// with the cause of a failure or none.
 func (w *World) Close(err error) error {
 	if err != nil && w.Cause() == nil {
 		w.Failed(err)
@@ -274,8 +274,8 @@ func (w *World) leave() {
 // end allows connections to close.
 func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 
-// silence is how long a host may leave bytes unacknowledged before it counts as lost.
+// silence is how long a host may leave bytes unacknowledged before it is considered lost.
 const silence = 20 * time.Second
 
-// keepAlive detects in the same time that a host is gone to which nothing is sent.
+// keepAlive detects the loss of a host within the same time when nothing is sent to it.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 8 * time.Second, Interval: 4 * time.Second, Count: 3}
