@@ -17,29 +17,29 @@ import (
 // Folder is a folder of checkpoints that one run writes to.
 type Folder struct {
 	Dir  string
-	Keep int // complete checkpoints; older ones are removed
+	Keep int // number of complete checkpoints to keep
 	lock *os.File
 }
 
 const (
 	stepPrefix  = "step-"
-	temporary   = ".step-" // then the step, a random word and one of:
+	temporary   = ".step-" // followed by the step, a random word and one of:
 	unfinished  = ".tmp"
 	removed     = ".removed"
 	damagedMark = ".damaged"
 )
 
-// StepName is the name of a checkpoint in its folder.
+// StepName returns the name of a checkpoint in its folder.
 func StepName(step int64) string { return stepPrefix + strconv.FormatInt(step, 10) }
 
-// stepOf returns the step of a name, or false if it is not that of a checkpoint.
+// stepOf returns the step in a checkpoint's name, or false if the name is not a checkpoint's.
 func stepOf(name string) (int64, bool) {
 	digits, ok := strings.CutPrefix(name, stepPrefix)
 	step, err := strconv.ParseInt(digits, 10, 64)
 	return step, ok && err == nil && StepName(step) == name
 }
 
-// Steps lists the checkpoints in a folder by step, first to last. A folder that does not exist has none.
+// Steps lists the steps of the checkpoints in a folder, first to last. A folder that does not exist has none.
 func Steps(dir string) ([]int64, error) {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,9 +58,9 @@ func Steps(dir string) ([]int64, error) {
 	return steps, nil
 }
 
-// Create opens a folder for a run that writes checkpoints after step done, and makes it if it does not exist. It removes what
-// killed runs left half written. Only one run at a time may write to a folder, and no checkpoint there may be later than the
-// step from which the run continues; a run that does not continue one gives -1.
+// Create opens a folder for a run that writes checkpoints after step done, and creates it if it does not exist. It
+// removes incomplete checkpoints of killed runs. Only one run at a time may write to a folder, and no checkpoint
+// there may be later than the step from which the run continues. A run that does not resume passes -1.
 func Create(dir string, keep int, done int64) (*Folder, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s is a file, and checkpoints are written to a folder: give another name", dir)
@@ -90,20 +90,20 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 	return f, nil
 }
 
-// writable returns an error if nothing may be written to the folder, which its first checkpoint would find out late. A disk that is
-// full may be empty by then.
+// writable returns an error if the folder cannot be written to. Otherwise the first checkpoint would discover this
+// late. It ignores a full disk, which may have space by then.
 func (f *Folder) writable() error {
 	trial, err := f.Begin(0)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("cannot write to %s: %w", f.Dir, errors.Unwrap(err))
 	}
 	if err == nil {
-		_ = os.Remove(trial) // clean does, too
+		_ = os.Remove(trial) // clean would remove it, too
 	}
 	return nil
 }
 
-// take locks the folder for this process. Some network file systems know no locks.
+// take locks the folder for this process. Some network file systems do not support locks.
 func (f *Folder) take() error {
 	file, err := os.Open(f.Dir)
 	if err != nil {
@@ -118,7 +118,7 @@ func (f *Folder) take() error {
 	return nil
 }
 
-// clean removes what killed runs left: checkpoints half written and half removed.
+// clean removes checkpoints that killed runs left half written or half removed.
 func (f *Folder) clean() error {
 	list, err := os.ReadDir(f.Dir)
 	if err != nil {
@@ -140,17 +140,17 @@ func (f *Folder) Close() error {
 	return f.lock.Close()
 }
 
-// Begin makes the temporary folder of a checkpoint and returns its path.
+// Begin creates the temporary folder of a checkpoint and returns its path.
 func (f *Folder) Begin(step int64) (string, error) {
-	// The name is new, so that a process of a killed run that still writes to another changes nothing here.
+	// The name is new, so a process of a killed run that still writes to another folder changes nothing here.
 	dir := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], unfinished))
 	return dir, os.Mkdir(dir, 0o777)
 }
 
-// Drop removes a checkpoint in the making.
+// Drop removes an incomplete checkpoint.
 func (f *Folder) Drop(temporary string) error { return os.RemoveAll(temporary) }
 
-// Complete makes a checkpoint of a temporary folder whose shards are on the disk, and returns its path.
+// Complete turns a temporary folder whose shards are on disk into a checkpoint and returns its path.
 func (f *Folder) Complete(temporary string, m *Manifest) (string, error) {
 	slices.SortFunc(m.Shards, func(a, b Shard) int { return cmp.Compare(a.File, b.File) })
 	path := filepath.Join(f.Dir, StepName(m.Step))
@@ -169,14 +169,15 @@ func (f *Folder) Complete(temporary string, m *Manifest) (string, error) {
 	return path, nil
 }
 
-// Retire removes the oldest checkpoints, so that Keep are left.
+// Retire removes the oldest checkpoints until Keep are left.
 func (f *Folder) Retire() error {
 	steps, err := Steps(f.Dir)
 	if err != nil {
 		return err
 	}
 	for _, step := range steps[:max(0, len(steps)-f.Keep)] {
-		// Half of a checkpoint must not look like one: a link is renamed and removed itself, what it points to stays.
+		// Half of a checkpoint must not look like a whole one, so it is renamed first. Of a symbolic link only the
+		// link is renamed and removed, not its target.
 		gone := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], removed))
 		if err := os.Rename(filepath.Join(f.Dir, StepName(step)), gone); err != nil {
 			return err
@@ -188,7 +189,7 @@ func (f *Folder) Retire() error {
 	return nil
 }
 
-// SetAside renames a damaged checkpoint so that it is none any more, and returns its new path.
+// SetAside renames a damaged checkpoint so that it is no longer listed, and returns its new path.
 func SetAside(dir string) (string, error) {
 	aside := dir + damagedMark
 	for n := 2; ; n++ {

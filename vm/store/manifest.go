@@ -19,27 +19,27 @@ import (
 // ManifestFile is the name of the file that makes a folder a checkpoint.
 const ManifestFile = "manifest.json"
 
-// Format is that of the checkpoints that this package writes and reads. The first two were single files.
+// Format is the version of the checkpoints that this package writes and reads. Versions 1 and 2 were single files.
 const Format = 3
 
-// Manifest describes a checkpoint. It is the state of the training, not of the ranks: it holds whole tensors, so one program's
-// checkpoint continues under another program of the same model, however that is divided.
+// Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are whole, so a
+// checkpoint of one program can be continued by any other program of the same model, however that is divided.
 type Manifest struct {
 	Format  int                  `json:"format"`
 	Program string               `json:"program"`
-	Model   ir.Model             `json:"model"` // names and shapes of tensors do not determine what is computed
+	Model   ir.Model             `json:"model"` // because names and shapes of tensors do not determine the computation
 	Step    int64                `json:"step"`
-	Skipped int64                `json:"skipped"`         // steps of these that left the weights as they were
-	Norms   []float32            `json:"norms,omitempty"` // of gradients in the last steps that were not skipped, oldest first
+	Skipped int64                `json:"skipped"`         // number of these steps that left the weights unchanged
+	Norms   []float32            `json:"norms,omitempty"` // gradient norms of the last steps not skipped, oldest first
 	Seed    int64                `json:"seed"`
-	Origin  string               `json:"origin,omitempty"` // of the weights that the run started from
-	Data    []corpus.Fingerprint `json:"data,omitempty"`   // of files of tokens
+	Origin  string               `json:"origin,omitempty"` // source of the weights that the run started from
+	Data    []corpus.Fingerprint `json:"data,omitempty"`   // fingerprints of token files
 	Made    Division             `json:"made"`
 	Tensors []Tensor             `json:"tensors"`
 	Shards  []Shard              `json:"shards"`
 }
 
-// Division says how the job that wrote a checkpoint was divided: into replicas, stages, and ranks of a stage.
+// Division is how the job that wrote a checkpoint was divided: into replicas, stages, and ranks of a stage.
 type Division struct {
 	DP int `json:"dp"`
 	PP int `json:"pp"`
@@ -54,8 +54,8 @@ type Tensor struct {
 	Shape  [2]int64 `json:"shape"`
 }
 
-// Name is the entry's name in shards: that of the parameter for its weight in the best precision that the job has, and
-// optimizer.ROLE.PARAMETER for states of the optimizer.
+// Name returns the entry's name in shards: the parameter's name for its weight at the highest precision that the
+// job has, and optimizer.ROLE.PARAMETER for optimizer states.
 func (t *Tensor) Name() string {
 	if t.IsWeight() {
 		return t.Tensor
@@ -71,23 +71,23 @@ func (t *Tensor) IsWeight() bool {
 // Shard is a file of a checkpoint.
 type Shard struct {
 	File   string `json:"file"`
-	Rank   int    `json:"rank"` // that wrote it
+	Rank   int    `json:"rank"` // rank that wrote it
 	Bytes  int64  `json:"bytes"`
 	CRC32C string `json:"crc32c"` // of the whole file, in hexadecimal
 }
 
-// Checksum returns the CRC-32C of the contents of a shard, as manifests have it.
+// Checksum returns the CRC-32C of a shard's contents as written in manifests.
 func Checksum(data []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// The manifest ends with the checksum of all that precedes it.
+// The manifest ends with the checksum of all preceding bytes.
 const (
 	sealBefore = ",\n\"crc32c\": \""
 	sealAfter  = "\"}\n"
 )
 
-// encode returns the text of a manifest, sealed by its checksum.
+// encode returns the text of a manifest, including its checksum.
 func (m *Manifest) encode() ([]byte, error) {
 	text, err := json.MarshalIndent(m, "", " ")
 	if err != nil {
@@ -117,7 +117,8 @@ func decode(text []byte) (*Manifest, error) {
 	return m, m.check()
 }
 
-// check refuses manifests that would name files elsewhere or have impossible sizes. A checksum proves nothing of who wrote it.
+// check rejects manifests that name files elsewhere or have impossible sizes. A checksum does not prove who wrote
+// a manifest.
 func (m *Manifest) check() error {
 	if m.Step < 0 || m.Skipped < 0 || m.Skipped > m.Step {
 		return fmt.Errorf("is wrong: step %d with %d skipped", m.Step, m.Skipped)
@@ -143,10 +144,10 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// longestManifest is the largest size of a manifest that is read.
+// longestManifest is the maximum size of a manifest, in bytes.
 const longestManifest = 1 << 28
 
-// ReadManifest reads and checks the manifest of a checkpoint, and no shard.
+// ReadManifest reads and checks the manifest of a checkpoint. It reads no shards.
 func ReadManifest(dir string) (*Manifest, error) {
 	path := filepath.Join(dir, ManifestFile)
 	text, err := infile.Read(path, longestManifest)

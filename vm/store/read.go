@@ -15,7 +15,7 @@ import (
 	"sppo.dev/infile"
 )
 
-// Checkpoint is a checkpoint open for reading. Its methods may be called by several goroutines at once.
+// Checkpoint is a checkpoint open for reading. Its methods are safe for concurrent use.
 type Checkpoint struct {
 	*Manifest
 	Dir   string
@@ -30,8 +30,8 @@ type located struct {
 	in                   *safetensors.Tensor
 }
 
-// Open opens a checkpoint. It checks the manifest, that all shards are there in their sizes, and that they cover every tensor once;
-// Verify checks their contents.
+// Open opens a checkpoint. It checks the manifest, that all shards exist with the right sizes, and that they cover
+// every tensor exactly once. Verify checks their contents.
 func Open(dir string) (*Checkpoint, error) {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	return nil
 }
 
-// covers checks that the parts of a tensor are all of it. They are disjoint if their sizes add up and none overlaps another.
+// covers checks that the parts of a tensor cover it. They are disjoint if their sizes add up and no two overlap.
 func (c *Checkpoint) covers(t *Tensor) error {
 	parts, sum := c.parts[t.Name()], int64(0)
 	for i, p := range parts {
@@ -123,8 +123,8 @@ func (c *Checkpoint) covers(t *Tensor) error {
 	return nil
 }
 
-// Verify compares the checksums of shards with the manifest. Processes may divide the work: wanted chooses shards by the ranks that
-// wrote them.
+// Verify compares the checksums of shards with the manifest. Processes may share the work: wanted selects shards
+// by the rank that wrote them.
 func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool) error {
 	buffer := make([]byte, 4<<20)
 	for i := range c.Shards {
@@ -163,10 +163,10 @@ func checksum(ctx context.Context, in io.Reader, buffer []byte) (sum uint32, err
 	return sum, err
 }
 
-// Find returns the entry of a name, or nil.
+// Find returns the entry with a name, or nil.
 func (c *Checkpoint) Find(name string) *Tensor { return c.index[name] }
 
-// Read fills out with rows by cols values of an entry from (row, col) on, rows first.
+// Read fills out with rows by cols values of an entry, starting at (row, col), row by row.
 func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32) error {
 	var buffer []byte
 	for _, p := range c.parts[name] {
@@ -175,7 +175,7 @@ func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32
 		if row0 >= row1 || col0 >= col1 {
 			continue
 		}
-		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // rows follow each other on both sides
+		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous on both sides
 			to := out[(row0-row)*cols : (row1-row)*cols]
 			var err error
 			if buffer, err = p.in.Float32s(to, (row0-p.row)*p.cols, buffer); err != nil {

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/hf/safetensors"
 )
 
-// Part is a rectangle of a tensor. Write puts its values, rows first.
+// Part is a rectangle of a tensor. Write writes its values, row by row.
 type Part struct {
 	Of         *Tensor
 	Row, Col   int64 // of its first element
@@ -22,18 +22,18 @@ type Part struct {
 	Write      func(w io.Writer) error
 }
 
-// Names of the metadata by which torch.distributed.checkpoint finds out where the parts of tensors lie.
+// Names of the metadata with which torch.distributed.checkpoint locates the parts of tensors.
 const (
 	torchVersion  = "DCP_VERSION"
 	torchSharding = "DCP_SHARDING_INFO"
 )
 
-// place is a part's entry there.
+// place is a part's entry in this metadata.
 type place struct {
 	Offsets []int64 `json:"saved_offsets"`
 }
 
-// span is the parts' shape or place for readers of the file: vectors have one dimension.
+// span returns the parts' shape or place for readers of the file; vectors have one dimension.
 func (p *Part) span(rows, cols int64) []int64 {
 	if p.Of.Shape[1] == 1 {
 		return []int64{rows}
@@ -41,8 +41,8 @@ func (p *Part) span(rows, cols int64) []int64 {
 	return []int64{rows, cols}
 }
 
-// WriteShards writes the parts of a rank into the folder of a checkpoint in the making. A file has at most one part of a tensor, so
-// several parts of one go to several files.
+// WriteShards writes the parts of a rank into the folder of an incomplete checkpoint. A file has at most one part
+// of each tensor, so several parts of one tensor go to several files.
 func WriteShards(ctx context.Context, dir string, rank int, parts []Part) ([]Shard, error) {
 	var shards []Shard
 	for len(parts) > 0 {
@@ -92,7 +92,7 @@ func writeShard(ctx context.Context, dir, name string, rank int, parts []Part) (
 	return Shard{File: name, Rank: rank, Bytes: sum.bytes, CRC32C: fmt.Sprintf("%08x", sum.crc)}, nil
 }
 
-// summed counts and sums what is written to it.
+// summed counts the bytes written to it and computes their checksum.
 type summed struct {
 	crc   uint32
 	bytes int64
@@ -111,7 +111,7 @@ func writeManifest(dir string, m *Manifest) error {
 	if err != nil {
 		return err
 	}
-	for i := range m.Shards { // those of other processes are on a file system that all share
+	for i := range m.Shards { // shards of other processes are on a shared file system
 		s := &m.Shards[i]
 		info, err := os.Stat(filepath.Join(dir, s.File))
 		if err != nil {
@@ -129,7 +129,7 @@ func writeManifest(dir string, m *Manifest) error {
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// syncFolder brings the names in a folder to the disk. Some file systems cannot.
+// syncFolder syncs the names in a folder to disk. Some file systems do not support this.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
