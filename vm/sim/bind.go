@@ -71,7 +71,7 @@ func newPrices(p *ir.Program, shares bool, scale map[ir.WorkKind]float64) *price
 	}
 }
 
-// own returns the duration of work that a rank does by itself.
+// own returns the duration of work that involves no other rank.
 func (p *prices) own(w ir.Work) float64 {
 	t, ok := p.alone[w]
 	if !ok {

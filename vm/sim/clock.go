@@ -12,7 +12,8 @@ type clock struct {
 	busy  float64
 }
 
-// moment is a time with its cause: a stream that has worked without pause since, and what it had waited for.
+// moment is a time with its cause: the stream that has worked without pause until then, and the event for which
+// that stream had waited before.
 type moment struct {
 	at, since float64
 	stream    ir.Stream
@@ -54,7 +55,7 @@ func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	}
 }
 
-// occupy makes a stream work from begin to end.
+// occupy records that a stream works from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	r.lead(s, begin, end)
 	r.worked(pc, s, end-begin)
@@ -128,8 +129,8 @@ func (r *rank) wait(pc int, st *step) {
 	}
 }
 
-// blame attributes a wait of the compute stream: to the stream that was working at each time of the wait,
-// following what each had waited for itself. The rest is idle time: other ranks caused it.
+// blame attributes a wait of the compute stream to the streams that worked during it, following what each had
+// itself waited for. The rest is idle time, caused by other ranks.
 func (r *rank) blame(begin float64, m moment) {
 	until := m.at
 	for {

@@ -46,7 +46,7 @@ type gathering struct {
 	stream ir.Stream
 }
 
-// ends has the ranks to which a way leads, shared by all members of a team.
+// ends holds the ranks to which a way leads, shared by all members of a team.
 type ends struct {
 	ranks []int32
 	ports []int32 // by rank: its first port that leads here; -1: none

@@ -9,8 +9,8 @@ import (
 )
 
 // Measured returns the timeline of a section that a device ran, analysed like a simulation: the instructions
-// define what each wait was for, and the device provides the times. Spans are by rank and pc; their begins are changed to the
-// simulator's definition.
+// define the reason for each wait, and the device provides the times. Spans are by rank and pc; their begins are
+// changed to the simulator's definition.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
 	b, err := NewBooks(p, section)
 	if err != nil {
@@ -29,8 +29,8 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 	return t, nil
 }
 
-// Books has the part of a program that is needed to analyse a measured section. It can be used for any number of runs of the
-// section.
+// Books holds the part of a program that is needed to analyse measurements of a section. It can be used for any
+// number of runs of the section.
 type Books struct {
 	world    world    // without ranks
 	meetings [][]Site // the instructions of each message and collective
@@ -75,7 +75,7 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 }
 
 // replay applies a measured instruction. A pause before work that meets no other rank belongs to the device,
-// between one kernel and the next: it is part of the work for causes, but does not count as busy.
+// between one kernel and the next. Causes treat it as part of the work, but it is not counted as busy time.
 func (r *rank) replay(pc int, st *step, span Span) {
 	begin, end := float64(span.Begin), float64(span.End)
 	c := &r.clocks[st.stream]

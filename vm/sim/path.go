@@ -7,14 +7,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// The spans show why a section takes its time: every instruction begins when the last of its
-// dependencies ends. The program defines the dependencies: the previous instruction on its stream, the one
-// before an event, the last rank at a meeting.
+// The spans explain the duration of a section: every instruction begins when the last of its dependencies ends.
+// The program defines the dependencies: the previous instruction on its stream, the instruction before an event,
+// the last rank at a meeting.
 
 // Site is an instruction of a rank.
 type Site struct{ Rank, PC int }
 
-// Nowhere is no site.
+// Nowhere is the absence of a site.
 var Nowhere = Site{-1, -1}
 
 // Segment is a part of a critical path. A pause, in which nothing is known to have run, has the site Nowhere.
@@ -283,7 +283,7 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 	return at, end
 }
 
-// Sort is a kind of work that is sped up in the same way.
+// Sort is a category of work that is sped up in the same way.
 type Sort int
 
 // Sorts of work. Pauses are times of a measured device between instructions.

@@ -7,13 +7,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// Resources that the ranks of a node share: processors, if ranks are threads of one computer, and copies to
-// and from the host. Every instruction uses one processor. If more are used than exist, all instructions
-// are slowed down equally. One kernel at a time has the workers, one for each further processor, which take
-// parts of it while processors are idle; then the kernel that has run longest gets them. So the duration of
-// an instruction depends on everything that runs, including unrelated ranks. Clocks that run ahead
-// independently cannot express that; here all of them advance together, from one end of an instruction to the
-// next.
+// Resources that the ranks of a node share: processors, if ranks are threads of one computer, and copies to and
+// from the host. Every instruction uses one processor. If more are used than exist, all instructions slow down
+// equally. There is one worker for each further processor. One kernel at a time has the workers, which run parts
+// of it while processors are idle; then the kernel that has run longest gets them. The duration of an instruction
+// thus depends on everything that runs, including unrelated ranks. Clocks that run ahead independently cannot
+// express that. Here all of them advance together, from one end of an instruction to the next.
 
 // sharing is a section being simulated in order of time.
 type sharing struct {

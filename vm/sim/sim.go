@@ -1,22 +1,22 @@
 // Package sim runs programs in virtual time: the same instructions in the same order as on any device, with a
 // clock for each stream of each rank instead of work. Memory use does not depend on the size of the model.
 //
-//	sim.go       Options; a world of ranks and how a section begins in it
+//	sim.go       Options; a world of ranks and the start of a section in it
 //	bind.go      from instructions to steps with durations from package ir/cost
 //	clock.go     the rules of a rank's clocks: work, record, wait
 //	meet.go      messages and collectives, where clocks of several ranks meet; deadlocks
-//	fold.go      ranks that provably do the same work at the same times, of which one is simulated
+//	fold.go      ranks that provably do the same work at the same times, so that one is simulated for all
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
-//	share.go     the same if ranks share processors or copies in time: one clock for all
+//	share.go     the same if ranks share processors or copies over time: one clock for all
 //	device.go    the same as a vm.Device, with the interpreter loop of every device
 //	timeline.go  results: times, waits, bubble, memory
-//	path.go      what each instruction waited for, and the critical path
+//	path.go      the cause of each instruction's wait, and the critical path
 //	measured.go  the same analysis of a measurement
 //
-// The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing
-// with other groups: the cost model divides a node's bandwidth by the ranks of the job on it, which in
-// these programs copy at the same time. Two streams of a rank do not slow each other down, except for copies
-// that take turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
+// The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing with
+// other groups. The cost model divides a node's bandwidth by the number of the job's ranks on it, which copy at
+// the same time in these programs. Two streams of a rank do not slow each other down, except for copies that take
+// turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
 // copies, share.go divides resources by the work in progress.
 //
 // The package knows no plan, spec or data.

@@ -38,7 +38,7 @@ type Rank struct {
 	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
 	// determined when it continued.
 	Idle  ir.Seconds
-	Spans []Span // by pc; nil unless asked for
+	Spans []Span // by pc; nil unless requested
 
 	Pipeline Pipeline // of one such rank, up to its own last task
 }
@@ -196,7 +196,7 @@ func (t *Timeline) MFU() float64 {
 
 func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
 
-// Level is the number of live bytes from a time on.
+// Level is the number of live bytes from a given time on.
 type Level struct {
 	At    ir.Seconds
 	Bytes ir.Bytes
