@@ -7,10 +7,10 @@ import (
 	"sppo.dev/vm"
 )
 
-// Other programs disturb measurements: a virtual machine loses a third of a core's speed as soon as another
-// one uses the other hyperthread, for a tenth of a second or for minutes. A measurement itself does not show
-// this, because slow ones must not be dropped for being slow. So a pulse, which is independent of what is
-// measured, is taken before and after each measurement, and those with fast pulses count.
+// Other programs disturb measurements. A virtual machine loses a third of a core's speed as soon as another one
+// uses the other hyperthread, for a tenth of a second or for minutes. The measurement itself does not show this,
+// because slow measurements must not be dropped for being slow. Instead, a pulse that is independent of the
+// measured work is taken before and after each measurement. Only measurements with fast pulses are used.
 
 // Sample is a measurement with the slower of the pulses before and after it.
 type Sample struct {
@@ -47,7 +47,7 @@ func (b *Bench) pulse() time.Duration {
 	return p
 }
 
-// calmShare is the inverse of the share of measurements that counts.
+// calmShare is the inverse of the share of measurements that are used.
 const calmShare = 3
 
 // Calm returns the seconds of the third of measurements with the fastest pulses, ascending; of all if there

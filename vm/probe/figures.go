@@ -54,7 +54,7 @@ type Figures struct {
 	Disturbed float64 // share of the measurements that other work slowed down
 }
 
-// prober derives figures from measurements; after an error nothing counts any more.
+// prober derives figures from measurements. After an error its results are meaningless.
 type prober struct {
 	*Figures
 	facts Facts

@@ -48,9 +48,9 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. Each kernel
-// reads what others have just written, on whichever processor, or what has rested since the forward pass, or
-// weights that rested meanwhile. The inner size is that of the scale's products.
+// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. A kernel reads
+// results that other kernels have just written on any processor, values kept since the forward pass, or weights
+// that have not been used since. The inner size is that of the scale's products.
 func Layers(depth int, n int64, s Scale) Item {
 	var items []Item
 	stack := make([]layer, depth)

@@ -1,15 +1,15 @@
-// Package probe measures how long instructions take on a device, by running tiny programs, and derives the
-// figures of a cluster from that.
+// Package probe measures how long instructions take on a device, by running tiny programs, and derives the figures
+// of a cluster from that.
 //
 //	probe.go    Bench and Measure: one instruction, repeated, on any device
 //	program.go  Item: an instruction with its operands, and the program that repeats it
 //	items.go    the items
-//	turns.go    measurements take turns
-//	calm.go     Sample and Calm: which measurements count on a computer that others use too
+//	turns.go    measurements that take turns
+//	calm.go     Sample and Calm: which measurements to use on a computer shared with other programs
 //	figures.go  Probe: from measurements to the figures of package cost, by inverting its formulas
 //
-// A device is measured through vm's loop, as in training. The package knows no device by name; data sheets
-// and memory sizes come from its caller as Facts.
+// A device is measured through vm's loop, as in training. The package knows no device by name; data sheets and
+// memory sizes come from its caller as Facts.
 package probe
 
 import (
@@ -24,7 +24,7 @@ import (
 
 // Bench is where items are measured.
 type Bench struct {
-	// Open returns what a program runs on: a device for each rank, and the transport (nil: inside this
+	// Open returns the devices that a program runs on, one for each rank, and the transport (nil: inside this
 	// process).
 	Open func(p *ir.Program) (device func(rank int) vm.Device, transport vm.Transport, err error)
 	// Span is the minimum duration of a measurement: an instruction is repeated until it is reached.
@@ -33,7 +33,7 @@ type Bench struct {
 	Rounds int
 	// Pulse measures the current speed of the computer; nil: nothing else uses it.
 	Pulse func() time.Duration
-	// Between is called after each round; nil: nothing is.
+	// Between is called after each round; may be nil.
 	Between func()
 	// Say receives every measurement; may be nil.
 	Say func(Timing)
