@@ -9,10 +9,10 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, blocks of
-// keys that all queries see, or of which the first see a part, heads wide enough for tensor cores, and windows: of one key,
-// shorter than a block, up to a block's border, before and across the first query, and longer than the sequence.
-// Soft caps stand far above, among and far below the scores.
+// attentionShapes covers a single token, a prefix, several sequences, grouped heads, more tokens than a tile,
+// blocks of keys that all queries see or that only later queries see in full, and heads wide enough for tensor
+// cores. Windows have one key, are shorter than a block, end at a block's border, before and across the first
+// query, and are longer than the sequence. Soft caps are far above, among and far below the scores.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -48,7 +48,7 @@ func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
 	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
 }
 
-// eachShape visits the shapes, and those over all keys so far again with several documents in a sequence.
+// eachShape visits the shapes, and repeats those that cover all keys so far with several documents in a sequence.
 func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	for _, a := range attentionShapes {
 		s.sub(fmt.Sprintf("%+v", a), func(s *suite) { visit(s, a) })
@@ -61,7 +61,7 @@ func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	}
 }
 
-// positions are those of random documents, the first of which may have begun before the first query.
+// positions returns the positions of random documents, the first of which may have begun before the first query.
 func (s *suite) positions(a naive.AttentionShape) []int32 {
 	out := make([]int32, a.Queries*a.Batch)
 	for b := range a.Batch {
@@ -140,7 +140,7 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 		out["dq"], out["dk"], out["dv"] = minus(out["dq"], dq.data), minus(out["dk"], dk.data), minus(out["dv"], dv.data)
 	}
 	s.checkAttentionGrad(out["dq"], out["dk"], out["dv"], dq.dtype, q, k, v, o, do, a)
-	if a.Queries < 10 && s.dtype == ir.F32 { // larger, the numerical derivative takes too long; in bf16 o is not what it differentiates
+	if a.Queries < 10 && s.dtype == ir.F32 { // larger shapes take too long to differentiate numerically; in bf16, o is rounded
 		forward := func(q, k, v []float64) []float64 { o, _ := naive.Attention(q, k, v, a); return o }
 		s.equal("dq", out["dq"], derivative(q.data, do.data, func(q []float64) []float64 { return forward(q, k.data, v.data) }), ir.F32)
 		s.equal("dk", out["dk"], derivative(k.data, do.data, func(k []float64) []float64 { return forward(q.data, k, v.data) }), ir.F32)
@@ -148,7 +148,7 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 	}
 }
 
-// attentionResults are o and lse as a forward pass would leave them.
+// attentionResults returns o and lse as a forward pass leaves them.
 func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse *value) {
 	o, lse = s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
 	o.data, lse.data = naiveAttention(q.data, k.data, v.data, a)
@@ -158,12 +158,12 @@ func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse
 	return o, lse
 }
 
-// tensorDim is the narrowest head that devices may leave to tensor cores, which take probabilities, and in the backward pass
-// the gradients of scores, in bf16.
+// tensorDim is the smallest head dimension for which devices may use tensor cores, which take probabilities, and
+// in the backward pass gradients of scores, in bf16.
 const tensorDim = 64
 
-// rounded is how far sums may be off when a factor of every term is rounded to the 8 significant bits of bf16, which is by 2^-8
-// of it at most.
+// rounded returns the error of sums when a factor of every term is rounded to the 8 significant bits of bf16: at
+// most 2^-8 of each term.
 func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 	slack := make([]float64, len(terms))
 	if s.dtype == ir.BF16 && a.HeadDim >= tensorDim {
@@ -174,7 +174,7 @@ func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 	return slack
 }
 
-// checkAttention holds o and lse to what the whole attention gives.
+// checkAttention compares o and lse with the results of undivided attention.
 func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v *value, a naive.AttentionShape) {
 	s.Helper()
 	wantO, wantLSE := naiveAttention(q.data, k.data, v.data, a)
@@ -182,7 +182,8 @@ func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v
 	s.equal("lse"+how, lse, wantLSE, ir.F32)
 }
 
-// checkAttentionGrad does so with the gradients. The o that they are made from may be rounded; dk and dv are f32.
+// checkAttentionGrad does the same with the gradients. The o from which they are computed may be rounded; dk and
+// dv are f32.
 func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
 	s.Helper()
 	wantQ, wantK, wantV := naiveAttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
@@ -193,11 +194,11 @@ func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o,
 	s.within("dv", dv, wantV, ir.F32, s.rounded(a, termsV))
 }
 
-// blocks is attention over any number of blocks of keys: a case of its own shape, cut anywhere.
+// blocks is a case of attention over several blocks of keys, with a random shape and random cuts.
 type blocks struct {
 	naive.AttentionShape
 	q, k, v *value
-	cuts    []int // where blocks end
+	cuts    []int // ends of blocks
 }
 
 func (s *suite) blocks() blocks {
@@ -227,14 +228,14 @@ func (s *suite) blocks() blocks {
 	return b
 }
 
-// goesOn reports whether what a block gives is joined with what is there. With a window the first block is, too, with what
-// counts for nothing: there are queries that do not see it. So it is with documents.
+// goesOn reports whether a block's result is added to existing ones. With a window or documents this includes the
+// first block, with existing results of no weight, because some queries do not see it.
 func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
 
-// hides reports whether queries may see nothing of a block.
+// hides reports whether queries may see no key of a block.
 func (b *blocks) hides() bool { return b.Window > 0 || b.Positions != nil }
 
-// before are the results that the first block goes on from.
+// before returns the results to which the first block adds.
 func (b *blocks) before(s *suite) (o, lse *value) {
 	o, lse = s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
 	if b.hides() {
@@ -245,8 +246,8 @@ func (b *blocks) before(s *suite) (o, lse *value) {
 	return o, lse
 }
 
-// each visits the blocks of which a query sees a key: the shape of the block with keys from first on, and the first query that
-// sees one of them.
+// each visits the blocks of which some query sees a key, with the block's shape, its first key, and the first
+// query that sees one of its keys.
 func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	first := 0
 	for _, end := range b.cuts {
@@ -263,7 +264,7 @@ func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	}
 }
 
-// rows are those of an operand from a token on, to count of them; put writes them back.
+// rows returns the rows of count tokens of an operand, from a token on; put writes them back.
 func (b *blocks) rows(v *value, token, count int) *value {
 	cols := v.shape[1]
 	return &value{dtype: v.dtype, shape: []int{count * b.Batch, cols}, data: slices.Clone(v.data[token*b.Batch*cols:][:count*b.Batch*cols])}
@@ -273,8 +274,8 @@ func (b *blocks) put(v *value, token int, data []float64) {
 	copy(v.data[token*b.Batch*v.shape[1]:], data)
 }
 
-// attentionInBlocks goes through the blocks twice: one instruction goes on from the other, and what each gives of its own
-// is joined. Of f32 both must give what the whole gives.
+// attentionInBlocks goes through the blocks twice: once each instruction continues from the previous one, and once
+// the separate results of the blocks are joined. In f32 both must equal undivided attention.
 func (s *suite) attentionInBlocks() {
 	b := s.blocks()
 	o, lse := b.before(s)
@@ -296,7 +297,7 @@ func (s *suite) attentionInBlocks() {
 	s.checkAttention(" in turn", o.data, lse.data, ir.F32, b.q, b.k, b.v, b.AttentionShape)
 	n := b.Queries * b.Batch
 	if b.cuts[len(b.cuts)-1] != b.Prefix+b.Queries || len(parts.data) != len(b.cuts)*n*b.Heads*b.HeadDim {
-		return // a block starts behind the first query
+		return // a block starts after the first query
 	}
 	parts.shape, lses.shape = []int{len(b.cuts), n, b.Heads * b.HeadDim}, []int{len(b.cuts), n, b.Heads}
 	out := s.run(call{op: ir.AttentionMerge, attrs: attrs{"heads": float64(b.Heads), "head_dim": float64(b.HeadDim)},
@@ -304,7 +305,7 @@ func (s *suite) attentionInBlocks() {
 	s.checkAttention(" joined", out["o"], out["lse"], s.dtype, b.q, b.k, b.v, b.AttentionShape)
 }
 
-// attentionGradInBlocks adds to dq block by block, with delta in the place of o.
+// attentionGradInBlocks adds to dq block by block, passing delta instead of o.
 func (s *suite) attentionGradInBlocks() {
 	b := s.blocks()
 	do := s.normal(b.q.shape...)
@@ -339,7 +340,7 @@ func innerProducts(x, y []float64, width int) (out []float64) {
 	return out
 }
 
-// caseAttentionMerge joins blocks of very unlike weight, in the other type too.
+// caseAttentionMerge joins blocks of very different weights, with results of both types.
 func caseAttentionMerge(s *suite) {
 	const p, rows, heads, dim = 3, 37, 2, 9
 	parts, lses := s.normal(p, rows, heads*dim), s.f32(p, rows, heads)
@@ -382,7 +383,7 @@ func caseAttentionDelta(s *suite) {
 	s.equal("delta", out["delta"], innerProducts(do.data, o.data, dim), ir.F32)
 }
 
-// attentionWindowOfAll demands the bits of attention without a window where a window covers all keys.
+// attentionWindowOfAll requires the same bits with a window that covers all keys as without a window.
 func (s *suite) attentionWindowOfAll() {
 	for _, a := range []naive.AttentionShape{
 		{Queries: 37, Prefix: 120, Batch: 2, Heads: 2, KVHeads: 1, HeadDim: 12}, {Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: tensorDim},

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// cases are the checks of every opcode, by round for f32 and bf16. Gradients are compared with the numerical
-// derivative of the naive forward, which shares nothing with the formula that the kernel uses.
+// cases checks every opcode, in one round for f32 and one for bf16. Gradients are compared with the numerical
+// derivative of the naive forward formula, which shares nothing with the kernel's formula.
 var cases = [ir.NumOps]func(*suite){
 	ir.LoadTokens:        caseLoadTokens,
 	ir.InitNormal:        caseInitNormal,
@@ -65,13 +65,13 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// onOff runs a case with accumulation and without.
+// onOff runs a case with and without accumulation.
 func (s *suite) onOff(f func(s *suite, accumulate bool)) {
 	s.sub("write", func(s *suite) { f(s, false) })
 	s.sub("accumulate", func(s *suite) { f(s, true) })
 }
 
-// plus adds what stood in an accumulated operand before.
+// plus adds the previous contents of an accumulated operand.
 func plus(accumulate bool, before *value, x []float64) []float64 {
 	out := append([]float64(nil), x...)
 	for i := range out {
@@ -120,8 +120,8 @@ func caseLoadTokens(s *suite) {
 	}
 }
 
-// caseInitNormal compares rectangles, one of them reaching over the tensor's edge, with the whole, and the whole's
-// moments with those of a normal distribution.
+// caseInitNormal compares rectangles, one of them extending past the tensor's edge, with the whole tensor, and the
+// tensor's moments with those of a normal distribution.
 func caseInitNormal(s *suite) {
 	const rows, cols = 23, 17
 	random := vm.InitialValues(seed, "w")
@@ -173,7 +173,7 @@ func caseEmbed(s *suite) {
 	}
 }
 
-// scaled is a vector times the factor of an attribute: 0 stands for 1.
+// scaled returns a vector times the factor of an attribute, where 0 means 1.
 func scaled(x []float64, factor float64) []float64 {
 	y := append([]float64(nil), x...)
 	for i := range y {
@@ -215,7 +215,7 @@ func casePositionEmbed(s *suite) {
 	}
 }
 
-// inPlace runs a case with its result in a place of its own and in the place of an operand.
+// inPlace runs a case with a separate result and with the result in the place of an operand.
 func (s *suite) inPlace(c call, y, x string, want []float64) {
 	s.sub("apart", func(s *suite) { s.equal(y, s.run(c)[y], want, s.dtype) })
 	s.sub("in place", func(s *suite) {
@@ -244,7 +244,7 @@ func casePositionEmbedGrad(s *suite) {
 	})
 }
 
-// offsets runs a case with gamma as it is and with 1 added to it.
+// offsets runs a case with gamma unchanged and with 1 added to it.
 func (s *suite) offsets(f func(s *suite, offset float64)) {
 	f(s, 0)
 	s.sub("offset", func(s *suite) { f(s, 1) })
@@ -303,7 +303,8 @@ func (s *suite) layerNormGrad(residual, accumulate bool, offset float64) {
 	s.withoutWeights(ir.LayerNormGrad, a, out, accumulate, offset, []string{"dgamma"}, []string{"dbeta"}, []string{"dgamma", "dbeta"})
 }
 
-// withoutWeights repeats the gradient of a norm without those of some of its weights: the other results are the same.
+// withoutWeights repeats the gradient of a norm without the gradients of some of its weights. The other results
+// must not change.
 func (s *suite) withoutWeights(op ir.Op, a args, want map[string][]float64, accumulate bool, offset float64, frozen ...[]string) {
 	for _, names := range frozen {
 		some := maps.Clone(a)
@@ -382,7 +383,7 @@ func caseMatmul(s *suite) {
 	}
 }
 
-// matmul checks a product with a bias, or one that accumulates, its result in the round's type or in f32.
+// matmul checks a product with a bias, or one that accumulates. Its result has the round's type or f32.
 func (s *suite) matmul(m, n, k int, transA, transB, third, wide bool) {
 	a, b := s.normal(m, k), s.normal(k, n)
 	if transA {
@@ -420,14 +421,15 @@ func caseBiasGrad(s *suite) {
 	})
 }
 
-// rotations are those of the programs of cases: of a part of a head with factors, of whole heads, and of none.
+// rotations lists the rotations of the cases' programs: of a part of each head with factors, of whole heads, and
+// of none.
 var rotations = []naive.Rotation{
 	{Rates: []float64{1, 0.25, 0.003}, Scale: 1.25, Rest: 0.75},
 	{Rates: []float64{0.5, 0.25, 0.125, 0.0625, 0.03125}, Scale: 1.5, Rest: 1},
 	{Scale: 1, Rest: 0.5},
 }
 
-// documents are the positions of tokens in documents of random lengths, in the layout of load_tokens.
+// documents returns the positions of tokens in documents of random lengths, in the layout of load_tokens.
 func (s *suite) documents(tokens, batch int) *value {
 	v := nothing(ir.I32, []int{tokens * batch})
 	for b := range batch {
@@ -497,7 +499,7 @@ func caseRope(s *suite) {
 	}
 }
 
-// functions runs a case for each function.
+// functions runs a case for each activation function.
 func (s *suite) functions(f func(s *suite, function string, attrs attrs)) {
 	for i, name := range ir.Functions {
 		s.sub(name, func(s *suite) { f(s, name, attrs{"function": float64(i)}) })
@@ -580,7 +582,7 @@ func caseCast(s *suite) {
 	}
 }
 
-// The vocabulary of the loss's cases is in two parts, the second with padding.
+// The vocabulary in the cases of the loss has two parts, the second with padding.
 const (
 	lossRows, lossWidth, lossValid, lossFirst = 9, 40, 33, 40
 	lossVocab                                 = lossFirst + lossValid
@@ -598,7 +600,7 @@ func caseCrossEntropyStats(s *suite) {
 	}
 }
 
-// lossParts are the logits of two parts and the statistics of both.
+// lossParts returns the logits of both parts, and their statistics.
 func (s *suite) lossParts(softcap float64) (first, second, labels, stats *value) {
 	first, second = s.normal(lossRows, lossFirst), s.normal(lossRows, lossWidth)
 	labels, stats = s.integers(lossVocab, lossRows), s.outF32(2, lossRows, 3)
@@ -607,7 +609,7 @@ func (s *suite) lossParts(softcap float64) (first, second, labels, stats *value)
 	return first, second, labels, stats
 }
 
-// whole puts the logits of both parts side by side, without padding.
+// whole joins the logits of both parts, without padding.
 func whole(first, second []float64) (logits []float64) {
 	for r := range lossRows {
 		logits = append(logits, first[r*lossFirst:][:lossFirst]...)
@@ -770,7 +772,7 @@ func adamWOf(s *suite, moments ir.DType) {
 	s.unchanged(out, operands, "w", "m", "v")
 }
 
-// unchanged holds operands of a skipped step to what they were, and the copy to the weight.
+// unchanged checks that a skipped step leaves operands unchanged and sets the copy to the rounded weight.
 func (s *suite) unchanged(out map[string][]float64, before args, names ...string) {
 	s.Helper()
 	for _, name := range names {
@@ -783,7 +785,7 @@ func (s *suite) unchanged(out map[string][]float64, before args, names ...string
 	s.isRounded(out)
 }
 
-// isRounded holds the copy of an updated weight to the weight.
+// isRounded checks that the copy of an updated weight is the rounded weight.
 func (s *suite) isRounded(out map[string][]float64) {
 	s.Helper()
 	for i, got := range out["copy"] {
@@ -793,7 +795,7 @@ func (s *suite) isRounded(out map[string][]float64) {
 	}
 }
 
-// caseSGD takes steps of a vector with momentum, and of rows of a matrix without, whose gradient has more rows.
+// caseSGD takes steps on a vector with momentum and on rows of a matrix without, whose gradient has more rows.
 func caseSGD(s *suite) {
 	const lr, factor, momentum, decay, scale = 0.02, 0.5, 0.9, 0.1, 3
 	parameters, norm := s.f32(3), s.f32(2)
@@ -832,7 +834,7 @@ func caseSGD(s *suite) {
 		out := s.run(call{op: ir.SGD, args: args{"w": w, "grad": grad, "step": parameters},
 			attrs: attrs{"weight_decay": decay, "scale": scale, "row": row}})
 		s.equal("w", out["w"], want, ir.F32)
-		for _, factor := range []float64{0.25, -1} { // with scaled, only its sign counts
+		for _, factor := range []float64{0.25, -1} { // if scaled is set, only its sign matters
 			norm := s.f32(2)
 			norm.data[1] = factor
 			operands := args{"w": w, "grad": grad, "step": parameters, "norm": norm}
@@ -871,7 +873,7 @@ func nesterovOf(s *suite, state ir.DType) {
 	s.equal("y", out["y"], make([]float64, n), s.dtype)
 }
 
-// caseAxpby has a first operand of either type, and results in place.
+// caseAxpby has a first operand of either type and results in place.
 func caseAxpby(s *suite) {
 	const rows, cols, alpha, beta = 5, 37, -1.5, 2.25
 	b := s.normal(rows, cols)

@@ -8,14 +8,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// Conformance runs every case on a device and returns a digest of each one's results by its name, so that two
-// configurations of a device can be compared to the last bit.
+// Conformance runs every case on a device and returns a digest of the results of each case by name, so that two
+// configurations of a device can be compared bit by bit.
 func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 	return run(t, suite{newDevice: newDevice})
 }
 
-// ShortConformance leaves out rings of chunks longer than a tile, which take a third of attention's time on
-// emulated kernels. It is for devices whose kernels also run the whole suite by themselves.
+// ShortConformance omits rings whose chunks are longer than a tile, which take a third of the time for attention
+// on emulated kernels. It is for devices whose kernels also run the whole suite on their own.
 func ShortConformance(t *testing.T, newDevice func() vm.Device) {
 	run(t, suite{newDevice: newDevice, short: true})
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FreePlace returns a local address on which nothing listens. Its port lies below those that the system
-// assigns, because an assigned port may be in use by another connection later.
+// FreePlace returns a local address on which nothing listens. Its port is below those that the system assigns,
+// because an assigned port may be used by another connection later.
 func FreePlace(t testing.TB) string {
 	t.Helper()
 	const lowest, many = 10_000, 20_000

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// ring is attention among members that each hold two chunks in zigzag order and a part of what is before them.
+// ring is attention among members that each hold two chunks in zigzag order and a part of the prefix.
 type ring struct {
 	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix of each member
 	softcap                                                float64
@@ -33,7 +33,8 @@ func (r ring) whole() naive.AttentionShape {
 		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, Softcap: r.softcap}
 }
 
-// tokens are those of a member, in order: of what is before, where wanted, then of its two chunks.
+// tokens returns the tokens of a member in order: those of its part of the prefix, if before is set, then those of
+// its two chunks.
 func (r ring) tokens(member int, before bool) (out []int) {
 	add := func(first, n int) {
 		for i := range n {
@@ -50,7 +51,7 @@ func (r ring) tokens(member int, before bool) (out []int) {
 	return out
 }
 
-// take are some tokens of an operand, and put adds to them.
+// take returns some tokens of an operand; put adds to them.
 func (r ring) take(v *value, tokens []int) *value {
 	width := r.batch * v.shape[1]
 	out := &value{dtype: v.dtype, shape: []int{len(tokens) * r.batch, v.shape[1]}}
@@ -69,7 +70,7 @@ func (r ring) put(v *value, tokens []int, data []float64) {
 	}
 }
 
-// turns visits what each member does, turn by turn: whose keys it has, and the attributes of its instruction.
+// turns visits the work of each member, turn by turn: whose keys it has, and the attributes of its instruction.
 func (r ring) turns(visit func(member, source int, at attrs)) {
 	for k := range r.members {
 		for j := range r.members {
@@ -93,7 +94,7 @@ func zeros(shape ...int) *value {
 	return v
 }
 
-// attentionInRing lets keys go round until every member has seen all.
+// attentionInRing passes keys around the ring until every member has seen all of them.
 func (s *suite) attentionInRing(r ring) {
 	a := r.whole()
 	q, k, v := s.attentionOperands(a)
@@ -110,8 +111,8 @@ func (s *suite) attentionInRing(r ring) {
 	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
 }
 
-// attentionGradInRing adds up what each turn gives of the gradients of keys, and goes on from turn to turn with those of
-// queries. Every other member has o instead of delta.
+// attentionGradInRing sums the gradients of keys over the turns, and accumulates those of queries from turn to
+// turn. Every other member passes o instead of delta.
 func (s *suite) attentionGradInRing(r ring) {
 	a := r.whole()
 	q, k, v := s.attentionOperands(a)
@@ -151,9 +152,9 @@ func minus(a, b []float64) []float64 {
 	return out
 }
 
-// windows returns windows for the queries of a member: none, its own key only, within a chunk, as long as a
-// chunk, into the chunk before, and longer than everything. Chunks longer than a tile have only those at which
-// the tiles that a kernel skips change: emulated kernels take long over them.
+// windows returns windows for the queries of a member: none, only its own key, within a chunk, as long as a chunk,
+// into the chunk before, and longer than everything. For chunks longer than a tile it returns only windows at
+// which the tiles skipped by a kernel change, because emulated kernels are slow on them.
 func (r ring) windows() []int {
 	if r.chunk > tile {
 		return []int{0, 1, r.chunk - 1, r.chunk + 1}
@@ -161,17 +162,17 @@ func (r ring) windows() []int {
 	return []int{0, 1, max(1, r.chunk-1), r.chunk, r.chunk + 1, 2*r.members*r.chunk + r.prefix}
 }
 
-// tile is the largest number of keys that kernels take at a time for heads as wide as those of rings.
+// tile is the maximum number of keys that kernels process at a time, for heads as wide as those of the rings.
 const tile = 64
 
-// ofMember are the attributes of attention whose queries are a member's and whose keys are all.
+// ofMember returns the attributes of attention between a member's queries and all keys.
 func (r ring) ofMember(member, window int) attrs {
 	at := attentionAttrs(r.whole())
 	at["window"], at["chunks"], at["member"] = float64(window), float64(2*r.members), float64(member)
 	return at
 }
 
-// attentionOfChunks has each member attend to gathered keys.
+// attentionOfChunks lets each member attend to gathered keys.
 func (s *suite) attentionOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
@@ -190,7 +191,7 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
 }
 
-// attentionGradOfChunks adds up what the members give of the gradients of keys. Every other member adds to what is there.
+// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every other member accumulates.
 func (s *suite) attentionGradOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window

@@ -1,12 +1,11 @@
-// Package vmtest checks a device against the opcode table: every opcode that computes, moves or loads, on
-// random values in both element types, against the naive float64 formulas of package naive. It is for tests
-// only.
+// Package vmtest checks a device against the opcode table. It runs every opcode that computes, moves or loads on
+// random values in both element types, and compares the results with the float64 formulas of package naive. It is
+// for tests only.
 //
-// vmtest.go puts one instruction into a program, runs it on a device and reads the result back.
-//
-// cases.go has the cases of every opcode, and attention.go those of attention, also over blocks of keys.
-//
-// conformance.go has the suite.
+//	vmtest.go       puts one instruction into a program, runs it on a device and reads the result
+//	cases.go        the cases of every opcode
+//	attention.go    the cases of attention, also over blocks of keys; ring.go has rings
+//	conformance.go  the suite
 package vmtest
 
 import (
@@ -34,8 +33,8 @@ func (v *value) elements() int {
 	return n
 }
 
-// call is one instruction. Operands that are not given are absent. An alias has the same address as another
-// operand.
+// call is one instruction. Operands that are not given are absent. An operand with an alias has the same address
+// as another operand.
 type call struct {
 	op    ir.Op
 	args  map[string]*value
@@ -47,13 +46,13 @@ type call struct {
 type suite struct {
 	*testing.T
 	newDevice func() vm.Device
-	short     bool // without the cases that take longest
+	short     bool // skip the slowest cases
 	rng       *rand.Rand
 	dtype     ir.DType // of this round
 	digests   map[string]uint64
 }
 
-// guard is the number of bytes between buffers. A kernel must not write there.
+// guard is the number of bytes between buffers, which a kernel must not write to.
 const guard = 64
 
 // normal returns a normally distributed operand of the round's type, rounded to that type.
@@ -278,7 +277,7 @@ func wholeBuffer(code *ir.Code, buffer uint32) ir.View {
 	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int64{int64(code.Buffers[buffer].Size)}}
 }
 
-// noise fills memory with NaNs in f32 and bf16, so that reading it or failing to overwrite it shows.
+// noise fills memory with NaNs in f32 and bf16, to reveal kernels that read it or fail to overwrite it.
 func noise(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {

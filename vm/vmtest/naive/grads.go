@@ -2,8 +2,8 @@ package naive
 
 import "math"
 
-// LayerNormGrad differentiates LayerNorm. With xhat the normalised row and g = dy*gamma,
-// dx = rstd * (g - mean(g) - xhat*mean(g*xhat)).
+// LayerNormGrad returns the gradients of LayerNorm. With xhat the normalised row and g = dy*gamma, dx = rstd * (g
+// - mean(g) - xhat*mean(g*xhat)).
 func LayerNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma, dbeta []float64) {
 	width := len(gamma)
 	dx, dgamma = make([]float64, len(x)), make([]float64, width)
@@ -25,7 +25,7 @@ func LayerNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma, dbeta []flo
 	return dx, dgamma, columnSums(dy, width)
 }
 
-// RMSNormGrad differentiates RMSNorm: LayerNorm's formula without the means that come from centring.
+// RMSNormGrad returns the gradients of RMSNorm: LayerNorm's formula without the terms that come from centring.
 func RMSNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma []float64) {
 	width := len(gamma)
 	dx, dgamma = make([]float64, len(x)), make([]float64, width)
@@ -44,13 +44,13 @@ func RMSNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma []float64) {
 	return dx, dgamma
 }
 
-// RopeGrad turns back: the inverse of a rotation is its transpose.
+// RopeGrad rotates backwards: the inverse of a rotation is its transpose.
 func RopeGrad(dy []float64, batch, heads, headDim, prefix int, r Rotation) []float64 {
 	return rotate(dy, batch, heads, headDim, prefix, r, -1)
 }
 
-// AttentionGrad differentiates Attention, which gave out. With p a query's weights, dp = dout*v^T and
-// ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
+// AttentionGrad returns the gradients of Attention, given its result out. With p a query's weights, dp = dout*v^T
+// and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
 func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
 	_, logSumExp := attentionWeights(q, k, s)
 	delta := make([]float64, len(logSumExp))
@@ -60,8 +60,8 @@ func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv [
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
 }
 
-// AttentionGradTerms adds up how large the terms are, p*dout, ds*k and ds*q, of which AttentionGrad gives the sums. logSumExp and delta
-// may be those of more keys than these.
+// AttentionGradTerms returns the sums of the absolute values of the terms p*dout, ds*k and ds*q that AttentionGrad
+// sums. logSumExp and delta may cover more keys than these.
 func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionShape) (dq, dk, dv []float64) {
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, math.Abs)
 }
@@ -76,7 +76,7 @@ func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, 
 				dp += dout[query+d] * v[key+d]
 				dv[key+d] += of(p * dout[query+d])
 			}
-			if math.IsInf(score, -1) { // hidden
+			if math.IsInf(score, -1) { // masked
 				continue
 			}
 			ds := SoftcapGrad([]float64{score}, []float64{p * (dp - delta[row])}, s.Softcap)[0] / math.Sqrt(float64(s.HeadDim))
@@ -89,7 +89,7 @@ func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, 
 	return dq, dk, dv
 }
 
-// ActivateGrad differentiates Activate.
+// ActivateGrad returns the gradient of Activate.
 func ActivateGrad(function string, x, dy []float64) []float64 {
 	dx := make([]float64, len(x))
 	for i, v := range x {
@@ -112,12 +112,12 @@ func ActivateGrad(function string, x, dy []float64) []float64 {
 	return dx
 }
 
-// GLUGrad differentiates GLU.
+// GLUGrad returns the gradients of GLU.
 func GLUGrad(function string, gate, up, dy []float64) (dgate, dup []float64) {
 	return ActivateGrad(function, gate, times(dy, up)), times(dy, Activate(function, gate))
 }
 
-// SoftcapGrad differentiates Softcap, which gave y.
+// SoftcapGrad returns the gradient of Softcap, given its result y.
 func SoftcapGrad(y, dy []float64, limit float64) []float64 {
 	if limit == 0 {
 		return dy
@@ -129,7 +129,7 @@ func SoftcapGrad(y, dy []float64, limit float64) []float64 {
 	return dx
 }
 
-// EmbedGrad differentiates Embed by its table, which holds the tokens first .. first+rows-1.
+// EmbedGrad returns the gradient of Embed with respect to its table, which holds tokens first .. first+rows-1.
 func EmbedGrad(tokens []int32, dy []float64, hidden, first, rows int) []float64 {
 	dtable := make([]float64, rows*hidden)
 	for row, token := range tokens {
@@ -140,8 +140,9 @@ func EmbedGrad(tokens []int32, dy []float64, hidden, first, rows int) []float64 
 	return dtable
 }
 
-// CrossEntropyGrad differentiates scale * (sum of the rows' losses) by logits over a part of the vocabulary, laid out as
-// for CrossEntropyStats: softmax minus one at the label, and 0 for padding and for rows with a negative label. logSumExp is that of the whole rows.
+// CrossEntropyGrad returns the gradient of scale * (sum of the rows' losses) with respect to logits over a part of
+// the vocabulary, laid out as for CrossEntropyStats. It is softmax, minus one at the label, and 0 for padding and
+// for rows with a negative label. logSumExp is that of whole rows.
 func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, width, valid, first int, scale float64) []float64 {
 	dlogits := make([]float64, len(logits))
 	for i, value := range logits {

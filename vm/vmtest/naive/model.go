@@ -1,15 +1,16 @@
-// Package naive is the models' published maths in float64, as plainly as it can be written: the yardstick for the
-// compiled programs. It covers decoders from GPT-2 (Radford et al., 2019) to Llama (Touvron et al., 2023), Gemma, Qwen and OLMo by
-// their traits, their gradients by hand, and the optimizers.
+// Package naive implements the models' published formulas in float64, as plainly as possible. Tests compare
+// compiled programs with it. It covers decoders from GPT-2 (Radford et al., 2019) to Llama (Touvron et al., 2023),
+// Gemma, Qwen and OLMo by their traits, hand-written gradients, and the optimizers.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
-//   - rope.go: how fast positions turn, with what stretches them
-//   - ops.go: the forward maths of single operations, and numerical differentiation
-//   - grads.go: the same operations' gradients
+//   - rope.go: rates of rotation, including the scaling methods for long sequences
+//   - ops.go: forward formulas of single operations, and numerical differentiation
+//   - grads.go: the gradients of these operations
 //   - optimizer.go: clipping, the optimizers and the learning-rate schedule
 //
-// It is for tests only. It knows nothing of specs, plans, bytecode, ranks or devices, imports none of our packages, and
-// shares no code with what it judges: every row of logits and every T x T matrix of attention is held at once.
+// It is for tests only. It knows no specs, plans, bytecode, ranks or devices, imports none of our packages, and
+// shares no code with what it checks. It holds every row of logits and every T x T attention matrix in memory at
+// once.
 //
 // All matrices are row-major. The rows of a batch are interleaved: token t of sequence b is row t*batch+b.
 package naive
@@ -22,8 +23,8 @@ import (
 	"strings"
 )
 
-// Config is a model. Nothing has a default: KVHeads equals Heads where queries are not grouped. The names in JSON are those of
-// the spec's keys.
+// Config describes a model. There are no defaults: KVHeads equals Heads if queries are not grouped. The JSON names
+// are the spec's keys.
 type Config struct {
 	Layers  int `json:"layers"`
 	Hidden  int `json:"hidden"`
@@ -37,23 +38,23 @@ type Config struct {
 	NormOffset float64  `json:"norm_offset"` // added to gamma
 	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post
 	NormEps    float64  `json:"norm_eps"`
-	Activation string   `json:"activation"` // of Activate
+	Activation string   `json:"activation"` // argument of Activate
 	Gated      bool     `json:"gated"`
-	Bias       []string `json:"bias"`    // out of qkv, attn_out, mlp
+	Bias       []string `json:"bias"`    // subset of qkv, attn_out, mlp
 	QKNorm     string   `json:"qk_norm"` // none | head | all
 
 	Positions       string   `json:"positions"`        // learned | rope | none
-	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions
+	PositionPattern []string `json:"position_pattern"` // rope | none by layer, repeated; empty: Positions
 	RopeConfig
 
-	Windows      []int   `json:"windows"`    // by layer, over and over: keys that a query sees, its own included; 0: all
-	AttnScale    float64 `json:"attn_scale"` // of the scores
+	Windows      []int   `json:"windows"`    // by layer, repeated: keys that a query sees, including its own; 0: all
+	AttnScale    float64 `json:"attn_scale"` // factor of the scores
 	AttnSoftcap  float64 `json:"attn_softcap"`
 	LogitSoftcap float64 `json:"logit_softcap"`
 	EmbedScale   float64 `json:"embed_scale"`
 	Tied         bool    `json:"tied"` // the output projection is the embedding
 
-	Adapter        string   `json:"adapter"` // lora, or none where empty
+	Adapter        string   `json:"adapter"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank"`
 	AdapterAlpha   float64  `json:"adapter_alpha"`
 	AdapterTargets []string `json:"adapter_targets"`
@@ -61,7 +62,7 @@ type Config struct {
 	Sequence int `json:"-"` // tokens of one sequence
 }
 
-// ConfigOf reads a model from its JSON.
+// ConfigOf parses a model from JSON.
 func ConfigOf(model []byte, sequence int) Config {
 	cfg := Config{Sequence: sequence}
 	err := json.Unmarshal(model, &cfg)
@@ -78,11 +79,11 @@ func (cfg *Config) layerRotation(layer int) Rotation {
 	return r.rotation(cfg.HeadDim, cfg.Sequence)
 }
 
-// normsBefore and normsAfter tell where the norms of attention and of the MLP stand.
+// normsBefore and normsAfter report whether the norms of attention and of the MLP come before or after them.
 func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
 func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
 
-// rotates reports whether a layer turns queries and keys.
+// rotates reports whether a layer rotates queries and keys.
 func (cfg *Config) rotates(layer int) bool {
 	if n := len(cfg.PositionPattern); n > 0 {
 		return cfg.PositionPattern[layer%n] == "rope"
@@ -93,13 +94,13 @@ func (cfg *Config) rotates(layer int) bool {
 // Tensors holds row-major values by name.
 type Tensors map[string][]float64
 
-// tensor is one row of a model's parameter list.
+// tensor is one entry of a model's parameter list.
 type tensor struct {
 	name  string
 	shape []int
 }
 
-// parameters is the one list of a model's tensors, in the order in which the model uses them.
+// parameters lists a model's tensors in order of use. It is the only such list.
 func parameters(cfg Config) []tensor {
 	h := cfg.Hidden
 	list := []tensor{{"embed", []int{cfg.Vocab, h}}}
@@ -171,7 +172,8 @@ func layerParameters(cfg Config, prefix string) (list []tensor) {
 	return list
 }
 
-// lowered names the first matrix of a weight's adapter; empty: the weight has none. Weights that a model may store as one share it.
+// lowered returns the name of the first matrix of a weight's adapter, or "" if the weight has no adapter. Weights
+// that a model may store as one tensor share that matrix.
 func (cfg *Config) lowered(weight string) string {
 	for _, t := range []struct{ target, weights, a string }{
 		{"q_proj", "wq", "wq"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
@@ -185,7 +187,7 @@ func (cfg *Config) lowered(weight string) string {
 	return ""
 }
 
-// adapter names the two matrices of the adapter of a weight of a layer, if it has one.
+// adapter returns the names of the two matrices of the adapter of a layer's weight, if it has one.
 func (m *model) adapter(weight string) (a, b string, ok bool) {
 	parts := strings.SplitN(weight, ".", 3) // layer.3.wq
 	if len(parts) < 3 {
@@ -206,7 +208,7 @@ func Names(cfg Config) []string {
 	return names
 }
 
-// Shapes gives every tensor's sizes by name.
+// Shapes returns the sizes of every tensor by name.
 func Shapes(cfg Config) map[string][]int {
 	shapes := map[string][]int{}
 	for _, p := range parameters(cfg) {
@@ -215,15 +217,15 @@ func Shapes(cfg Config) map[string][]int {
 	return shapes
 }
 
-// Loss is the mean cross-entropy in nats over all tokens of the batch. Each element of tokens is a sequence of
-// cfg.Sequence+1 tokens: all but the last are inputs, all but the first are labels.
+// Loss returns the mean cross-entropy in nats over all tokens of the batch. Each element of tokens is a sequence
+// of cfg.Sequence+1 tokens: all but the last are inputs, all but the first are labels.
 func Loss(cfg Config, w Tensors, tokens [][]int32) float64 {
 	m := newModel(cfg, w, tokens)
 	loss, _ := m.forward()
 	return loss
 }
 
-// TokenLosses is the cross-entropy of every token, by sequence.
+// TokenLosses returns the cross-entropy of every token, by sequence.
 func TokenLosses(cfg Config, w Tensors, tokens [][]int32) [][]float64 {
 	m := newModel(cfg, w, tokens)
 	m.forward()
@@ -234,7 +236,7 @@ func TokenLosses(cfg Config, w Tensors, tokens [][]int32) [][]float64 {
 	return out
 }
 
-// Logits are those of the token after each of a sequence's, in order.
+// Logits returns, for each token of a sequence, the logits of the token that follows it.
 func Logits(cfg Config, w Tensors, tokens []int32) (rows [][]float64) {
 	m := newModel(cfg, w, [][]int32{tokens})
 	m.forward()
@@ -244,13 +246,13 @@ func Logits(cfg Config, w Tensors, tokens []int32) (rows [][]float64) {
 	return rows
 }
 
-// LossAndGrads is Loss together with its gradient by every tensor of the model.
+// LossAndGrads returns Loss and its gradient with respect to every tensor of the model.
 func LossAndGrads(cfg Config, w Tensors, tokens [][]int32) (loss float64, grads Tensors) {
 	return newModel(cfg, w, tokens).lossAndGrads()
 }
 
-// MaskedLossAndGrads is for one sequence, of whose labels negative ones do not count. The loss is the sum over the others, of
-// which it returns the number.
+// MaskedLossAndGrads evaluates one sequence in which negative labels are masked. The loss is the sum over the
+// other labels, whose number it also returns.
 func MaskedLossAndGrads(cfg Config, w Tensors, tokens, labels []int32) (loss float64, counted int, grads Tensors) {
 	m := newModel(cfg, w, [][]int32{tokens})
 	m.labels = labels
@@ -281,23 +283,23 @@ func (m *model) lossAndGrads() (loss float64, grads Tensors) {
 	return loss, m.grads
 }
 
-// model is one evaluation: weights, the batch as interleaved rows, what the forward left for the backward, and the
-// gradients gathered so far.
+// model is one evaluation: the weights, the batch as interleaved rows, values kept from the forward pass for the
+// backward pass, and the gradients computed so far.
 type model struct {
 	cfg            Config
 	w, grads       Tensors
 	batch          int
 	inputs, labels []int32
 	tapes          []tape
-	losses         []float64 // of each row
-	logits         []float64 // of each row, capped
+	losses         []float64 // by row
+	logits         []float64 // by row, after the soft cap
 }
 
-// tape is what one layer's backward needs of its forward.
+// tape holds the values of one layer's forward pass that its backward pass needs.
 type tape struct {
-	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK are those before their norms
+	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK are before their norms
 	attention, attentionOut       []float64
-	mid, norm2, gate, up, act     []float64 // gate where the MLP has one
+	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
 	mlpOut                        []float64
 }
 
@@ -316,7 +318,8 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 	return m
 }
 
-// check panics on what only a mistake in a test can cause, so that it does not pass as a strange number.
+// check panics on invalid arguments, which only a mistake in a test can cause, so that the mistake does not result
+// in a strange number.
 func check(cfg Config, w Tensors, tokens [][]int32) {
 	for _, word := range []struct{ what, is, oneOf string }{
 		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},
@@ -350,7 +353,7 @@ func demand(ok bool, format string, args ...any) {
 	}
 }
 
-// places is the position of every row in its sequence.
+// places returns the position of every row in its sequence.
 func (m *model) places() []int32 {
 	places := make([]int32, len(m.inputs))
 	for row := range places {
@@ -359,8 +362,8 @@ func (m *model) places() []int32 {
 	return places
 }
 
-// forward returns the loss and its gradient by the last layer's output: head and loss are differentiated on the spot,
-// because nothing lies between their forward and their backward.
+// forward returns the loss and its gradient with respect to the last layer's output. It differentiates head and
+// loss immediately, because nothing lies between their forward and backward passes.
 func (m *model) forward() (loss float64, dx []float64) {
 	x := scaled(Embed(m.w["embed"], m.inputs, m.cfg.Hidden, 0), m.cfg.EmbedScale)
 	if m.cfg.Positions == "learned" {
@@ -388,7 +391,8 @@ func (m *model) forward() (loss float64, dx []float64) {
 	return loss, m.normGrad(x, MatMul(dlogits, m.w[head], nil, rows, h, v, false, false), "ln_f")
 }
 
-// layer is x + attention(norm(x)), then that + mlp(norm(that)); each norm before or after what it belongs to, or both.
+// layer computes y = x + attention(norm(x)), then y + mlp(norm(y)). Each norm is before or after attention or MLP,
+// or both.
 func (m *model) layer(l int, x []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	t.x = x
@@ -421,7 +425,7 @@ func (m *model) layer(l int, x []float64) []float64 {
 	return add(t.mid, m.normAfter(t.mlpOut, in+"ln2_post"))
 }
 
-// layerGrad takes the gradient by a layer's output to that by its input.
+// layerGrad returns the gradient with respect to a layer's input, given that with respect to its output.
 func (m *model) layerGrad(l int, dout []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dmlp := m.normAfterGrad(t.mlpOut, dout, in+"ln2_post")
@@ -459,7 +463,8 @@ func (m *model) attentionShape(layer int) AttentionShape {
 	return s
 }
 
-// queryScale is what queries are multiplied by where scores are not to be divided by sqrt(HeadDim), as Attention does.
+// queryScale returns the factor of queries that replaces Attention's division of scores by sqrt(HeadDim) with
+// AttnScale.
 func (m *model) queryScale() float64 { return m.cfg.AttnScale * math.Sqrt(float64(m.cfg.HeadDim)) }
 
 func scaled(x []float64, factor float64) []float64 {
@@ -470,8 +475,8 @@ func scaled(x []float64, factor float64) []float64 {
 	return y
 }
 
-// headNorm is the norm of queries or keys: of rows as wide as its gamma, each head or all of a token's. A model without it has
-// no such tensor.
+// headNorm normalises queries or keys, in rows as wide as gamma: each head, or all heads of a token. A model
+// without this norm has no such tensor.
 func (m *model) headNorm(x []float64, gamma string) []float64 {
 	if m.cfg.QKNorm == "none" {
 		return x
@@ -537,7 +542,7 @@ func (m *model) normGrad(x, dy []float64, name string) []float64 {
 	return dx
 }
 
-// linear is x*W + b. A model without biases has no tensor of the bias's name, and MatMul takes that nil for none.
+// linear computes x*W + b. A model without biases has no such tensor, and MatMul treats nil as no bias.
 func (m *model) linear(x []float64, weight, bias string) []float64 {
 	rows := len(m.inputs)
 	in := len(x) / rows
@@ -583,7 +588,7 @@ func addTo(to, from []float64) {
 	}
 }
 
-// columnSums adds up the rows of a matrix.
+// columnSums returns the sum of the rows of a matrix.
 func columnSums(x []float64, width int) []float64 {
 	sums := make([]float64, width)
 	for i, value := range x {

@@ -2,7 +2,7 @@ package naive
 
 import "math"
 
-// Plus is a vector with a number added to each element.
+// Plus returns a vector with a number added to each element.
 func Plus(x []float64, offset float64) []float64 {
 	y := make([]float64, len(x))
 	for i := range x {
@@ -11,8 +11,8 @@ func Plus(x []float64, offset float64) []float64 {
 	return y
 }
 
-// LayerNorm (Ba et al., 2016) brings every row to mean 0 and variance 1, then scales and shifts by column. A row is as
-// wide as gamma; the variance divides by the width, not by one less.
+// LayerNorm (Ba et al., 2016) normalises every row to mean 0 and variance 1, then scales and shifts each column.
+// Rows are as wide as gamma. The variance is divided by the width, not by one less.
 func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
 	y := make([]float64, len(x))
 	for start := 0; start < len(x); start += len(gamma) {
@@ -25,7 +25,7 @@ func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
 	return y
 }
 
-// Moments gives a row's mean and the reciprocal of its standard deviation.
+// Moments returns a row's mean and the reciprocal of its standard deviation.
 func Moments(row []float64, eps float64) (mean, rstd float64) {
 	n := float64(len(row))
 	for _, value := range row {
@@ -38,7 +38,7 @@ func Moments(row []float64, eps float64) (mean, rstd float64) {
 	return mean, 1 / math.Sqrt(variance+eps)
 }
 
-// RMSNorm (Zhang and Sennrich, 2019) divides every row by its root mean square, then scales by column.
+// RMSNorm (Zhang and Sennrich, 2019) divides every row by its root mean square, then scales each column.
 func RMSNorm(x, gamma []float64, eps float64) []float64 {
 	y := make([]float64, len(x))
 	for start := 0; start < len(x); start += len(gamma) {
@@ -51,7 +51,7 @@ func RMSNorm(x, gamma []float64, eps float64) []float64 {
 	return y
 }
 
-// ReciprocalRMS is one over a row's root mean square.
+// ReciprocalRMS returns the reciprocal of a row's root mean square.
 func ReciprocalRMS(row []float64, eps float64) float64 {
 	sum := 0.0
 	for _, value := range row {
@@ -60,11 +60,11 @@ func ReciprocalRMS(row []float64, eps float64) float64 {
 	return 1 / math.Sqrt(sum/float64(len(row))+eps)
 }
 
-// MatMul is A*B + bias, with A as [m, k] and B as [k, n] after the transposes asked for: with transA the slice a is
-// stored as [k, m], with transB the slice b as [n, k]. A nil bias is none; another has n values, added to every row.
+// MatMul returns A*B + bias, where A is [m, k] and B is [k, n] after any transposition: with transA the slice a is
+// stored as [k, m], with transB the slice b as [n, k]. bias is nil or has n values, which are added to every row.
 func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	demand(len(a) == m*k && len(b) == k*n, "matmul of %d by %d values as m=%d n=%d k=%d", len(a), len(b), m, n, k)
-	rowA, columnA, rowB, columnB := k, 1, n, 1 // distances between neighbours
+	rowA, columnA, rowB, columnB := k, 1, n, 1 // distances between adjacent elements
 	if transA {
 		rowA, columnA = 1, m
 	}
@@ -87,8 +87,8 @@ func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	return c
 }
 
-// Rates are the angles by which rope (Su et al., 2021) turns the pairs of a head of D values from one position to the next:
-// theta^(-2i/D).
+// Rates returns the angles by which rope (Su et al., 2021) rotates the pairs of a head of D values from one
+// position to the next: theta^(-2i/D).
 func Rates(headDim int, theta float64) []float64 {
 	rates := make([]float64, headDim/2)
 	for i := range rates {
@@ -97,8 +97,8 @@ func Rates(headDim int, theta float64) []float64 {
 	return rates
 }
 
-// Rotation turns the pairs (i, i+len(Rates)) of every head, the pairing of GPT-NeoX and Llama's published weights, by position
-// times Rates[i], and multiplies what it turns by Scale and the rest of a head by Rest.
+// Rotation rotates the pairs (i, i+len(Rates)) of every head, as GPT-NeoX and Llama's published weights pair them,
+// by position times Rates[i]. It multiplies the rotated values by Scale and the rest of the head by Rest.
 type Rotation struct {
 	Rates       []float64
 	Scale, Rest float64
@@ -128,18 +128,18 @@ func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign flo
 }
 
 // AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
-// [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [Keys*Batch, KVHeads*HeadDim]: all
-// Prefix+Queries tokens, which Keys = 0 means, or the first of them. Heads share keys and values in groups of
-// consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own place, or all where it is 0, and of
-// those, where there are Positions, as many before its own place as its position says: those of its document. Softcap bounds
-// scores, as the function of that name does.
+// [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are [Keys*Batch,
+// KVHeads*HeadDim]; Keys is the number of tokens, or 0 for all Prefix+Queries. Heads share keys and values in
+// groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own position, or
+// all if Window is 0. With Positions, it sees only keys of its own document: at most Positions keys before its
+// own. Softcap caps scores as the function Softcap does.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
 	Softcap                                                       float64
 	Positions                                                     []int32 // [Queries*Batch]
 }
 
-// Seen is the end of the keys that query t sees.
+// Seen returns the end of the keys that query t sees.
 func (s AttentionShape) Seen(t int) int {
 	if s.Keys == 0 {
 		return s.Prefix + t + 1
@@ -147,14 +147,14 @@ func (s AttentionShape) Seen(t int) int {
 	return min(s.Keys, s.Prefix+t+1)
 }
 
-// query is where head h of query t of sequence b starts; key likewise, for the key head that h reads.
+// query returns the start of head h of query t of sequence b; key does the same for the key head that h reads.
 func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
 func (s AttentionShape) key(t, b, h int) int {
 	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
 }
 
-// Attention is softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that are not in a query's future (Vaswani et al.,
-// 2017). Its second result is the logarithm of every softmax's denominator, [Queries*Batch, Heads].
+// Attention returns softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that are not in a query's future
+// (Vaswani et al., 2017), and the logarithm of every softmax's denominator, [Queries*Batch, Heads].
 func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	weights, logSumExp := attentionWeights(q, k, s)
 	out = make([]float64, len(q))
@@ -168,13 +168,13 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	return out, logSumExp
 }
 
-// AttentionTerms adds up how large the terms are, p*v, of which Attention gives the sums. The logSumExp may be that of more keys than
-// these.
+// AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may cover
+// more keys than these.
 func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 	terms := make([]float64, len(q))
 	s.each(func(t, b, h, row int) {
 		for u, score := range s.scores(q, k, t, b, h) {
-			if math.IsInf(score, -1) { // hidden
+			if math.IsInf(score, -1) { // masked
 				continue
 			}
 			p := math.Exp(score - logSumExp[row])
@@ -186,7 +186,7 @@ func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 	return terms
 }
 
-// each visits every query of every head, numbered as the rows of logSumExp are.
+// each visits every query of every head, with its row in logSumExp.
 func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	for t := range s.Queries {
 		for b := range s.Batch {
@@ -197,7 +197,8 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	}
 }
 
-// scores are the products of a query with the keys up to its place, minus infinity for those before its window.
+// scores returns the products of a query with the keys up to its position, with minus infinity for keys before its
+// window.
 func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	scores := make([]float64, s.Seen(t))
 	for u := range scores {
@@ -213,7 +214,7 @@ func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	return scores
 }
 
-// attentionWeights is every query's softmax over the keys up to its own place.
+// attentionWeights returns every query's softmax over the keys up to its position.
 func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, logSumExp []float64) {
 	rows := s.Queries * s.Batch * s.Heads
 	weights, logSumExp = make([][]float64, rows), make([]float64, rows)
@@ -246,8 +247,8 @@ func logOfSumOfExp(x []float64) float64 {
 	return largest + math.Log(sum)
 }
 
-// Activate applies an elementwise function by its name: gelu (Hendrycks and Gimpel, 2016), its approximation gelu_tanh as in GPT-2, silu,
-// or relu2 (So et al., 2021).
+// Activate applies an elementwise function by name: gelu (Hendrycks and Gimpel, 2016), its approximation gelu_tanh
+// as in GPT-2, silu, or relu2 (So et al., 2021).
 func Activate(function string, x []float64) []float64 {
 	y := make([]float64, len(x))
 	for i, v := range x {
@@ -275,7 +276,7 @@ func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
-// GLU (Shazeer, 2020) is function(gate) * up.
+// GLU (Shazeer, 2020) returns function(gate) * up.
 func GLU(function string, gate, up []float64) []float64 { return times(Activate(function, gate), up) }
 
 func times(a, b []float64) []float64 {
@@ -286,7 +287,7 @@ func times(a, b []float64) []float64 {
 	return y
 }
 
-// Softcap bounds values: limit * tanh(x / limit); a limit of 0 bounds nothing.
+// Softcap returns limit * tanh(x / limit), or x if limit is 0.
 func Softcap(x []float64, limit float64) []float64 {
 	if limit == 0 {
 		return x
@@ -298,8 +299,8 @@ func Softcap(x []float64, limit float64) []float64 {
 	return y
 }
 
-// Embed looks tokens up in the rows of a table that holds the vocabulary from token first on. A token that the table
-// does not hold gives zeros, so that the sum over the parts of a divided vocabulary is the whole lookup.
+// Embed looks up tokens in a table that holds the vocabulary from token first on. A token outside the table gives
+// zeros, so that the sum over the parts of a divided vocabulary is the whole lookup.
 func Embed(table []float64, tokens []int32, hidden, first int) []float64 {
 	y := make([]float64, len(tokens)*hidden)
 	for row, token := range tokens {
@@ -310,15 +311,15 @@ func Embed(table []float64, tokens []int32, hidden, first int) []float64 {
 	return y
 }
 
-// CrossEntropy is every row's -log softmax(logits)[label] and the logarithm of its softmax's denominator. A row is the
-// whole vocabulary wide.
+// CrossEntropy returns every row's -log softmax(logits)[label] and the logarithm of its softmax's denominator.
+// Rows have the width of the vocabulary.
 func CrossEntropy(logits []float64, labels []int32, vocab int) (losses, logSumExp []float64) {
 	return CrossEntropyJoin(CrossEntropyStats(logits, labels, vocab, vocab, 0), len(labels))
 }
 
-// CrossEntropyStats is what logits over a part of the vocabulary add to the loss of each row, as [rows, 3]: the largest
-// logit, the sum of exp(logit - largest), and the label's logit, or 0 where the label lies in another part. A row is
-// width wide; its first valid columns are the tokens from first on, the rest is padding.
+// CrossEntropyStats returns the contribution of a part of the vocabulary to the loss of each row, as [rows, 3]:
+// the largest logit, the sum of exp(logit - largest), and the label's logit, or 0 if the label is in another part.
+// Rows have `width` columns. The first `valid` columns are the tokens from first on; the rest is padding.
 func CrossEntropyStats(logits []float64, labels []int32, width, valid, first int) []float64 {
 	var stats []float64
 	for row, label := range labels {
@@ -338,7 +339,8 @@ func CrossEntropyStats(logits []float64, labels []int32, width, valid, first int
 	return stats
 }
 
-// CrossEntropyJoin turns the stats of all parts of the vocabulary, [parts, rows, 3], into the loss of every row.
+// CrossEntropyJoin computes the loss of every row from the statistics of all parts of the vocabulary, [parts,
+// rows, 3].
 func CrossEntropyJoin(stats []float64, rows int) (losses, logSumExp []float64) {
 	losses, logSumExp = make([]float64, rows), make([]float64, rows)
 	for row := range rows {
@@ -354,8 +356,8 @@ func CrossEntropyJoin(stats []float64, rows int) (losses, logSumExp []float64) {
 	return losses, logSumExp
 }
 
-// NumericGrad differentiates f at x by central differences over five points, whose error falls with the fourth power
-// of the step: in float64 about ten digits of a smooth f of ordinary size. It leaves x alone.
+// NumericGrad differentiates f at x by central differences over five points. The error falls with the fourth power
+// of the step: in float64, a smooth f of ordinary size gives about ten digits. x is unchanged on return.
 func NumericGrad(f func(x []float64) float64, x []float64) []float64 {
 	grad := make([]float64, len(x))
 	for i := range x {

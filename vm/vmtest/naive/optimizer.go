@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Optimizer holds an optimizer's constants. LR is the highest rate of the schedule; every update receives the
-// rate of its step.
+// Optimizer holds an optimizer's constants. LR is the highest rate of the schedule; every update receives the rate
+// of its step.
 type Optimizer struct {
 	Kind                                         string // adamw (the default), sgd or muon
 	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
-	NoDecay                                      []string // groups without weight decay; nil: norms, biases
+	NoDecay                                      []string // groups without weight decay; nil: norms and biases
 }
 
 // State is the optimizer's memory. Before the first step only Shapes is set, which only muon needs.
@@ -22,8 +22,8 @@ type State struct {
 	Step   int // completed updates
 }
 
-// Decays reports whether weight decay applies to a tensor. Where nothing else is said, it applies to matrices, embeddings and positions,
-// not to biases and norms.
+// Decays reports whether weight decay applies to a tensor. By default it applies to matrices, embeddings and
+// positions, but not to biases and norms.
 func (opt Optimizer) Decays(name string) bool {
 	without := opt.NoDecay
 	if without == nil {

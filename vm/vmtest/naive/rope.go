@@ -2,26 +2,26 @@ package naive
 
 import "math"
 
-// RopeConfig says how fast positions turn.
+// RopeConfig defines the rates at which pairs rotate.
 type RopeConfig struct {
 	Theta   float64 `json:"rope_theta"`
-	Local   float64 `json:"rope_local_theta"` // in layers with a window, which are not stretched; 0: Theta
-	Partial float64 `json:"rope_partial"`     // share of a head that turns
+	Local   float64 `json:"rope_local_theta"` // for layers with a window, which are not scaled; 0: Theta
+	Partial float64 `json:"rope_partial"`     // rotated share of a head
 	Scaling string  `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
-	Factor    float64   `json:"rope_factor"`   // how many times longer than Original sequences may be
-	Original  int       `json:"rope_original"` // tokens of the sequences that the model was first trained on
-	Low       float64   `json:"rope_low"`      // llama3: what turns less often in Original tokens is stretched whole
-	High      float64   `json:"rope_high"`     // what turns more often is not stretched
-	Fast      float64   `json:"rope_fast"`     // yarn: likewise, counted in turns
+	Factor    float64   `json:"rope_factor"`   // sequences may be this many times longer than Original
+	Original  int       `json:"rope_original"` // sequence length of pretraining, in tokens
+	Low       float64   `json:"rope_low"`      // llama3: pairs with fewer turns in Original tokens are scaled fully
+	High      float64   `json:"rope_high"`     // pairs with more turns are not scaled
+	Fast      float64   `json:"rope_fast"`     // yarn: the same limits, in turns
 	Slow      float64   `json:"rope_slow"`
-	Truncate  bool      `json:"rope_truncate"` // yarn: to whole pairs
+	Truncate  bool      `json:"rope_truncate"` // yarn: round the limits to whole pairs
 	Amplitude float64   `json:"rope_amplitude"`
-	Short     []float64 `json:"rope_short"` // longrope: what each pair's wave is stretched by, up to Original tokens
-	Long      []float64 `json:"rope_long"`  // and beyond
+	Short     []float64 `json:"rope_short"` // longrope: scale of each pair's wavelength for sequences up to Original tokens
+	Long      []float64 `json:"rope_long"`  // the same for longer sequences
 }
 
-// rotation is that of heads of a width in sequences of a length.
+// rotation returns the rotation of heads of the given dimension in sequences of the given length.
 func (r *RopeConfig) rotation(headDim, sequence int) Rotation {
 	width := int(math.Round(float64(headDim) * r.Partial))
 	out := Rotation{Rates: Rates(width, r.Theta), Scale: r.Amplitude, Rest: 1}
@@ -47,7 +47,8 @@ func (r *RopeConfig) rotation(headDim, sequence int) Rotation {
 	return out
 }
 
-// llama3 stretches long waves, leaves short ones and goes from one to the other in between (Llama 3.1's reference code).
+// llama3 scales long wavelengths fully, short ones not at all, and interpolates in between (Llama 3.1's reference
+// code).
 func (r *RopeConfig) llama3(rate float64) float64 {
 	turns := float64(r.Original) * rate / (2 * math.Pi)
 	switch {
@@ -60,7 +61,7 @@ func (r *RopeConfig) llama3(rate float64) float64 {
 	return (1-smooth)*rate/r.Factor + smooth*rate
 }
 
-// yarn does so by the numbers of the pairs (Peng et al., 2023).
+// yarn does the same by the index of the pair (Peng et al., 2023).
 func (r *RopeConfig) yarn(rate float64, pair, width int) float64 {
 	pairOf := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(r.Original)/(turns*2*math.Pi)) / (2 * math.Log(r.Theta))
