@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the smallest size for which the operating system is asked for huge pages.
+// hugePage is the minimum size of buffers for which huge pages are requested.
 const hugePage = 2 << 20
 
-// Alloc returns zeroed floats aligned to a cache line, for buffers that live as long as the process. Large ones
-// lie outside the heap, on huge pages if available, and are never freed.
+// Alloc returns zeroed floats aligned to a cache line, for buffers that live as long as the process. Large buffers
+// are outside the heap, on huge pages if available, and are never freed.
 func Alloc(n int) []float32 {
 	if bytes := 4 * n; bytes >= hugePage/2 {
 		bytes = (bytes + hugePage - 1) &^ (hugePage - 1)

@@ -5,25 +5,28 @@ import (
 	"unsafe"
 )
 
-// Attention is causal self-attention of Tokens query tokens over Keys tokens, all so far or a block of them, the first of
-// which comes Prefix tokens before the first query: query token t sees key tokens Prefix+t-Window+1 to Prefix+t, if they
-// exist. Every query sees at least one. Sequences of a batch are interleaved: row t*Batch+b of a matrix is token t of
-// sequence b. Query head h uses key head h/(Heads/KVHeads). Scores s become Softcap*tanh(s/Softcap) unless it is 0.
+// Attention is causal self-attention of Tokens query tokens over Keys key tokens. The keys are all tokens so far
+// or a block of them. The first key is Prefix tokens before the first query: query token t sees key tokens
+// Prefix+t-Window+1 to Prefix+t, if they exist. Every query sees at least one. Sequences of a batch are
+// interleaved: row t*Batch+b of a matrix is token t of sequence b. Query head h uses key head h/(Heads/KVHeads).
+// Scores s become Softcap*tanh(s/Softcap) unless Softcap is 0.
 //
-// Positions, where there are any, are the positions of query tokens in their documents, laid out like rows of queries: each is 0 or
-// one more than that of the token before it. A query sees no key of another document. Then it may see no key at all.
+// Positions, if not nil, holds the position of each query token in its document, laid out like rows of queries.
+// Each is 0 or one more than that of the preceding token. A query sees no key of another document, so it may see
+// no key at all.
 //
-// The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
-// of vectors, and probabilities lie as the micro-kernel reads a transposed left operand. Where the instruction set
-// multiplies pairs of bfloat16 and all operands are stored so, it multiplies queries by keys, and gradients of outputs by
-// values, in pairs, which rounds nothing. Probabilities and gradients of scores stay float32, and so do their products.
+// The kernels work on transposed score tiles, keys by queries. The running maximum and sum of a query are then
+// lanes of vectors, and probabilities have the layout in which the micro-kernel reads a transposed left operand.
+// If the instruction set multiplies pairs of bfloat16 and all operands are bfloat16, the products of queries with
+// keys, and of output gradients with values, use pairs, which needs no rounding. Probabilities and score gradients
+// stay float32, and so do their products.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
 	Softcap                                                      float32
 	Positions                                                    []int32
 }
 
-// firstKey is the first key that a query of a sequence sees.
+// firstKey returns the first key that a query of a sequence sees.
 func (a Attention) firstKey(query, seq int) int {
 	before := a.Window - 1
 	if a.Positions != nil {
@@ -32,29 +35,32 @@ func (a Attention) firstKey(query, seq int) int {
 	return max(0, a.Prefix+query-before)
 }
 
-// firstBlock is the first key of the first block that a query of a sequence sees, and so the first of those of later queries.
+// firstBlock returns the first key of the first block that a query of a sequence sees. Later queries see no
+// earlier block.
 func (a Attention) firstBlock(query, seq int) int {
 	return a.firstKey(query, seq) / keyBlock * keyBlock
 }
 
 const (
-	// keyBlock is the number of keys in a score tile, tileQueries that of queries: strips of nr, of which it is a multiple.
+	// keyBlock is the number of keys in a score tile, tileQueries that of queries, a multiple of nr.
 	keyBlock    = 112
 	tileQueries = 32
-	// queryChunk is the number of queries whose operands are held at once, leastChunk of those for which keys are worth loading.
+	// queryChunk is the number of queries whose operands are held at once; leastChunk is the smallest number of
+	// queries for which loading keys is worthwhile.
 	queryChunk, leastChunk = 256, 64
 	partsOfThread          = 4
 )
 
 // Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the scaled
-// scores, one float32 for each row of q and head. To accumulate, it goes on from the o and lse of other keys.
+// scores, one float32 for each row of q and head. If accumulate is set, it continues from the o and lse of other
+// keys.
 func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	size := a.chunk(a.Batch*a.Heads, p.Threads())
 	chunks := ceilDiv(a.Tokens, size)
 	p.Run(a.Batch*a.Heads*chunks, func(part int) {
 		s := takeScratch()
 		defer s.release()
-		// Late chunks see the most keys: they go first.
+		// Late chunks go first because they see the most keys.
 		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
 		f := a.attentionPart(s, head/a.Heads, head%a.Heads, q, k, v)
 		f.q0 = chunk * size
@@ -63,8 +69,8 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 	})
 }
 
-// chunk is how many queries of so many heads make a part: as many as are held at once, but for the sake of a thread that is late
-// fewer where threads would have less than partsOfThread.
+// chunk returns the number of queries per part for the given number of heads. That is as many as are held at once,
+// or fewer if threads would have fewer than partsOfThread parts, so that a late thread does not delay the others.
 func (a Attention) chunk(heads, threads int) int {
 	size := queryChunk
 	for threads > 1 && size > leastChunk && heads*ceilDiv(a.Tokens, size) < partsOfThread*threads {
@@ -79,7 +85,7 @@ type attentionPart struct {
 	s         *scratch
 	seq, head int
 	q0, nq    int // the queries
-	perWord   int // elements in a word of what scores are products of
+	perWord   int // elements per word in the operands of scores
 	dp        int // words of a row of a right operand, and of an accumulator
 	leftLd    int // words of a row of a left operand of scores
 }
@@ -94,10 +100,11 @@ func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) att
 	return f
 }
 
-// words is the number of words for n elements along the sum of a product.
+// words returns the number of words for n elements along the sum of a product.
 func (f *attentionPart) words(n int) int { return ceilDiv(n, f.perWord) }
 
-// scale is what products of queries and keys are multiplied by, and scaleLeft what is left of it to multiply a tile of scores by.
+// scale returns the factor that turns products of queries and keys into scores; scaleLeft returns the part of it
+// that remains to be applied to a tile of scores.
 func (f *attentionPart) scale() float32 { return float32(1 / math.Sqrt(float64(f.HeadDim))) }
 func (f *attentionPart) scaleLeft() float32 {
 	if f.Softcap > 0 {
@@ -106,8 +113,8 @@ func (f *attentionPart) scaleLeft() float32 {
 	return f.scale()
 }
 
-// bound scales the products of a tile and bounds them, where there is a bound. slopes, if it is not nil, gets the derivatives of
-// scores by products.
+// bound applies scale and soft cap to the products of a tile, if there is a soft cap. slopes, if not nil, receives
+// the derivatives of scores with respect to products.
 func (f *attentionPart) bound(tile, slopes []float32) {
 	if f.Softcap == 0 {
 		return
@@ -119,7 +126,7 @@ func (f *attentionPart) bound(tile, slopes []float32) {
 	}
 }
 
-// tokens is the view of one head of one sequence whose rows are tokens.
+// tokens returns a view of one head of one sequence whose rows are tokens.
 func (f *attentionPart) tokens(m Mat, head, first int) Mat {
 	m = m.at(first*f.Batch+f.seq, head*f.HeadDim)
 	m.Ld *= f.Batch
@@ -148,7 +155,7 @@ func (f *attentionPart) strips(dst []float32, m Mat) {
 	}
 }
 
-// left brings tokens into the form of a left operand of products that sum over the elements of a head.
+// left packs tokens as a left operand of products that sum over the elements of a head.
 func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
 	if f.perWord == 2 {
 		m.pairsAlong(dst, f.leftLd, tokens, f.HeadDim)
@@ -157,7 +164,7 @@ func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
 	m.load(dst, f.leftLd, tokens, f.HeadDim)
 }
 
-// right brings tokens into the form of a right operand of products that sum over tokens: rows of dp elements in float32.
+// right packs tokens as a right operand of products that sum over tokens: rows of dp elements in float32.
 func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.dp, tokens, f.HeadDim) }
 
 // product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b, with b and c in rows of bLd, cLd.
@@ -181,7 +188,8 @@ func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, 
 	}
 }
 
-// scores computes the tile keys x queries of a*bT, for the strips of one group: a a left operand, bT packed by strips.
+// scores computes the tile keys x queries of a*bT for the strips of one group; a is a left operand, bT is packed
+// by strips.
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
 	d, nr := f.words(f.HeadDim), active.nr
 	for i := range strips {
@@ -189,8 +197,8 @@ func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips
 	}
 }
 
-// hide sets to minus infinity what a query must not see: key r of the tile is hidden from the first r+offset queries, and
-// from those that are a window or more after it.
+// hide sets the scores of masked keys to minus infinity: key r of the tile is hidden from the first r+offset
+// queries, and from queries that are a window or more after it.
 func hide(tile []float32, ld, rows, offset, window int) {
 	for r := max(0, 1-offset); r < rows; r++ {
 		Fill(tile[r*ld:r*ld+min(ld, r+offset)], float32(math.Inf(-1)))
@@ -200,13 +208,13 @@ func hide(tile []float32, ld, rows, offset, window int) {
 	}
 }
 
-// hideDocuments sets to minus infinity the scores of n queries, from one on, with the keys from k0 on that documents before theirs
-// have.
+// hideDocuments sets to minus infinity the scores between n queries, from `query` on, and those keys, from k0 on,
+// that belong to earlier documents.
 func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 	if f.Positions == nil || f.firstKey(query+n-1, f.seq) <= k0 {
 		return
 	}
-	seeing := 0 // queries that see the key
+	seeing := 0 // queries that see this key
 	for r := range rows {
 		for seeing < n && f.firstKey(query+seeing, f.seq) <= k0+r {
 			seeing++
@@ -215,7 +223,7 @@ func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 	}
 }
 
-// lseAt is where lse and delta of a query stand.
+// lseAt returns the index of a query's lse and delta.
 func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.Heads + f.head }
 
 func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v Mat) {
@@ -226,9 +234,9 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
-	Fill(rowMax, -math.MaxFloat32) // finite: a query may see nothing of the first block
+	Fill(rowMax, -math.MaxFloat32) // finite: a query may see no key of the first block
 	clear(sum)
-	if accumulate { // other keys are one more, whose score is lse and whose value is o
+	if accumulate { // keys handled before act as one, with score lse and value o
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
 		for j := range f.nq {
 			rowMax[j], sum[j] = lse[f.lseAt(f.q0+j)], 1

@@ -2,19 +2,21 @@ package simd
 
 import "sync"
 
-// AttentionGrads are the operands of Backward. Delta is that of attention's gradient; where it is nil, it is made from O.
+// AttentionGrads holds the operands of Backward. If Delta, the delta of attention's gradient, is nil, it is
+// computed from O.
 type AttentionGrads struct {
 	DQ, DK, DV, DOut, Q, K, V, O Mat
 	LSE, Delta                   []float32
-	AddQ, AddKV                  bool // add to DQ, to DK and DV, instead of writing them
+	AddQ, AddKV                  bool // add to DQ, and to DK and DV, instead of overwriting them
 }
 
-// Backward computes DQ, laid out like Q, and the gradients DK and DV of the keys and values, in float32. DOut is the
-// gradient of O; O and LSE are Forward's over all keys that a query sees.
+// Backward computes DQ, laid out like Q, and the gradients DK and DV of the keys and values, in float32. DOut is
+// the gradient of O; O and LSE are Forward's results over all keys that a query sees.
 //
-// A gradient of a key is the sum over query heads, then over blocks of queries, a gradient of a query the sum over blocks of
-// keys, each in rising order. Where there are fewer heads than threads, keys are cut up for the ones and then queries for the
-// others, by score gradients that are kept in between: the order of every sum stays what it was, and so does the arithmetic.
+// The gradient of a key is summed over query heads, then over blocks of queries; that of a query over blocks of
+// keys; all in ascending order. If there are fewer heads than threads, the work is done in two phases with the
+// score gradients kept in between: the first divides the keys among threads, the second the queries. This changes
+// neither the order of any sum nor the arithmetic.
 func (a Attention) Backward(p *Pool, g AttentionGrads) {
 	if !g.AddKV {
 		a.clearKeys(p, g.DK, g.DV)
@@ -29,7 +31,7 @@ func (a Attention) Backward(p *Pool, g AttentionGrads) {
 	a.backwardByHeads(p, g)
 }
 
-// backwardByHeads has each key head's chunks of queries one after another, different heads at once.
+// backwardByHeads processes each key head's chunks of queries one after another, and different heads concurrently.
 func (a Attention) backwardByHeads(p *Pool, g AttentionGrads) {
 	heads, group := a.Batch*a.KVHeads, a.Heads/a.KVHeads
 	chunk := a.chunk(heads*group, p.Threads())
@@ -47,17 +49,17 @@ func (a Attention) backwardByHeads(p *Pool, g AttentionGrads) {
 	})
 }
 
-// turns are tasks in lists, those of a list one after another. Lists take turns, so that all get to their end at about the same time
-// and a thread that is late finds one that it can go on with.
+// turns schedules lists of tasks. The tasks of a list run one after another. Lists advance evenly, so that all end
+// at about the same time and a late thread still finds a list to continue.
 type turns struct {
 	sync.Mutex
-	each int    // tasks of a list
-	done []int  // of each list, or under way
+	each int    // tasks per list
+	done []int  // by list: tasks done or under way
 	busy []bool // a task of the list is under way
-	owed int    // tasks for which every list was busy: the next thread to finish takes them
+	owed int    // tasks for which every list was busy; the next thread to finish runs them
 }
 
-// take does a task of the list that has the most left, of the first such one from a list on.
+// take runs a task of the idle list with the most tasks left; ties go to the first such list from `from` on.
 func (t *turns) take(from int, do func(list, task int)) {
 	t.Lock()
 	t.owed++
@@ -72,7 +74,7 @@ func (t *turns) take(from int, do func(list, task int)) {
 	t.Unlock()
 }
 
-// next is the list to go on with; negative: none.
+// next returns the list to continue, or a negative number if there is none.
 func (t *turns) next(from int) int {
 	list := -1
 	for i := range t.done {
@@ -84,13 +86,13 @@ func (t *turns) next(from int) int {
 	return list
 }
 
-// panelBlocks is how many blocks of keys have their score gradients kept at once.
+// panelBlocks is the number of blocks of keys whose score gradients are kept at once.
 const panelBlocks = 8
 
-// keptGrads is the size of a chunk's for one block of keys.
+// keptGrads is the number of a chunk's score gradients for one block of keys.
 const keptGrads = keyBlock * queryChunk
 
-// backwardInPhases is the work of one query head of each key head.
+// backwardInPhases processes one query head of each key head.
 func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 	s := takeScratch()
 	defer s.release()
@@ -143,31 +145,32 @@ func (a Attention) clearKeys(p *Pool, dk, dv Mat) {
 	})
 }
 
-// attentionBackward is the work on a range of keys and a range of queries of one query head: it adds to the gradients of
-// the keys, writes those of the queries, or does both.
+// attentionBackward is the work on a range of keys and a range of queries of one query head. It adds to the
+// gradients of the keys, writes those of the queries, or does both.
 type attentionBackward struct {
 	attentionPart
 	AttentionGrads
 	queries, keys  bool
-	k0, k1, q0, q1 int // in phases, queries count from the first of the chunk
+	k0, k1, q0, q1 int // in phases, queries are counted from the first of the chunk
 
 	kept  []float32 // in phases: score gradients by block of keys from panel on, then by tile
 	panel int
 
-	qT, doT, qRows, doRows, dqRows []float32 // queries and their gradients as strips, as right operands; accumulators
+	qT, doT, qRows, doRows, dqRows []float32 // queries and output gradients as strips, then as right operands; accumulators
 	lseStrip, delta                []float32
-	keyLeft, valueLeft, keyRight   []float32 // as left operands, as a right one: the first if they are the same
+	keyLeft, valueLeft, keyRight   []float32 // as left operands, and as a right operand, which may equal the first
 	dkRows, dvRows                 []float32
 	tile, dTile, slopes            []float32
 }
 
-// backward is the work on a whole query head: one of the group of a key head, which counts over all sequences.
+// backward returns the work on a whole query head, member number `member` of the group of a key head. Key heads
+// are numbered over all sequences.
 func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *attentionBackward {
 	f := a.attentionPart(s, head/a.KVHeads, head%a.KVHeads*(a.Heads/a.KVHeads)+member, g.DOut, g.Q, g.K, g.V)
 	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
 }
 
-// run does a chunk of queries.
+// run processes a chunk of queries.
 func (b *attentionBackward) run() {
 	b.attentionPart.q0, b.nq = b.q0, b.q1-b.q0
 	b.room(b.nq)
@@ -178,7 +181,7 @@ func (b *attentionBackward) run() {
 	b.endQueries(0, b.nq)
 }
 
-// keyPhase is the part of a chunk's work that gradients of keys need.
+// keyPhase computes a chunk's contribution to the gradients of keys and keeps the score gradients.
 func (b *attentionBackward) keyPhase() {
 	b.queries = false
 	b.room(b.nq)
@@ -186,7 +189,8 @@ func (b *attentionBackward) keyPhase() {
 	b.blocks()
 }
 
-// queryPhase adds what the key phase has kept to the gradients of queries, from the first panel to the last.
+// queryPhase adds the kept score gradients to the gradients of queries. first and last mark the first and the last
+// panel.
 func (b *attentionBackward) queryPhase(first, last bool) {
 	if first {
 		b.beginQueries(b.q0, b.q1)
@@ -206,12 +210,12 @@ func (b *attentionBackward) queryPhase(first, last bool) {
 	}
 }
 
-// keptTile is where the score gradients of the queries from i on for a block of keys are.
+// keptTile returns the kept score gradients of the queries from i on, for a block of keys.
 func (b *attentionBackward) keptTile(i, k0 int) []float32 {
 	return b.kept[(k0-b.panel)/keyBlock*keptGrads+i*keyBlock:][:keyBlock*tileQueries]
 }
 
-// room takes scratch for a chunk of so many queries.
+// room takes scratch for a chunk of the given number of queries.
 func (b *attentionBackward) room(queries int) {
 	d, padded := b.words(b.HeadDim), roundUp(queries, tileQueries)
 	rows := b.s.floats(0, (2*d+2*b.dp+2)*padded)
@@ -229,7 +233,7 @@ func (b *attentionBackward) room(queries int) {
 	b.tile, b.dTile, b.slopes = take(keyBlock*tileQueries), take(keyBlock*tileQueries), take(keyBlock*tileQueries)
 }
 
-// pack brings the chunk's queries into the forms that the products want.
+// pack packs the chunk's queries into the layouts that the products need.
 func (b *attentionBackward) pack() {
 	first := b.attentionPart.q0
 	b.strips(b.qT, b.Q)
@@ -244,7 +248,8 @@ func (b *attentionBackward) pack() {
 	b.makeDelta(first)
 }
 
-// beginQueries sets the gradients of some of the chunk's queries to what is added to.
+// beginQueries initialises the gradients of some of the chunk's queries: to zero, or to existing values if AddQ is
+// set.
 func (b *attentionBackward) beginQueries(lo, hi int) {
 	rows := b.dqRows[lo*b.dp : hi*b.dp]
 	clear(rows)
@@ -253,12 +258,12 @@ func (b *attentionBackward) beginQueries(lo, hi int) {
 	}
 }
 
-// endQueries writes them.
+// endQueries stores the gradients of these queries.
 func (b *attentionBackward) endQueries(lo, hi int) {
 	b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.dp:], b.dp, hi-lo, b.HeadDim)
 }
 
-// blocks passes over every block of keys that one of the chunk's queries sees.
+// blocks processes every block of keys that one of the chunk's queries sees.
 func (b *attentionBackward) blocks() {
 	end := min(b.k1, b.Prefix+b.attentionPart.q0+b.nq)
 	for k0 := max(b.k0, b.firstBlock(b.attentionPart.q0, b.seq)); k0 < end; k0 += keyBlock {
@@ -266,7 +271,7 @@ func (b *attentionBackward) blocks() {
 	}
 }
 
-// makeDelta brings or makes the delta of the chunk's queries.
+// makeDelta loads or computes the delta of the chunk's queries.
 func (b *attentionBackward) makeDelta(first int) {
 	if b.Delta != nil {
 		for i := range b.nq {
@@ -281,7 +286,7 @@ func (b *attentionBackward) makeDelta(first int) {
 	}
 }
 
-// block is one block of keys against the chunk.
+// block processes one block of keys against the chunk.
 func (b *attentionBackward) block(k0, nk int) {
 	d, kv := b.HeadDim, b.kvHead()
 	b.left(b.keyLeft, b.tokens(b.K, kv, k0), nk)
@@ -308,7 +313,7 @@ func (b *attentionBackward) block(k0, nk int) {
 	}
 }
 
-// sees is how many queries a tile has, and up to which of so many keys they see some.
+// sees returns the number of queries in a tile, and how many of the nk keys some of them may see.
 func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	n = min(tileQueries, b.nq-i)
 	if k0 < b.firstBlock(b.attentionPart.q0+i, b.seq) {
@@ -317,7 +322,7 @@ func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
 }
 
-// group is one tile: n queries from i on, against rows keys.
+// group processes one tile: n queries from i on, against rows keys.
 func (b *attentionBackward) group(i, n, rows, offset int) {
 	nr, d := active.nr, b.words(b.HeadDim)
 	strips := ceilDiv(n, nr)

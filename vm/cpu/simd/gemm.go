@@ -7,9 +7,9 @@ import (
 )
 
 // Blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of
-// op(b), kc by nr, pass through the first. The block sizes are part of the result's definition: each element of
-// c is the sum, block of k by block of k, of sums in the order of k, whatever its neighbours. So the split over
-// threads does not affect the result.
+// op(b), kc by nr, pass through the first. The block sizes are part of the definition of the result: each element
+// of c is the sum over blocks of k, in order, of sums in the order of k, independent of other elements. The split
+// over threads therefore does not affect the result.
 const (
 	kcMax = 384
 	mcMax = 420
@@ -30,8 +30,8 @@ type tile struct {
 	rows, cols int
 	bias       unsafe.Pointer
 	accumulate int // zero overwrites c
-	// Memory to fetch ahead, for later calls: offsets from aheadBase, one for each second step of k, from ahead to
-	// aheadEnd, where as many zeros follow.
+	// Memory to prefetch for later calls: offsets from aheadBase, one for every second step of k. The list runs
+	// from ahead to aheadEnd and is followed by as many zeros.
 	ahead, aheadBase, aheadEnd unsafe.Pointer
 	// If not zero, the words of a and b are pairs, and for each one an element of c becomes RN(RN(c + high*high) + low*low): RN
 	// rounds to the nearest even, no product is rounded, and denormal operands and results count as zero.
@@ -48,8 +48,8 @@ type gemmJob struct {
 	perWord        int // elements along k in a packed word: 2 if a and b are multiplied in bfloat16, else 1
 	rowParts       int
 	colParts       int
-	number         uint64         // of the product, if parts of the same rows share packed rows of a; else 0
-	run            func(part int) // the method part, bound once
+	number         uint64         // number of the product if parts with the same rows share packed rows of a; otherwise 0
+	run            func(part int) // the method part, as a bound function
 }
 
 // products is the number of products so far.
@@ -87,8 +87,8 @@ func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate boo
 	gemmJobs.Put(g)
 }
 
-// split chooses the grid of parts: as many as threads if there is enough work, cut where the least is packed
-// twice.
+// split chooses the grid of parts: as many as threads if there is enough work, divided so that the least data is
+// packed twice.
 func (g *gemmJob) split(threads int) {
 	const flopsPerPart = 1 << 20
 	parts := max(1, min(threads, int(2*float64(g.m)*float64(g.n)*float64(g.k)/flopsPerPart)))
@@ -96,7 +96,7 @@ func (g *gemmJob) split(threads int) {
 	best := -1.0
 	for rows := 1; rows <= min(parts, max(1, g.m/active.mr)); rows++ {
 		cols := min(parts/rows, max(1, g.n/active.nr))
-		// The work of one part, including the waste at its edges, and what it packs.
+		// The work of one part, including padding at its edges, and the data that it packs.
 		h, w := ceilDiv(g.m, rows), roundUp(ceilDiv(g.n, cols), active.nr)
 		cost := float64(h)*float64(w) + 12*float64(h) + 12*float64(w)
 		if best < 0 || cost < best {
@@ -109,15 +109,15 @@ func (g *gemmJob) split(threads int) {
 	}
 }
 
-// If a thread has several parts, others can take over those that it starts late. So each thread gets this many
-// parts, if each part has at least this much work.
+// If a thread has several parts, others can take over those that it would start late. So each thread gets this
+// many parts, provided that each part has at least this much work.
 const (
 	finestParts = 4
 	finestFlops = 4 << 20
 	keptWords   = 1 << 18 // packed words of op(a) for all parts of the same rows: half of a second-level cache
 )
 
-// refine cuts parts further where that costs nothing: rows where blocks end anyway, and columns if a thread can
+// refine divides parts further where that has no cost: rows at the ends of blocks, and columns if a thread can
 // keep its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
@@ -158,13 +158,14 @@ func (g *gemmJob) part(part int) {
 	}
 }
 
-// cut returns the bounds of one of several nearly equal ranges of 0..n, at multiples of unit.
+// cut returns the bounds of range number `part` when 0..n is divided into `parts` nearly equal ranges at multiples
+// of unit.
 func cut(n, parts, part, unit int) (lo, hi int) {
 	units := ceilDiv(n, unit)
 	return min(n, units*part/parts*unit), min(n, units*(part+1)/parts*unit)
 }
 
-// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache. kcMax counts words.
+// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache. kcMax is in words.
 func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 	c, cLd, accumulate := g.c.F32, g.c.Ld, g.accumulate
 	if g.c.BF16 != nil {

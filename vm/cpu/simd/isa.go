@@ -2,11 +2,11 @@ package simd
 
 import "fmt"
 
-// kernelSet is the kernels of one instruction set. Each processes one row without threads or checks. A test
-// compares every entry of every set with the portable one.
+// kernelSet holds the kernels of one instruction set. Each processes one row, without threads or checks. A test
+// compares every kernel of every set with the portable one.
 type kernelSet struct {
 	name   string
-	mr, nr int // a micro-kernel's tallest panel of rows, its columns
+	mr, nr int // of a micro-kernel: the largest number of rows, and its columns
 
 	gemm     func(t *tile)
 	copy2D   func(dst []float32, dstLd int, src []float32, srcLd, rows, cols int)
@@ -49,11 +49,11 @@ type kernelSet struct {
 	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 
-// active is the set in use: the last of kernelSets, which are in rising order of preference. Only tests and
-// SelectISA change it.
+// active is the set in use: by default the last of kernelSets, which are in ascending order of preference. Only
+// tests and SelectISA change it.
 var active = kernelSets[len(kernelSets)-1]
 
-// kernelSets are the sets that this machine can run.
+// kernelSets lists the sets that this machine can run.
 var kernelSets = append([]*kernelSet{&portable}, detect()...)
 
 // ISA returns the name of the instruction set in use: portable, avx2, avx512 or avx512_bf16.

@@ -31,7 +31,7 @@ func packTAVX512(dst, src []float32, srcLd, rows, cols int) {
 	packT(transposeAVX512, 16, dst, src, srcLd, rows, cols)
 }
 
-// packT transposes whole vectors of rows in steps of four columns, and the remaining columns one by one.
+// packT transposes full vectors of rows in steps of four columns, and the remaining columns one by one.
 func packT(transpose func(dst []float32, dstLd int, src []float32, srcLd, steps int), lanes int, dst, src []float32, srcLd, rows, cols int) {
 	nr, whole, steps := 2*lanes, rows/lanes*lanes, cols/4
 	for r := 0; r < whole; r += lanes {

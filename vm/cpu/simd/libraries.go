@@ -10,7 +10,7 @@ func openLibrary(name string) (uintptr, error) {
 
 func symbol(library uintptr, name string) (uintptr, error) { return purego.Dlsym(library, name) }
 
-// callC calls a C function. What the arguments point to must stay where it is.
+// callC calls a C function. Memory that the arguments point to must not move.
 //
 //go:uintptrescapes
 func callC(function uintptr, args ...uintptr) { purego.SyscallN(function, args...) }

@@ -25,7 +25,7 @@ func (m Mat) at(row, col int) Mat {
 	return Mat{F32: m.F32[off:], Ld: m.Ld}
 }
 
-// From returns the matrix without the rows before one.
+// From returns the matrix without the rows before the given row.
 func (m Mat) From(row int) Mat { return m.at(row, 0) }
 
 // load copies a block into dst, as float32.
@@ -56,7 +56,7 @@ func (m Mat) row(i, cols int, buf []float32) []float32 {
 	return m.F32[i*m.Ld : i*m.Ld+cols]
 }
 
-// target returns where to write a row: in place or buf, which done then stores.
+// target returns a slice to write a row to: the row itself, or buf, which done then stores.
 func (m Mat) target(i, cols int, buf []float32) []float32 {
 	if m.BF16 != nil {
 		return buf[:cols]
@@ -74,7 +74,7 @@ func (m Mat) done(i int, row []float32) {
 // FromBF16 converts one bfloat16.
 func FromBF16(x uint16) float32 { return math.Float32frombits(uint32(x) << 16) }
 
-// ToBF16 rounds to the nearest bfloat16, ties to even. A NaN stays one.
+// ToBF16 rounds to the nearest bfloat16, ties to even. NaN stays NaN.
 func ToBF16(x float32) uint16 {
 	u := math.Float32bits(x)
 	if u&0x7fffffff > 0x7f800000 {

@@ -13,7 +13,7 @@ import (
 // openBLASNames are the names under which the library may be installed.
 var openBLASNames = []string{"libopenblas.so.0", "libopenblas.so", "libopenblas.0.dylib", "libopenblas.dylib"}
 
-// coreType is the environment variable that tells OpenBLAS which processor to assume.
+// coreType is the environment variable that overrides the processor type that OpenBLAS detects.
 const coreType = "OPENBLAS_CORETYPE"
 
 // blas is the library, once it is open.
@@ -97,7 +97,7 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 	return true
 }
 
-// rowsOf returns the matrix from a row on, or from a column on where it is transposed.
+// rowsOf returns the matrix from a row on, or from a column on if it is transposed.
 func rowsOf(m Mat, transposed bool, first int) Mat {
 	if transposed {
 		return m.at(0, first)

@@ -2,7 +2,7 @@ package simd
 
 import "unsafe"
 
-// packed identifies the rows of a product's op(a) that a scratch holds, and up to which k.
+// packed identifies the rows of a product's op(a) that a scratch holds, up to some k.
 type packed struct {
 	number     uint64 // of the product; 0: none
 	i, m, upTo int
@@ -13,7 +13,7 @@ func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	words := g.words(kn)
 	t, at, room := &s.tile, 0, m*words
 	if g.number > 0 {
-		at, room = m*g.words(k), m*g.words(g.k) // behind those of smaller k, which stay
+		at, room = m*g.words(k), m*g.words(g.k) // after those of smaller k, which stay
 	}
 	buf := s.floats(0, room+1)[at:]
 	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*words, 4
@@ -40,8 +40,7 @@ func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	}
 }
 
-// packB gathers one sliver of op(b). Columns past the last keep their old values, and the micro-kernel drops
-// them.
+// packB gathers one sliver of op(b). Columns past the last keep stale values, which the micro-kernel ignores.
 func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	t, nr := &s.tile, active.nr
 	buf := s.floats(1, nr*kcMax)
@@ -81,7 +80,7 @@ func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 // use, the micro-kernel fetches the next, so that packing it does not wait for memory.
 type lookAhead struct {
 	lines     []int
-	end       int // where kcMax zeros begin
+	end       int // start of the kcMax zeros
 	ld, kc    int
 	elemBytes int
 	transB    bool
@@ -111,7 +110,7 @@ func (l *lookAhead) plan(b Mat, transB bool, kc int) {
 	l.lines = append(l.lines, make([]int, kcMax)...)
 }
 
-// point makes the micro-kernel prefetch the sliver that begins with next.
+// point makes the micro-kernel prefetch the sliver that starts with next.
 func (l *lookAhead) point(t *tile, next Mat) {
 	t.ahead, t.aheadEnd = unsafe.Pointer(&l.lines[0]), unsafe.Pointer(&l.lines[l.end])
 	if next.BF16 != nil {
@@ -121,7 +120,7 @@ func (l *lookAhead) point(t *tile, next Mat) {
 	}
 }
 
-// nothing is an empty list, long enough for any start.
+// nothing is an empty list, long enough for any starting point.
 var nothing [1024]int
 
 // noAhead disables prefetching in the micro-kernel.

@@ -16,13 +16,13 @@ func perWord(operands ...Mat) int {
 	return 2
 }
 
-// halves returns words as the elements of their pairs.
+// halves returns the elements of pairs.
 func halves(words []float32) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), 2*len(words))
 }
 
-// pairsAlong copies rows of a bfloat16 matrix into rows of ceil(cols/2) words, dstLd apart: pairs are neighbours in a
-// row.
+// pairsAlong copies rows of a bfloat16 matrix into rows of ceil(cols/2) words, dstLd apart. A pair is two adjacent
+// elements of a row.
 func (m Mat) pairsAlong(dst []float32, dstLd, rows, cols int) {
 	to := halves(dst)
 	for i := range rows {
@@ -34,7 +34,7 @@ func (m Mat) pairsAlong(dst []float32, dstLd, rows, cols int) {
 	}
 }
 
-// pairsAcross makes ceil(rows/2) rows of cols words: pairs are neighbours in a column.
+// pairsAcross makes ceil(rows/2) rows of cols words. A pair is two adjacent elements of a column.
 func (m Mat) pairsAcross(dst []float32, dstLd, rows, cols int) {
 	active.interleave(dst, dstLd, m.BF16, m.Ld, rows/2, cols)
 	if rows%2 == 0 {

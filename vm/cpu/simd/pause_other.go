@@ -2,5 +2,5 @@
 
 package simd
 
-// pause does nothing where there is no instruction for it.
+// pause does nothing: these processors have no instruction for it.
 func pause() {}

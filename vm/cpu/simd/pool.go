@@ -21,7 +21,7 @@ type worker struct {
 	state  atomic.Int32
 	errand atomic.Pointer[func()] // runs before anything else
 	wake   chan struct{}
-	_      [64]byte // keeps neighbours' states on different cache lines
+	_      [64]byte // keeps states of adjacent workers on different cache lines
 }
 
 const (
@@ -46,20 +46,20 @@ type job struct {
 // others, so that it processes the same rows in successive kernels while they are in its processor's cache.
 type share struct {
 	part atomic.Int32
-	_    [60]byte // keeps neighbours on different cache lines
+	_    [60]byte // keeps adjacent shares on different cache lines
 }
 
-// spinRounds is the number of rounds that an idle worker, or a caller waiting for the last part, spins before
-// it sleeps: a few hundred microseconds. The gaps between the kernels of a step that are worth sharing are
-// usually shorter, and waking a sleeping thread takes as long as a small kernel.
+// spinRounds is the number of rounds that an idle worker, or a caller waiting for the last part, spins before it
+// sleeps: a few hundred microseconds. Gaps between the shareable kernels of a step are usually shorter, and waking
+// a sleeping thread takes as long as a small kernel.
 const spinRounds = 500
 
-// mostOpen is the number of jobs that workers look for, which is at least the usual number of ranks on a
+// mostOpen is the maximum number of jobs that workers look for, which is at least the usual number of ranks on a
 // computer. Further jobs run without workers.
 const mostOpen = 16
 
-// NewPool makes a pool that runs at most threads parts of one Run at once, the caller's included. A number below one
-// means GOMAXPROCS.
+// NewPool creates a pool that runs at most threads parts of one Run at once, including the caller's. A number
+// below one means GOMAXPROCS.
 func NewPool(threads int) *Pool {
 	if threads < 1 {
 		threads = runtime.GOMAXPROCS(0)
@@ -180,7 +180,7 @@ func (p *Pool) Errand(f *func()) bool {
 		if w.state.Load() != workerLooking || !w.errand.CompareAndSwap(nil, f) {
 			continue
 		}
-		if w.state.Load() == workerLooking || !w.errand.CompareAndSwap(f, nil) { // otherwise it may not look for long
+		if w.state.Load() == workerLooking || !w.errand.CompareAndSwap(f, nil) { // otherwise it may have stopped looking
 			return true
 		}
 	}
@@ -197,7 +197,7 @@ func (w *worker) runErrand() {
 // first returns the first of a thread's parts, and the end of those of the thread before.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
 
-// work runs parts until none is left: a thread's own, then those of the next threads.
+// work runs parts until none is left: first the thread's own, then those of the next threads.
 func (j *job) work(thread int) {
 	for range j.next {
 		for {

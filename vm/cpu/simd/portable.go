@@ -8,7 +8,7 @@ import (
 const portableNR = 8
 
 // portable defines every kernel. Products are rounded explicitly, so that no compiler fuses them with the
-// following sum.
+// following addition.
 var portable = kernelSet{
 	name: "portable", mr: 8, nr: portableNR,
 	gemm:           gemmPortable,

@@ -3,15 +3,15 @@ package simd
 import "math"
 
 const (
-	// elementGrain is the least number of elements worth a part of its own.
+	// elementGrain is the minimum number of elements per part.
 	elementGrain = 8192
 	// sumBlock is the number of elements that are added in float32; blocks are added in float64.
 	sumBlock = 4096
-	// rowBlock is the number of rows whose column sums are added in one run; blocks are added in their order.
+	// rowBlock is the number of rows whose column sums are added together; blocks are then added in order.
 	rowBlock = 64
 )
 
-// Split calls f on ranges that cover 0..n, in parallel, each a multiple of grain long but for the last.
+// Split calls f on ranges that cover 0..n, in parallel. Each range except the last is a multiple of grain long.
 func (p *Pool) Split(n, grain int, f func(lo, hi int)) {
 	if n <= 0 {
 		return
@@ -31,11 +31,11 @@ func (p *Pool) Split(n, grain int, f func(lo, hi int)) {
 	})
 }
 
-// rowGrain is the least number of rows worth a part of its own.
+// rowGrain returns the minimum number of rows per part.
 func rowGrain(cols int) int { return max(1, elementGrain/max(cols, 1)) }
 
-// Map calls f on every row of the operands, in parallel, with bfloat16 rows converted on their way in and out. An
-// operand that is updated stands in both lists; f must write whole rows of its outputs and keep none of the slices.
+// Map calls f on every row of the operands, in parallel, converting bfloat16 rows before and after. An operand
+// that is updated is in both lists. f must write whole rows of its outputs and not retain the slices.
 func Map(p *Pool, rows, cols int, out, in []Mat, f func(out, in [][]float32)) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()
@@ -58,7 +58,7 @@ func Map(p *Pool, rows, cols int, out, in []Mat, f func(out, in [][]float32)) {
 	})
 }
 
-// LayerNorm computes y = (x - mean)*rstd*gamma + beta for every row and keeps mean and rstd for the backward.
+// LayerNorm computes y = (x - mean)*rstd*gamma + beta for every row and keeps mean and rstd for the backward pass.
 func LayerNorm(p *Pool, y Mat, mean, rstd []float32, x Mat, gamma, beta []float32, rows, cols int, eps float32) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()
@@ -76,7 +76,7 @@ func LayerNorm(p *Pool, y Mat, mean, rstd []float32, x Mat, gamma, beta []float3
 	})
 }
 
-// RMSNorm computes y = x*rstd*gamma for every row and keeps rstd for the backward.
+// RMSNorm computes y = x*rstd*gamma for every row and keeps rstd for the backward pass.
 func RMSNorm(p *Pool, y Mat, rstd []float32, x Mat, gamma []float32, rows, cols int, eps float32) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()
@@ -95,22 +95,22 @@ func RMSNorm(p *Pool, y Mat, rstd []float32, x Mat, gamma []float32, rows, cols 
 
 func reciprocalRoot(x float32) float32 { return float32(1 / math.Sqrt(float64(x))) }
 
-// LayerNormBackward computes dx, added to what is there if accumulate, and adds the gradients of gamma and beta to
-// dgamma and dbeta, each of which may be nil.
+// LayerNormBackward computes dx, adding to its contents if accumulate is set, and adds the gradients of gamma and
+// beta to dgamma and dbeta, each of which may be nil.
 func LayerNormBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	normBackward(p, dx, dgamma, dbeta, dy, x, mean, rstd, gamma, rows, cols, accumulate)
 }
 
-// RMSNormBackward computes dx, added to what is there if accumulate, and adds the gradient of gamma to dgamma,
-// which may be nil.
+// RMSNormBackward computes dx, adding to its contents if accumulate is set, and adds the gradient of gamma to
+// dgamma, which may be nil.
 func RMSNormBackward(p *Pool, dx Mat, dgamma []float32, dy, x Mat, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	normBackward(p, dx, dgamma, nil, dy, x, nil, rstd, gamma, rows, cols, accumulate)
 }
 
-// normBackward serves both norms: RMSNorm is the one with mean zero and no beta. Blocks of rows have their own sums
-// for gamma and beta, which are then added in order.
+// normBackward implements both norms; RMSNorm has mean zero and no beta. Blocks of rows have separate sums for
+// gamma and beta, which are then added in order.
 func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	blocks := (rows + rowBlock - 1) / rowBlock
@@ -133,7 +133,8 @@ func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rst
 			if mean != nil {
 				meanG = sumG / float32(cols)
 			}
-			// The result may not land on x or dy of the same row before both are read, nor on dx that is added to.
+			// The result must not overwrite x or dy of the same row before both are read, nor a dx that is added
+			// to.
 			out := dxBuf[:cols]
 			active.normBackward(out, dg, db, d, r, gamma[:cols], mu, rstd[i], meanG, sumGX/float32(cols))
 			if accumulate {
@@ -152,7 +153,7 @@ func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rst
 	}
 }
 
-// ColumnSums computes the sum of each column, added to what is there if accumulate: a bias's gradient.
+// ColumnSums computes the sum of each column, adding to dst if accumulate is set: a bias's gradient.
 func ColumnSums(p *Pool, dst []float32, x Mat, rows, cols int, accumulate bool) {
 	const stripe = 128
 	p.Split(cols, stripe, func(lo, hi int) {
@@ -180,7 +181,7 @@ func ColumnSums(p *Pool, dst []float32, x Mat, rows, cols int, accumulate bool) 
 	})
 }
 
-// SumSquares adds the squares of all elements up, in float64 over blocks.
+// SumSquares returns the sum of the squares of all elements, in float64 over blocks.
 func SumSquares(p *Pool, x []float32) float64 {
 	blocks := (len(x) + sumBlock - 1) / sumBlock
 	s := takeScratch()
@@ -198,17 +199,17 @@ func SumSquares(p *Pool, x []float32) float64 {
 	return sum
 }
 
-// RowMax writes the greatest element of each row.
+// RowMax computes the maximum of each row.
 func RowMax(p *Pool, max []float32, x Mat, rows, cols int) {
 	eachRow(p, x, rows, cols, func(i int, row []float32) { max[i] = active.max(row) })
 }
 
-// RowSumExp writes the sum of exp(x - max) of each row.
+// RowSumExp computes the sum of exp(x - max) of each row.
 func RowSumExp(p *Pool, sum []float32, x Mat, max []float32, rows, cols int) {
 	eachRow(p, x, rows, cols, func(i int, row []float32) { sum[i] = sumExpBlocked(row, max[i]) })
 }
 
-// sumExpBlocked adds long rows block by block, so that a vocabulary's sum keeps its precision.
+// sumExpBlocked sums long rows in blocks, so that the sum over a vocabulary stays precise.
 func sumExpBlocked(row []float32, max float32) float32 {
 	var sum float64
 	for len(row) > sumBlock {
@@ -218,7 +219,7 @@ func sumExpBlocked(row []float32, max float32) float32 {
 	return float32(sum + float64(active.sumExp(row, max)))
 }
 
-// eachRow reads every row, in parallel.
+// eachRow calls f on every row, in parallel.
 func eachRow(p *Pool, x Mat, rows, cols int, f func(i int, row []float32)) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()

@@ -10,16 +10,15 @@ import (
 // reused, so that calls stop allocating.
 type scratch struct {
 	buf    [8][]float32
-	packed packed // contents of the first buffer, left by a product, if the scratch has not been used since
+	packed packed // contents of the first buffer, left by the previous product
 	tile   tile
 	ahead  lookAhead
 	taken  atomic.Bool
 }
 
-// scratches holds all of them. A processor reuses the one it used last, which lies in its cache and in no
-// other's.
+// scratches holds all scratches. A processor reuses the one that it used last, which is in its own cache.
 var scratches struct {
-	recent sync.Pool // by processor; scratches that it drops remain in all
+	recent sync.Pool // by processor; scratches that it drops are still in all
 	sync.Mutex
 	all []*scratch
 }

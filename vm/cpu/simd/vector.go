@@ -2,8 +2,7 @@ package simd
 
 import "math"
 
-// The serial primitives. Every operand is at least as long as the destination; the destination may be one of the
-// sources.
+// The serial primitives. Every operand is at least as long as the destination, which may be one of the sources.
 
 // Add computes dst = a + b.
 func Add(dst, a, b []float32) { n := len(dst); active.add(dst, a[:n], b[:n]) }
@@ -17,7 +16,7 @@ func Axpy(dst, x []float32, alpha float32) { active.axpy(dst, x[:len(dst)], alph
 // Scale computes dst = alpha * x.
 func Scale(dst, x []float32, alpha float32) { active.scale(dst, x[:len(dst)], alpha) }
 
-// Fill sets every element.
+// Fill sets every element to v.
 func Fill(dst []float32, v float32) {
 	if v == 0 && !math.Signbit(float64(v)) {
 		clear(dst)
@@ -32,7 +31,7 @@ func Fill(dst []float32, v float32) {
 	}
 }
 
-// Gelu computes the tanh form of gelu, as GPT-2 has it.
+// Gelu computes the tanh form of gelu, as in GPT-2.
 func Gelu(dst, x []float32) { active.gelu(dst, x[:len(dst)]) }
 
 // GeluBackward computes dx = dy * gelu'(x).
@@ -41,8 +40,8 @@ func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x
 // Softcap computes dst = limit * tanh(x / limit).
 func Softcap(dst, x []float32, limit float32) { softcap(dst, x, 1, limit) }
 
-// softcap computes dst = limit * tanh(scale * x / limit) to 2^-20 of it, as limit * (1 - 2 / (exp(2y) + 1)), and where that cancels by
-// the first terms of tanh's series.
+// softcap computes dst = limit * tanh(scale * x / limit) with a relative error of 2^-20, as limit * (1 - 2 /
+// (exp(2y) + 1)). Where that would cancel, it uses the first terms of the series of tanh.
 func softcap(dst, x []float32, scale, limit float32) {
 	var ys [tileQueries]float32
 	scale /= limit
@@ -74,24 +73,24 @@ func SwiGLUBackward(dgate, dup, gate, up, dy []float32) {
 	active.swigluBackward(dgate, dup[:n], gate[:n], up[:n], dy[:n])
 }
 
-// Rotate turns the pairs (x[i], x[len(cos)+i]) by the angles whose cosines and sines are given, backwards where sign is
-// -1: rotary position embedding of one head. The result is the same on every instruction set.
+// Rotate rotates the pairs (x[i], x[len(cos)+i]) by the angles with the given cosines and sines, or backwards if
+// sign is -1: rotary position embedding of one head. The result is the same on every instruction set.
 func Rotate(y, x, cos, sin []float32, sign float32) {
 	n := len(cos)
 	active.rotate(y[:2*n], x[:2*n], cos, sin[:n], sign)
 }
 
-// AdamWStep is what one optimizer step does to every weight. The update is
+// AdamWStep holds the parameters of one optimizer step. Every weight is updated by
 //
 //	g = gradScale*grad;  m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*g*g
 //	w = w*(1 - lr*weightDecay) - lr * m*correction1 / (sqrt(v*correction2) + eps)
 type AdamWStep struct {
 	LearningRate, Beta1, Beta2, Eps, WeightDecay float64
-	GradScale                                    float64 // the clipping factor; 1 where nothing is clipped
-	Correction1, Correction2                     float64 // 1/(1 - beta^step) of either beta
+	GradScale                                    float64 // the clipping factor; 1: no clipping
+	Correction1, Correction2                     float64 // 1/(1 - beta^step) for each beta
 }
 
-// adamwConstants are the numbers that the kernels use, each rounded once. Their order is known to the assembly.
+// adamwConstants holds the numbers that the kernels use, each rounded once. The assembly depends on their order.
 type adamwConstants struct {
 	gradScale, beta1, oneMinusBeta1, beta2, oneMinusBeta2 float32
 	correction2, keep, step, eps                          float32
@@ -113,7 +112,7 @@ func (s AdamWStep) constants() *adamwConstants {
 func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
 	c := s.constants()
 	p.Split(len(w), elementGrain, func(lo, hi int) {
-		// The runtime cannot interrupt a kernel: none may run for long.
+		// The runtime cannot interrupt a kernel, so none may run for long.
 		for ; lo < hi; lo += elementGrain {
 			end := min(lo+elementGrain, hi)
 			active.adamw(w[lo:end], m[lo:end], v[lo:end], g[lo:end], c)
@@ -121,7 +120,7 @@ func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
 	})
 }
 
-// AdamWBF16 is AdamW with moments that are stored as bf16: they are rounded after the weights have changed by them.
+// AdamWBF16 is AdamW with moments stored as bf16. They are rounded after they have changed the weights.
 func AdamWBF16(p *Pool, w []float32, m, v []uint16, g []float32, s AdamWStep) {
 	c := s.constants()
 	p.Split(len(w), elementGrain, func(lo, hi int) {
