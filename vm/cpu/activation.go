@@ -8,7 +8,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// function is an activation: y = f(x), and dx = f'(x) * dy. Results may lie in the place of x or dy.
+// function is an activation: y = f(x), and dx = f'(x) * dy. Results may overwrite x or dy.
 type function struct {
 	forward  func(y, x []float32)
 	backward func(dx, x, dy []float32)
@@ -60,7 +60,7 @@ var functions = []function{
 	},
 }
 
-// normalCDF returns the distribution function of the normal distribution, without cancellation on its left.
+// normalCDF returns the normal distribution function, without cancellation in the lower tail.
 func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
@@ -77,7 +77,7 @@ func activationGrad(b *binder) func() {
 	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { f.backward(out[0], in[1], in[0]) })
 }
 
-// glu has a kernel of its own for silu, which today's models use.
+// glu uses a separate kernel for silu, the function of most current models.
 func glu(b *binder) func() {
 	operands := []string{"gate", "up"}
 	if int64(b.int("function")) == ir.Silu {
@@ -113,7 +113,7 @@ func gluGrad(b *binder) func() {
 	})
 }
 
-// rowBuffers are working memory of the threads of a kernel.
+// rowBuffers holds buffers for the threads of a kernel.
 type rowBuffers struct{ free sync.Pool }
 
 func (b *binder) rowBuffers() *rowBuffers { return &rowBuffers{} }

@@ -4,8 +4,7 @@ package cpu
 
 import "unsafe"
 
-// newArena returns memory of the Go heap, the only kind that the race detector watches, aligned to a cache
-// line.
+// newArena returns memory from the Go heap, aligned to a cache line. The race detector watches no other memory.
 func newArena(size int) ([]byte, func(), error) {
 	memory := make([]byte, size+64)
 	skip := int(-uintptr(unsafe.Pointer(&memory[0])) & 63)

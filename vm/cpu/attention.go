@@ -2,7 +2,7 @@ package cpu
 
 import "sppo.dev/vm/cpu/simd"
 
-// attentionPart is what an instruction does for some of its queries, whose rows begin at one.
+// attentionPart is the work of an instruction on some of its queries, which start at a given row.
 type attentionPart struct {
 	simd.Attention
 	row int
@@ -24,7 +24,7 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 	return parts
 }
 
-// lseRows are those of a statistic of each row and head from the part's on.
+// lseRows returns the part's rows of a statistic with one value per row and head.
 func (p *attentionPart) lseRows(lse []float32) []float32 { return lse[p.row*p.Heads:] }
 
 func attention(b *binder) func() {
@@ -56,7 +56,8 @@ func attentionGrad(b *binder) func() {
 	}
 }
 
-// backward adds to the keys where a part before it has written them; the first clears those that nobody sees.
+// backward computes the gradients of a part. The first part overwrites the gradients of keys, unless the
+// instruction accumulates, and clears those of keys that no query sees; later parts add to them.
 func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
 	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
 	if !later && !g.AddKV {

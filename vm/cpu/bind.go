@@ -9,7 +9,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// bound is an instruction ready to execute, with everything that the program says about it looked up.
+// bound is an instruction that is ready to execute: everything that the program specifies about it has been looked
+// up.
 type bound struct {
 	kernel func()       // computes
 	action func() error // moves bytes or communicates; may fail
@@ -44,8 +45,8 @@ type binder struct {
 	err    error
 }
 
-// guarded turns into an error what an unverified program may cause in a kernel, such as a division by its
-// batch of 0.
+// guarded is bind, but turns a panic caused by an unverified program, such as a division by its batch of 0, into
+// an error.
 func (b *binder) guarded() (out bound) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -131,7 +132,7 @@ func (b *binder) typed(name string, want ir.DType) []byte {
 // floats returns an operand of type f32, ints one of type i32.
 func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
 
-// ifFloats is nil for an operand that is not given.
+// ifFloats returns an operand of type f32, or nil if it is absent.
 func (b *binder) ifFloats(name string) []float32 {
 	if !b.has(name) {
 		return nil

@@ -1,20 +1,19 @@
-// Package cpu is the device that computes real numbers in Go: the reference for every other device, and the
-// one for machines without a GPU.
+// Package cpu is the device that computes in Go. It is the reference for every other device, and the device for
+// machines without a GPU.
 //
 //	cpu.go        Device: arenas, load, begin, join
 //	stream.go     streams and events: goroutines, their queues, how they block and wake
-//	execute.go    instructions outside a program, one after another
+//	execute.go    runs instructions outside a program, one after another
 //	bind.go       from an instruction to a closure over slices
-//	kernels.go    the table of kernels by opcode; each family has a file of its own
+//	kernels.go    the table of kernels by opcode; each family has its own file
 //	arena_*.go    memory
 //	pulse.go      the current speed of the processors, for measurements
 //	race_*.go     differences under the race detector
 //
-// The arithmetic of opcodes is in package simd. Kernels compute in f32; bf16 is how values are stored,
-// rounded to nearest even. Results are bit-identical for any number of threads.
+// The arithmetic of opcodes is in package simd. Kernels compute in f32; values stored as bf16 are rounded to
+// nearest even. Results are bit-identical for any number of threads.
 //
-// The package does not know why an instruction exists, nor how ranks are connected: that is the Transport's
-// part.
+// The package knows neither why an instruction exists nor how ranks are connected; the Transport connects them.
 package cpu
 
 import (
@@ -59,7 +58,7 @@ type Device struct {
 // thread.
 func New(pool *simd.Pool) *Device {
 	if raceEnabled {
-		pool = nil // its synchronisation would order streams that nothing else orders, and hide their races
+		pool = nil // its synchronisation would order streams that nothing else orders and so hide races
 	}
 	return &Device{pool: pool}
 }
@@ -115,7 +114,7 @@ func (d *Device) makeStreams() {
 			if d.streams[i] == nil {
 				d.streams[i] = newStream(d, ir.Stream(i))
 			}
-			if n+1 > len(d.streams[i].queue) { // one for the end of the section
+			if n+1 > len(d.streams[i].queue) { // plus one for the end of the section
 				d.streams[i].queue = make([]int32, n+1)
 			}
 		}

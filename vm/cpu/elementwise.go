@@ -95,7 +95,7 @@ func initNormal(b *binder) func() {
 	}
 }
 
-// sumSq adds in f64, over blocks in f32 where the values are f32.
+// sumSq sums in f64. f32 values are first summed in f32 in blocks.
 func sumSq(b *binder) func() {
 	y, x, weight, pool := b.floats("y"), b.mat("x"), b.float("weight"), b.device.pool
 	return func() {

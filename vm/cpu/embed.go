@@ -31,7 +31,7 @@ func (b *binder) embedScale() float32 {
 	return 1
 }
 
-// embedGrad divides columns among threads: the rows of a token are then added in order by any thread.
+// embedGrad divides columns among threads, so that every thread adds the rows of a token in the same order.
 func embedGrad(b *binder) func() {
 	dtable, tokens, dy := b.floats("dtable"), b.ints("tokens"), b.mat("dy")
 	rows, width := b.shape("dtable")
@@ -65,7 +65,7 @@ func (b *binder) wideRow(m simd.Mat) wideRow {
 	return wideRow{b.scratch(m.Ld)}
 }
 
-// part returns the columns lo .. hi-1 of a row as f32. Threads may ask for different columns at once.
+// part returns columns lo .. hi-1 of a row as f32. Threads may request different columns concurrently.
 func (w wideRow) part(m simd.Mat, row, lo, hi int) []float32 {
 	if m.BF16 == nil {
 		return m.F32[row*m.Ld+lo : row*m.Ld+hi]
@@ -75,7 +75,7 @@ func (w wideRow) part(m simd.Mat, row, lo, hi int) []float32 {
 	return out
 }
 
-// sequences sees the rows of each sequence of a batch as a matrix of its own.
+// sequences returns the rows of each sequence of a batch as a separate matrix.
 func sequences(m simd.Mat, batch int) []simd.Mat {
 	out := make([]simd.Mat, batch)
 	for s := range out {

@@ -2,8 +2,8 @@ package cpu
 
 import "sppo.dev/ir"
 
-// kernels binds the opcodes that compute, actions those that move bytes, exchange messages or read the data
-// set. All collectives share one action. Record and wait belong to the stream itself.
+// kernels binds the opcodes that compute; actions binds those that move bytes, exchange messages or read the data
+// set. All collectives share one action. The stream handles record and wait itself.
 var (
 	kernels = [ir.NumOps]func(*binder) func(){
 		ir.InitNormal:        initNormal,

@@ -27,7 +27,7 @@ func crossEntropyStats(b *binder) func() {
 	}
 }
 
-// softcap bounds logits, where an instruction says so, in working memory.
+// softcap caps logits in working memory, if an instruction requires it.
 type softcap struct {
 	pool       *simd.Pool
 	from       simd.Mat
@@ -45,7 +45,7 @@ func (b *binder) softcap(logits simd.Mat) *softcap {
 	return s
 }
 
-// apply returns the logits, bounded where the instruction says so.
+// apply returns the logits, capped if the instruction requires it.
 func (s *softcap) apply() simd.Mat {
 	if s.limit == 0 {
 		return s.from
@@ -57,7 +57,7 @@ func (s *softcap) apply() simd.Mat {
 	return to
 }
 
-// differentiate multiplies gradients of what apply returned by its slope, 1 - (y / limit)^2.
+// differentiate multiplies gradients of apply's result by its slope, 1 - (y / limit)^2.
 func (s *softcap) differentiate(grad simd.Mat) {
 	if s.limit == 0 {
 		return
@@ -115,7 +115,7 @@ func crossEntropy(b *binder) func() {
 	}
 }
 
-// labelScale returns what the loss of a label is multiplied by, which may be a parameter of the step.
+// labelScale returns a function that returns the factor of a label's loss, which may be a parameter of the step.
 func (b *binder) labelScale() func() float64 {
 	scale, weight := b.float("scale"), b.floats("weight")
 	return func() float64 {
@@ -133,7 +133,7 @@ func crossEntropyGrad(b *binder) func() {
 	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
 	scale, same := b.labelScale(), b.same("dlogits", "logits")
 	columns := b.scratch(3 * rows)
-	// The gradient is made in place. Only a type that would round the logits first needs a detour.
+	// The gradient is computed in place, unless storing the logits there would round them first.
 	softcap := b.softcap(logits)
 	work, detour := dlogits, dlogits.BF16 != nil && (logits.BF16 == nil || softcap.limit > 0)
 	wide := b.scratch(0)
@@ -163,7 +163,7 @@ func crossEntropyGrad(b *binder) func() {
 	}
 }
 
-// clearMasked sets the rows of labels that do not count to zero.
+// clearMasked sets the rows of masked labels to zero.
 func clearMasked(m simd.Mat, labels []int32, cols int) {
 	for i, label := range labels {
 		switch {

@@ -43,7 +43,7 @@ func layerNormGrad(b *binder) func() {
 	}
 }
 
-// shifted are the values of gamma with the offset added.
+// shifted returns the values of gamma plus the offset.
 func (b *binder) shifted(gamma vector) func() []float32 {
 	offset := float32(b.float("offset"))
 	if offset == 0 {
@@ -60,7 +60,8 @@ func (b *binder) shifted(gamma vector) func() []float32 {
 	}
 }
 
-// residual copies the gradient of the residual path into dx, to which the norm adds, and reports whether there is one.
+// residual copies the gradient of the residual path into dx, to which the norm adds. It reports whether there is
+// one.
 func (b *binder) residual() func() bool {
 	if !b.has("residual") {
 		return func() bool { return false }

@@ -31,7 +31,7 @@ func adamW(b *binder) func() {
 	}
 }
 
-// gradFactor returns what gradients are multiplied by: 1 without a norm.
+// gradFactor returns the factor of gradients, which is 1 without a norm.
 func (b *binder) gradFactor() func() float32 {
 	if !b.has("norm") {
 		return func() float32 { return 1 }
@@ -40,7 +40,7 @@ func (b *binder) gradFactor() func() float32 {
 	return func() float32 { return norm[1] } // negative: the step is skipped
 }
 
-// sgd rounds every product on its own, as on other devices.
+// sgd rounds every product separately, as other devices do.
 func sgd(b *binder) func() {
 	rows, cols := b.shape("w")
 	momentum, decay, scale := float32(b.float("momentum")), b.float("weight_decay"), b.float("scale")

@@ -7,15 +7,15 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// ropeKey tells tables apart; a table is shared by all instructions of a device that turn by the same angles.
+// ropeKey identifies a table. All instructions of a device with the same rotation share one table.
 type ropeKey struct {
 	theta    float64
 	headDim  int
 	rotation int
 }
 
-// ropeTable holds cosine and sine of every angle, times the rotation's scale, by position and pair. An angle depends on the position alone, not on
-// the subsequence that asks for it.
+// ropeTable holds cosine and sine of every angle, times the rotation's scale, by position and pair. An angle
+// depends only on the position, not on the subsequence.
 type ropeTable struct {
 	ir.Rotation
 	positions int
@@ -38,7 +38,7 @@ func rope(b *binder) func() {
 	}
 	half, rest := len(table.Rates), float32(table.Rest)
 	tokens, chunks, member := rows/batch, b.int("chunks"), b.int("member")
-	first := [2]int{position, position + tokens/2} // of each half of the tokens
+	first := [2]int{position, position + tokens/2} // first position of each half of the tokens
 	if chunks > 0 {
 		first = [2]int{position + member*(tokens/2), position + (chunks-1-member)*(tokens/2)}
 	}
@@ -79,7 +79,7 @@ func rope(b *binder) func() {
 	return func() { pool.Split(rows, max(1, 8192/width), turn) }
 }
 
-// wideRowAt is a row as f32, in scratch that has a row for each.
+// wideRowAt returns a row as f32, using scratch with space for every row.
 func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	if m.BF16 == nil {
 		return m.F32[row*width : (row+1)*width]
@@ -89,7 +89,7 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	return out
 }
 
-// growTables computes the angles that instructions outside the program need, and as many again for those to come.
+// growTables computes the angles that instructions outside the program need, and as many more in advance.
 func (d *Device) growTables() {
 	for _, t := range d.tables {
 		if len(t.cos) < t.positions*len(t.Rates) {
@@ -99,7 +99,7 @@ func (d *Device) growTables() {
 	d.fillTables()
 }
 
-// fillTables computes the angles once it is known how far positions reach.
+// fillTables computes the angles once the range of positions is known.
 func (d *Device) fillTables() {
 	for _, t := range d.tables {
 		if len(t.Rates) == 0 || len(t.cos) >= t.positions*len(t.Rates) {

@@ -24,7 +24,7 @@ type stream struct {
 	published  atomic.Uint64
 	sleeping   atomic.Bool
 	wake       chan struct{}
-	signal     func() // signalSleeper, bound once
+	signal     func() // a bound signalSleeper
 	_          [64]byte
 
 	done        uint64       // of the stream's goroutine, like all below
@@ -47,8 +47,8 @@ type event struct {
 	waiters    atomic.Uint32
 }
 
-// Before it blocks, a stream polls this often, and then yields this often. Waking a goroutine costs several
-// microseconds, and most waits are shorter. Ten times as many turns cost at least a tenth of the speed if
+// Before it blocks, a stream polls this often and then yields this often. Waking a goroutine costs several
+// microseconds, and most waits are shorter. With ten times as many iterations, training is at least 10% slower if
 // there are more ranks than processors.
 const (
 	looks  = 100
@@ -79,9 +79,9 @@ func (s *stream) publish() {
 	}
 }
 
-// rouse wakes the stream if it is blocked. A redundant wake is harmless, because the stream checks again. A
-// woken goroutine joins the queue of its waker's processor, where a spinning worker on another processor
-// never finds it. So a spinning worker does the waking, if there is one.
+// rouse wakes the stream if it is blocked. A redundant wake is harmless, because the stream checks again. A woken
+// goroutine joins the queue of its waker's processor, where a worker spinning on another processor would never
+// find it. So a spinning worker wakes it, if there is one.
 func (s *stream) rouse() {
 	if !s.device.pool.Errand(&s.signal) {
 		s.signal()
