@@ -18,14 +18,14 @@ import (
 // Checkpoint is a checkpoint that is open for reading.
 type Checkpoint struct {
 	*store.Manifest
-	Path   string // of the checkpoint itself, even if a folder of checkpoints was opened
+	Path   string // path of the checkpoint itself, even if a folder of checkpoints was opened
 	values stored
-	single bool // a file that process 0 reads for all
+	single bool // stored in a single file, which process 0 reads for all
 }
 
 // stored provides the values of a checkpoint.
 type stored interface {
-	// Read fills out with rows by cols values of an entry from (row, col) on, rows first.
+	// Read fills out with rows by cols values of an entry, starting at (row, col), row by row.
 	Read(name string, row, col, rows, cols int64, out []float32) error
 	Close() error
 }
@@ -120,7 +120,7 @@ func (c *Checkpoint) Weights() (list []ir.Tensor) {
 	return list
 }
 
-// Read fills out with rows by columns of a parameter from (row, col) on, rows first.
+// Read fills out with rows by columns of a parameter, starting at (row, col), row by row.
 func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float32) error {
 	for i := range c.Tensors {
 		if c.Tensors[i].Name() == tensor {
@@ -130,7 +130,7 @@ func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float
 	return fmt.Errorf("the checkpoint has no tensor %q", tensor)
 }
 
-// ReadEntry fills out with all values of an entry, rows first.
+// ReadEntry fills out with all values of an entry, row by row.
 func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
 	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
 }
@@ -247,7 +247,7 @@ func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) er
 // mine reports whether this process handles the shard that some rank wrote, possibly a rank of a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
-// verifyHere verifies a follower's share. Its findings are the answer.
+// verifyHere verifies a follower's share and returns its findings as the answer.
 func (j *Job) verifyHere(path string) []byte {
 	c, err := openCheckpoint(path)
 	if err == nil {

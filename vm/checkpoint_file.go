@@ -19,8 +19,8 @@ import (
 //	magic        16 bytes
 //	size         of the header, 8 bytes, little-endian
 //	header       JSON: fileHeader
-//	values       of every entry, f32, little-endian, rows first, in the header's order
-//	checksum     CRC-32C of everything before, 4 bytes, little-endian
+//	values       of every entry, f32, little-endian, row by row, in the header's order
+//	checksum     CRC-32C of everything before it, 4 bytes, little-endian
 
 const (
 	fileMagic = "sppo checkpoint2"

@@ -55,7 +55,7 @@ const (
 	OrderWrite   = "write"
 	OrderPeaks   = "peaks"   // return the peaks of a rank's arenas
 	OrderAsk     = "ask"     // return the answer of Options.Reply
-	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer has the findings
+	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer contains the findings
 	OrderRestore = "restore" // load a checkpoint
 	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// guard is the leader's decision about a step, made before it: all ranks must skip the same steps.
+// guard is the leader's decision about a step, made in advance because all ranks must skip the same steps.
 type guard struct {
 	Skipped int64   // number of earlier steps that were skipped
-	Limit   float32 // of the gradient norm; 0: none
+	Limit   float32 // of the gradient norm; 0: no limit
 }
 
 // limit returns the value of ResultSpike.
@@ -19,9 +19,8 @@ func (g guard) limit() float32 {
 	return g.Limit
 }
 
-// norms has the gradient norms of the last steps that changed weights, oldest first. Checkpoints store them, so that a resumed run skips
-// the same
-// steps.
+// norms holds the gradient norms of the last steps that changed weights, oldest first. Checkpoints store them, so
+// that a resumed run skips the same steps.
 type norms []float32
 
 // A median needs a minimum number of norms to be meaningful, and old norms say little about the present.

@@ -39,7 +39,7 @@ type Job struct {
 	step      int64     // steps done
 	skipped   int64     // those among them that were skipped
 	norms     norms     // of the gradients in earlier steps
-	order     lossOrder // of TokenLosses; nil before its first call
+	order     lossOrder // element order of TokenLosses; nil before its first call
 	writer    writer
 	overseer  overseer
 	dead      error
@@ -128,8 +128,8 @@ func (r *rank) serve() {
 	}
 }
 
-// each runs f on the goroutine of every local rank and returns the root cause: the error of a rank that
-// failed by itself, not because another did.
+// each runs f on the goroutine of every local rank and returns the root cause: the error of a rank that failed on
+// its own, not as a consequence of another rank's failure.
 func (j *Job) each(f func(r *rank) error) error {
 	errs := make([]error, len(j.ranks))
 	var done sync.WaitGroup
@@ -208,7 +208,7 @@ func (j *Job) runRank(r *rank, o Order, parameters, weight []float32) error {
 	return run(r.device, r.code, o.Section, o.Round)
 }
 
-// fill writes a result, if the rank's code has it.
+// fill writes a result if the rank's code has it.
 func (r *rank) fill(name string, values []float32) error {
 	v, ok := r.result(name)
 	if !ok {

@@ -11,8 +11,8 @@ import (
 )
 
 // Local is the Transport between ranks of one process. Messages are copies from the sender's memory to the
-// receiver's, and every member of a collective does its share of the work in all members' memory. Over wires
-// it also connects ranks of other processes: then a member works on what it receives from them, in the same
+// receiver's, and every member of a collective does its share of the work in all members' memory. Over wires it
+// also connects ranks of other processes. Members then work on data received from other processes, in the same
 // order.
 type Local struct {
 	wires   Wires // nil: all ranks are in this process

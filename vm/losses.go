@@ -7,11 +7,11 @@ import (
 	"sppo.dev/ir"
 )
 
-// lossOrder gives the token of every element of a replica's result ResultLosses, as sequence*Run.Sequence + position, for each rank
-// whose losses are read. Ranks of a ring have tokens in another order.
+// lossOrder gives, for each rank whose losses are read, the token of every element of its result ResultLosses, as
+// sequence*Run.Sequence + position. Ranks of a ring have their tokens in a different order.
 type lossOrder map[int][]int64
 
-// findLosses finds one rank of each replica that has the losses of tokens.
+// findLosses finds, in each replica, one rank that has the losses of tokens.
 func (j *Job) findLosses() (lossOrder, error) {
 	order, replicas := lossOrder{}, map[int32]bool{}
 	for _, r := range j.ranks {

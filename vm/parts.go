@@ -99,7 +99,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 // blockBytes is the number of bytes that are read from a device at a time for a file.
 const blockBytes = 16 << 20
 
-// stream reads a part from its device and writes it. It is called on the rank's goroutine.
+// stream reads a part from its device and writes it to w. It runs on the rank's goroutine.
 func (p *savedPart) stream(d Device, w io.Writer) error {
 	size := int64(p.held.view.DType.Bytes())
 	each := max(1, blockBytes/(p.held.cols*size))

@@ -17,12 +17,12 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory, and all processes
-// write their ranks' copies while training continues. At most one checkpoint is written at a time.
+// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory, and
+// each process writes its ranks' copies while training continues. At most one checkpoint is written at a time.
 type Saver struct {
 	job    *Job
 	folder *store.Folder
-	saving *saving // nil: none
+	saving *saving // checkpoint being written, or nil
 }
 
 // saving is a checkpoint that is being written.
@@ -55,8 +55,8 @@ func (e *SaveError) Error() string {
 // Unwrap returns the cause.
 func (e *SaveError) Unwrap() error { return e.err }
 
-// NewSaver opens a folder for the checkpoints of a job, of which Retire keeps the newest ones; see store.Create for the conditions. Only the
-// leader of a crew has a saver.
+// NewSaver opens a folder for the checkpoints of a job, of which Retire keeps the newest; see store.Create for the
+// conditions. Only the leader of a crew has a saver.
 func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	done := j.step
 	if !resumed {
@@ -69,7 +69,8 @@ func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	return &Saver{job: j, folder: folder}, nil
 }
 
-// Begin starts to save the current state. With wait it returns when the shards are written, and makes no copy.
+// Begin starts to save the current state. If wait is set, it makes no copy and returns when the shards are
+// written.
 func (s *Saver) Begin(ctx context.Context, wait bool) error {
 	j := s.job
 	if s.saving != nil {
@@ -99,8 +100,8 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 // Busy reports whether a checkpoint is being written.
 func (s *Saver) Busy() bool { return s.saving != nil }
 
-// Poll completes the checkpoint that is being written if all processes have written their shards, and returns it. Otherwise it returns nil
-// or, with wait, waits for them. An error of type SaveError leaves the job intact.
+// Poll completes the checkpoint being written if all processes have written their shards, and returns it.
+// Otherwise it returns nil, or waits for them if wait is set. An error of type SaveError leaves the job intact.
 func (s *Saver) Poll(wait bool) (*Saved, error) {
 	if s.saving == nil {
 		return nil, nil
@@ -150,7 +151,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	return saved, nil
 }
 
-// Retire removes the oldest checkpoints. Call it when the newest is known to be good.
+// Retire removes the oldest checkpoints. Call it when the newest one has been verified.
 func (s *Saver) Retire() error { return s.folder.Retire() }
 
 // Close discards a checkpoint that is still being written and lets other runs write to the folder.
@@ -164,7 +165,7 @@ func (s *Saver) Close() error {
 	return errors.Join(err, s.folder.Close())
 }
 
-// Save writes a checkpoint of the current state to a folder of checkpoints, and removes none.
+// Save writes a checkpoint of the current state to a folder of checkpoints and removes none.
 func (j *Job) Save(dir string) error {
 	s, err := j.NewSaver(dir, 1<<30, true)
 	if err != nil {
@@ -270,7 +271,7 @@ func (w *writer) copy(r *rank) error {
 	return nil
 }
 
-// filled is memory that is filled from its start.
+// filled is a writer into fixed memory, from its start.
 type filled struct {
 	memory []byte
 	n      int

@@ -6,8 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// learningRate returns the rate of step t, counted from 1: linear up to LR over the warm-up, then LR, then falling to MinLR at the
-// last step. It equals the rate that the transformers scheduler of the same name reports after t steps.
+// learningRate returns the rate of step t, counted from 1. It rises linearly to LR during the warm-up, stays at
+// LR, then falls to MinLR at the last step. It equals the rate that the transformers scheduler of the same name
+// reports after t steps.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)
 	decay, shape := decayOf(run)
@@ -45,8 +46,8 @@ func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	return 0, nil
 }
 
-// stepParameters returns the contents of ResultStep for step t. Unless it is skipped, the step is the given update of the weights, counted
-// from 1.
+// stepParameters returns the contents of ResultStep for step t. Unless the step is skipped, it is update number
+// `updates` of the weights, counted from 1.
 func stepParameters(run *ir.Run, t, updates int64) [3]float32 {
 	correction := func(beta float64) float32 { return float32(1 / (1 - math.Pow(beta, float64(updates)))) }
 	return [3]float32{float32(learningRate(run, t)), correction(run.Beta1), correction(run.Beta2)}

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Split is a part of a data set that an evaluation reads once from its start to its end, in windows of a sequence each that do not
-// overlap. The label of a window's last token is the first token of the next.
+// Split is a part of a data set that an evaluation reads once, from start to end, in disjoint windows of one
+// sequence each. The label of a window's last token is the first token of the next window.
 type Split struct {
 	run    ir.Run
 	tokens int64                                            // of the split
@@ -114,8 +114,8 @@ func (s *Split) Windows() (windows, rest int64) {
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface of that name. Windows are numbered across rounds. After the last window the last one repeats, and does
-// not count.
+// Tokens implements the interface of that name. Windows are numbered across rounds. After the last window, the
+// last one repeats and is not counted.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
 		return err
@@ -125,8 +125,8 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of each of its tokens.
-// The loss of a token that does not count is NaN.
+// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of
+// each of its tokens. The loss of a masked token is NaN.
 func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)

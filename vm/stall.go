@@ -27,26 +27,26 @@ type Doing struct {
 	PC     int32 // or UnknownPC
 }
 
-// UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction it is at.
+// UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
 const UnknownPC int32 = -1
 
 // Stall defines when a section counts as stalled. With the zero value, a section may take any amount of time.
 type Stall struct {
-	After time.Duration     // without progress on any rank
-	Tell  func(what string) // receives, once per section, what ranks wait for if it takes far longer than earlier ones
+	After time.Duration     // time without progress on any rank
+	Tell  func(what string) // receives, at most once per section, what ranks of a slow section wait for
 }
 
 // Inspection is the state of the ranks of another process.
 type Inspection struct {
-	Name  string // of the process, for people
+	Name  string // of the process, for messages
 	State []byte // nil: it did not answer in time
 }
 
 const (
 	patience  = 10 * time.Second // a section that takes less is never reported
-	farLonger = 5                // times the longest of the last sections
-	lastFew   = 8                // sections
-	lastCall  = 5 * time.Second  // for ranks to stop after a failure
+	farLonger = 5                // multiple of the longest recent section
+	lastFew   = 8                // number of recent sections
+	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
 )
 
 // situation is what the ranks of a process are doing in a section; nil between sections.
@@ -62,7 +62,7 @@ type overseer struct {
 	mu      sync.Mutex
 	now     *Order // the section that runs here; nil: none
 	lengths [ir.NumSections][]time.Duration
-	stuck   atomic.Bool // ranks did not stop after a failure: their devices must not be touched
+	stuck   atomic.Bool // ranks did not stop after a failure, so their devices must not be touched
 }
 
 // lastCall returns the time that ranks have to stop after a failure.
@@ -73,7 +73,7 @@ func (o *overseer) lastCall() time.Duration {
 	return lastCall
 }
 
-// enter marks the start of a section in this process, and with nil its end.
+// enter marks the start of a section in this process; nil marks its end.
 func (j *Job) enter(o *Order) {
 	j.overseer.mu.Lock()
 	j.overseer.now = o
@@ -109,7 +109,8 @@ func (j *Job) inspected() []byte {
 // Stuck reports whether any ranks of this process failed to stop after a failure. Nothing that they use may be freed.
 func (j *Job) Stuck() bool { return j.overseer.stuck.Load() }
 
-// bounded runs a section on the ranks of this process. After a failure elsewhere it does not wait forever for them.
+// bounded runs a section on the ranks of this process. After a failure elsewhere, it limits how long it waits for
+// them.
 func (j *Job) bounded(o *Order, act func() error) error {
 	j.enter(o)
 	if j.crew == nil {
@@ -130,7 +131,7 @@ func (j *Job) bounded(o *Order, act func() error) error {
 	return j.stop(done, fmt.Errorf("%w: %w", ErrAborted, j.crew.Cause()))
 }
 
-// stop waits a moment for ranks that have been told to stop. If they do not, they are left as they are.
+// stop waits briefly for ranks that have been told to stop. If they do not stop, it leaves them running.
 func (j *Job) stop(done <-chan error, reason error) error {
 	select {
 	case err := <-done:
@@ -141,7 +142,7 @@ func (j *Job) stop(done <-chan error, reason error) error {
 	}
 }
 
-// watched runs a section on all ranks and ends it if it stalls. Followers do not watch: their leader does.
+// watched runs a section on all ranks and ends it if it stalls. Only the leader watches, not its followers.
 func (j *Job) watched(o *Order, act func() error) error {
 	if j.overseer.stall.After <= 0 {
 		return act()
@@ -177,8 +178,8 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one section. Time is counted in ticks, so that a process that was suspended and continued does not
-// mistake its own absence for a stall of others.
+// watch follows the progress of one section. Time is counted in ticks, so that a process that was suspended and
+// resumed does not mistake its own pause for a stall of others.
 type watch struct {
 	job     *Job
 	order   *Order
@@ -202,12 +203,12 @@ func (j *Job) newWatch(o *Order) *watch {
 	return w
 }
 
-// tickOf returns how often to look, given the time after which something counts as stalled.
+// tickOf returns the interval between looks, given the time after which a section is stalled.
 func tickOf(after time.Duration) time.Duration {
 	return min(max(after/20, 10*time.Millisecond), time.Second)
 }
 
-// passed returns the time since the last look, which counts twice the interval at most.
+// passed returns the time since the last look, but at most twice the interval.
 func passed(looked *time.Time, every time.Duration) time.Duration {
 	now := time.Now()
 	d := min(now.Sub(*looked), 2*every)
@@ -292,7 +293,8 @@ func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 	return append(lines, silent...)
 }
 
-// waiting describes what a rank is doing. Streams that wait for other streams of the rank are omitted: the others say more.
+// waiting describes what a rank is doing. It omits streams that wait for other streams of the rank, because those
+// others explain the wait.
 func waiting(p *ir.Program, rank int, section ir.Section, all []Doing) string {
 	code := p.Codes[p.Ranks[rank].Code].Sections[section]
 	var list []string
@@ -337,7 +339,8 @@ func words(ranks []int32) string {
 	return strings.Join(strings.Fields(strings.Trim(fmt.Sprint(ranks), "[]")), ", ")
 }
 
-// attend ends a follower whose leader does not answer although its host does: one that was stopped, or hangs.
+// attend ends a follower whose leader does not answer although its host is reachable: the leader was suspended or
+// hangs.
 func (j *Job) attend(until <-chan struct{}) {
 	after := j.overseer.stall.After
 	if after <= 0 {

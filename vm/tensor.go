@@ -80,7 +80,7 @@ func (j *Job) tensor(name string) (int, error) {
 	return i, nil
 }
 
-// holds reports whether any rank has a role of a tensor.
+// holds reports whether any rank holds a tensor in a role.
 func (j *Job) holds(tensor int, role ir.Role) bool {
 	for _, r := range j.ranks {
 		for _, s := range r.code.States {

@@ -13,9 +13,8 @@ type Span struct {
 	Begin, End time.Duration
 }
 
-// Spans receives a device's report on the instructions of the current section, in the order in which each
-// stream executed them. A stream appends only to its own list, so that recording orders no stream against
-// another.
+// Spans receives a device's report on the instructions of the current section, in the order in which each stream
+// executed them. A stream appends only to its own list, so that recording does not synchronise streams.
 type Spans struct {
 	Start   time.Time // start of the section, from which times count; set by devices with their own clock
 	Off     bool      // this section is not recorded: a device may skip reports that cost time

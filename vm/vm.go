@@ -5,17 +5,17 @@
 //	device.go     Device, and how the cpu, the simulator and CUDA implement it
 //	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
 //	job.go        Job: open, init, step, eval, close
-//	losses.go     losses of single tokens; positions.go gathers them by position
+//	losses.go     losses of single tokens; positions.go groups them by position
 //	stall.go      sections that make no progress, and what each rank waits for
 //	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step; guard.go decides which steps are skipped
 //	tensor.go     whole tensors from the rectangles of ranks, and back
-//	checkpoint.go reading checkpoints; parts.go and saver.go write them, package store knows their files
+//	checkpoint.go reads checkpoints; parts.go and saver.go write them; package store defines their files
 //	data.go       data sets; random.go generates random data and initial values
 //	trace.go      timelines on any device
 //	elements.go   bytes viewed as numbers
 //
-// The package knows no spec, plan or kernel: the program determines what happens, and the device how.
+// The package knows no spec, plan or kernel. The program determines what to execute, and the device executes it.
 package vm
 
 import (

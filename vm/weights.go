@@ -9,16 +9,16 @@ import (
 )
 
 // Weights provides the values of tensors at the start of a run. If it has only some tensors, it also implements
-// Has(tensor string) bool; the
-// other tensors keep the values of Init.
+// Has(tensor string) bool; the other tensors keep the values of Init.
 type Weights interface {
-	// Read fills out with rows by columns of a tensor from (row, col) on, rows first. Ranks call it at the same time.
+	// Read fills out with rows by columns of a tensor, starting at (row, col), row by row. Ranks call it
+	// concurrently.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
-	// Describe identifies these weights.
+	// Describe identifies the weights.
 	Describe() string
 }
 
-// loadElements is the number of values of a tensor that are in memory at a time on their way to a rank.
+// loadElements is the maximum number of a tensor's values in memory while they are loaded into a rank.
 const loadElements = 8 << 20
 
 // Load sets all weights to the values of Options.Weights. Each rank reads its own parts, a band of rows at a time. Call Init

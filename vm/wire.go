@@ -17,12 +17,12 @@ type Wires interface {
 	Failed(reason error)
 }
 
-// Wire is one end of an ordered channel for messages. The receiver announces the destination of the next message before
-// it is sent, so that no process buffers messages, and bytes arrive at their destination.
+// Wire is one end of an ordered channel for messages. The receiver announces the destination of the next message
+// before it is sent, so that processes need not buffer messages and bytes go directly to their destination.
 type Wire interface {
 	Link
-	// Expect announces the destination of the next message. Arrived waits until it is there or, after an
-	// error, until nothing writes there any more. Recv does both.
+	// Expect announces the destination of the next message. Arrived waits until the message is complete or, after
+	// an error, until nothing writes to the destination any longer. Recv does both.
 	Expect(y []byte)
 	Arrived() error
 }
@@ -45,8 +45,8 @@ func (m *localMember) wire(l *Local, team string) {
 	}
 }
 
-// exchange sends members in other processes what they get of this one's x, and receives what they give. All
-// announce what they expect before sending anything, so everything sent is received.
+// exchange sends to members in other processes their parts of this member's x, and receives their contributions.
+// All announce what they expect before sending anything, so everything sent is received.
 func (m *localMember) exchange() error {
 	if m.in == nil {
 		return nil
@@ -73,8 +73,8 @@ func (m *localMember) exchange() error {
 	return err
 }
 
-// place returns the destination of what a remote member gives: the result, if it is adjacent there and nothing
-// is added, or a buffer.
+// place returns the destination of a remote member's contribution: the result, if the contribution is contiguous
+// there and nothing is added, or a buffer.
 func (m *localMember) place(from int) source {
 	g, row := m.meeting.Gets[from].Packed(), int(m.meeting.Gets[from].Width)
 	if alone := !m.meeting.Adds(from) && (from+1 == len(m.from) || !m.meeting.Adds(from+1)); alone && g.Rows == 1 {
@@ -86,7 +86,7 @@ func (m *localMember) place(from int) source {
 	return source{m.staged[from], row}
 }
 
-// pack returns a transfer of x as adjacent bytes.
+// pack returns a transfer of x as contiguous bytes.
 func (m *localMember) pack(t ir.Transfer) []byte {
 	x, row := m.call.x[t.X:], int(t.Width)
 	if t.Rows == 1 {
