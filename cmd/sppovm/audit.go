@@ -79,7 +79,7 @@ func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 	return errors.Join(f.compare(env, job.Program, j, to, computer.name), j.Close())
 }
 
-// audited is the result of audit.
+// audited is the result of audit, with the JSON keys of --json.
 type audited struct {
 	From      int64   `json:"from"`
 	To        int64   `json:"to"`
@@ -91,8 +91,8 @@ type audited struct {
 	Tolerance float64 `json:"tolerance"`
 	Equal     bool    `json:"equal"`
 
-	byRole map[string][2]float64 // squares of the norms of difference and change
-	far    float64               // relative difference of the tensor that Where names
+	byRole map[string][2]float64 // squares of the norms of difference and change, by role
+	far    float64               // relative difference of the tensor named by Where
 }
 
 func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Checkpoint, device string) error {

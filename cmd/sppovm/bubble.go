@@ -43,13 +43,14 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// measured is what is known of the time of a step, for some ranks.
+// measured holds the known times of a step for some ranks.
 type measured struct {
 	Pipeline sim.Pipeline
 	Split    sim.Split
 }
 
-// here returns the step that has just ended, for the ranks of this process; empty if it was not measured.
+// here returns the measurement of the step that has just ended, for the ranks of this process; it is empty if the
+// step was not measured.
 func (m *bubbleMeter) here() (all measured, err error) {
 	m.last = m.last[:0]
 	if m.unmeasured() {
@@ -73,7 +74,7 @@ func (m *bubbleMeter) here() (all measured, err error) {
 	return measured{t.Pipeline(), t.Split()}, nil
 }
 
-// add includes the step that has just ended, over all ranks, and returns its split; nil if it was not measured.
+// add includes the step that has just ended, over all ranks, and returns its split, or nil if it was not measured.
 func (m *bubbleMeter) add() (*sim.Split, error) {
 	if m.unmeasured() {
 		return nil, nil
@@ -202,8 +203,8 @@ func (m *bubbleMeter) gather() error {
 	return nil
 }
 
-// clocks returns how far the clock of each other process is ahead of ours, taken half-way through the fastest
-// of several round trips.
+// clocks returns how far the clock of each other process is ahead of ours. It takes the middle of the fastest of
+// several round trips.
 func (m *bubbleMeter) clocks() (ahead []time.Duration, err error) {
 	shortest := time.Duration(0)
 	for range 10 {

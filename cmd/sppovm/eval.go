@@ -26,7 +26,7 @@ import (
 type evalFlags struct {
 	runFlags
 	split  string
-	losses string // file
+	losses string // file for the losses of tokens
 }
 
 func evaluate(flags *pflag.FlagSet) cli.Action {

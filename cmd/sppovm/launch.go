@@ -46,14 +46,14 @@ func (l *launchFlags) define(flags *pflag.FlagSet) {
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait for all processes to connect")
 }
 
-// launcher is a program that starts processes, with the variables that tell each process its place. Of
-// several names the first that is set counts.
+// launcher is a program that starts processes, with the variables that tell each process its place. Of several
+// names, the first that is set is used.
 type launcher struct {
 	name               string
 	process, processes []string
 	local, localOf     string
-	needs              string   // a variable without which the others have another meaning
-	job                []string // tells the job from others
+	needs              string   // a variable without which the others have a different meaning
+	job                []string // identify the job
 	hosts              []string // lists of hosts; process 0 runs on the first
 }
 
@@ -66,7 +66,7 @@ var launchers = []launcher{
 	{name: "mpiexec", process: []string{"PMI_RANK"}, processes: []string{"PMI_SIZE"}, local: "MPI_LOCALRANKID", localOf: "MPI_LOCALNRANKS",
 		needs: "MPI_LOCALRANKID"},
 	{name: "srun", process: []string{"SLURM_PROCID"}, processes: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, local: "SLURM_LOCALID",
-		needs: "SLURM_STEP_ID", // a batch script is itself one process, whatever it starts
+		needs: "SLURM_STEP_ID", // a batch script is a single process, whatever it starts
 		job:   []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, hosts: []string{"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}},
 }
 

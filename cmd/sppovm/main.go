@@ -12,7 +12,7 @@
 //	profile.go   the measured timeline of the last step
 //	computer.go  the device: the CPU or GPUs
 //	gpus.go      GPUs; gpus_static.go replaces it in a static build (-tags static)
-//	save.go      checkpoints: when, where, and from which a run continues
+//	save.go      when and where to write checkpoints, and which one to resume from
 //	eval.go      eval
 //	sample.go    sample
 //	audit.go     audit: compares recomputed steps with a checkpoint
@@ -41,8 +41,9 @@ func main() {
 	os.Exit(code)
 }
 
-// stopping lists the signals that end a run after its step: from a person, a scheduler that reclaims the machine, a terminal that
-// closes, and Slurm's early warning (--signal=USR1@120). A signal that the parent ignores, as nohup does, stays ignored.
+// stopping lists the signals that end a run after its step. They come from a user, a scheduler that reclaims the
+// machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that the parent ignores,
+// as nohup does, stays ignored.
 func stopping() (list []os.Signal) {
 	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
 		if !signal.Ignored(s) {

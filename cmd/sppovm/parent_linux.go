@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// endWithParent lets the system end a process when the one that started it dies.
+// endWithParent makes the system end a process when the process that started it dies.
 func endWithParent(c *exec.Cmd) {
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 }

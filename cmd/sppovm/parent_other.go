@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// endWithParent keeps the signals of the terminal from a process: the one that started it passes them on.
+// endWithParent shields a process from the terminal's signals. The process that started it passes them on.
 func endWithParent(c *exec.Cmd) { c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }

@@ -121,7 +121,7 @@ type bench struct {
 // mostDisturbed is the share of disturbed measurements above which probe warns.
 const mostDisturbed = 0.1
 
-// cpuRounds is the number of rounds on the CPU, whose speed changes by the second under other programs.
+// cpuRounds is the number of rounds on the CPU, whose speed varies by the second under the load of other programs.
 const cpuRounds = 15
 
 func (f *probeFlags) open() (*bench, error) {

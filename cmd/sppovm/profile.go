@@ -48,11 +48,11 @@ func (r *training) writeProfile() error {
 	return nil
 }
 
-// mostOpcodes is the number of opcodes compared: those that take most time.
+// mostOpcodes is the number of opcodes compared: those that take the most time.
 const mostOpcodes = 8
 
-// compareOpcodes compares, for the opcodes that take most time, the measured and simulated time over all
-// ranks. Waits of messages and collectives for their peers do not count.
+// compareOpcodes compares measured and simulated time over all ranks, for the opcodes that take the most time. It
+// does not include the time that messages and collectives wait for their peers.
 func compareOpcodes(p *ir.Program, measured, simulated *sim.Timeline) []string {
 	type sum struct {
 		op        ir.Op

@@ -18,20 +18,20 @@ type progress struct {
 	text    io.Writer
 	json    io.Writer // for a simulation's objects; nil: not wanted
 	rewrite bool      // text is a terminal, so the line of the step is overwritten
-	steps   int       // number of the last one
-	newest  int       // number of the newest one
+	steps   int       // number of the last step
+	newest  int       // number of the newest step
 
-	watchers watch.Observers // of a run that computes
+	watchers watch.Observers // of a run that is not simulated
 
 	began    time.Time // start of the first step
 	first    int       // steps done before
 	shown    time.Time
-	pending  bool    // the terminal's current line is not finished
+	pending  bool    // the current line of the terminal is not finished
 	eval     float64 // loss of the last validation, after step evalStep
 	evalStep int
 }
 
-// printEvery is the shortest time between lines for steps where lines are not overwritten.
+// printEvery is the minimum time between lines for steps if lines are not overwritten.
 const printEvery = time.Second
 
 // header describes the run.
@@ -50,7 +50,7 @@ func (s *progress) header(p *ir.Program, device string) {
 	fmt.Fprintf(s.text, "device %s\n", device)
 }
 
-// degrees returns the numbers of replicas, of stages, and of ranks of a stage.
+// degrees returns the numbers of replicas, of stages, and of ranks per stage.
 func degrees(p *ir.Program) (dp, pp, sp int) {
 	for _, r := range p.Ranks {
 		dp, pp, sp = max(dp, int(r.DP)+1), max(pp, int(r.PP)+1), max(sp, int(r.SP)+1)
@@ -132,7 +132,7 @@ func (s *progress) validation(v *watch.Validation) {
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
-	if steps == s.first { // no loss
+	if steps == s.first { // there is no loss
 		s.print("done: no step left after step %d", steps)
 		s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(math.NaN()), DevicePeak: device, HostPeak: host, BubbleRatio: number(math.NaN())})
 		return

@@ -44,7 +44,7 @@ type runFlags struct {
 	sim     simFlags
 	watch   watchFlags
 
-	stall time.Duration // after which a step without progress ends the run; 0: never
+	stall time.Duration // a step without progress for this long ends the run; 0: never
 
 	launching launchFlags
 	launch    *launch // nil: the only process
@@ -53,7 +53,7 @@ type runFlags struct {
 // leads reports whether this process prints and writes files.
 func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 0 }
 
-// defineStart defines the flags that name the values a run starts from.
+// defineStart defines the flags that select the initial values of a run.
 func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
 	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
@@ -315,10 +315,10 @@ type training struct {
 	kind    string // kind of device, which determines rounding
 	show    *progress
 	loss    float64 // of the last step
-	proven  int     // the last step whose weights gave a finite loss, in the next step or in validation
-	sick    string  // why the state after the last step should not be kept; empty: it should
+	proven  int     // the last step whose weights have given a finite loss, in the following step or in validation
+	sick    string  // why the state after the last step should not be saved; empty: it should
 	saver   *saver  // nil: nothing is saved
-	inRow   int     // steps skipped since the last that was not
+	inRow   int     // consecutive skipped steps up to now
 	skipped int     // in this run
 	compare watch.Compare
 }
@@ -374,7 +374,7 @@ func (r *training) warn() error {
 	return err
 }
 
-// start sets the state of the run, and reports whether it is that of a checkpoint.
+// start sets the initial state of the run, and reports whether it comes from a checkpoint.
 func (r *training) start(ctx context.Context) (resumed bool, err error) {
 	if err := r.job.Init(ctx); err != nil {
 		return false, err
@@ -394,8 +394,8 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 	return false, nil
 }
 
-// behind reports a run that should end before the step of its checkpoint. One that should end with it has nothing to do, which
-// is not a mistake: launchers repeat commands.
+// behind reports a run that should end before the step of its checkpoint. A run that should end at that step has
+// nothing to do. That is not a mistake, because launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
 		from := r.f.resume
@@ -471,7 +471,7 @@ func (r *training) validate(ctx context.Context) error {
 	return err
 }
 
-// stopped ends a run early; if the user asked for it, that is a success.
+// stopped ends a run early. If the user asked for it, that is a success.
 func (r *training) stopped(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return errors.Join(err, r.saver.finish())

@@ -86,7 +86,7 @@ type sampleSource struct {
 	most    int64  // maximum number of tokens in a sequence; 0: any number
 	folder  string // may have a tokenizer
 	end     []uint32
-	weights func(sequence int64) (sample.Weights, error) // opens them; the source closes them
+	weights func(sequence int64) (sample.Weights, error) // opens the weights; the source closes them
 	close   func() error
 }
 

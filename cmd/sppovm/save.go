@@ -17,15 +17,15 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// saveFlags say when checkpoints are written, and where to.
+// saveFlags are the flags that control when and where checkpoints are written.
 type saveFlags struct {
 	dir   string
 	every string
 	keep  int
 	wait  bool
 
-	steps  int           // between checkpoints; 0: by time, or only at the end
-	period time.Duration // 0: by steps, or only at the end
+	steps  int           // steps between checkpoints; 0: by time, or only at the end
+	period time.Duration // time between checkpoints; 0: by steps, or only at the end
 }
 
 func (f *saveFlags) define(flags *pflag.FlagSet) {
@@ -35,7 +35,7 @@ func (f *saveFlags) define(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.wait, "save-wait", false, "let training wait while a checkpoint is written, so that no copy of the state in host memory is needed")
 }
 
-// resumeAuto is the value of --resume that looks for a checkpoint where the run saves.
+// resumeAuto is the value of --resume that resumes from the folder in which the run saves.
 const resumeAuto = "auto"
 
 func (f *saveFlags) check(resume string) error {
@@ -74,7 +74,7 @@ func (f *saveFlags) check(resume string) error {
 // during reports whether checkpoints are written during the run.
 func (f *saveFlags) during() bool { return f.dir != "" && f.every != "" }
 
-// fits refuses a job whose hosts have no memory for the copies that are written beside training.
+// fits refuses a job whose hosts lack the memory for copies of the state during training.
 func (f *saveFlags) fits(file string, p *ir.Program, force bool) error {
 	limit := p.Machine.HostMemoryPerRank()
 	if !f.during() || f.wait || force || limit == 0 {
@@ -100,7 +100,7 @@ type saver struct {
 	r        *training
 	savedAt  time.Time
 	savedFor int // step of the last checkpoint that was begun
-	unproven int // step of the last complete checkpoint if older ones wait for it to be proved; -1: none
+	unproven int // step of the last complete checkpoint if older ones are kept until it is verified; -1: none
 }
 
 func (r *training) newSaver(resumed bool) (*saver, error) {
@@ -118,7 +118,7 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 	if resumed {
 		out.savedFor = r.job.Steps()
 		if steps, err := store.Steps(r.f.saves.dir); err != nil || len(steps) == 0 || steps[len(steps)-1] != int64(out.savedFor) {
-			out.savedFor = -1 // it was elsewhere
+			out.savedFor = -1 // the checkpoint was in another folder
 		}
 	}
 	return out, nil
@@ -136,7 +136,7 @@ func (s *saver) due() bool {
 	return false
 }
 
-// after completes or begins checkpoints after a step. The last step's is written by last.
+// after completes or begins checkpoints after a step; last writes the one after the last step.
 func (s *saver) after(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -155,7 +155,7 @@ func (s *saver) after(ctx context.Context) error {
 	return s.begin(ctx, s.r.f.saves.wait)
 }
 
-// begin starts to write a checkpoint. One that cannot be written is reported, and the run goes on.
+// begin starts to write a checkpoint. If it cannot be written, begin reports that and the run continues.
 func (s *saver) begin(ctx context.Context, wait bool) error {
 	s.savedFor, s.savedAt = s.r.job.Steps(), time.Now()
 	if err := s.tolerate(s.Begin(ctx, wait)); err != nil || !wait {
@@ -164,7 +164,7 @@ func (s *saver) begin(ctx context.Context, wait bool) error {
 	return s.complete(true)
 }
 
-// complete reports the checkpoint in the making if it is complete.
+// complete reports the checkpoint being written once it is complete.
 func (s *saver) complete(wait bool) error {
 	saved, err := s.Poll(wait)
 	if saved != nil {
@@ -182,7 +182,7 @@ func (s *saver) tolerate(err error) error {
 	return err
 }
 
-// last writes the checkpoint of the end, whatever the period.
+// last writes the final checkpoint, whatever the period.
 func (s *saver) last(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -192,7 +192,7 @@ func (s *saver) last(ctx context.Context) error {
 	}
 	step := s.r.job.Steps()
 	if steps, err := store.Steps(s.r.f.saves.dir); err == nil && len(steps) > 0 && steps[len(steps)-1] == int64(step) {
-		return nil // the state of the newest
+		return nil // the newest checkpoint has this state
 	}
 	if s.r.sick != "" {
 		return fmt.Errorf("no checkpoint after step %d: %s", step, s.r.sick)
@@ -207,8 +207,8 @@ func (s *saver) last(ctx context.Context) error {
 	return err
 }
 
-// retire removes old checkpoints when a loss computed from the weights of the newest has been finite: the loss of the step
-// before a checkpoint says nothing about the update that follows it.
+// retire removes old checkpoints once a loss computed from the weights of the newest one is finite. The loss of
+// the step before a checkpoint does not depend on the update that follows it.
 func (s *saver) retire() {
 	if s.unproven < 0 || s.unproven > s.r.proven {
 		return
@@ -220,13 +220,13 @@ func (s *saver) retire() {
 }
 
 func (s *saver) tell(saved *vm.Saved) {
-	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user writes it
+	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user wrote the folder
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
 	s.retire()
 }
 
-// finish completes a checkpoint in the making after a step has failed, if the job still can.
+// finish completes a checkpoint being written after a step has failed, if the job still can.
 func (s *saver) finish() error {
 	if s == nil || s.r.job.Failed() != nil {
 		return nil
@@ -241,7 +241,8 @@ func (s *saver) close() error {
 	return s.Close()
 }
 
-// resumeNewest continues from the newest checkpoint that is whole, or starts anew if there is none. Damaged ones are set aside.
+// resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if there is none. It
+// sets damaged ones aside.
 func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	dir := r.f.saves.dir
 	for {

@@ -46,13 +46,13 @@ func launchProcesses(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// resumesAuto reports whether the arguments of run ask to continue from the newest checkpoint.
+// resumesAuto reports whether the arguments of run request the newest checkpoint.
 func resumesAuto(args []string) bool {
 	at := slices.Index(args, "--resume")
 	return slices.Contains(args, "--resume="+resumeAuto) || at >= 0 && at+1 < len(args) && args[at+1] == resumeAuto
 }
 
-// launch runs the job, again where that is allowed and may help.
+// launch runs the job, and runs it again after a failure if that is allowed and may help.
 func (f *startFlags) launch(env *cli.Env, args []string) error {
 	for attempt := 0; ; attempt++ {
 		code, err := f.once(env, args, attempt)
@@ -119,7 +119,7 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 			}
 			if c.err != nil && code == cli.Done {
 				code = exitOf(c, env)
-				signalAll(all, syscall.SIGTERM) // one that still waits for the others would do so for minutes
+				signalAll(all, syscall.SIGTERM) // a process that still waits for the others would wait for minutes
 				kill = time.After(f.grace)
 			}
 		case <-kill:
@@ -128,7 +128,8 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 	}
 }
 
-// exitOf is the exit code of a process that failed. Of one that was killed nothing has been said yet.
+// exitOf returns the exit code of a process that failed. If the process was killed, it reports that, because
+// nothing else has.
 func exitOf(c *child, env *cli.Env) int {
 	var exit *exec.ExitError
 	if !errors.As(c.err, &exit) {
@@ -147,12 +148,12 @@ func signalAll(all []*child, s syscall.Signal) {
 		select {
 		case <-c.ended:
 		default:
-			_ = c.Process.Signal(s) // it may have ended just now
+			_ = c.Process.Signal(s) // it may have just ended
 		}
 	}
 }
 
-// end kills processes that were started.
+// end kills the processes that were started.
 func (f *startFlags) end(all []*child) {
 	signalAll(all, syscall.SIGKILL)
 	for _, c := range all {
@@ -160,7 +161,7 @@ func (f *startFlags) end(all []*child) {
 	}
 }
 
-// freePort returns a port of this host that nobody listens at.
+// freePort returns a port of this host on which nothing listens.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

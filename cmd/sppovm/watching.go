@@ -15,12 +15,12 @@ import (
 	"sppo.dev/vm"
 )
 
-// watchFlags are the flags of run that let others watch it.
+// watchFlags are the flags of run that add observers.
 type watchFlags struct {
 	tensorboard string
 	log         string
-	port        int // of Prometheus; -1: none
-	gradNorms   int // steps from one reading to the next; 0: none
+	port        int // for Prometheus; -1: none
+	gradNorms   int // steps between readings; 0: none
 	positions   bool
 }
 
@@ -33,7 +33,7 @@ func (f *watchFlags) define(flags *pflag.FlagSet) {
 	cli.Files(flags, "record", "jsonl")
 }
 
-// watched reports whether the run is watched by more than its standard output.
+// watched reports whether the run has observers besides its standard output.
 func (f *watchFlags) watched() bool { return f.tensorboard != "" || f.log != "" || f.port >= 0 }
 
 func (f *watchFlags) check(device string, json bool) error {
@@ -50,7 +50,7 @@ func (f *watchFlags) check(device string, json bool) error {
 	return nil
 }
 
-// watch opens the observers that the flags ask for. The caller closes them.
+// watch opens the observers that the flags request. The caller closes them.
 func (r *training) watch() error {
 	f := &r.f.watch
 	r.show.watchers.Fail = func(name string, err error) {
@@ -84,7 +84,7 @@ func (r *training) watch() error {
 	return nil
 }
 
-// openLog opens a file to append lines to. If a run was killed while it wrote a line, that is ended first.
+// openLog opens a file to append lines to. If a killed run left an incomplete line, openLog ends that line first.
 func openLog(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o644)
 	if err != nil {
@@ -103,8 +103,8 @@ func openLog(path string) (*os.File, error) {
 	return file, nil
 }
 
-// announce tells the observers of the run, beginning after the steps that are done. Its prediction is simulated, which is worth the
-// time only if the run is watched.
+// announce passes the record of the run's start to the observers. It simulates the prediction only if the run is
+// watched, because that takes time.
 func (r *training) announce() error {
 	p := r.program
 	dp, pp, sp := degrees(p)
@@ -129,7 +129,7 @@ func (r *training) announce() error {
 	return nil
 }
 
-// record hands the step that has just ended to the observers.
+// record passes the step that has just ended to the observers.
 func (r *training) record(result *vm.StepResult) error {
 	split, err := r.meter.add()
 	if err != nil {
@@ -169,7 +169,7 @@ func (r *training) evaluate(ctx context.Context) (*watch.Validation, error) {
 	return v, err
 }
 
-// norms returns the gradient norms of the layers, if they are due after the last step.
+// norms returns the gradient norms of the layers if they are due after the last step.
 func (r *training) norms() (map[string]watch.Number, error) {
 	every := r.f.watch.gradNorms
 	if every == 0 || r.job.Steps()%every != 0 {

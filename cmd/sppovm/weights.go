@@ -17,8 +17,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// openWeights opens the folder that a run starts from, and sees that it is of the program's model. It returns nil where the run
-// starts from weights drawn by chance.
+// openWeights opens the folder of initial weights and checks that it belongs to the program's model. It returns
+// nil if the run starts from random weights.
 func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	switch {
 	case f.adapter != "" && f.weights == "":
@@ -59,15 +59,15 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	return w, nil
 }
 
-// startWeights are what a run starts from: a folder's weights, and maybe those of an adapter. Adapters that start anew keep the values
-// of the program's init.
+// startWeights are the initial weights of a run: those of a folder and possibly of an adapter. A new adapter keeps
+// the values from the program's init section.
 type startWeights struct {
 	*hf.Weights
 	adapter *hf.Weights // nil: none
 	notices []string    // about the adapter
 }
 
-// Has reports whether there are values of a tensor.
+// Has reports whether there are values for a tensor.
 func (w *startWeights) Has(tensor string) bool { return w.adapter != nil || !hf.IsAdapter(tensor) }
 
 // Read implements vm.Weights.
@@ -97,7 +97,8 @@ func (w *startWeights) Close() error {
 	return errors.Join(errs...)
 }
 
-// sameModel compares the model of a folder with that of a program or a checkpoint, which may store it as another type.
+// sameModel compares the model of a folder with that of a program or a checkpoint, which may store weights in
+// another type.
 func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) error {
 	l, err := model.Lang(sequence, other.DType)
 	var d lang.Diagnostics
@@ -114,7 +115,7 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 	return nil
 }
 
-// load starts from the folder's weights.
+// load sets the weights to those of the folder.
 func (r *training) load(ctx context.Context, w *startWeights) error {
 	if len(w.Ignored) > 0 {
 		r.show.say("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))
@@ -136,7 +137,7 @@ func (r *training) load(ctx context.Context, w *startWeights) error {
 	return nil
 }
 
-// exportFlags are what export is asked for.
+// exportFlags are the flags of export.
 type exportFlags struct {
 	out, from, dtype string
 	sequence         int64
@@ -184,7 +185,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// describe makes the config of a model that started from no folder.
+// describe returns a config for a model that did not start from a folder.
 func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	sequence := f.sequence
 	switch {
@@ -200,7 +201,7 @@ func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	return hf.Describe(&base, sequence)
 }
 
-// write writes the folder that the flags ask for.
+// write writes the requested folder.
 func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export) error {
 	of := lang.Model(c.Model)
 	switch adapts := of.Adapter != ""; {
@@ -214,7 +215,7 @@ func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export)
 	return e.Write(ctx, f.out)
 }
 
-// origin is the model of the folder that gives all but the values.
+// origin returns the model of the folder that provides everything except the values.
 func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	dir := f.from
 	if dir == "" {
@@ -233,14 +234,14 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	if err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
 		return nil, err
 	}
-	w, err := model.OpenWeights(hf.OfAdapter(c.Weights(), false)) // whose types and names go along
+	w, err := model.OpenWeights(hf.OfAdapter(c.Weights(), false)) // provides the types and names of tensors
 	if err != nil {
 		return nil, err
 	}
 	return model, w.Close()
 }
 
-// sequenceOf is a length of sequence that the checkpoint's model is for.
+// sequenceOf returns a sequence length that the checkpoint's model supports.
 func sequenceOf(c *vm.Checkpoint) int64 {
 	for _, t := range c.Weights() {
 		if t.Name == "pos" {

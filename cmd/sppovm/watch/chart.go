@@ -9,38 +9,38 @@ import (
 	"strings"
 )
 
-// Size of a chart, and of the margins around what it draws, in units of its view box.
+// Size of a chart and of its margins, in units of its view box.
 const (
 	chartWidth, chartHeight                    = 640.0, 240.0
 	leftMargin, rightMargin, topMargin, bottom = 58.0, 12.0, 10.0, 30.0
-	columns                                    = 400 // drawn at most
+	columns                                    = 400 // maximum number of points drawn
 )
 
-// point is a value of a curve. Low and High are the extremes of the values that it stands for.
+// point is a value of a curve. Low and High are the extremes of the values that it represents.
 type point struct{ X, Y, Low, High float64 }
 
-// line is a curve with its name and the CSS class of its colour.
+// line is a curve with a name and the CSS class of its colour.
 type line struct {
 	name, class string
 	points      []point
 	dots        bool
 }
 
-// chart is a drawing of curves over steps, or over positions.
+// chart is a drawing of curves by step or by position.
 type chart struct {
 	Title string
-	Axis  string // of x; empty: step
+	Axis  string // label of x; empty: step
 	Note  string // below the title
 
-	Drawing template.HTML // of render
+	Drawing template.HTML // output of render
 	lines   []line
-	log     bool // y by orders of magnitude
+	log     bool // logarithmic y axis
 	logX    bool
-	zero    bool // y begins at 0
-	cut     bool // y ends where the curves are after their first steps, if that shows the rest much larger
+	zero    bool // the y axis starts at 0
+	cut     bool // cut off y values of the first steps if that enlarges the rest considerably
 }
 
-// thin joins neighbouring values until they fit a chart. Values that are not finite are left out.
+// thin combines adjacent values until they fit a chart. It omits values that are not finite.
 func thin(points []point) []point {
 	var good []point
 	for _, p := range points {
@@ -65,7 +65,7 @@ func thin(points []point) []point {
 	return out
 }
 
-// scale maps values to coordinates; higher ones than the scale has to its end.
+// scale maps values to coordinates. Values beyond its end are drawn at the end.
 type scale struct {
 	low, high  float64
 	begin, end float64
@@ -84,7 +84,7 @@ func (s scale) at(v float64) float64 {
 	return s.begin + (v-low)/(high-low)*(s.end-s.begin)
 }
 
-// ticks are round values inside the scale, about five.
+// ticks returns about five round values within the scale.
 func (s scale) ticks() []float64 {
 	if s.log {
 		var out []float64
@@ -148,7 +148,7 @@ func (c *chart) scales() (x, y scale, ok bool) {
 	return x, y, true
 }
 
-// afterStart is the highest value of the curves from an x on.
+// afterStart returns the highest value of the curves from a given x on.
 func (c *chart) afterStart(from float64) float64 {
 	high := math.Inf(-1)
 	for _, l := range c.lines {
@@ -161,7 +161,7 @@ func (c *chart) afterStart(from float64) float64 {
 	return high
 }
 
-// short writes a number for an axis.
+// short formats a number for an axis.
 func short(v float64) string {
 	switch a := math.Abs(v); {
 	case a < 1e-12:
@@ -176,7 +176,8 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// render draws the chart, and reports whether there is anything to draw. A page's script shows values from data-lines.
+// render draws the chart, and reports whether there is anything to draw. The page's script reads the values that
+// it shows from data-lines.
 func (c *chart) render() bool {
 	for i := range c.lines {
 		c.lines[i].points = thin(c.lines[i].points)
@@ -232,7 +233,8 @@ func (l *line) draw(b *strings.Builder, x, y scale) {
 	}
 }
 
-// values is what the page's script shows at the pointer: for each curve its name and the place, x and y of each point.
+// values returns the data that the page's script shows at the pointer: for each curve its name, and the
+// coordinate, x and y of each point.
 func (c *chart) values(x, y scale) string {
 	type curve struct {
 		Name   string       `json:"name"`

@@ -12,15 +12,15 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Prediction is a step of the simulated program.
+// Prediction is the simulation of a step.
 type Prediction struct {
 	Seconds    Number `json:"step_s"`
 	Split      *Split `json:"split"`
-	Comparable bool   `json:"comparable"` // the program's machine is of the kind that it runs on
+	Comparable bool   `json:"comparable"` // the device is of the kind that the program was compiled for
 }
 
-// Predict simulates a step. A machine whose processors are shared by the ranks is a CPU; figures of another kind of machine than
-// the device say nothing about the run.
+// Predict simulates a step. A machine whose ranks share processors is a CPU. The figures of one kind of machine do
+// not predict runs on the other.
 func Predict(p *ir.Program, cpu bool) (*Prediction, error) {
 	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
 	if err != nil {
@@ -29,8 +29,8 @@ func Predict(p *ir.Program, cpu bool) (*Prediction, error) {
 	return &Prediction{Number(t.Makespan), SplitOf(t.Split()), cpu == (p.Machine.Parallelism > 0)}, nil
 }
 
-// Compare collects steps until it can tell whether they part from the prediction. The zero value, without a prediction, tells
-// nothing.
+// Compare collects steps until it can tell whether they deviate from the prediction. Its zero value has no
+// prediction and reports nothing.
 type Compare struct {
 	Predicted *Prediction
 	seconds   []float64
@@ -38,14 +38,15 @@ type Compare struct {
 	told      bool
 }
 
-// Limits of what counts as predicted.
+// Limits of deviations.
 const (
-	compareSteps = 10   // steps that are compared
-	mostRatio    = 1.25 // between the median step and the predicted one, either way
-	mostShare    = 0.10 // between a part's mean share and the predicted one
+	compareSteps = 10   // number of steps compared
+	mostRatio    = 1.25 // of the median step time to the predicted one, or the inverse
+	mostShare    = 0.10 // difference between a part's mean share and the predicted one
 )
 
-// Add takes a step; the first of a run must be left out, because it warms up. It returns a warning once, or "".
+// Add adds a step. The first step of a run must be left out, because it warms up. Add returns a warning once,
+// otherwise "".
 func (c *Compare) Add(s *Step) string {
 	if c.told || c.Predicted == nil || !c.Predicted.Comparable || !s.Seconds.Finite() {
 		return ""
@@ -85,7 +86,8 @@ func (c *Compare) warning(median float64) string {
 	return "warning: " + strings.Join(parts, "; ") + "; measure this machine by sppovm probe, and a step by --profile"
 }
 
-// LayerOf returns the layer of a tensor by its name: "layer.3.wq" is of "layer.3"; others are layers of their own.
+// LayerOf returns the layer of a tensor by name: "layer.3" for "layer.3.wq". A tensor outside layers is its own
+// layer.
 func LayerOf(tensor string) string {
 	if rest, ok := strings.CutPrefix(tensor, "layer."); ok {
 		number, _, _ := strings.Cut(rest, ".")
@@ -95,7 +97,7 @@ func LayerOf(tensor string) string {
 	return name
 }
 
-// compareLayers orders layers as the model does: what comes before the first layer, the layers, the rest.
+// compareLayers orders layers as in the model: tensors before the first layer, the layers, the rest.
 func compareLayers(a, b string) int {
 	rank := func(name string) (int, int) {
 		if n, err := strconv.Atoi(strings.TrimPrefix(name, "layer.")); err == nil {

@@ -17,7 +17,7 @@ type Prometheus struct {
 	listener net.Listener
 	server   *http.Server
 
-	run        *prometheus.GaugeVec // 1, with what identifies the run as labels
+	run        *prometheus.GaugeVec // always 1; its labels identify the run
 	step, last prometheus.Gauge
 	loss       *prometheus.GaugeVec // by data
 	rate, norm prometheus.Gauge
@@ -32,7 +32,7 @@ type Prometheus struct {
 	position   *prometheus.GaugeVec // by positions
 }
 
-// NewPrometheus starts to listen on a port of 127.0.0.1; 0 takes any that is free.
+// NewPrometheus starts to listen on a port of 127.0.0.1; 0 means any free port.
 func NewPrometheus(port uint16) (*Prometheus, error) {
 	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if err != nil {
@@ -77,11 +77,11 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go p.server.Serve(listener) // ends with Close
+	go p.server.Serve(listener) // ended by Close
 	return p, nil
 }
 
-// URL is where the metrics are.
+// URL returns the address of the metrics.
 func (p *Prometheus) URL() string { return fmt.Sprintf("http://%s/metrics", p.listener.Addr()) }
 
 // Close implements Observer.

@@ -9,20 +9,21 @@ import (
 	"io"
 )
 
-// Log is what the records of a run say, whatever it was stopped and continued. Of a step that was done again, the later
-// record counts.
+// Log is the history of a run from its records, across stops and restarts. If a step was repeated, the later
+// record is used.
 type Log struct {
-	Runs        []*Run // its starts, first to last; none in the output of --json
+	Runs        []*Run // its starts, first to last; empty for the output of --json
 	Steps       []*Step
 	Validations []*Validation
 	Notes       []*Note
-	Done        *Done // nil: the last start has not ended, or was killed
+	Done        *Done // nil: the last start has not ended or was killed
 }
 
-// maxRecord is the limit of a line in bytes.
+// maxRecord is the maximum length of a line in bytes.
 const maxRecord = 4 << 20
 
-// Read reads JSON lines. A line may be incomplete if it is the last before a start or before the end: the run was killed.
+// Read reads JSON lines. The last line before a start or before the end may be incomplete, because a run may have
+// been killed.
 func Read(r io.Reader) (*Log, error) {
 	l := &Log{}
 	lines := bufio.NewScanner(r)
@@ -61,7 +62,7 @@ func Read(r io.Reader) (*Log, error) {
 	return l, nil
 }
 
-// parse returns the record in a line, or nil for one of a kind that is not known.
+// parse returns the record in a line, or nil if its kind is unknown.
 func parse(line []byte) (Record, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(line, &members); err != nil {
@@ -100,7 +101,7 @@ func (l *Log) add(r Record) {
 		}
 	case *Step:
 		if n := len(l.Steps); n > 0 && l.Steps[n-1].Step >= r.Step {
-			return // order is part of the format
+			return // steps must ascend
 		}
 		l.Steps = append(l.Steps, r)
 	case *Validation:
@@ -112,7 +113,7 @@ func (l *Log) add(r Record) {
 	}
 }
 
-// Run returns the last start, or an empty one.
+// Run returns the record of the last start, or an empty one.
 func (l *Log) Run() *Run {
 	if n := len(l.Runs); n > 0 {
 		return l.Runs[n-1]

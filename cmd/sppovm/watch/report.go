@@ -18,15 +18,15 @@ var reportPage string
 
 var reportTemplate = template.Must(template.New("report").Parse(reportPage))
 
-// page is what the template of a report shows.
+// page is the input of the report's template.
 type page struct {
-	Title, Status, Class string // Class is of the status
+	Title, Status, Class string // Class is the CSS class of the status
 	About                []string
 	Tiles                []tile
 	Charts               []*chart
 	Splits               []bar
-	Table                [][]string    // a row for each part of the split
-	Shares               template.HTML // split over time
+	Table                [][]string    // one row per part of the split
+	Shares               template.HTML // drawing of the split over time
 	Layers               template.HTML
 	Memory               []memoryBar
 	Events               []event
@@ -35,13 +35,13 @@ type page struct {
 // tile is a figure with its name and a remark.
 type tile struct{ Name, Value, Note string }
 
-// bar is a split in parts that add up to 1.
+// bar is a split into parts that add up to 1.
 type bar struct {
 	Name  string
 	Parts []Part
 }
 
-// memoryBar is a peak of the fullest rank beside what the machine has.
+// memoryBar is the peak memory of the fullest rank, compared with the machine's capacity.
 type memoryBar struct {
 	Name, Text string
 	Share      float64 // percent of the capacity; -1: unknown
@@ -49,7 +49,7 @@ type memoryBar struct {
 
 type event struct{ Time, Step, Text, Class string }
 
-// Report writes a page of the run. It needs nothing else: no network, no other file.
+// Report writes a page about the run. It is self-contained: it needs no network and no other file.
 func Report(w io.Writer, title string, l *Log) error {
 	run := l.Run()
 	if run.Name != "" {
@@ -153,7 +153,7 @@ func ofLast(steps int) string {
 	return fmt.Sprintf("of %d", steps)
 }
 
-// figure writes a number, also one that is none.
+// figure formats a number, including NaN and infinities.
 func figure(v float64, digits int) string {
 	if math.IsNaN(v) {
 		return "not finite"
@@ -175,7 +175,7 @@ func median(steps []*Step, of func(*Step) float64) float64 {
 	return all[len(all)/2]
 }
 
-// curveOf is a figure of every step.
+// curveOf returns a figure of every step.
 func curveOf(l *Log, of func(*Step) Number) (points []point) {
 	for _, s := range l.Steps {
 		points = append(points, point{X: float64(s.Step), Y: float64(of(s))})
@@ -205,7 +205,7 @@ func charts(l *Log) []*chart {
 	return slices.DeleteFunc(all, func(c *chart) bool { return !c.render() })
 }
 
-// bad counts the values of a curve that cannot be drawn.
+// bad describes the values of a curve that cannot be drawn, or returns "".
 func bad(points []point) string {
 	n := 0
 	for _, p := range points {
@@ -222,7 +222,7 @@ func bad(points []point) string {
 	return fmt.Sprintf("%d steps without a finite value", n)
 }
 
-// positions draws the loss by position of the first and the last validation.
+// positions draws the loss by position for the first and the last validation.
 func positions(l *Log) *chart {
 	var with []*Validation
 	for _, v := range l.Validations {
@@ -247,7 +247,7 @@ func positions(l *Log) *chart {
 	return c
 }
 
-// splits are the mean of the measured steps, without the first of each start, and the prediction.
+// splits returns the mean split of the measured steps, without the first of each start, and the predicted split.
 func splits(l *Log) []bar {
 	var out []bar
 	first := map[int]bool{}
@@ -282,7 +282,7 @@ func percent(parts []Part) []Part {
 	return parts
 }
 
-// shares draws the split of every measured step as areas on top of each other.
+// shares draws the split of every measured step as stacked areas.
 func shares(l *Log) template.HTML {
 	var steps []*Step
 	for _, s := range l.Steps {
@@ -321,10 +321,11 @@ func shares(l *Log) template.HTML {
 	return template.HTML(b.String())
 }
 
-// heatColumns is how many columns a heat map has at most.
+// heatColumns is the maximum number of columns of a heat map.
 const heatColumns = 60
 
-// heatmap draws the gradient norms of the layers: a row for each layer, a column for each reading, darker where the norm is larger.
+// heatmap draws the gradient norms of layers, with one row per layer and one column per reading. Larger norms are
+// darker.
 func heatmap(l *Log) template.HTML {
 	var with []*Step
 	names := map[string]Number{}

@@ -28,14 +28,14 @@ const (
 	sessionStart                      = 1
 )
 
-// TensorBoard writes an event file, which TensorBoard shows and Weights & Biases imports.
+// TensorBoard writes an event file for TensorBoard, which Weights & Biases can import.
 type TensorBoard struct {
 	file *os.File
 	now  func() time.Time
 }
 
-// NewTensorBoard creates an event file in a folder, which it makes if it is absent. A run that goes on gets a file of its own; its
-// start makes readers drop what other files have of its steps.
+// NewTensorBoard creates an event file in a folder, which it creates if necessary. A resumed run gets a new file,
+// whose start record makes readers discard later steps of older files.
 func NewTensorBoard(dir string) (*TensorBoard, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func NewTensorBoard(dir string) (*TensorBoard, error) {
 		host = "localhost"
 	}
 	began := time.Now()
-	// Readers take the files of a folder in the order of their names.
+	// Readers read the files of a folder in the order of their names.
 	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", began.Unix(), filepath.Base(host), os.Getpid(), began.Nanosecond())
 	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -82,13 +82,13 @@ func (t *TensorBoard) Observe(r Record) error {
 	return nil
 }
 
-// Name is the range of positions, for people.
+// Name returns the range of positions as text.
 func (b Bucket) Name() string { return fmt.Sprintf("%d-%d", b.First, b.Last) }
 
 func (t *TensorBoard) begin(r *Run) error {
 	first := r.First
 	if first > 0 {
-		first++ // the step before is in an older file
+		first++ // the preceding step is in an older file
 	}
 	status := protowire.AppendVarint(protowire.AppendTag(nil, sessionLogStatus, protowire.VarintType), sessionStart)
 	if err := t.write(first, protowire.AppendBytes(protowire.AppendTag(nil, eventSessionLog, protowire.BytesType), status)); err != nil {
@@ -123,7 +123,7 @@ func stepScalars(r *Step) []scalar {
 	return values
 }
 
-// layers returns the keys in the order of the model.
+// layers returns the keys in the order of the model's layers.
 func layers(norms map[string]Number) []string {
 	var names []string
 	for name := range norms {
@@ -144,7 +144,7 @@ func (t *TensorBoard) scalars(step int, values []scalar) error {
 	return t.write(step, protowire.AppendBytes(protowire.AppendTag(nil, eventSummary, protowire.BytesType), summary))
 }
 
-// write appends an event with the given body, in one call: a reader never sees part of one for long.
+// write appends an event in one call, so that a reader does not see part of an event for long.
 func (t *TensorBoard) write(step int, body []byte) error {
 	var event []byte
 	event = protowire.AppendFixed64(protowire.AppendTag(event, eventWallTime, protowire.Fixed64Type), math.Float64bits(float64(t.now().UnixNano())/1e9))
@@ -153,7 +153,8 @@ func (t *TensorBoard) write(step int, body []byte) error {
 	return err
 }
 
-// frame wraps an event as TFRecord does: its length, a checksum of that, the event, a checksum of it.
+// frame wraps an event in TFRecord format: its length, a checksum of the length, the event, and a checksum of the
+// event.
 func frame(event []byte) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(event)))
 	out = binary.LittleEndian.AppendUint32(out, masked(out))
@@ -161,7 +162,8 @@ func frame(event []byte) []byte {
 	return binary.LittleEndian.AppendUint32(out, masked(event))
 }
 
-// masked returns the CRC-32C of bytes, modified so that checksums of data that contains checksums stay good.
+// masked returns the masked CRC-32C of bytes. TFRecord masks checksums because a checksum of data that contains
+// checksums is weaker.
 func masked(b []byte) uint32 {
 	sum := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 	return (sum>>15 | sum<<17) + 0xa282ead8

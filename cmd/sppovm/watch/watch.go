@@ -1,11 +1,11 @@
-// Package watch tells the outside how a run goes. A run hands each Record to its observers.
+// Package watch reports the progress of a run to other programs. A run passes each Record to its observers.
 //
 //	watch.go        records, and the observer that writes them as JSON lines
-//	compare.go      where the time of steps goes, beside the prediction
+//	compare.go      compares the times of steps with the prediction
 //	tensorboard.go  event files for TensorBoard
 //	prometheus.go   metrics for Prometheus
 //	read.go         reads JSON lines back
-//	report.go       a page of them, drawn by chart.go
+//	report.go       a page about a run, with charts from chart.go
 package watch
 
 import (
@@ -21,7 +21,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Record is something that happened in a run: *Run, *Step, *Validation, *Note or *Done. Its JSON keys are a contract.
+// Record is an event of a run: *Run, *Step, *Validation, *Note or *Done. Its JSON keys are a stable interface.
 type Record interface{ record() }
 
 func (*Run) record()        {}
@@ -51,7 +51,7 @@ type Run struct {
 	Predicted    *Prediction `json:"predicted,omitempty"`
 }
 
-// Memory is that of the fullest rank in bytes.
+// Memory is the memory of the fullest rank, in bytes.
 type Memory struct {
 	Peak     ir.Bytes `json:"peak"`
 	Capacity ir.Bytes `json:"capacity"` // 0: unknown
@@ -65,12 +65,12 @@ type Step struct {
 	Seconds         Number            `json:"step_s"`
 	GradNorm        Number            `json:"grad_norm"` // before clipping
 	LR              Number            `json:"lr"`
-	Skipped         bool              `json:"skipped,omitempty"`    // weights and optimizer state are as they were
-	Split           *Split            `json:"split,omitempty"`      // absent: not measured
-	GradNorms       map[string]Number `json:"grad_norms,omitempty"` // by layer; absent: not asked for
+	Skipped         bool              `json:"skipped,omitempty"`    // weights and optimizer state are unchanged
+	Split           *Split            `json:"split,omitempty"`      // absent if not measured
+	GradNorms       map[string]Number `json:"grad_norms,omitempty"` // by layer; absent if not requested
 }
 
-// Split is where the time of a step goes, as shares of the time of all ranks that add up to 1. vm/sim defines the parts.
+// Split divides the time of a step, over all ranks, into shares that add up to 1. vm/sim defines the parts.
 type Split struct {
 	Compute       float64 `json:"compute"`
 	Copies        float64 `json:"exposed_copies"`
@@ -78,7 +78,7 @@ type Split struct {
 	Bubble        float64 `json:"bubble"`
 }
 
-// SplitOf returns the shares of a split in seconds.
+// SplitOf converts a split in seconds into shares.
 func SplitOf(s sim.Split) *Split {
 	all := s.End * ir.Seconds(s.Ranks)
 	if all <= 0 {
@@ -108,7 +108,7 @@ type Validation struct {
 	ByPosition []Bucket `json:"loss_by_position,omitempty"`
 }
 
-// Bucket is the mean loss of the tokens from position First to Last of their sequences.
+// Bucket is the mean loss of the tokens at positions First to Last of their sequences.
 type Bucket struct {
 	First  int64  `json:"first"`
 	Last   int64  `json:"last"`
@@ -116,7 +116,7 @@ type Bucket struct {
 	Tokens int64  `json:"tokens"`
 }
 
-// BucketsOf lists the losses of sequences of that many tokens.
+// BucketsOf returns the buckets of sequences of the given length.
 func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
 	var out []Bucket
 	for _, b := range losses.Buckets() {
@@ -128,7 +128,7 @@ func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
 // Note is a remark of the run: a checkpoint, a warning, a stop.
 type Note struct {
 	Note string    `json:"note"`
-	Step int       `json:"step"` // done before
+	Step int       `json:"step"` // steps done before it
 	Time time.Time `json:"time"`
 }
 
@@ -142,7 +142,7 @@ type Done struct {
 	BubbleRatio Number   `json:"bubble_ratio"`
 }
 
-// Number is null where JSON cannot express the value, and NaN where JSON has null.
+// Number is a number that is null in JSON if JSON cannot represent it; null is read as NaN.
 type Number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -162,7 +162,7 @@ func (v *Number) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*float64)(v))
 }
 
-// Finite reports whether it is a number.
+// Finite reports whether the number is finite.
 func (v Number) Finite() bool { return !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) }
 
 // Observer receives the records of a run, first to last, from one goroutine.
@@ -171,7 +171,7 @@ type Observer interface {
 	Close() error
 }
 
-// Lines writes records as JSON, one a line.
+// Lines writes records as JSON, one per line.
 type Lines struct {
 	W       io.Writer
 	Results bool // only Step, Validation and Done
@@ -201,10 +201,11 @@ func (l *Lines) Close() error {
 	return nil
 }
 
-// Observers are several, each with a name. One that fails is dropped: a full disk must not end a training run.
+// Observers is a list of named observers. An observer that fails is dropped, because a full disk must not end a
+// training run.
 type Observers struct {
 	list []named
-	Fail func(name string, err error) // is told which was dropped
+	Fail func(name string, err error) // reports an observer that was dropped
 }
 
 type named struct {
@@ -217,7 +218,7 @@ func (o *Observers) Add(name string, observer Observer) {
 	o.list = append(o.list, named{name, observer})
 }
 
-// Observe hands a record to all. The observer of results reports its error.
+// Observe passes a record to all observers. The observer of results reports its own error.
 func (o *Observers) Observe(r Record) {
 	var left []named
 	var failed []func()
@@ -234,7 +235,7 @@ func (o *Observers) Observe(r Record) {
 	}
 }
 
-// Close closes all.
+// Close closes all observers.
 func (o *Observers) Close() error {
 	var errs []error
 	for _, n := range o.list {
