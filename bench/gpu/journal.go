@@ -16,7 +16,7 @@ type Result struct {
 	Time  time.Time       `json:"time"`
 	Stage string          `json:"stage"`
 	Task  string          `json:"task"`
-	Kind  string          `json:"kind"` // of the data: one of the kinds below
+	Kind  string          `json:"kind"` // of the data; one of the kinds below
 	Data  json.RawMessage `json:"data"`
 }
 
@@ -56,7 +56,7 @@ const (
 	mostLog     = 12 << 20
 )
 
-// journal appends results to a file. Each is written at once, whole.
+// journal appends results to a file. Each is written immediately and completely.
 type journal struct {
 	mu     sync.Mutex
 	file   *os.File

@@ -35,8 +35,8 @@ type check struct {
 // task is a process, or tests in as many processes as they need.
 type task struct {
 	name  string
-	limit time.Duration // for the whole task
-	quiet time.Duration // longest time without a line; 0: the limit
+	limit time.Duration // of the whole task
+	quiet time.Duration // maximum time without output; 0: the limit
 	argv  []string      // a file of the bundle or a program of the system, and its arguments; {files}, {work} and {out} are folders
 	tests string        // a pattern: argv is a test binary
 	env   []string
@@ -129,9 +129,9 @@ func (r *running) line(line string) {
 	}
 }
 
-// process runs the task's program with further arguments, passes every line of its output to read, and kills
-// it with all its children when its time is up. An error says why it did not end well, with the end of its
-// output.
+// process runs the task's program with further arguments and passes every line of its output to read. When its
+// time is up, it kills the program and all its children. An error explains why it did not end well, with the end
+// of its output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
 	for i := range argv {
@@ -231,9 +231,9 @@ var (
 
 // results are those of tests so far, in all processes.
 type results struct {
-	open, done []string // tests running in the current process; tests that have passed or failed by themselves
-	bad, first []string // tests that did not pass; why
-	skipped    string   // why one was skipped
+	open, done []string // tests running in the current process; tests that have passed or failed on their own
+	bad, first []string // tests that did not pass, and why
+	skipped    string   // why a test was skipped
 }
 
 // runTests runs tests until each has had its turn. The first failure ends a process, because an error of a

@@ -18,7 +18,7 @@ import (
 // stage can be requested by name.
 type stage struct {
 	name, about string
-	names       []string // its possible arguments, one of which follows it
+	names       []string // possible arguments, one of which must follow the name
 	tasks       func(name string) []task
 }
 

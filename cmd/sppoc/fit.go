@@ -82,7 +82,7 @@ func foreseen(p *plan.Plan) string {
 	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
 }
 
-// bounded returns the placed memory of a plan, or the bound on it.
+// bounded returns the placed memory of a plan, or the bound on it if it is not placed.
 func bounded(p *plan.Plan) *plan.Memory {
 	m := p.Memory
 	if m.Placed {

@@ -22,8 +22,8 @@ const (
 	mostTokens = 1 << 40
 )
 
-// probePatience scales the work of a search for any plan that fits. There are about a dozen such searches. A search that ends early counts
-// as one that found nothing.
+// probePatience scales the work of a search for any plan that fits. There are about a dozen such searches. A
+// search that ends early is treated as if no plan fits.
 const probePatience = 0.05
 
 // longestSequence finds the longest sequence with which the job fits, with all other settings as in the spec, and the

@@ -28,7 +28,7 @@ import (
 )
 
 func main() {
-	// The first signal asks a search for the best so far; later signals have their default effect.
+	// The first signal makes a search return its best result so far; later signals have their default effect.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop)
 	env := &cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}

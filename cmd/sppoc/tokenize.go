@@ -113,7 +113,7 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// stoppedOr distinguishes a job that the user stopped, wrong input, and a failure.
+// stoppedOr distinguishes a job that the user stopped, invalid input, and a failure.
 func stoppedOr(err error, how string) error {
 	var path *fs.PathError
 	switch {

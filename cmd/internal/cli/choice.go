@@ -49,8 +49,8 @@ const (
 	filesAnnotation = "files" // file extensions; none: any
 )
 
-// Words declares the words that a flag accepts, for completion. For "KEY=VALUE" it offers the part up to "="
-// first.
+// Words declares the words that a flag accepts, for completion. For words of the form "KEY=VALUE", completion
+// first offers the part up to "=".
 func Words(flags *pflag.FlagSet, name string, words []string) {
 	annotate(flags, name, wordsAnnotation, words)
 }

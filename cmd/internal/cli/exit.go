@@ -32,7 +32,7 @@ func (e *exit) Error() string {
 
 func (e *exit) Unwrap() error { return e.err }
 
-// Wrong marks an error as caused by the input, except one that the compiler has caused.
+// Wrong marks an error as caused by the input, unless the compiler caused it.
 func Wrong(err error) error {
 	var bug *sppo.BugError
 	if err == nil || errors.As(err, &bug) {
@@ -67,7 +67,7 @@ func ExitCode(err error) int {
 	return Failed
 }
 
-// Report prints an error: diagnostics as they are, others in one line after the command's name.
+// Report prints an error: diagnostics unchanged, others on one line after the command's name.
 func (env *Env) Report(err error) int {
 	code := ExitCode(err)
 	var d *lang.Diagnostic

@@ -18,7 +18,7 @@ type Page struct {
 	Write   func(m *Manual)
 }
 
-// Manual writes a page in roff's man macros, for man and mandoc.
+// Manual builds a page in roff's man macros, for man and mandoc.
 type Manual struct{ b strings.Builder }
 
 var roff = strings.NewReplacer(`\`, `\e`, `-`, `\-`, "`", `\(ga`, `'`, `\(aq`)

@@ -13,7 +13,7 @@ import (
 type screen struct {
 	w     io.Writer
 	mutex sync.Mutex
-	begun []byte // start of a character that the last write cut
+	begun []byte // start of a character that the last write cut off
 }
 
 // Write implements io.Writer.
@@ -38,7 +38,7 @@ func (s *screen) flush() error {
 	return err
 }
 
-// incomplete returns how many bytes at the end begin a character that needs more.
+// incomplete returns the number of bytes at the end that are the start of an incomplete character.
 func incomplete(text []byte) int {
 	for n := 1; n <= min(utf8.UTFMax-1, len(text)); n++ {
 		if rest := text[len(text)-n:]; utf8.RuneStart(rest[0]) {

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSimulated is the largest number of ranks for which reports are simulated. Above it, programs are too
-// large to build for a few figures, and the estimate stays.
+// mostSimulated is the maximum number of ranks for which reports are simulated. Above it, building the program
+// takes too long for a few figures, so the estimate is kept.
 const mostSimulated = 1 << 13
 
 // Simulate replaces the plan's estimate of time by the simulated time of its program.
@@ -29,7 +29,7 @@ func (j *Job) Simulate() error {
 		}
 	}
 	t, err := sim.Run(program, ir.SectionStep, sim.Options{Spans: true})
-	if err != nil { // only the compiler's own program gets here
+	if err != nil { // only the compiler's own programs get here
 		return &sppo.BugError{Err: err}
 	}
 	reportTime(j.Plan, program, t)
@@ -37,8 +37,8 @@ func (j *Job) Simulate() error {
 	return j.estimateDocuments()
 }
 
-// estimateDocuments fills the plan's Documents where sequences hold several and the data is here: it simulates the step once more,
-// with attention faster by as many pairs as documents leave out.
+// estimateDocuments sets the plan's Documents if sequences hold several documents and the data is available. It
+// simulates the step again with attention sped up by the share of pairs that documents exclude.
 func (j *Job) estimateDocuments() error {
 	run := &j.Program.Run
 	if !run.DataOptions.Packs() {
@@ -71,8 +71,8 @@ func (j *Job) estimateDocuments() error {
 	return nil
 }
 
-// Peaks returns what fills the arenas of each code at its peak. Lifetimes are those of placement or, for a
-// program read from a file, those that its instructions show.
+// Peaks returns the contents of the arenas of each code at their peaks. Lifetimes are those of placement or, for a
+// program read from a file, those implied by its instructions.
 func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	peaks := make([][ir.NumArenas]ir.Peak, len(j.Program.Codes))
 	for i := range peaks {

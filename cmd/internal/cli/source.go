@@ -66,8 +66,8 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	return spec, Wrong(err)
 }
 
-// IsSpec refuses files whose extension shows that they are not specs, instead of reporting every character in
-// them.
+// IsSpec refuses files whose extension shows that they are not specs. Otherwise every character in them would be
+// reported.
 func IsSpec(file string) error {
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".sppb", ".sppir":
@@ -78,7 +78,7 @@ func IsSpec(file string) error {
 	return nil
 }
 
-// Job is an input file with what is known about it: a program has no plan, a plan no spec.
+// Job is an input file with all that is known about it. A program has no plan; a plan has no spec.
 type Job struct {
 	Spec    *lang.Spec
 	Plan    *plan.Plan
