@@ -89,7 +89,8 @@ func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, don
 	return list, func() error { return nil }, nil
 }
 
-// sources returns all tensors of the folder that the model comes from, with new values for those of the model.
+// sources returns all tensors of the folder from which the model comes, with new values for the model's own
+// tensors.
 func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() error, error) {
 	if e.Config != nil {
 		return e.newSources(ctx)

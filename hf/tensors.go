@@ -9,8 +9,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// naming maps our tensors to those of an architecture: our name without the number of a layer, and the place in
-// theirs.
+// naming maps our tensors to those of an architecture: from our name, without a layer number, to the place in the
+// architecture's tensors.
 type naming struct {
 	tensors map[string]place
 	prefix  string   // of all names except the head's; some folders omit it
@@ -22,7 +22,7 @@ type how int
 
 const (
 	same       how = iota
-	transposed     // as nn.Linear has it: [out, in], where ours are [in, out]
+	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
 )
 
 // place is where a tensor is stored. In a fused tensor it follows the ones in after.
@@ -97,7 +97,7 @@ var (
 	gemmaNames = naming{tensors: merged(llamaPlaces, gemmaPlaces), prefix: "model.", ignored: rotaryBuffers}
 	phiNames   = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
 
-	// GPT-2's Conv1D is [in, out], as ours are; c_attn holds q, k and v side by side.
+	// GPT-2's Conv1D is [in, out], like our matrices; c_attn holds q, k and v side by side.
 	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{
 		"embed": plain("transformer.wte.weight"), "pos": plain("transformer.wpe.weight"), "head": plain("lm_head.weight"),
 		"ln_f.gamma": plain("transformer.ln_f.weight"), "ln_f.beta": plain("transformer.ln_f.bias"),
@@ -185,8 +185,7 @@ func across(t *ir.Tensor) int64 {
 	return t.Shape[1]
 }
 
-// add appends one of our tensors: a range of rows if it is transposed or a vector, otherwise a range of
-// columns.
+// add appends one of our tensors: a range of rows if it is transposed or a vector, otherwise a range of columns.
 func (s *stored) add(t ir.Tensor, turned bool, at int64) {
 	p := part{Tensor: t, transposed: turned}
 	var shape []int64

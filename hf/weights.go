@@ -16,8 +16,7 @@ type Values interface {
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
 
-// Weights provides the weights of a folder as values of our tensors. Several goroutines may call its methods at
-// once.
+// Weights provides the weights of a folder as values of our tensors. Its methods are safe for concurrent use.
 type Weights struct {
 	// Ignored lists tensors of the folder that the model does not use: buffers, a second copy of a tied
 	// embedding, and parts of the folder that are not a language model.

@@ -1,15 +1,15 @@
-// Package safetensors reads and writes the files of that name in which the Hugging Face hub keeps weights: one file, or
-// several with an index.
+// Package safetensors reads and writes safetensors files, in which the Hugging Face hub stores weights: one file,
+// or several with an index.
 //
 //	format.go  types of values, the header and its checks
 //	read.go    a folder's tensors, read in place
 //	write.go   files of a folder, written as a stream
 //	half.go    f16 and bf16
 //
-// A file is the length of its header (8 bytes, little-endian), the header (a JSON object with the type, shape and place of
-// each tensor) and the values of all tensors without gaps (https://huggingface.co/docs/safetensors). Values are read by
-// position: a process holds the bytes that it asks for and no others, and a file that shrinks meanwhile is an error. A mapped
-// file would be a fault there.
+// A file consists of the length of its header (8 bytes, little-endian), the header (a JSON object with the type,
+// shape and place of each tensor) and the values of all tensors without gaps
+// (https://huggingface.co/docs/safetensors). Values are read by position, so a process holds only the bytes that
+// it requests. A file that shrinks meanwhile is an error; with a mapped file it would be a fault.
 //
 // The package knows no model.
 package safetensors

@@ -28,7 +28,7 @@ var typeBits = map[string]uint64{
 	"I16": 16, "U16": 16, F16: 16, BF16: 16, "I32": 32, "U32": 32, F32: 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }
 
-// Info describes a tensor as a header does.
+// Info describes a tensor as in a header.
 type Info struct {
 	Name  string
 	DType string
@@ -86,7 +86,8 @@ type header struct {
 	entries  []entry
 }
 
-// readHeader reads and checks the header of a file of that many bytes. It returns where the values start.
+// readHeader reads and checks the header of a file of the given size. It returns the header and the offset of the
+// values.
 func readHeader(r io.ReaderAt, size int64) (*header, int64, error) {
 	var prefix [8]byte
 	if size < int64(len(prefix)) {
@@ -184,7 +185,7 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + " ..."
 }
 
-// eachMember calls f for every member of a JSON object. Unlike the decoding of a map it refuses a name that comes twice.
+// eachMember calls f for every member of a JSON object. Unlike decoding into a map, it refuses duplicate names.
 func eachMember(text []byte, f func(name string, value json.RawMessage) error) error {
 	in := json.NewDecoder(bytes.NewReader(text))
 	if first, err := in.Token(); err != nil || first != json.Delim('{') {
@@ -221,7 +222,8 @@ func eachMember(text []byte, f func(name string, value json.RawMessage) error) e
 	return nil
 }
 
-// check demands that the tensors cover the file's values: no holes, no overlaps, no end elsewhere, sizes as types and shapes say.
+// check checks that the tensors cover the file's values: no gaps, no overlaps, the right end, and sizes that match
+// types and shapes.
 func (h *header) check(values int64) error {
 	slices.SortFunc(h.entries, func(a, b entry) int {
 		if a.begin != b.begin {

@@ -27,8 +27,8 @@ func widen(out []float32, in []byte, dtype string) {
 	}
 }
 
-// Append appends f32 values in a convertible type, rounded to the nearest, to even on a tie. A finite value that f16 cannot hold
-// is an error that gives its index.
+// Append appends f32 values in a convertible type, rounded to nearest, ties to even. If f16 cannot represent a
+// finite value, the error gives the value's index.
 func Append(out []byte, values []float32, dtype string) ([]byte, error) {
 	for i, v := range values {
 		switch dtype {
@@ -52,7 +52,7 @@ func Append(out []byte, values []float32, dtype string) ([]byte, error) {
 func toBF16(f float32) uint16 {
 	b := math.Float32bits(f)
 	if f != f {
-		return uint16(b>>16) | 0x40 // also where the upper half alone would be an infinity
+		return uint16(b>>16) | 0x40 // a NaN must not become an infinity
 	}
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
@@ -70,12 +70,12 @@ func fromF16(h uint16) float32 {
 	return math.Float32frombits(sign | (exponent+127-15)<<23 | fraction<<13)
 }
 
-// toF16 rounds to the nearest binary16, to even on a tie.
+// toF16 rounds to the nearest binary16, ties to even.
 func toF16(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign, magnitude := uint16(b>>16&0x8000), b&0x7fffffff
 	switch {
-	case magnitude > 0x7f800000: // NaN: the payload's upper bits stay
+	case magnitude > 0x7f800000: // NaN: keep the upper bits of the payload
 		return sign | 0x7e00 | uint16(magnitude>>13&0x3ff)
 	case magnitude >= 0x477ff000: // rounds to 2^16 or more
 		return sign | 0x7c00

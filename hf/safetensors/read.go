@@ -24,11 +24,11 @@ const (
 type Tensor struct {
 	Info
 	File  string // its path
-	begin int64  // in the file
+	begin int64  // offset in the file
 	from  io.ReaderAt
 }
 
-// Folder is the weights of a folder, open for reading. Its methods may be called by several goroutines at once.
+// Folder provides the weights of a folder for reading. Its methods are safe for concurrent use.
 type Folder struct {
 	Path     string
 	Metadata map[string]string // of the first file
@@ -37,8 +37,8 @@ type Folder struct {
 	files    []*os.File
 }
 
-// Open opens and checks the weights of a folder: model.safetensors, or the files that model.safetensors.index.json names. An
-// error names the file.
+// Open opens and checks the weights of a folder: model.safetensors, or the files listed in
+// model.safetensors.index.json. An error names the file.
 func Open(dir string) (_ *Folder, err error) {
 	f := &Folder{Path: dir, index: map[string]int{}}
 	defer func() {
@@ -88,7 +88,7 @@ func (f *Folder) Close() error {
 // Tensors returns all tensors in the order of the files. The caller must not change them.
 func (f *Folder) Tensors() []Tensor { return f.tensors }
 
-// Find returns the tensor of a name, or nil.
+// Find returns the tensor with a name, or nil.
 func (f *Folder) Find(name string) *Tensor {
 	i, ok := f.index[name]
 	if !ok {
@@ -97,13 +97,13 @@ func (f *Folder) Find(name string) *Tensor {
 	return &f.tensors[i]
 }
 
-// shard is a file of an index with the tensors that it must hold.
+// shard is a file of an index, with the tensors that it must contain.
 type shard struct {
 	file  string
 	names map[string]bool
 }
 
-// open reads the header of a file and adds its tensors. With a shard they must be those of the index.
+// open reads the header of a file and adds its tensors. If a shard is given, they must be those of the index.
 func (f *Folder) open(path string, s *shard) error {
 	file, size, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && s != nil {
@@ -138,7 +138,7 @@ func (f *Folder) open(path string, s *shard) error {
 	return nil
 }
 
-// readIndex reads which file holds which tensor. Files are in the order of their names.
+// readIndex reads which file contains which tensor. Files are sorted by name.
 func readIndex(path string) ([]*shard, error) {
 	text, err := infile.Read(path, MaxHeader)
 	if err != nil {
@@ -199,13 +199,13 @@ func (t *Tensor) ReadAt(p []byte, off int64) (int, error) {
 	case n == len(p) && short:
 		err = io.EOF
 	case n == len(p):
-		err = nil // also where the values are the file's last
+		err = nil // io.EOF is possible if the values are the last in the file
 	}
 	return n, err
 }
 
-// Float32s reads len(out) values from element first on as f32, which is exact. The type must be convertible. buffer is for raw
-// bytes; it is returned for the next call, larger if it was too small.
+// Float32s reads len(out) values, starting at element first, as f32, which is exact. The type must be convertible.
+// buffer holds raw bytes; it is returned for the next call, enlarged if it was too small.
 func (t *Tensor) Float32s(out []float32, first int64, buffer []byte) ([]byte, error) {
 	if !Convertible(t.DType) {
 		return buffer, fmt.Errorf("tensor %q has values of type %s; F32, F16 and BF16 can be read", t.Name, t.DType)

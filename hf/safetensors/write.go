@@ -17,15 +17,15 @@ import (
 // larger.
 const ShardBytes = 5_000_000_000
 
-// Source is a tensor to write. Write puts exactly its bytes.
+// Source is a tensor to write. Write must write exactly its bytes.
 type Source struct {
 	Info
 	Write func(w io.Writer) error
 }
 
-// Write writes the tensors to a folder that exists: one file, or several with an index where they take more than shardBytes.
-// It streams: the sources alone decide how much memory it takes. Tensors keep their order over files; within one, those with the
-// widest values stand first, so that all are aligned.
+// Write writes the tensors to an existing folder: one file, or several with an index if they take more than
+// shardBytes. It streams, so only the sources determine its memory use. Tensors keep their order across files.
+// Within a file, tensors with the widest values come first, so that all are aligned.
 func Write(ctx context.Context, dir string, sources []Source, metadata map[string]string, shardBytes int64) error {
 	shards := divide(sources, shardBytes)
 	index := struct {
@@ -57,7 +57,7 @@ func Write(ctx context.Context, dir string, sources []Source, metadata map[strin
 	return os.WriteFile(filepath.Join(dir, IndexFile), append(text, '\n'), 0o644)
 }
 
-// divide deals tensors to files in order.
+// divide assigns tensors to files in order.
 func divide(sources []Source, shardBytes int64) [][]Source {
 	shards, room := [][]Source{nil}, shardBytes
 	for _, s := range sources {
@@ -72,7 +72,7 @@ func divide(sources []Source, shardBytes int64) [][]Source {
 	return shards
 }
 
-// WriteFile writes one file and brings it to the disk. The writer also gets a copy of all its bytes, for checksums.
+// WriteFile writes one file and syncs it to disk. The writer `also` gets a copy of all bytes, for checksums.
 func WriteFile(ctx context.Context, path string, sources []Source, metadata map[string]string, also io.Writer) (err error) {
 	sources = slices.Clone(sources)
 	slices.SortStableFunc(sources, func(a, b Source) int { return int(typeBits[b.DType]) - int(typeBits[a.DType]) })
