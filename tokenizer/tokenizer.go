@@ -15,7 +15,7 @@ import (
 	"sync"
 )
 
-// Tokenizer is immutable once read. Its methods may be called from several goroutines at a time.
+// Tokenizer is immutable after it has been read. Its methods are safe for concurrent use.
 type Tokenizer struct {
 	tokens    map[string]uint32 // the model's vocabulary and the added tokens
 	names     map[uint32]string // the inverse of tokens; if several names have one ID, the model's
@@ -43,8 +43,8 @@ type model interface {
 type piece struct {
 	text  string
 	id    uint32
-	done  bool // id is that of an added token; text is not used any more
-	first bool // it starts where the text starts
+	done  bool // id is that of an added token; text is no longer used
+	first bool // it starts at the start of the text
 }
 
 // encoder is the scratch memory of Encode, kept for later calls.
