@@ -138,9 +138,9 @@ func rankCorrelation(plans []calibration) float64 {
 	return both / math.Sqrt(of*other)
 }
 
-// order returns -1 if the first list's values are smaller, 1 if they are larger, 0 if the measurement does
-// not tell. It is the rank sum test of Mann and Whitney, at a level of 1% for lists that do not differ, and
-// assumes no distribution.
+// order returns -1 if the first list's values are smaller, 1 if they are larger, and 0 if the measurement cannot
+// tell. It is the rank sum test of Mann and Whitney, which assumes no distribution, at a level of 1% for lists
+// that do not differ.
 func order(a, b []float64) int {
 	const sure = 2.576 // standard deviations
 	n, m := float64(len(a)), float64(len(b))
@@ -226,7 +226,7 @@ func (c *calibration) simulate(b *testing.B, machine ir.Machine) {
 	c.simulated = float64(timeline.Makespan)
 }
 
-// The result of order for lists that differ, that do not, and that are short.
+// order distinguishes lists that differ, lists that do not, and lists that are too short.
 func TestOrderOfPlans(t *testing.T) {
 	few, many, more := []float64{1, 2, 3}, []float64{1, 2, 3, 4, 5, 6, 7, 8}, []float64{7, 8, 9, 10, 11, 12, 13, 14}
 	for _, c := range []struct {

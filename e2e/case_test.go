@@ -12,10 +12,10 @@ import (
 // after "=" in the spec.
 type Case struct {
 	Family, Positions, DType string
-	Traits                   string // other keys of the model, as a spec has them
+	Traits                   string // further keys of the model, as in a spec
 	Tied                     bool
 	KVHeads, Batch           int
-	Window                   string // of attention by layer, as [5, 20]; empty: none
+	Window                   string // attention windows by layer, as in [5, 20]; empty: none
 
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 means 1
@@ -32,7 +32,7 @@ type Case struct {
 	OptimizerOffload          string // none | host
 	Moments                   string // f32 | bf16
 	NoDecay                   string // norms, biases | groups, separated by a comma and a blank
-	Tuning                    string // a line of the block train: adapter or freeze
+	Tuning                    string // a line of the train block: adapter or freeze
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
@@ -61,7 +61,8 @@ const (
 	momentum          = 0.9
 )
 
-// optimizer is the call of the case's optimizer, and naiveOptimizer the same for the independent implementation.
+// optimizer returns the call of the case's optimizer in the spec; naiveOptimizer returns the same optimizer for
+// the independent implementation.
 func (c Case) optimizer() string {
 	common := fmt.Sprintf("lr = %g, weight_decay = %g, no_decay = [%s], moments = %s", lr, weightDecay, orElse(c.NoDecay, "norms, biases"), orElse(c.Moments, "f32"))
 	means := fmt.Sprintf("betas = [%g, %g], eps = %g", beta1, beta2, eps)
@@ -154,7 +155,7 @@ func (c Case) offload() string {
 	return c.Offload
 }
 
-// orElse returns a choice, or the plainest if a case leaves it open.
+// orElse returns a choice, or the plainest value if the case leaves it open.
 func orElse(choice, plainest string) string {
 	if choice == "" {
 		return plainest
@@ -223,7 +224,7 @@ schedule tiny {
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
-// positionsLine is how the spec says Positions, where the traits do not.
+// positionsLine returns the line with Positions, unless the traits have one.
 func (c Case) positionsLine() string {
 	if strings.Contains(c.Traits, "positions = ") {
 		return ""
@@ -231,7 +232,7 @@ func (c Case) positionsLine() string {
 	return "  positions = " + c.Positions + "\n"
 }
 
-// lines is each line of a text as one of a block.
+// lines indents each line of a text for a block.
 func lines(text string) (out string) {
 	for line := range strings.Lines(text) {
 		out += "  " + strings.TrimSpace(line) + "\n"
@@ -239,7 +240,7 @@ func lines(text string) (out string) {
 	return out
 }
 
-// models are the traits of published models and of some that nobody has published, by name.
+// models lists, by name, the traits of published models and of some unpublished ones.
 var models = map[string]string{
 	"":       "",
 	"qwen2":  "bias = [qkv]",
@@ -265,7 +266,7 @@ func (c Case) String() string {
 		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"]) + c.tuningName()
 }
 
-// tuningName is what of a line of the block train tells cases apart.
+// tuningName returns the part of a train line that distinguishes cases.
 func (c Case) tuningName() string {
 	if c.Tuning == "" {
 		return ""
@@ -273,7 +274,7 @@ func (c Case) tuningName() string {
 	return "-" + strings.NewReplacer(" = ", ".", "[", "", "]", "", ", ", ".", "\"", "", "(", ".", ")", "").Replace(c.Tuning)
 }
 
-// modelName is the family, and the name of the traits where there are others.
+// modelName returns the family, with the name of the traits if there are any.
 func (c Case) modelName() string {
 	for name, traits := range models {
 		if traits == c.Traits && name != "" {

@@ -10,8 +10,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestChosenToFit gives devices less memory than a case needs, and leaves to the passes what is kept,
-// offloaded and recomputed: the program fits, and equals bitwise the one with enough memory.
+// TestChosenToFit gives devices less memory than a case needs, and lets the passes choose what to keep, offload
+// and recompute. The program must fit, and must be bitwise equal to the one with enough memory.
 func TestChosenToFit(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 6},

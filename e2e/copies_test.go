@@ -14,9 +14,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestWhenCopiesGo: the lag of copies out and the distance of reloads change no bit, for any order of tasks.
-// Every such plan verifies, and a run touches its peaks. Lags and distances are edited into the plan, because
-// the passes choose them by time, and tiny jobs give them no reason to.
+// TestWhenCopiesGo checks that neither the lag of copies out nor the distance of reloads changes any bit, for any
+// task order. Every such plan must verify, and a run must touch its peaks. Lags and distances are edited into the
+// plan, because the passes choose them by time, and tiny jobs give them no reason to.
 func TestWhenCopiesGo(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 1, DP: 1, N: 5, Microbatch: 1, Offload: "full"},
@@ -43,8 +43,8 @@ func TestWhenCopiesGo(t *testing.T) {
 	}
 }
 
-// TestGradientsPutOff splits backwards by hand and moves their weight-gradient halves anywhere later. As long
-// as those keep their order, no bit changes, whatever else the plan says.
+// TestGradientsPutOff splits backwards by hand and moves their weight-gradient halves to any later position. If
+// the halves keep their order, no bit changes, whatever else the plan contains.
 func TestGradientsPutOff(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -96,8 +96,8 @@ func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	return append(out, late...)
 }
 
-// TestBlocksOfKeys: how early blocks of K and V arrive changes no bit, and their length changes only
-// rounding, whether they divide the subsequences or are longer than all of them.
+// TestBlocksOfKeys checks that the time at which blocks of K and V arrive changes no bit, and that their length
+// changes only rounding, whether they divide the subsequences or are longer than all of them.
 func TestBlocksOfKeys(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full", Keep: "[]"},
@@ -143,8 +143,8 @@ func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 	return result
 }
 
-// TestMixedPlacements: every unit of every layer, subsequence and stage may be kept, offloaded or recomputed
-// independently of others: no bit changes. Placements are drawn at random.
+// TestMixedPlacements checks that every saved tensor of every layer, subsequence and stage may be kept, offloaded
+// or recomputed independently of others without changing any bit. Placements are drawn at random.
 func TestMixedPlacements(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -172,7 +172,7 @@ func TestMixedPlacements(t *testing.T) {
 	}
 }
 
-// drawPlacements draws a placement for every unit; the layer's input, the first unit of a layer, cannot be
+// drawPlacements draws a placement for every saved tensor. The first one of a layer, its input, cannot be
 // recomputed.
 func drawPlacements(r *rand.Rand, p *plan.Plan) {
 	units := slices.DeleteFunc(slices.Clone(p.Units), func(u plan.Unit) bool { return u.Block != "layer" || u.Type != plan.Type1 })
@@ -191,8 +191,9 @@ func drawPlacements(r *rand.Rand, p *plan.Plan) {
 	p.Offload.Lag, p.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)
 }
 
-// TestRecomputedCaches: K and V that the backward computes again from the inputs of their layers change no bit, wherever those inputs
-// are and however a layer is shared; and each layer but those of the last group has them computed once more, no other twice.
+// TestRecomputedCaches checks that recomputing K and V in the backward pass from the inputs of their layers
+// changes no bit, wherever those inputs are and however a layer is divided. K and V of each layer are recomputed
+// once, except those of the last group, which are not recomputed.
 func TestRecomputedCaches(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 2, Batch: 2, SP: 2, DP: 1, N: 5},
@@ -222,7 +223,7 @@ func TestRecomputedCaches(t *testing.T) {
 	}
 }
 
-// recomputedRows counts the writes of K that stand for those of a forward, in the step of a rank.
+// recomputedRows returns the number of recomputations of K in the step of a rank.
 func recomputedRows(p *ir.Program) (n int) {
 	code := &p.Codes[0]
 	for i := range code.Sections[ir.SectionStep] {

@@ -74,20 +74,20 @@ func (r row) toCase() Case {
 	for i, s := range space {
 		s.set(&c, r[i])
 	}
-	if c.SPMode == "ring" { // whose subsequences are multiples of twice sp
+	if c.SPMode == "ring" { // subsequences are multiples of twice sp
 		c.Sequence *= 2
 	}
 	sum := 0
 	for _, value := range r {
 		sum += value
 	}
-	if sum%3 == 0 { // in a third of the cases, as a setting of its own would make them more than they need be
+	if sum%3 == 0 { // in a third of the cases: as a separate setting it would need more cases
 		c.OptimizerOffload = "host"
 	}
 	return c
 }
 
-// forbidden are pairs of choices that no spec can combine.
+// forbidden lists pairs of choices that no spec can combine.
 var forbidden = []struct {
 	a, b   string
 	clash  func(a, b int) bool // by the index of the values
@@ -156,7 +156,7 @@ func (r row) extend(t tuple, from, left int, yield func(tuple) bool) bool {
 	return true
 }
 
-// coverage holds the tuples of a space that some spec can have, and which of them the rows have so far.
+// coverage holds the tuples of a space that some spec can have, and which of them the rows already contain.
 type coverage struct {
 	strength int
 	order    []tuple // all of them, in order of settings and values
@@ -169,7 +169,7 @@ func newCoverage(strength int) *coverage {
 	return v
 }
 
-// fill adds what a row becomes when a number of further settings take a value.
+// fill adds the tuples that a row gains when a number of further settings take a value.
 func (v *coverage) fill(r row, from, left int) {
 	if left == 0 {
 		if r.allowed() {
@@ -204,8 +204,8 @@ func (v *coverage) add(r row) {
 	}
 }
 
-// next returns a row with the first uncovered tuple and then, setting by setting, the value that covers most
-// others.
+// next returns a row that contains the first uncovered tuple. It then chooses, setting by setting, the value that
+// covers most other tuples.
 func (v *coverage) next() row {
 	r := openRow()
 	for _, t := range v.order {
@@ -245,8 +245,8 @@ func (v *coverage) best(r row, i int) int {
 	return best
 }
 
-// cover returns rows that have every pair of values and then, up to a limit, as many triples as a greedy
-// search finds.
+// cover returns rows that contain every pair of values and then, up to a limit, as many triples as a greedy search
+// finds.
 func cover(limit int) (rows []row, pairs, triples *coverage) {
 	pairs, triples = newCoverage(2), newCoverage(3)
 	for len(pairs.open) > 0 || len(rows) < limit && len(triples.open) > 0 {

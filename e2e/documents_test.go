@@ -26,8 +26,8 @@ type drawnCorpus struct {
 	mask      []byte // nil: none
 }
 
-// drawCorpus writes tokens below vocab, at least as many as are asked for. Documents of one token, and ones longer than a sequence
-// occur. Each ends with token 0 if they are told apart by that.
+// drawCorpus writes at least the given number of tokens below vocab. Documents of one token, and documents longer
+// than a sequence, occur. With byToken each document ends with token 0.
 func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken, masked bool) *drawnCorpus {
 	t.Helper()
 	c := &drawnCorpus{dir: t.TempDir()}
@@ -65,16 +65,16 @@ func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken,
 	return c
 }
 
-// attends names the traits that decide how attention goes over keys.
+// attends names the traits that affect how attention goes over keys.
 var attends = []string{"sp_mode = ring", "sp_mode = ulysses", "mux = left", "mux = right", "keep = []", "keep = [k]", "recompute = full",
 	"order = layer", "microbatches of several sequences", "layers of several windows", "a bf16 model"}
 
-// TestDocuments trains random models under random schedules on sequences of several documents. Each draw keeps the promises of
-// TestRandomSpecs, and the plain program equals training on each document by itself. Borders fall anywhere: inside subsequences,
-// at their edges, next to each other.
+// TestDocuments trains random models with random schedules on sequences of several documents. Each draw must have
+// the properties that TestRandomSpecs checks, and the plain program must equal training on each document
+// separately. Borders are anywhere: inside subsequences, at their edges, next to each other.
 func TestDocuments(t *testing.T) {
 	wanted := traits
-	if os.Getenv("SPPO_LONG") == "" { // those in which attention itself differs
+	if os.Getenv("SPPO_LONG") == "" { // traits in which attention itself differs
 		wanted = slices.DeleteFunc(slices.Clone(traits), func(x trait) bool { return !slices.Contains(attends, x.name) })
 		if len(wanted) != len(attends) {
 			t.Errorf("%d traits of %d exist", len(wanted), len(attends))
@@ -92,7 +92,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 	t.Helper()
 	for range 20000 {
 		d := drawSpec(r)
-		if strings.Contains(d.text, "longrope") { // depends on the length of the sequence
+		if strings.Contains(d.text, "longrope") { // its frequencies depend on the length of the sequence
 			continue
 		}
 		spec, err := parse(d.text)
@@ -138,8 +138,9 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 	t.Errorf("no draw with %s can be scheduled", wanted.name)
 }
 
-// checkEachDocument compares the first step of the plain program with the independent implementation over each document by
-// itself, weighed by labels that count. Deep models multiply what bf16 rounds, so that their gradients are compared in f32.
+// checkEachDocument compares the first step of the plain program with the independent implementation on each
+// document separately, weighted by the labels that count. Deep models amplify the rounding of bf16, so their
+// gradients are compared in f32.
 func checkEachDocument(t *testing.T, d *drawn, plain *Result) {
 	t.Helper()
 	if d.model.DType == "bf16" {
@@ -161,14 +162,14 @@ func checkEachDocument(t *testing.T, d *drawn, plain *Result) {
 	raiseAdapters(t, p, job)
 	weights := doubles(tensors(t, p, job, ir.RoleWeight))
 	loss, grads := eachDocument(t, p, weights)
-	tol := tolerances[d.model.DType] // of E3: random models round more than those of TestPlainEqualsNaive
+	tol := tolerances[d.model.DType] // of E3, because random models round more than those of TestPlainEqualsNaive
 	checkRelative(t, "loss of step 1, each document by itself", plain.Losses[0], loss, tol.loss)
 	names := slices.DeleteFunc(naive.Names(naiveModel(t, p)), func(name string) bool { return !holds(p, name, ir.RoleGrad) })
 	checkGradients(t, d.model, "step 1, each document by itself", plain.Grads, grads, names, tol)
 }
 
-// eachDocument returns the mean loss of the labels of step 1 and its gradients. Documents are found in the positions that the
-// program would load, whose own test is in package corpus.
+// eachDocument returns the mean loss of the labels of step 1 and its gradients. It finds documents by the
+// positions that the program would load; package corpus tests those positions.
 func eachDocument(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, naive.Tensors) {
 	t.Helper()
 	data, err := vm.OpenData(&p.Run, "")
@@ -216,7 +217,7 @@ func eachDocument(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, 
 	return loss / float64(labels), sums
 }
 
-// oneDocument returns the sum of the losses of a document's labels, how many there are, and the gradients.
+// oneDocument returns the sum of the losses of a document's labels, the number of labels, and the gradients.
 func oneDocument(t *testing.T, p *ir.Program, weights naive.Tensors, tokens, targets []int32) (float64, int, naive.Tensors) {
 	t.Helper()
 	if len(tokens) < 2 {

@@ -33,7 +33,7 @@ func checkCase(t *testing.T, c Case) {
 	checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
 }
 
-// outside are cases beyond the space: sequences longer than the tiles of attention, a vocabulary so wide that
+// outside lists cases beyond the space: sequences longer than the tiles of attention, a vocabulary so wide that
 // the head takes several chunks of a subsequence, stages with different numbers of layers, more replicas.
 var outside = []Case{
 	{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, Layers: 2, Sequence: 640, Vocab: tinyVocab,
@@ -77,13 +77,13 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of Q
 		Tuning: "adapter = lora(rank = 2, targets = [k_proj])",
 		PP:     2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full"},
-	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor of attention
+	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor one of attention
 		Tuning: "adapter = lora(rank = 2, alpha = 6, targets = [up_proj, down_proj])",
 		PP:     2, SP: 1, DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab,
 		Tuning: "adapter = lora(rank = 4, alpha = 3, targets = [gate_up_proj])",
 		PP:     2, SP: 1, DP: 1, N: 9, Microbatch: 1, Mux: "right", Partition: "flops", Offload: "full", Recompute: "full"},
-	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 4, Layers: 5, Sequence: 48, Vocab: tinyVocab, // not all layers of a stage have a backward
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 4, Layers: 5, Sequence: 48, Vocab: tinyVocab, // not all layers of a stage have a backward pass
 		Tuning: `freeze = [embeddings, "layer.0-1"]`,
 		PP:     2, SP: 2, DP: 2, Zero: "3", N: 3, Microbatch: 1, Partition: "flops", Offload: "0.5", Recompute: "full"},
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 6, Layers: 6, Sequence: 48, Vocab: tinyVocab, // no layer of the first stage has one
@@ -109,11 +109,11 @@ func TestOutsideTheSpace(t *testing.T) {
 	}
 }
 
-// TestProduct runs the full product of the settings that decide arithmetic and order: family, key and value
-// heads, storage, pp, sp, dp, subsequences, offload, batch. The other settings are drawn once for each group
-// of cases that differ only in pp and offload, so that the group shares its references. It runs with
-// SPPO_LONG=1, and ends after 25 minutes or as many as SPPO_LONG says. It prints the number of cases;
-// SPPO_SEED repeats a run.
+// TestProduct runs the full product of the settings that determine arithmetic and order: family, key and value
+// heads, storage, pp, sp, dp, subsequences, offload, batch. The other settings are drawn once for each group of
+// cases that differ only in pp and offload, so that the group shares its references. It runs with SPPO_LONG=1 and
+// ends after 25 minutes, or after the number of minutes in SPPO_LONG. It prints the number of cases; SPPO_SEED
+// repeats a run.
 func TestProduct(t *testing.T) {
 	minutes, _ := strconv.Atoi(os.Getenv("SPPO_LONG"))
 	switch minutes {

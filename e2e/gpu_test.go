@@ -52,9 +52,9 @@ func runOn(t *testing.T, c Case, on computer) *Result {
 	return r
 }
 
-// checkOn checks a case on a computer for E1, E2 and E5, and for E3 against the plain program on the CPU.
-// Bits are not compared if the device chooses algorithms for products by the addresses of operands, which
-// differ between schedules.
+// checkOn checks a case on a computer for E1, E2 and E5, and for E3 against the plain program on the CPU. It does
+// not compare bits if the device chooses algorithms for products by the addresses of operands, which differ
+// between schedules.
 func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	t.Helper()
 	got := runOn(t, c, on)
@@ -141,7 +141,7 @@ func TestGPUResume(t *testing.T) {
 	forResumed(t, func(t *testing.T, c Case) { resumeOn(t, c, on) })
 }
 
-// The tests for GPUs on the CPU, which tests the tests.
+// The tests for GPUs also run on the CPU, to test the tests themselves.
 func TestOnAnyComputer(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

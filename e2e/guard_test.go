@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// stateOf gathers all that a checkpoint would hold, as bits.
+// stateOf returns the contents of a checkpoint as bits.
 func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
 	t.Helper()
 	for i := range p.Tensors {
@@ -28,7 +28,8 @@ func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
 	return bits
 }
 
-// guarded runs steps and demands of every skipped one that it changes no bit of the state, and of every other one that it does.
+// guarded runs steps and checks that a skipped step changes no bit of the state and that every other step changes
+// some.
 func guarded(t *testing.T, job *vm.Job, p *ir.Program, steps int) (results []string, skipped int) {
 	t.Helper()
 	before := stateOf(t, job, p)
@@ -49,8 +50,9 @@ func guarded(t *testing.T, job *vm.Job, p *ir.Program, steps int) (results []str
 	return results, skipped
 }
 
-// Steps whose gradients are too large leave weights and optimizer state as they were, under every optimizer and wherever its state
-// is. All ranks agree, a resumed run skips the same steps, and the division into stages changes no bit.
+// Steps whose gradients are too large leave weights and optimizer state unchanged, under every optimizer and
+// wherever its state is. All ranks agree, a resumed run skips the same steps, and the division into stages changes
+// no bit.
 func TestSpikesAreSkipped(t *testing.T) {
 	for _, x := range []struct {
 		dtype string
@@ -102,7 +104,7 @@ func TestSpikesAreSkipped(t *testing.T) {
 	}
 }
 
-// Gradients that are not finite change nothing, whatever the guard.
+// Gradients that are not finite change nothing, with any guard.
 func TestNonFiniteStepsAreSkipped(t *testing.T) {
 	for _, optimizer := range []string{"adamw(lr = 1e9)", "muon(lr = 1e18)", "sgd(lr = 1e18)"} {
 		c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The result
-// must be refused if the kind is promised. For other kinds the verifier cannot know what was meant, and
-// refusals are counted.
+// mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The verifier must
+// refuse the result if the kind is promised. For other kinds the verifier cannot know the intention, and refusals
+// are counted.
 type mutation struct {
 	name     string
 	promised bool
@@ -90,7 +90,7 @@ func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
 	}
 }
 
-// mutant is a program of which one section of one code may be changed.
+// mutant is a program with one section of one code that may be changed.
 type mutant struct {
 	*rand.Rand
 	p    *ir.Program

@@ -29,7 +29,7 @@ var muxCases = []Case{
 	{PP: 8, N: 16, SP: 2, DP: 1, Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Offload: "none", Layers: 9, Recompute: "selective"},
 }
 
-// completeMux fills in what mux cases have in common.
+// completeMux sets the common settings of mux cases.
 func (c Case) completeMux() Case {
 	c.Mux, c.Batch, c.Microbatch, c.Partition = "left", max(c.Batch, c.DP), max(1, c.Microbatch), "flops"
 	rows := 32
@@ -119,8 +119,8 @@ func TestMuxShares(t *testing.T) {
 	}
 }
 
-// TestMuxKeyShares checks in the program the turnaround: of the keys that the queries of a task see on
-// average, each helper has its share, to a step of the grid, and the stage itself the rest.
+// TestMuxKeyShares checks the turnaround in the program. Of the keys that the queries of a task see on average,
+// each helper has its share, up to a step of the grid, and the stage itself has the rest.
 func TestMuxKeyShares(t *testing.T) {
 	for _, c := range completeCases() {
 		c.Mux = "right"
@@ -175,8 +175,8 @@ func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 	return list
 }
 
-// TestMuxKeepsActivations checks in the program that what a piece saved for its backward is read on the rank
-// that computed it, and that no message of a backward pass carries any of it.
+// TestMuxKeepsActivations checks in the program that tensors saved by a piece for its backward pass are read on
+// the rank that computed them, and that no message of a backward pass carries them.
 func TestMuxKeepsActivations(t *testing.T) {
 	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())

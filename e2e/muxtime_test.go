@@ -39,9 +39,9 @@ train { sequence = %d batch = 1 data = random() }
 schedule { strategy = sppo virtual_stages = 1 pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s }
 `
 
-// TestMuxMakespan: in virtual time in which only operations count, shared tasks bring the pipeline close to
-// ideal shares of equal tasks. At the turnaround only attention is shared, so sequences are long enough for
-// it to dominate.
+// TestMuxMakespan checks in virtual time, counting only floating-point operations, that shared tasks bring the
+// pipeline close to ideal shares of equal tasks. At the turnaround only attention is shared, so sequences are long
+// enough for it to dominate.
 func TestMuxMakespan(t *testing.T) {
 	for _, c := range []struct {
 		mux    string

@@ -20,14 +20,14 @@ var yardstick = map[string]tolerance{
 	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
 }
 
-// TestPlainEqualsNaive is E4: for every family, kind of positions, number of key and value heads, tied or
-// not, the plain program gives in every step the loss and the gradient of every tensor that an independent
-// implementation in float64 gives at the same weights on the same tokens, and the weights that the
-// optimizer's formula computes from those and that gradient.
+// TestPlainEqualsNaive is E4. It covers every family, kind of positions, and number of key and value heads, tied
+// or not. In every step the plain program must give the same loss and gradients of every tensor as an independent
+// implementation in float64 with the same weights and tokens. Its new weights must be those that the optimizer's
+// formula computes from the old weights and that gradient.
 //
-// Weights are not compared with those of a separate training run: the first steps of AdamW move by the
-// learning rate in the direction of a gradient's sign, however small it is, and the sign of a gradient below
-// its rounding error is arbitrary.
+// Weights are not compared with those of a separate training run. The first steps of AdamW move by the learning
+// rate in the direction of a gradient's sign, however small the gradient is, and the sign of a gradient below its
+// rounding error is arbitrary.
 func TestPlainEqualsNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -50,7 +50,8 @@ func TestPlainEqualsNaive(t *testing.T) {
 	}
 }
 
-// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive leaves out, and for weight decay of other groups.
+// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive does not cover, and for weight decay
+// of other groups.
 func TestOptimizersEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -69,7 +70,7 @@ func TestOptimizersEqualNaive(t *testing.T) {
 	}
 }
 
-// naiveModel is the model of a program as the naive implementation takes it.
+// naiveModel returns a program's model for the naive implementation.
 func naiveModel(t testing.TB, p *ir.Program) naive.Config {
 	t.Helper()
 	model, err := json.Marshal(p.Model)
@@ -79,7 +80,7 @@ func naiveModel(t testing.TB, p *ir.Program) naive.Config {
 	return naive.ConfigOf(model, int(p.Run.Sequence))
 }
 
-// TestTraitsEqualNaive is E4 for models that differ from the two families in more.
+// TestTraitsEqualNaive is E4 for models that differ further from the two families.
 func TestTraitsEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -142,7 +143,7 @@ func checkNaive(t *testing.T, c Case) {
 	}
 }
 
-// only are the tensors of some names.
+// only returns the tensors with the given names.
 func only(w naive.Tensors, names []string) naive.Tensors {
 	out := naive.Tensors{}
 	for _, name := range names {
@@ -151,7 +152,7 @@ func only(w naive.Tensors, names []string) naive.Tensors {
 	return out
 }
 
-// checkUnmoved checks that no bit of a tensor has changed that is not trained.
+// checkUnmoved checks that no bit of a frozen tensor has changed.
 func checkUnmoved(t *testing.T, when string, got, before naive.Tensors, trained []string) {
 	t.Helper()
 	for name, values := range got {
@@ -161,7 +162,7 @@ func checkUnmoved(t *testing.T, when string, got, before naive.Tensors, trained 
 	}
 }
 
-// tunings are lines of the block train that say what is trained.
+// tunings lists lines of the train block that select what is trained.
 var tunings = []string{
 	`adapter = lora(rank = 4, alpha = 8)`,
 	`adapter = lora(rank = 3, targets = [q_proj, v_proj])`,
@@ -176,7 +177,7 @@ var tunings = []string{
 	`freeze = [embeddings, head, "layer.0", "layer.*.w*"]`,
 }
 
-// TestTuningsEqualNaive is E4 where not all of a model is trained.
+// TestTuningsEqualNaive is E4 for models that are trained only in part.
 func TestTuningsEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -209,8 +210,9 @@ func cloned(w naive.Tensors) naive.Tensors {
 	return out
 }
 
-// checkRoundedSteps compares steps that the optimizer computes in bf16 with those of the formula, by their norms. Rounding of 2^-9 comes
-// up to 3.4^5 times as large out of the iterations of Newton and Schulz where singular values are small, and those are few.
+// checkRoundedSteps compares the norms of steps that the optimizer computes in bf16 with those of the formula. The
+// Newton-Schulz iterations amplify rounding of 2^-9 by up to 3.4^5 where singular values are small, but there are
+// few of these.
 func checkRoundedSteps(t *testing.T, when string, before, got, want naive.Tensors, names []string) {
 	t.Helper()
 	for _, name := range names {

@@ -4,11 +4,11 @@ package e2e
 
 const (
 	steps   = 20   // of a training run
-	numbers = true // whether to run tests that are only about numbers, or differ only in sizes
+	numbers = true // whether to run tests that only check numbers, or differ only in sizes
 
 	randomDraws = 40 // number of specs that TestRandomSpecs draws
 
-	// coverLimit is the number of cases in the covering set: all pairs take a third of them, the rest goes to
+	// coverLimit is the number of cases in the covering set. All pairs need a third of them; the rest are for
 	// triples.
 	coverLimit = 60
 )

@@ -20,12 +20,12 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// TestRandomSpecs draws random models and schedules, including odd sizes, while the covering set has a tiny
-// model and few values of each setting. A draw is refused with a diagnostic, or must keep all promises: it
-// verifies, both file forms restore it, it touches what the plan says in the order of the program, on the cpu
-// device and in virtual time, it equals itself bitwise if only bytes move (E1, E2), and it equals the plain
-// program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same. Each
-// spec is drawn until it has the next trait of the list, so that the long form omits none.
+// TestRandomSpecs draws random models and schedules, including odd sizes, whereas the covering set has a tiny
+// model and few values of each setting. A draw must be refused with a diagnostic, or it must verify, both file
+// forms must restore it, and it must touch the planned memory in the order of the program, on the cpu device and
+// in virtual time. It must be bitwise equal to itself if only bytes move differently (E1, E2), and equal to the
+// plain program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same specs.
+// Each spec is drawn until it has the next trait of the list, so that the long form omits none.
 func TestRandomSpecs(t *testing.T) {
 	draws, seed, long := randomDraws, uint64(1), os.Getenv("SPPO_LONG") != ""
 	if long {
@@ -51,14 +51,14 @@ func TestRandomSpecs(t *testing.T) {
 type drawn struct {
 	model    Case // determines tolerances
 	text     string
-	batch    int // sequences that replicas process one after another, by microbatches
+	batch    int // sequences that replicas process in turn, by microbatches
 	schedule []request
-	room     string     // flag that leaves less memory than everything would take
+	room     string     // flag that provides less memory than all tensors need
 	plan     *plan.Plan // set by compile
 }
 
-// request is a key of the schedule: as drawn, as in the reference that only moves other bytes, and as in the
-// plain program.
+// request is a key of the schedule with three values: as drawn, as in the reference that only moves bytes
+// differently, and as in the plain program.
 type request struct{ key, value, neutral, plain string }
 
 // set returns the flags that give the schedule's keys one of their three values.
@@ -84,7 +84,7 @@ func pick[V any](r *rand.Rand, values ...V) V { return values[r.IntN(len(values)
 
 func between(r *rand.Rand, least, most int) int { return least + r.IntN(most-least+1) }
 
-// drawSpec draws a spec. Most can be scheduled; the rest are for diagnostics to refuse.
+// drawSpec draws a spec. Most can be scheduled; diagnostics must refuse the rest.
 func drawSpec(r *rand.Rand) *drawn {
 	d := &drawn{model: Case{Family: pick(r, "gpt", "llama"), Positions: pick(r, "learned", "rope", "none"), DType: pick(r, "f32", "f32", "bf16")}}
 	heads := pick(r, 1, 2, 3, 4, 6, 8)
@@ -136,9 +136,9 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	return d
 }
 
-// drawWindow draws windows of attention that layers repeat, up to a little longer than the sequence; mostly none.
-// In a window of one token the gradients of queries and keys are zero in theory, so that only their rounding would
-// be compared.
+// drawWindow draws windows of attention that layers repeat, up to a little longer than the sequence, but mostly
+// none. In a window of one token the gradients of queries and keys are zero in theory, so only their rounding
+// would be compared.
 func drawWindow(r *rand.Rand, sequence int) string {
 	if r.IntN(3) > 0 {
 		return ""
@@ -150,7 +150,7 @@ func drawWindow(r *rand.Rand, sequence int) string {
 	return listOf(windows)
 }
 
-// drawTuning draws what is trained: mostly all of the model.
+// drawTuning draws the part of the model that is trained: mostly all of it.
 func drawTuning(r *rand.Rand) string {
 	switch r.IntN(5) {
 	case 0:
@@ -172,8 +172,8 @@ func drawTuning(r *rand.Rand) string {
 	return ""
 }
 
-// drawTraits draws a value for some of the model's keys: any word that a key takes, and numbers of those that are listed. What does not
-// go together is refused.
+// drawTraits draws a value for some of the model's keys: any word that a key accepts, and numbers from a list.
+// Combinations that are not supported are refused.
 func drawTraits(r *rand.Rand, headDim int) string {
 	var traits []string
 	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
@@ -220,7 +220,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 
 func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	n := max(1, between(r, -3, 9))
-	same := func(key string, value any, plain string) request { // decides arithmetic
+	same := func(key string, value any, plain string) request { // affects arithmetic
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}
 	}
 	keep := draw(r, "keep")
@@ -232,7 +232,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		moves = same
 	}
 	stages := moves
-	if mux != "off" { // the rank that runs a piece determines what it sums
+	if mux != "off" { // the rank that runs a piece determines the order of its sums
 		stages = same
 	}
 	zero := draw(r, "zero")
@@ -259,7 +259,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	}
 }
 
-// choices are the values of drawn keys; frequent ones occur more than once.
+// choices lists the values of drawn keys; frequent ones occur more than once.
 var choices = map[string][]string{
 	"sp_mode":        {"megatron", "ulysses", "ring"},
 	"partition":      {"flops", "length", "time"},
@@ -274,8 +274,8 @@ var choices = map[string][]string{
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
-// drawStrategy draws a strategy, the first most often. All but those with reversed backwards and those that take one sequence after
-// another sum in one order.
+// drawStrategy draws a strategy, most often the first. All strategies sum in the same order, except those with
+// reversed backwards and those that process sequences one after another.
 func drawStrategy(r *rand.Rand, n int) request {
 	names := strategiesWith(func(s *strategy.Strategy) bool { return n == 1 || s.Sliced == "" })
 	s := strategy.Find(pick(r, append(names, names[0], names[0])...))
@@ -311,7 +311,7 @@ func divisors(n int) []int {
 	return list
 }
 
-// checkDrawn draws until a spec has a trait and can be scheduled, checks its promises, and returns it.
+// checkDrawn draws until a spec has a trait and can be scheduled, checks the properties, and returns it.
 func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	t.Helper()
 	for range 20000 {
@@ -338,8 +338,9 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	return nil
 }
 
-// checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the residual. A program may then
-// be three times as far from the exact gradient as the plain program, so the two may be four times that far apart.
+// checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the residual.
+// A program may then be three times as far from the exact gradient as the plain program is, so the two may be four
+// times that far apart.
 func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	t.Helper()
 	const apart, most = 4, 10
@@ -355,7 +356,8 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	}
 }
 
-// rounding returns the difference between the plain program's first gradient and the exact one, relative to the norm of that.
+// rounding returns the distance of the plain program's first gradient from the exact one, relative to the norm of
+// the exact one.
 func (d *drawn) rounding(t *testing.T, plain *Result) float64 {
 	t.Helper()
 	_, p, err := compile(d.text, d.plain()...)
@@ -378,8 +380,8 @@ func (d *drawn) rounding(t *testing.T, plain *Result) float64 {
 	return math.Sqrt(difference / size)
 }
 
-// compile plans a draw; false: a diagnostic refuses it. Every second draw with choices left to the passes
-// gets less memory than everything would take, if the choices can save enough.
+// compile plans a draw. It returns false if a diagnostic refuses the draw. Every second draw with choices left to
+// the passes gets less memory than all tensors need, if the choices can save enough.
 func (d *drawn) compile(t *testing.T) bool {
 	t.Helper()
 	var err error

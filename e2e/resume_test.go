@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// TestResume is E6: a run that stops at a checkpoint and continues in a fresh job is bitwise equal to an
-// uninterrupted one, also when it continues under another schedule that E1 and E2 declare equal.
+// TestResume is E6. A run that stops at a checkpoint and continues in a new job is bitwise equal to an
+// uninterrupted run, also when it continues under another schedule that E1 and E2 declare equal.
 func TestResume(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},
@@ -52,8 +52,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestResumeOnLearningRates: a run under every schedule of learning rates that the language has goes on as if it had not stopped,
-// under another division, too.
+// TestResumeOnLearningRates checks that a run resumes with every learning-rate schedule as if it had not stopped,
+// even under another division.
 func TestResumeOnLearningRates(t *testing.T) {
 	words := lang.FindKey("train.lr_schedule").Words()
 	slices.Sort(words)
@@ -90,8 +90,8 @@ func TestResumeOnLearningRates(t *testing.T) {
 	}
 }
 
-// A checkpoint continues only under its own model: one whose tensors have the same names and shapes is
-// refused, naming the difference. Data and optimizer settings may change.
+// A checkpoint continues only with its own model. A model whose tensors have the same names and shapes is refused,
+// with the difference named. Data and optimizer settings may change.
 func TestResumeOfAnotherModel(t *testing.T) {
 	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
@@ -121,7 +121,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 	}
 }
 
-// A checkpoint goes on under an optimizer of the same states alone.
+// A checkpoint continues only under an optimizer with the same states.
 func TestResumeUnderAnotherOptimizer(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}

@@ -49,7 +49,7 @@ func parse(text string, set ...string) (*lang.Spec, error) {
 	return spec, nil
 }
 
-// mustCompile also checks what is promised of every program: it verifies, and both file forms restore it.
+// mustCompile also checks the guarantees for every program: it verifies, and both file forms restore it.
 func mustCompile(t testing.TB, c Case) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	plan, program, err := compile(c.Spec())
@@ -130,7 +130,7 @@ func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Jo
 	return job
 }
 
-// Result holds everything of a run that is compared.
+// Result holds all results of a run that are compared.
 type Result struct {
 	Names    []string             // of the tensors, in the program's order
 	Losses   []float64            // of every step
@@ -141,14 +141,15 @@ type Result struct {
 	Rounded  map[string][]float32 // as the forward pass reads them
 }
 
-// holds reports whether ranks hold a role of a tensor: not a gradient of one that is not trained.
+// holds reports whether ranks hold a tensor in a role. Frozen tensors have no gradient.
 func holds(p *ir.Program, tensor string, role ir.Role) bool {
 	return slices.ContainsFunc(p.Codes, func(c ir.Code) bool {
 		return slices.ContainsFunc(c.States, func(s ir.State) bool { return p.Tensors[s.Tensor].Name == tensor && s.Role == role })
 	})
 }
 
-// raiseAdapters gives the second matrices of adapters, which start as 0, other values: so that gradients reach the first ones.
+// raiseAdapters sets the second matrices of adapters, which start as 0, to other values, so that gradients reach
+// the first matrices.
 func raiseAdapters(t testing.TB, p *ir.Program, job *vm.Job) {
 	t.Helper()
 	for _, tensor := range p.Tensors {
@@ -214,7 +215,7 @@ func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
 	return r
 }
 
-// results are runs by case: many schedules share a plain program, and each is run once.
+// results caches results by case: many schedules share a plain program, which runs only once.
 var results sync.Map // Case -> *outcome
 
 type outcome struct {
@@ -251,5 +252,5 @@ func forget(cases ...Case) {
 	}
 }
 
-// threadsOf varies the number of threads, which must never show in a result.
+// threadsOf varies the number of threads, which must not affect any result.
 func threadsOf(c Case) int { return 1 + (c.PP+c.SP+c.N)%2 }

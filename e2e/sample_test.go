@@ -16,7 +16,8 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// sampled opens the drawn model of keys for sampling, and returns what the independent model needs to judge it.
+// sampled opens a random model with the given keys for sampling, and returns it with the input of the independent
+// model.
 func sampled(t *testing.T, keys string, sequence int) (*sample.Model, naive.Config, naive.Tensors) {
 	t.Helper()
 	text := fmt.Sprintf("import \"clusters/local.sppo\"\nmodel m { %s dtype = f32 }\ncluster c = local(ranks = 1)\n"+
@@ -58,7 +59,7 @@ func closeLogits(t *testing.T, at int, got []float32, want []float64) {
 	}
 }
 
-// sampledModels are those that transformers judges, and what none of them has.
+// sampledModels returns the models that transformers checks, and traits that none of them has.
 func sampledModels(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(oracleFolder + "/*.json")
@@ -85,8 +86,8 @@ func sampledModels(t *testing.T) map[string]string {
 	return all
 }
 
-// TestSampleIsTheFullForwardPass: logits that are computed token by token, with K and V kept, are those of an independent model that
-// computes the whole text at once, so that greedy text is its argmax, for every family.
+// TestSampleIsTheFullForwardPass checks for every family that logits computed token by token, with cached K and V,
+// are those of an independent model that computes the whole text at once. Greedy text is then its argmax.
 func TestSampleIsTheFullForwardPass(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -122,7 +123,8 @@ func TestSampleIsTheFullForwardPass(t *testing.T) {
 	}
 }
 
-// TestSampleOfLongPrompts: a prompt that is fed in several chunks leaves what its tokens leave one by one.
+// TestSampleOfLongPrompts checks that a prompt fed in several chunks has the same result as its tokens fed one by
+// one.
 func TestSampleOfLongPrompts(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestResumeOnTokens is E6 on files of tokens, in order, shuffled and mixed, also under another division and, within the rounding of
-// E3, with another number of replicas; and a file that changed meanwhile is named.
+// TestResumeOnTokens is E6 on token files, in order, shuffled and mixed, also under another division and, within
+// the rounding of E3, with another number of replicas. A file that changed meanwhile is named.
 func TestResumeOnTokens(t *testing.T) {
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(1, 1))
@@ -76,8 +76,8 @@ func TestResumeOnTokens(t *testing.T) {
 	}
 }
 
-// checkResumedClosely goes on from a checkpoint, and compares losses and weights within the rounding of E3. Losses on other tokens are
-// further apart: the one before and the one after differ from it by more.
+// checkResumedClosely resumes from a checkpoint and compares losses and weights within the rounding of E3. It also
+// checks that the losses of the previous and of the next step, which use other tokens, differ more.
 func checkResumedClosely(t *testing.T, what string, p *ir.Program, path string, whole *Result) {
 	t.Helper()
 	job := open(t, p, 1, nil)

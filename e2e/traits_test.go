@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// trait is a property of a random spec: one that it requests, or one that its plan has. A choice without
-// effect, like a ring of one rank, does not count.
+// trait is a property of a random spec that it requests or that its plan has. A choice without effect, such as a
+// ring of one rank, is not a trait.
 type trait struct {
 	name           string
 	asked, planned func(*drawn) bool
 }
 
-// traits are all values of all choices, and consequences of several.
+// traits lists all values of all choices, and some consequences of several.
 var traits = listTraits()
 
 func listTraits() []trait {
@@ -127,7 +127,7 @@ func (c *tally) add(d *drawn) {
 	}
 }
 
-// report prints what the specs had. With all, a missing trait is an error.
+// report prints the traits of the specs. If all is set, a missing trait is an error.
 func (c *tally) report(t *testing.T, all bool) {
 	var counts []string
 	for _, x := range traits {

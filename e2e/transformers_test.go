@@ -19,24 +19,24 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// oracleFolder holds what transformers computes for tiny models, and the script that wrote it.
+// oracleFolder contains the results of transformers for tiny models, and the script that wrote them.
 const oracleFolder = "testdata/transformers"
 
-// Sizes of all its models.
+// Sizes of all these models.
 const (
 	oracleSequence = 40
 	oracleBatch    = 2
-	oracleClose    = 1e-4 // of a loss, and of a gradient relative to its norm
+	oracleClose    = 1e-4 // tolerance of a loss, and of a gradient relative to its norm
 )
 
-// oracle is what transformers computes for a model whose spec has these keys.
+// oracle holds the results of transformers for a model whose spec has these keys.
 type oracle struct {
 	Keys      string               `json:"keys"`
 	Losses    [][]float64          `json:"losses"`    // of every token, by sequence
 	Gradients map[string][]float64 `json:"gradients"` // by tensor: its norm, then dot products with vectors of signs
 }
 
-// oracleSchedules are the schedules under which a model must compute the same.
+// oracleSchedules lists the schedules under which a model must give the same results.
 var oracleSchedules = map[string]string{
 	"plain":    "",
 	"pp":       "pp = 2 subsequences = 4 offload = full recompute = none",
@@ -77,7 +77,7 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-// TestTransformersFiles writes the files again with the Python that SPPO_TRANSFORMERS names.
+// TestTransformersFiles rewrites the files with the Python interpreter in SPPO_TRANSFORMERS.
 func TestTransformersFiles(t *testing.T) {
 	python := os.Getenv("SPPO_TRANSFORMERS")
 	if python == "" {
@@ -125,7 +125,7 @@ schedule s { %s }
 `, o.Keys, oracleSequence, oracleBatch, o.schedule(schedule))
 }
 
-// schedule leaves nothing to be chosen.
+// schedule returns the schedule as a spec, with every choice made.
 func (o *oracle) schedule(keys string) string {
 	for _, plain := range []string{"sp = 1", "pp = 1", "dp = 1", "microbatch = 1", "subsequences = 1", "offload = none", "recompute = none", "strategy = sppo",
 		"mux = off", "zero = 0", "sp_mode = megatron", "virtual_stages = 1"} {
@@ -173,7 +173,7 @@ func (o *oracle) check(t *testing.T, schedule string) {
 		t.Errorf("the loss is %.6f, transformers has %.6f", step.Loss, mean)
 	}
 	o.checkGradients(t, tensors(t, p, job, ir.RoleGrad))
-	if len(p.Ranks) == 1 { // every token, by the maths that other tests hold our programs to
+	if len(p.Ranks) == 1 { // every token, computed by the naive implementation that other tests compare our programs with
 		for i, row := range naive.TokenLosses(naiveModel(t, p), start, source.batch()) {
 			compareLosses(t, fmt.Sprint("sequence ", i), row, o.Losses[i])
 		}
@@ -209,8 +209,8 @@ func compareLosses(t *testing.T, what string, got, want []float64) {
 	}
 }
 
-// checkGradients estimates how far each tensor is from what transformers has: the dot product of a difference with a vector of signs has
-// the square of its norm as mean square.
+// checkGradients estimates the distance of each tensor from that of transformers. The square of the dot product of
+// a difference with a random vector of signs has the square of the difference's norm as its mean.
 func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
 	t.Helper()
 	if len(grads) != len(o.Gradients) {
@@ -218,7 +218,7 @@ func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
 	}
 	for name, want := range o.Gradients {
 		if strings.HasSuffix(name, ".bk") && want[0] < 1e-6 {
-			continue // without rotation a key bias has no gradient but rounding
+			continue // without rotation, a key bias has no gradient except rounding
 		}
 		square := 0.0
 		for k, dot := range want[1:] {
@@ -235,7 +235,7 @@ func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
 	}
 }
 
-// drawnModel gives weights and tokens as the script draws them.
+// drawnModel provides weights and tokens drawn as in the script.
 type drawnModel struct{ p *ir.Program }
 
 // oracleDraw draws by SplitMix64 from the FNV-1a hash of a name.

@@ -15,9 +15,9 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// TestWorlds: a job whose ranks are in several processes is bitwise the job in one, with collectives and
-// messages of every kind between processes. The processes are worlds inside this one: only connections join
-// them.
+// TestWorlds checks that a job whose ranks are in several processes is bitwise equal to the job in one, with
+// collectives and messages of every kind between processes. The processes are worlds inside this one, joined only
+// by connections.
 func TestWorlds(t *testing.T) {
 	for _, c := range []struct {
 		Case
@@ -102,7 +102,7 @@ func runWorld(t *testing.T, p *ir.Program, processes int) *Result {
 	return result
 }
 
-// lost are tokens that disappear in the second step.
+// lost provides tokens until the second step, in which reading them fails.
 type lost struct{ data vm.Tokens }
 
 var errLost = errors.New("the data went away")
@@ -114,8 +114,8 @@ func (l lost) Tokens(s ir.Section, round, sequence, position int64, out []int32,
 	return l.data.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank that fails in the middle ends every process's part, and all report which rank it was, and where in
-// the program.
+// A rank that fails in the middle of a step ends the job in every process. All processes report which rank failed,
+// and at which instruction.
 func TestWorldFails(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
@@ -154,7 +154,7 @@ func TestWorldFails(t *testing.T) {
 	}
 }
 
-// hanging are tokens that one process never gets in the second step.
+// hanging provides tokens, except that one process waits forever for those of the second step.
 type hanging struct {
 	data  vm.Tokens
 	never bool
@@ -167,7 +167,8 @@ func (h hanging) Tokens(s ir.Section, round, sequence, position int64, out []int
 	return h.data.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank that hangs stalls all. Process 0 learns from the others what each rank waits for, and all end, also the process of that rank.
+// A rank that hangs stalls the job. Process 0 learns from the others what each rank waits for, and all processes
+// end, including that of the rank that hangs.
 func TestWorldStalls(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
