@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// left is the data left by a card that meets all goals, by stage, task and kind.
+// left is the data of a card that meets all goals, by stage, task and kind.
 var left = map[[3]string]string{
 	{"devices", "devices", kindDevice}: `"cuda  NVIDIA's driver for CUDA 12.4"` + "\n" + `"      GPU 0: NVIDIA H200, sm_90, 132 multiprocessors, 139 GiB, at 0000:3b:00.0"`,
 	{"conformance", "by cuBLASLt", kindTest}: `{"name":"TestGPUConformance/cuBLASLt/matmul/f32","result":"pass"}
@@ -134,7 +134,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Each goal is missed if its figures miss it, or if there are none.
+// Each goal is missed if its figures miss it, or if it has none.
 func TestGoalsAreMissed(t *testing.T) {
 	for name, change := range map[string]map[[3]string]string{
 		"tests":      {{"schedules", "resume", kindTest}: `{"name":"TestGPUResume","result":"hang"}`},
@@ -156,8 +156,8 @@ func TestGoalsAreMissed(t *testing.T) {
 	}
 }
 
-// A journal that ends in the middle of a line and a task is read as far as possible; the next line is
-// unaffected. If a task ran twice, the last run counts.
+// A journal that ends in the middle of a line and a task is read as far as possible, and the next line is
+// unaffected. If a task ran twice, the last run is used.
 func TestJournalIsReadAfterAKill(t *testing.T) {
 	dir := folder(t, nil)
 	path := filepath.Join(dir, journalFile)

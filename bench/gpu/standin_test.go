@@ -21,7 +21,7 @@ import (
 // die at each of its results.
 const (
 	roleVariable  = "SPPO_STAND_IN"
-	faultVariable = "SPPO_STAND_IN_FAULT" // the fault, and at which result: "hang TestGPUFigures/attention/b"
+	faultVariable = "SPPO_STAND_IN_FAULT" // the fault and its result: "hang TestGPUFigures/attention/b"
 )
 
 // programs are the executable files of the bundle.
@@ -65,7 +65,7 @@ func reached(result string) bool {
 	}
 	switch mode {
 	case "hang":
-		child := exec.Command("sleep", "20") // with a process of its own, which must not outlive it
+		child := exec.Command("sleep", "20") // with its own child process, which must not outlive it
 		child.Stdout = os.Stdout
 		_ = child.Start() // even without it this is a fault
 		select {}
@@ -128,7 +128,7 @@ var standInTests = map[string][]testing.InternalTest{
 	"e2e.test": {{Name: "TestGPUSchedulesAreEqual", F: within("a", "b", "c")}, {Name: "TestGPUResume", F: within("a", "b")}},
 }
 
-// within runs subtests by path. Those of figures write one.
+// within runs subtests by path. Subtests of figures write one figure each.
 func within(paths ...string) func(t *testing.T) {
 	return func(t *testing.T) {
 		heads := []string{}
@@ -160,7 +160,8 @@ func within(paths ...string) func(t *testing.T) {
 	}
 }
 
-// measured runs stages on the stand-ins and returns the results in the folder, each as text, except ends.
+// measured runs stages on the stand-ins. It returns the results in the folder as text, except the records of how
+// tasks ended.
 func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -187,8 +188,8 @@ func resultsOf(t *testing.T, dir string) (got []string) {
 	return got
 }
 
-// Whatever happens to one result, all others are there: earlier ones, those of later tests, and those of
-// other tasks.
+// A fault at one result loses no other: earlier results, those of later tests, and those of other tasks are all
+// present.
 func TestFaultsCostOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct{ at, stage, name, lost string }{
@@ -282,7 +283,7 @@ func TestKillCostsOneResult(t *testing.T) {
 	}
 }
 
-// wordOf is the part of a result at which a fault happens.
+// wordOf returns the part of a result at which a fault happens.
 var wordOf = map[string]string{
 	"devices 2": "GPU 0", "card/attention_grad": "card/attention_grad", "own_products/bias_grad": "own_products/bias_grad", "products/c": "products/c",
 	"issue/b": "issue/b", "cuda step 3": `"step":3`, "Resume/b": "Resume/b", "probe 2": "done", "sim step 3": `simulated: {"step":3`, "peer": "PyTorch", "NCCL/b": "NCCL/b",

@@ -20,11 +20,10 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// What `plan` reports must hold for the program, over a fleet of common jobs. If the plan fits, the program
-// must build, verify, simulate, and use the planned memory. If it does not, following any hint must make it
-// fit.
+// The report of `plan` must be true of the program, for a fleet of common jobs. If the plan fits, the program must
+// build, verify, simulate, and use the planned memory. If it does not fit, following any hint must make it fit.
 
-// fleetModels are published sizes. Qwen2.5 lacks its q, k and v biases here.
+// fleetModels lists models of published sizes. Qwen2.5 lacks its q, k and v biases here.
 var fleetModels = map[string]string{
 	"llama-3.2-1b": "family = llama layers = 16 hidden = 2048 heads = 32 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
 	"llama-3.2-3b": "family = llama layers = 28 hidden = 3072 heads = 24 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
@@ -138,7 +137,8 @@ func fleetJob(f []string) (text string, set []string) {
 	return text, append([]string{"train.sequence=" + f[4]}, f[5:]...)
 }
 
-// fleetQuestions ask for the longest sequence of a job or for the fewest GPUs. The first is for make test, too.
+// fleetQuestions lists jobs for which the longest sequence or the fewest GPUs are searched. `make test` runs the
+// first.
 var fleetQuestions = []string{
 	"--max-sequence llama-8b h100 1 8 1M",
 	"--max-sequence llama-3.2-1b h200 1 1 128K",
@@ -154,7 +154,7 @@ var fleetQuestions = []string{
 
 const answerLimit = 30 * time.Second // of processor time, for an answer
 
-// TestFleetQuestions: what --max-sequence and --min-gpus answer builds and fits.
+// TestFleetQuestions checks that the answers of --max-sequence and --min-gpus build and fit.
 func TestFleetQuestions(t *testing.T) {
 	questions := fleetQuestions
 	if os.Getenv("SPPO_LONG") == "" {
@@ -193,7 +193,7 @@ func TestFleetQuestions(t *testing.T) {
 	})
 }
 
-// longestIn returns the overrides that make the answer of --max-sequence the job, or nil.
+// longestIn returns the overrides that turn a job into the answer of --max-sequence, or nil.
 func longestIn(answer string) (set []string) {
 	var tokens int64
 	_, count, _ := strings.Cut(answer, "(")
@@ -208,7 +208,7 @@ func longestIn(answer string) (set []string) {
 	return set
 }
 
-// fewestIn returns the overrides that make the answer of --min-gpus the job, or nil.
+// fewestIn returns the overrides that turn a job into the answer of --min-gpus, or nil.
 func fewestIn(answer string) []string {
 	var gpus, nodes, each int
 	if n, _ := fmt.Sscanf(answer, "%d GPUs (%d nodes of %d)", &gpus, &nodes, &each); n == 3 {
@@ -220,8 +220,8 @@ func fewestIn(answer string) []string {
 	return nil
 }
 
-// publishedJobs are models of the hub as their config.json describes them, and sequences, on one node of H200. The first is for
-// `make test`, too.
+// publishedJobs lists models of the hub, described by their config.json, with sequence lengths, on one node of
+// H200. `make test` runs the first.
 var publishedJobs = []string{
 	"Gemma-3-27B 256K", "Gemma-3-27B 1M", "Llama-3.1-8B 256K", "Llama-3.1-8B 1M", "Llama-3.1-70B 256K", "Llama-3.1-70B 1M",
 	"Llama-3.1-405B 256K", "Llama-3.1-405B 1M", "Qwen2.5-7B 256K", "Qwen2.5-7B 1M", "Qwen2.5-32B 256K", "Qwen2.5-32B 1M",
@@ -252,7 +252,7 @@ func TestPublishedJobs(t *testing.T) {
 	})
 }
 
-// fly has each job checked and logs their rows as a table.
+// fly checks each job and logs their rows as a table.
 func fly(t *testing.T, jobs []string, check func(t *testing.T, name string) string) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
@@ -307,7 +307,7 @@ func flight(t *testing.T, text string, set []string) string {
 	return fmt.Sprintf("fits\t%s\t%s\t%s\t%s\t%s\t%.1f s", spent, estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
 }
 
-// weighed plans and places a job. It returns the processor time of the search and that of the placing in it.
+// weighed plans and places a job. It returns the processor time of the search and that of placing within it.
 func weighed(file string, set []string) (job *cli.Job, searching, placing time.Duration, err error) {
 	place := func(p *plan.Plan) (*plan.Shortfall, error) {
 		before := processorTime()
@@ -324,8 +324,8 @@ func weighed(file string, set []string) (job *cli.Job, searching, placing time.D
 	return job, searching, placing + processorTime() - before, err
 }
 
-// searchLimit bounds the processor time of a search: seconds up to 128 GPUs, and more on more. A machine that is busy with other
-// work counts more processor time for the same search, so only the long form is held to it strictly.
+// searchLimit is the maximum processor time of a search: seconds up to 128 GPUs, and more for more GPUs. On a busy
+// machine the same search uses more processor time, so only the long form checks the limit strictly.
 func searchLimit(gpus int) time.Duration {
 	limit := 5 * time.Second
 	if gpus > 128 {

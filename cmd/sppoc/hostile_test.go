@@ -7,7 +7,7 @@ import (
 	"sppo.dev/cmd/internal/clitest"
 )
 
-// Devices, pipes and files without end in place of inputs end with one error.
+// Devices, pipes and endless files given as inputs cause one error each.
 func TestHostileFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile("good.txt", []byte("some text\n"), 0o644); err != nil {
@@ -16,7 +16,7 @@ func TestHostileFiles(t *testing.T) {
 	if err := os.WriteFile("outer.sppo", []byte("import \"x.sppo\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	clitest.Hostile(t, &app, "x.sppo", []string{"folder"}, // a folder is the folder of a model
+	clitest.Hostile(t, &app, "x.sppo", []string{"folder"}, // a folder is read as a model folder
 		"sppoc check x.sppo", "sppoc fmt x.sppo", "sppoc plan x.sppo", "sppoc build x.sppo -o y.sppb", "sppoc view x.sppo -o y.html", "sppoc check outer.sppo")
 	clitest.Hostile(t, &app, "x.json", nil, "sppoc plan x.json", "sppoc build x.json -o y.sppb", "sppoc compare x.json")
 	clitest.Hostile(t, &app, "x.sppb", nil, "sppoc verify x.sppb", "sppoc dump x.sppb", "sppoc asm x.sppb -o y.sppir", "sppoc diff x.sppb x.sppb")

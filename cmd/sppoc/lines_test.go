@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// For any two texts, the runs of compare rebuild both.
+// The runs returned by compare rebuild both texts, for any two texts.
 func TestCompareRebuildsBothTexts(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// TestLongestFits: what --max-sequence answers is a plan that fits when it is placed. The long form builds the answer for Llama-3.1-8B on
-// eight H100, which is at least 6M tokens.
+// TestLongestFits checks that the answer of --max-sequence is a plan that fits when it is placed. The long form
+// also builds the answer for Llama-3.1-8B on eight H100, which must be at least 6M tokens.
 func TestLongestFits(t *testing.T) {
 	jobs := []struct {
 		file  string

@@ -26,8 +26,8 @@ func answer(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
-// Plan and compare report the same figures for a job, on every kind of machine and for a plan that was
-// written and read again. The parts of the critical path add up to the step.
+// Plan and compare report the same figures for a job, on every kind of machine and for a plan that was written and
+// read back. The parts of the critical path add up to the step.
 func TestOneNumber(t *testing.T) {
 	for _, job := range [][]string{
 		{"../../examples/tiny.sppo"},

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// A trace is fit for viewers: slices of a thread do not overlap, every arrow has an end, and everything that
-// takes time is there.
+// Viewers can read a trace: slices of a thread do not overlap, every arrow has an end, and everything that takes
+// time is included.
 func TestTrace(t *testing.T) {
 	out := t.TempDir() + "/trace.json"
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

@@ -31,7 +31,7 @@ func viewOf(t *testing.T, args ...string) string {
 	return out
 }
 
-// A page is one file: it loads nothing from anywhere.
+// A page is a single file that loads nothing.
 func TestViewIsAlone(t *testing.T) {
 	data, err := os.ReadFile(viewOf(t, "testdata/base/tiny.sppo"))
 	if err != nil {
@@ -95,7 +95,7 @@ func TestViewInBrowser(t *testing.T) {
 			t.Errorf("the page has errors:\n%s", errs.String())
 		}
 		text := html.UnescapeString(out.String())
-		if before, after, ok := strings.Cut(text, `<script type="application/json"`); ok { // what the page says, without its data
+		if before, after, ok := strings.Cut(text, `<script type="application/json"`); ok { // the text of the page without its data
 			_, rest, _ := strings.Cut(after, "</body>")
 			text = before + rest
 		}
@@ -137,7 +137,8 @@ func act(t *testing.T, page, script string) {
 	}
 }
 
-// A trace of the program is added to the page, rank by rank. Alone, or of another program, it is refused.
+// A trace of the program is added to the page, rank by rank. A trace without a program, or of another program, is
+// refused.
 func TestViewOfATrace(t *testing.T) {
 	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// expectedAdapter is what bench/peers/hub_lora.py writes of a run of PEFT.
+// expectedAdapter is the output of bench/peers/hub_lora.py for a run of PEFT.
 type expectedAdapter struct {
 	Sequence int       `json:"sequence"`
 	Tokens   []int     `json:"tokens"`
@@ -32,7 +32,7 @@ type expectedAdapter struct {
 	} `json:"adamw"`
 }
 
-// adapterJob writes a job that trains the adapter of a fixture beside the model it belongs to, and returns their folders.
+// adapterJob writes a job that trains the adapter of a fixture next to its model, and returns their folders.
 func adapterJob(t *testing.T, name string) (model, adapter string, want expectedAdapter) {
 	t.Helper()
 	here, err := filepath.Abs(".")
@@ -95,8 +95,9 @@ func mustRead(t *testing.T, path string) []byte {
 
 var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2"}
 
-// TestAdaptersEqualPEFT trains the adapters that PEFT has trained: the losses of eight steps agree, under several schedules; no bit of
-// the model has changed afterwards; what is exported has PEFT's form and starts a run again; a merged model has the loss of the pair.
+// TestAdaptersEqualPEFT trains the adapters that PEFT has trained. The losses of eight steps agree under several
+// schedules. No bit of the model changes. The exported adapter has PEFT's form and can start another run. A merged
+// model has the loss of model and adapter.
 func TestAdaptersEqualPEFT(t *testing.T) {
 	for i, name := range adapterModels {
 		schedule := []string{"pp = 2 sp = 2 subsequences = 2 align = 4", "sp = 2 sp_mode = ulysses dp = 1 subsequences = 2 align = 4 recompute = full zero = 1",
@@ -146,7 +147,8 @@ func pairsOf(text string) map[string]string {
 	return out
 }
 
-// checkFrozen compares the tensors of the model before and after training, bit by bit, and sees that adapters have moved.
+// checkFrozen compares the tensors of the model before and after training bit by bit, and checks that adapters
+// have changed.
 func checkFrozen(t *testing.T) {
 	t.Helper()
 	values := func(path string) map[string][]float32 {
@@ -173,7 +175,7 @@ func checkFrozen(t *testing.T) {
 	}
 }
 
-// checkSameAdapter compares the tensors of two files of an adapter.
+// checkSameAdapter compares the tensors of two adapter files.
 func checkSameAdapter(t *testing.T, a, b string) {
 	t.Helper()
 	values := func(path string) (names map[string]json.RawMessage, data []byte) {
@@ -207,7 +209,8 @@ func checkSameAdapter(t *testing.T, a, b string) {
 	}
 }
 
-// checkInPEFT lets PEFT load the exported adapter, and transformers the merged model, where SPPO_HUB_PYTHON names a Python with both.
+// checkInPEFT loads the exported adapter with PEFT and the merged model with transformers, if SPPO_HUB_PYTHON
+// names a Python with both.
 func checkInPEFT(t *testing.T, model string, want float64) {
 	t.Helper()
 	python := os.Getenv("SPPO_HUB_PYTHON")
@@ -227,10 +230,10 @@ func checkInPEFT(t *testing.T, model string, want float64) {
 	}
 }
 
-// TestWrongAdapters: one clear error each, and nothing is written.
+// Wrong adapters cause one clear error each, and nothing is written.
 func TestWrongAdapters(t *testing.T) {
 	_, other, _ := adapterJob(t, "gpt2")
-	t.Chdir(filepath.Join(other, "../../..")) // back
+	t.Chdir(filepath.Join(other, "../../..")) // back to the job
 	model, adapter, _ := adapterJob(t, "llama")
 	if err := os.CopyFS("broken", os.DirFS(adapter)); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,8 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// rewrite copies a checkpoint with one bit of one value flipped, and right checksums: as broken hardware would have written it.
+// rewrite copies a checkpoint with one bit of one value flipped and correct checksums, as broken hardware would
+// write it.
 func rewrite(t *testing.T, from, to string) {
 	t.Helper()
 	c, err := store.Open(from)
@@ -52,8 +53,8 @@ func rewrite(t *testing.T, from, to string) {
 	}
 }
 
-// Steps computed again under another number of stages, without offload, are equal bit by bit; another number of ranks per stage only
-// rounds; and one flipped bit is found.
+// Recomputed steps are bitwise equal under another number of stages without offload. With another number of ranks
+// per stage they differ only by rounding. One flipped bit is found.
 func TestAudit(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "dir", "--keep", "9", "--save-every", "1", "--save-wait")

@@ -26,7 +26,7 @@ wait
 cat 0.err 1.err
 `
 
-// Where the link between two hosts is cut, both sides end within 30 seconds and call it a timeout.
+// If the link between two hosts is cut, both sides end within 30 seconds and report a timeout.
 func TestCutLink(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG is not set: this takes half a minute")
@@ -48,7 +48,7 @@ func TestCutLink(t *testing.T) {
 	endedByTimeout(t, string(text))
 }
 
-// endedByTimeout checks what both processes say after their link was cut.
+// endedByTimeout checks the output of both processes after their link was cut.
 func endedByTimeout(t *testing.T, text string) {
 	t.Helper()
 	ends := 0

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// onDisk runs a script in a mount namespace in which the folder "disk" is a file system of its own. In the script, run is
-// sppovm run of the job with what follows, and lines N waits until the job has printed as many lines.
+// onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the script,
+// run is sppovm run of the job with further arguments, and lines N waits until the job has printed N lines.
 func onDisk(t *testing.T, script string) string {
 	t.Helper()
 	if err := exec.Command("unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs /mnt && setpriv --bounding-set -dac_override,-dac_read_search true").Run(); err != nil {
@@ -37,7 +37,7 @@ set +e
 	return string(text)
 }
 
-// has checks that a text has all of several parts, in this order.
+// has checks that a text contains several parts in this order.
 func has(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	rest := text
@@ -51,8 +51,9 @@ func has(t *testing.T, text string, parts ...string) {
 	}
 }
 
-// A disk that fills up while checkpoints are written beside training is reported once for each, the run goes on, and the last good
-// checkpoint stays. Only the end fails, and the same command continues once there is room. Also with shards of several processes.
+// If a disk fills up while checkpoints are written during training, each failure is reported once, the run
+// continues, and the last good checkpoint stays. Only the end of the run fails, and the same command continues
+// once there is space. This also holds with shards of several processes.
 func TestDiskFull(t *testing.T) {
 	for _, launch := range []string{"", "launch -n 2 "} {
 		t.Run(launch, func(t *testing.T) {
@@ -77,7 +78,8 @@ cp -r disk/dir again
 	}
 }
 
-// A folder that nobody may write to is an error before training starts. One that becomes unwritable is like a full disk.
+// A folder without write permission is an error before training starts. A folder that becomes unwritable is
+// handled like a full disk.
 func TestReadOnlyFolder(t *testing.T) {
 	inBase(t)
 	text := onDisk(t, `
@@ -103,7 +105,7 @@ cp -r disk/dir kept
 	if err != nil || len(steps) != 2 {
 		t.Errorf("kept are %v: %v", steps, err)
 	}
-	for _, step := range steps { // each is whole
+	for _, step := range steps { // each is complete
 		alone(t, "tiny.sppo", "--set", "train.steps=1000000", "--resume", filepath.Join("kept", store.StepName(step)), "--steps", fmt.Sprint(step), "-q")
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// The run in README.md has today's words and nearly its losses; times differ from run to run. -update
-// replaces it by this run.
+// The run in README.md has the current output and nearly its losses; times differ from run to run. -update
+// replaces it with this run.
 func TestRunInREADME(t *testing.T) {
 	t.Chdir("../..")
 	text, err := os.ReadFile("README.md")
@@ -73,7 +73,7 @@ func withoutTimes(text string) (string, []float64) {
 	var losses []float64
 	for line := range strings.Lines(text) {
 		if step, _, ok := strings.Cut(strings.TrimSpace(line), "/"); ok && strings.HasPrefix(step, "step ") && step != "step 1" && step != "step 10" {
-			continue // which other steps are printed depends on time
+			continue // which other steps are printed depends on timing
 		}
 		for _, m := range lossShown.FindAllString(line, -1) {
 			v, _ := strconv.ParseFloat(strings.TrimPrefix(m, "loss "), 64)

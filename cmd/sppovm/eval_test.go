@@ -32,7 +32,8 @@ func sets(words string) (args []string) {
 	return args
 }
 
-// Over one window the loss is that of a training step on it, and over many the mean of those of each.
+// The loss of one window is that of a training step on it; the loss of several windows is the mean of their
+// losses.
 func TestEvalIsTheLossOfSteps(t *testing.T) {
 	inBase(t)
 	text := []byte(strings.Repeat("to be, or not to be: that is the question. ", 9))[:5*64+1+10]
@@ -98,7 +99,7 @@ func tokenLosses(t *testing.T, file string) (list []float32) {
 	return list
 }
 
-// compareTokens compares losses in the order of the stream with those of another division.
+// compareTokens compares losses, in the order of the stream, with those under another division.
 func compareTokens(t *testing.T, how string, got, want []float32) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -137,7 +138,7 @@ func checkBuckets(t *testing.T, how string, e evaluation, each []float32) {
 	}
 }
 
-// Several processes give the losses of one, to the last bit.
+// Several processes give the losses of one process, bit by bit.
 func TestEvalInProcesses(t *testing.T) {
 	inBase(t)
 	text := strings.Repeat("to be, or not to be: that is the question. ", 9)
@@ -174,7 +175,7 @@ func TestEvalInProcesses(t *testing.T) {
 	}
 }
 
-// A file of losses appears whole or not at all.
+// A file of losses appears completely or not at all.
 func TestEvalLeavesNoPartOfAFile(t *testing.T) {
 	inBase(t)
 	if err := os.WriteFile("all.txt", []byte(strings.Repeat("to be, or not to be: that is the question. ", 30)), 0o644); err != nil {
@@ -198,7 +199,7 @@ func TestEvalLeavesNoPartOfAFile(t *testing.T) {
 	}
 }
 
-// stopper cancels when some windows are done.
+// stopper cancels after some windows.
 type stopper struct{ cancel func() }
 
 func (s *stopper) Write(text []byte) (int, error) {
@@ -208,7 +209,7 @@ func (s *stopper) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// The splits are the parts that a run trains on and validates on.
+// The splits are the parts of the data that a run uses for training and validation.
 func TestEvalOfSplits(t *testing.T) {
 	inBase(t)
 	text := []byte(strings.Repeat("abcdefgh", 8*64/8))

@@ -16,7 +16,7 @@ func TestRuinedStateIsNotSaved(t *testing.T) {
 		left        []string
 	}{
 		{"3", "sppovm: no checkpoint after step 3: the validation loss after step 3 is NaN\n", []string{"step-2"}},
-		// Step 3 is not validated, and its loss was finite; nothing is removed for it.
+		// Step 3 is not validated, so its checkpoint does not remove older ones, although its loss was finite.
 		{"50", "10 steps skipped in a row", []string{"step-2", "step-3"}},
 	} {
 		t.Run(c.steps, func(t *testing.T) {

@@ -10,14 +10,14 @@ import (
 	"sppo.dev/cmd/internal/clitest"
 )
 
-// Devices, pipes and files without end in place of programs, data, checkpoints or weights end with one error.
+// Devices, pipes and endless files given as programs, data, checkpoints or weights cause one error each.
 func TestHostileFiles(t *testing.T) {
 	inBase(t)
 	jobOf(t)
 	const tokens = `--set train.data=tokens("x.bin") --set train.holdout=0`
 	clitest.Hostile(t, &app, "x.sppb", nil, "sppovm run x.sppb", "sppovm run x.sppb --device sim", "sppovm eval x.sppb --resume none")
 	clitest.Hostile(t, &app, "x.txt", nil, `sppovm run tiny.sppo --set train.data=text("x.txt")`)
-	clitest.Hostile(t, &app, "x.bin", []string{"sparse"}, "sppovm run tiny.sppo "+tokens) // a TiB of zeros is good tokens
+	clitest.Hostile(t, &app, "x.bin", []string{"sparse"}, "sppovm run tiny.sppo "+tokens) // a TiB of zeros is valid as tokens
 	clitest.Hostile(t, &app, "x.ckpt", nil, "sppovm run tiny.sppo --resume x.ckpt", "sppovm export x.ckpt -o out")
 	if err := os.RemoveAll("hub/model.safetensors"); err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestHostileFiles(t *testing.T) {
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
 }
 
-// The same in place of the files of a checkpoint, and of a prompt.
+// The same for the files of a checkpoint and for a prompt.
 func TestHostileCheckpoints(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")
@@ -46,7 +46,8 @@ func TestHostileCheckpoints(t *testing.T) {
 	clitest.Hostile(t, &app, "prompt", []string{"binary"}, "sppovm sample --resume good/step-1 --prompt-file prompt --max-tokens 1")
 }
 
-// A run that should end before the step of its checkpoint is a mistake; one that should end with it has nothing to do.
+// A run that should end before the step of its checkpoint is a mistake. A run that should end at that step has
+// nothing to do.
 func TestResumeBeyondTheEnd(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--save", "three.ckpt", "-q")

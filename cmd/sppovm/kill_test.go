@@ -47,14 +47,14 @@ func undisturbed(t *testing.T) (args []string, want []float64) {
 	if err := ir.Encode(&program, job.Program); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile("job.sppb", program.Bytes(), 0o644); err != nil { // compiling it again and again would take most of the time
+	if err := os.WriteFile("job.sppb", program.Bytes(), 0o644); err != nil { // compiling repeatedly takes too long
 		t.Fatal(err)
 	}
 	args = []string{"job.sppb", "--json", "-q"}
 	return args, losses(t, alone(t, append(args, "--save", "whole")...))
 }
 
-// counting counts the lines that are read.
+// counting counts the lines read.
 type counting struct {
 	io.ReadCloser
 	lines atomic.Int64
@@ -66,15 +66,16 @@ func (c *counting) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// killer kills processes at moments of its choice.
+// killer kills processes at random moments.
 type killer struct {
 	rng    *rand.Rand
 	left   int
 	done   int
-	saving int // of these, while a checkpoint was being written
+	saving int // of these, during a save
 }
 
-// moment waits for any moment of a run that has just been started: mostly after a few steps, or else at any time, as while it starts.
+// moment waits for a random moment of a run that has just been started: mostly after a few steps, otherwise at any
+// time, including the start.
 func (k *killer) moment(out *counting, over <-chan struct{}) {
 	enough, wait := out.lines.Load()+1+k.rng.Int64N(3), time.Duration(k.rng.IntN(20_000))*time.Microsecond
 	limit := 5 * time.Second
@@ -103,8 +104,8 @@ func (k *killer) kill(pid, parent int, dir string) {
 	}
 }
 
-// asUndisturbed compares what a killed run has left with the run that was not killed. Its losses are those of several starts, of
-// which some steps came twice.
+// asUndisturbed compares the results of a killed run with those of an undisturbed one. Its losses come from
+// several starts, so some steps occur twice.
 func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	t.Helper()
 	same(t, "whole", dir)
@@ -124,7 +125,7 @@ func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	}
 }
 
-// complete drops lines that a killed process has not finished.
+// complete drops lines that a killed process has not completed.
 func complete(out string) string {
 	var lines []string
 	for line := range strings.Lines(out) {
@@ -135,7 +136,8 @@ func complete(out string) string {
 	return strings.Join(lines, "")
 }
 
-// killers returns a killer for each number of processes, which kills short or, in long runs, long processes.
+// killers returns a killer for each number of processes. The number of kills is given by short or, in long runs,
+// by long.
 func killers(t *testing.T, seed uint64, short [3]int, long int, run func(processes int, k *killer)) {
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task", os.Getpid())); err != nil {
 		t.Skip("needs /proc to find processes")
@@ -150,8 +152,8 @@ func killers(t *testing.T, seed uint64, short [3]int, long int, run func(process
 	}
 }
 
-// Any process may be killed at any moment, during saving too: launch starts the job again, and it ends with the losses and weights
-// of a run that was not disturbed.
+// Any process may be killed at any moment, even during a save. launch starts the job again, and it ends with the
+// losses and weights of an undisturbed run.
 func TestKilledAndRestarted(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)
@@ -188,7 +190,7 @@ func TestKilledAndRestarted(t *testing.T) {
 	})
 }
 
-// The same without launch: the same command line is started again by hand.
+// The same without launch: the same command is started again by hand.
 func TestKilledAndStartedAgain(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asLink makes the test binary the link between two network namespaces, with the faults that its value names.
+// asLink makes the test binary act as the link between two network namespaces, with the faults in its value.
 const asLink = "SPPOVM_TEST_AS_LINK"
 
 func init() {
@@ -29,21 +29,21 @@ func init() {
 	}
 }
 
-// faults of a link, in each direction. Packets that a full queue cannot take are dropped, as routers do.
+// faults are the faults of a link in each direction. Packets that exceed a full queue are dropped, as in routers.
 type faults struct {
 	delay time.Duration
-	rate  int     // bytes in a second; 0: no limit
+	rate  int     // bytes per second; 0: no limit
 	loss  float64 // share of packets
 	down  time.Duration
-	up    time.Duration // cycle of down and up once the file "cut" is there; up 0: never up again
+	up    time.Duration // cycle of down and up times once the file "cut" exists; up 0: permanently down
 }
 
 func (f faults) String() string {
 	return fmt.Sprintf("%d %d %g %d %d", f.delay, f.rate, f.loss, f.down, f.up)
 }
 
-// tun opens a network interface whose packets this process reads and writes.
-// Package os would poll the file, and an interface that is not there yet looks like a file that failed.
+// tun opens a network interface whose packets this process reads and writes. Package os would poll the file, and
+// an interface that is not up yet looks like a file that failed.
 func tun(name string) (file int, err error) {
 	if file, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return 0, err
@@ -82,7 +82,7 @@ func runLink(text string) error {
 	return nil
 }
 
-// carry passes packets on in one direction.
+// carry forwards packets in one direction.
 func (f faults) carry(from, to int, seed uint64) {
 	type packet struct {
 		data []byte
@@ -125,8 +125,8 @@ func (f faults) carry(from, to int, seed uint64) {
 	}
 }
 
-// overLink runs a job of two processes in two network namespaces with a link between them, whose faults begin or get worse after
-// two steps.
+// overLink runs a job of two processes in two network namespaces. The faults of the link between them start or
+// become worse after two steps.
 const overLink = `
 ip link set lo up
 mount -t tmpfs tmpfs /run && mkdir -p /run/netns
@@ -152,7 +152,7 @@ kill $link
 cat 0.err 1.err
 `
 
-// runOverLink returns the losses of a job over a link, and what the processes said.
+// runOverLink returns the losses of a job over a link, and the messages of the processes.
 func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string) {
 	t.Helper()
 	if err := exec.Command("unshare", "-rnm", "ip", "tuntap", "add", "dev", "x", "mode", "tun").Run(); err != nil {
@@ -181,7 +181,8 @@ func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string)
 	return out, said.String()
 }
 
-// Over slow and lossy links, and links that are gone for some seconds, a job computes what it computes in one process.
+// Over slow and lossy links, and links that are down for some seconds, a job has the results that it has in one
+// process.
 func TestBadLinks(t *testing.T) {
 	const steps = 6
 	for name, f := range map[string]faults{
@@ -190,7 +191,7 @@ func TestBadLinks(t *testing.T) {
 		"outages": {down: 6 * time.Second, up: time.Second},
 	} {
 		if name != "lossy" && os.Getenv("SPPO_LONG") == "" {
-			continue // they mostly wait
+			continue // these mostly wait
 		}
 		t.Run(name, func(t *testing.T) {
 			inBase(t)
@@ -204,7 +205,7 @@ func TestBadLinks(t *testing.T) {
 	}
 }
 
-// Where a link silently loses everything, both sides end within 30 seconds and call it a timeout.
+// If a link silently loses everything, both sides end within 30 seconds and report a timeout.
 func TestBlackHole(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG is not set: this takes half a minute")

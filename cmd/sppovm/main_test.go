@@ -82,7 +82,7 @@ func keys(o map[string]any) []string {
 	return names
 }
 
-// The lines of --json and their keys are a contract.
+// The lines of --json and their keys are a stable interface.
 func TestJSONLines(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json")

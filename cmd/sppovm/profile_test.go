@@ -58,7 +58,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// Where measuring slows steps down, only a few steps and the profiled one are measured.
+// If measuring slows steps down, only a few steps and the profiled one are measured.
 func TestSampled(t *testing.T) {
 	wanted := sampled(7)
 	for step, want := range map[int64]bool{1: false, 2: true, 3: false, 7: true, 99: false, 100: true, 300: true} {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestSampleWritesWhatItLearned: a model that was trained on one sentence over and over continues it, and another seed writes another
-// text where the temperature is high.
+// TestSampleWritesWhatItLearned checks that a model trained on one repeated sentence continues it, and that at a
+// high temperature another seed gives another text.
 func TestSampleWritesWhatItLearned(t *testing.T) {
 	inBase(t)
 	const sentence = "the cat sat on the mat; "

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// runs starts one process and returns its exit code, its output and what it reports.
+// runs starts one process and returns its exit code, its output and its messages.
 func runs(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
 	all := launchAll(t, 1, func(int) []string { return args })
@@ -34,7 +34,7 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// Checkpoints are written during a run and at its end, and each continues bitwise.
+// Checkpoints are written during a run and at its end, and a run continues bitwise from each.
 func TestSaveEvery(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole")
@@ -62,7 +62,7 @@ func TestSaveEvery(t *testing.T) {
 	}
 }
 
-// A run that is started again with the same command line goes on from the newest checkpoint that is whole.
+// A run started again with the same command continues from the newest undamaged checkpoint.
 func TestResumeAuto(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "whole")
@@ -96,7 +96,8 @@ func TestResumeAuto(t *testing.T) {
 	same(t, "whole", "dir")
 }
 
-// A checkpoint that cannot be written is reported while the run goes on, and fails its end. Those that are there stay.
+// A checkpoint that cannot be written is reported, and the run continues but fails at its end. Existing
+// checkpoints stay.
 func TestUnwritable(t *testing.T) {
 	inBase(t)
 	if os.Getuid() == 0 {
@@ -130,7 +131,7 @@ func TestUnwritable(t *testing.T) {
 	}
 }
 
-// A job whose hosts have no memory for the copy of a checkpoint is refused, with the numbers.
+// A job whose hosts lack the memory for the copy of a checkpoint is refused, with the numbers.
 func TestCopyDoesNotFit(t *testing.T) {
 	inBase(t)
 	args := []string{"tiny.sppo", "-q", "--save", "dir", "--save-every", "1", "--set", "cluster.host_memory=500KiB"}

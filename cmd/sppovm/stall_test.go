@@ -9,8 +9,8 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// A process that is stopped while its host answers stalls the job. The others end after --stall-timeout, and it does when it is
-// continued.
+// A process that is suspended while its host responds stalls the job. The other processes end after
+// --stall-timeout. The suspended process ends when it is resumed.
 func TestStoppedProcess(t *testing.T) {
 	inBase(t)
 	const running = `rank \d (waits for (a message from )?rank \d|waits in \w+ for ranks [\d, ]+|executes \w+|has nothing left)`

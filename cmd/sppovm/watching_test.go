@@ -27,7 +27,8 @@ func logged(t *testing.T, args ...string) []map[string]any {
 	return objects(t, string(text))
 }
 
-// A log begins with the run, and one that is appended to begins again where the run goes on. Its steps are those of --json.
+// A log starts with the record of the run; a log that is appended to gets another one for the resumed run. Its
+// steps are those of --json.
 func TestLog(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "2", "--save", "two.ckpt", "--tensorboard", "board")
@@ -42,7 +43,7 @@ func TestLog(t *testing.T) {
 	for _, o := range all {
 		switch {
 		case o["note"] != nil:
-			continue // what is said besides is free to change
+			continue // notes may change
 		case o["loss"] != nil:
 			steps = append(steps, o["step"])
 		}
@@ -68,7 +69,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// The norms of the layers make the norm of the gradient, whatever the division.
+// The norms of the layers add up to the norm of the gradient, whatever the division.
 func TestGradNorms(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1 schedule.zero=3", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=1", "model.tied=true model.dtype=bf16"} {
@@ -94,7 +95,7 @@ func TestGradNorms(t *testing.T) {
 	}
 }
 
-// The losses by position make the validation's loss, whatever the division.
+// The losses by position average to the loss of the validation, whatever the division.
 func TestPositionLosses(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1", "schedule.sp_mode=ring schedule.dp=1"} {
@@ -158,7 +159,7 @@ func TestWatchFlags(t *testing.T) {
 	}
 }
 
-// A page can be drawn of the log of a run, and of its standard output.
+// A page can be drawn from the log of a run, and from its standard output.
 func TestReport(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "3", "--grad-norms", "1")
@@ -189,7 +190,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// A log whose last line was cut by a kill goes on with a line of its own.
+// If a kill cut off the last line of a log, the next line still starts on its own.
 func TestLogAfterKill(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "2", "--save", "two.ckpt")

@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// jobOf writes a spec of the model in the base's folder hub, for two ranks.
+// jobOf writes a spec for two ranks of the model in the folder hub.
 func jobOf(t *testing.T) {
 	t.Helper()
 	text := `import "clusters/local.sppo"
@@ -28,8 +28,8 @@ schedule four { sp = 2   pp = 2   subsequences = 2   align = 2 }
 	}
 }
 
-// Processes load their own ranks, and the job is the one that a single process runs. A checkpoint remembers where the weights came
-// from, also after it was resumed.
+// Processes load only their own ranks, and the job equals that of a single process. A checkpoint records the
+// source of the weights, even after the run was resumed.
 func TestProcessesLoadWeights(t *testing.T) {
 	inBase(t)
 	jobOf(t)
@@ -63,7 +63,7 @@ func TestProcessesLoadWeights(t *testing.T) {
 	}
 }
 
-// Processes with different weights stop, and say so.
+// Processes with different weights stop and report the difference.
 func TestProcessesWithOtherWeights(t *testing.T) {
 	inBase(t)
 	jobOf(t)
@@ -79,7 +79,7 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 	}
 }
 
-// A program without masters cannot hold the values of an f32 folder exactly: that wants --cast.
+// A program without masters cannot represent the values of an f32 folder exactly, so it requires --cast.
 func TestRoundingWeightsWantsCast(t *testing.T) {
 	inBase(t)
 	jobOf(t)

@@ -68,7 +68,7 @@ func launchCommand(t *testing.T, command string, processes int, args func(proces
 	return all
 }
 
-// end waits for all processes and returns their output. A process that hangs fails the test.
+// end waits for all processes and returns their output. If a process hangs, the test fails.
 func end(t *testing.T, all []*process) (stdout []string) {
 	t.Helper()
 	stdout = make([]string, len(all))
@@ -262,7 +262,7 @@ func afterLines(t *testing.T, p *process, lines int) {
 	}{in, rest}
 }
 
-// endless are arguments of a job that does not end by itself.
+// endless lists the arguments of a job that does not end on its own.
 var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
 
 // A killed process ends all others, and each names it.
@@ -364,7 +364,8 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 	}
 }
 
-// Two unnamed jobs at one address do not mix: processes of the second are told so, and the first continues.
+// Two unnamed jobs at one address do not mix: processes of the second are rejected with a message, and the first
+// continues.
 func TestJobsAtOnePlace(t *testing.T) {
 	inBase(t)
 	place := vmtest.FreePlace(t)
@@ -393,8 +394,8 @@ func TestJobsAtOnePlace(t *testing.T) {
 	}
 }
 
-// Whichever process gets a signal of a person, an engine, a terminal that closes or Slurm's early warning, all stop after the same
-// step, with a checkpoint and exit code 0.
+// A signal from a user, a scheduler, a terminal that closes or Slurm's early warning may go to any process. All
+// processes stop after the same step, with a checkpoint and exit code 0.
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
 	for i, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {

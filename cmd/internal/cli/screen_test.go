@@ -27,7 +27,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// However a text is cut into writes, the screen shows the same, without a control character.
+// However a text is divided into writes, the screen shows the same text without control characters.
 func FuzzScreen(f *testing.F) {
 	f.Add([]byte("größe \x1b]0;title\x07 🙂\xf0\x9f\n"), 3)
 	f.Fuzz(func(t *testing.T, text []byte, cut int) {
@@ -56,7 +56,7 @@ func FuzzScreen(f *testing.F) {
 	})
 }
 
-// terminal opens a pseudo terminal: its own side, and what a program writes to.
+// terminal opens a pseudo terminal: the terminal's side and the program's side.
 func terminal(t *testing.T) (screen, program *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -79,7 +79,7 @@ func terminal(t *testing.T) (screen, program *os.File) {
 	return screen, program
 }
 
-// What commands print of files reaches a terminal without control characters. Into a file or pipe, results are exact.
+// File contents reach a terminal without control characters. In a file or pipe, results are exact.
 func TestTerminalIsSafe(t *testing.T) {
 	const hostile = "a\x1b[31mb\u009bc"
 	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// linesOf writes records as a log has them.
+// linesOf returns records as lines of a log.
 func linesOf(t *testing.T, records ...Record) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -27,7 +27,7 @@ func linesOf(t *testing.T, records ...Record) string {
 	return b.String()
 }
 
-// However a run is killed and continued, each step counts once, as it was done last.
+// However a run is killed and resumed, each step occurs once, with its last result.
 func TestReadAfterKills(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -101,7 +101,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// pageOf is the report of records.
+// pageOf returns the report for records.
 func pageOf(t *testing.T, records ...Record) string {
 	t.Helper()
 	l, err := Read(strings.NewReader(linesOf(t, records...)))
@@ -115,7 +115,7 @@ func pageOf(t *testing.T, records ...Record) string {
 	return b.String()
 }
 
-// whole is a run with everything in it, 20,000 steps long.
+// whole returns the records of a run of 20,000 steps with every kind of record.
 func whole() []Record {
 	split := &Split{0.5, 0.1, 0.15, 0.25}
 	records := []Record{&Run{
@@ -137,7 +137,7 @@ func whole() []Record {
 	return append(records, &Note{Note: "saved <img src=x onerror=alert(1)>", Step: 20_000}, &Done{Steps: 20_000, FinalLoss: 2, DevicePeak: 2 << 20, HostPeak: 1 << 20})
 }
 
-// A page is one file of bounded size that loads nothing, whatever names there are in the run.
+// A page is one file of bounded size that loads nothing, whatever names the run contains.
 func TestReport(t *testing.T) {
 	text := pageOf(t, whole()...)
 	if len(text) > 400_000 {
@@ -172,7 +172,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// What little there is of a run is drawn.
+// Reports of runs with few records are drawn.
 func TestSmallReports(t *testing.T) {
 	for name, c := range map[string]struct {
 		records []Record

@@ -14,10 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// curve is the values of a tag by step.
+// curve holds the values of a tag by step.
 type curve map[int]float64
 
-// written is a run of four steps that stops, goes on after step 2 and ends.
+// written writes a run of four steps that stops after step 2, resumes and ends. It returns the expected curves.
 func written(t *testing.T, dir string) map[string]curve {
 	t.Helper()
 	want := map[string]curve{}
@@ -74,14 +74,14 @@ func written(t *testing.T, dir string) map[string]curve {
 	time.Sleep(10 * time.Millisecond)
 	part(2, 5, nil)
 	for _, tag := range []string{"loss/validation", "loss_by_position/0-0", "loss_by_position/1-1"} {
-		delete(want[tag], 4) // the run that goes on validates later
+		delete(want[tag], 4) // the resumed run validates later
 	}
 	return want
 }
 
-// A file holds every event, framed with good checksums.
+// A file contains every event, framed with correct checksums.
 func TestFrames(t *testing.T) {
-	// Length and event of 3 bytes, with the checksums that tensorboard's masked_crc32c gives.
+	// Length and event of 3 bytes, with the checksums that tensorboard's masked_crc32c computes.
 	if got := frame([]byte("abc")); !slices.Equal(got, []byte{3, 0, 0, 0, 0, 0, 0, 0, 0xb0, 0x99, 0x49, 0x0e, 'a', 'b', 'c', 0x6e, 0x57, 0xf1, 0x21}) {
 		t.Errorf("% x", got)
 	}
@@ -93,7 +93,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TensorBoard's own reader reads the curves. Of a run that went on, steps after the checkpoint are those of the later part.
+// TensorBoard's own reader reads the curves. For a resumed run, steps after the checkpoint come from the later
+// part.
 func TestTensorBoardReads(t *testing.T) {
 	const script = `
 import json, sys

@@ -22,7 +22,7 @@ func TestSplitOf(t *testing.T) {
 	}
 }
 
-// A warning comes once, after ten steps, if and only if the steps part from the prediction.
+// A warning comes once, after ten steps, if and only if the steps deviate from the prediction.
 func TestCompare(t *testing.T) {
 	predicted := &Prediction{Seconds: 1, Split: &Split{0.7, 0.1, 0.1, 0.1}, Comparable: true}
 	for _, c := range []struct {
@@ -53,7 +53,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// full fails from the third write on.
+// full is a writer that fails from the third write on.
 type full struct{ writes int }
 
 func (f *full) Write(b []byte) (int, error) {
