@@ -158,8 +158,8 @@ func distance(t ir.DType, got, want []byte) float64 {
 	return math.Sqrt(difference / size)
 }
 
-// checkAttention compares the results of two implementations. Both round probabilities to bf16, each at its
-// own point of the sum.
+// checkAttention compares the results of two implementations. Both round probabilities to bf16, but at different
+// points of the sum.
 func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 	t.Helper()
 	for i := range want {
@@ -221,7 +221,7 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 	}
 }
 
-// smallTrial is for tests of other things; TestAttentionForTheCard runs the full trial.
+// smallTrial is for tests of other features; TestAttentionForTheCard runs the full trial.
 var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 
 // The same on the stand-in driver, whose card claims to be a Hopper: this tests the test itself, and the

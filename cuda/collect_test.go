@@ -21,7 +21,7 @@ func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 	all := natives
 	defer func() { natives = all }()
-	for _, natives = range []map[ir.Op]native{all, nil} { // without NCCL's functions: by messages alone
+	for _, natives = range []map[ir.Op]native{all, nil} { // without NCCL's functions, only messages are used
 		fake.reset(ranks, 1<<30, 200)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: true})
 		if err := m.Check(p); err != nil {

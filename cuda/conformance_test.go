@@ -39,7 +39,7 @@ func needEmulator(t *testing.T) *emu.Library {
 	return l
 }
 
-// The whole device on the stand-in driver: the kernels' own sources run on the CPU, products are those of the
+// The whole device on the stand-in driver: the kernels' own sources run on the CPU, and products come from the
 // stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
 func TestConformance(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)

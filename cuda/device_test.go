@@ -355,7 +355,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	t.Logf("%d calls", calls)
 }
 
-// notOneError explains why an error is not that of one call, reported once.
+// notOneError explains why an error is not that of a single failed call, reported once.
 func notOneError(err error) string {
 	var call *driver.Error
 	switch {

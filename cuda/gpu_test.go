@@ -42,7 +42,7 @@ func TestGPUConformance(t *testing.T) {
 }
 
 // Ranks on one GPU, each with its own streams, train for a hundred steps as on the CPU; rounding differences
-// grow over that many.
+// accumulate over the steps.
 func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	for _, c := range trainings {
 		for _, by := range products {

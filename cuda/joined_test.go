@@ -91,8 +91,8 @@ func (f *figures) groups(t ir.DType) []group {
 	return out
 }
 
-// joined measures groups. The bytes that count are those that must be moved: inputs that the group did not
-// compute, and outputs.
+// joined measures groups. Only bytes that must be moved are counted: inputs that the group did not compute, and
+// outputs.
 func (f *figures) joined(t *testing.T, dtype ir.DType, copied float64) {
 	for _, g := range f.groups(dtype) {
 		f.each(t, g.name, func() error { return f.join(g, copied) })

@@ -70,7 +70,7 @@ func checkOneRank(t *testing.T, m *Machine) {
 	})
 }
 
-// The library as far as one GPU can test it: its configuration, non-blocking initialisation, collectives, and
+// Tests the library as far as one GPU allows: its configuration, non-blocking initialisation, collectives, and
 // both ways to end.
 func TestGPUNCCL(t *testing.T) { checkOneRank(t, needGPU(t, Options{NCCL: true})) }
 

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// lateTokens wait on one rank until they are let go.
+// lateTokens wait on one rank until they are released.
 type lateTokens struct {
 	tokens
 	let chan struct{}

@@ -52,7 +52,7 @@ schedule tiny {
 }
 `
 
-// trainingProgram compiles trainingSpec; requests set keys of the schedule, as in pp=1.
+// trainingProgram compiles trainingSpec; requests set keys of the schedule, such as pp=1.
 func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir.Program {
 	t.Helper()
 	text := strings.NewReplacer("FAMILY", family, "DTYPE", dtype).Replace(trainingSpec)
@@ -150,7 +150,7 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := trainingProgram(t, c.family, c.dtype, c.requests...)
 			if os.Getenv("SPPO_LONG") == "" {
-				p.Run.Steps = 2 // the second step reads what the first has written
+				p.Run.Steps = 2 // the second step reads results of the first
 			}
 			want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
 			if err != nil {
@@ -180,8 +180,9 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	}
 }
 
-// TestOptimizerOnHost: with streams that are delayed at random, optimizer state and f32 masters that pass through the device give
-// the same bits as those that stay there. The third step's loss is the first that depends on stored states.
+// TestOptimizerOnHost checks, with streams that are delayed at random, that optimizer state and f32 masters that
+// pass through the device give the same bits as those that stay there. The third step's loss is the first that
+// depends on stored states.
 func TestOptimizerOnHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// Results of timing are kept for the next process, by everything they depend on; a damaged file is timed
-// again.
+// Timing results are stored for the next process, by everything that they depend on. If a file is damaged, timing
+// is repeated.
 func TestTunedIsKept(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	dir := t.TempDir()

@@ -127,7 +127,7 @@ func (a *aborting) Abort(reason error) {
 	a.world.Failed(reason)
 }
 
-// processes runs the job in several processes, in a folder of its own.
+// processes runs the job in several processes, in its own folder.
 func processes(t *testing.T, folder string, variables ...string) (errs []error, texts []string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -158,8 +158,8 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 	return errs, texts
 }
 
-// Ranks of two processes communicate by NCCL, whose IDs travel over the rendezvous: all of their memory is as
-// on the CPU in one process.
+// Ranks of two processes communicate by NCCL and exchange NCCL's IDs over the rendezvous. All their memory equals
+// that on the CPU in one process.
 func TestNCCLOfSeveralProcesses(t *testing.T) {
 	useFake(t)
 	want, err := runSteps(meeting(), jobSteps, func(int) vm.Device { return cpu.New(nil) }, nil)
@@ -184,7 +184,7 @@ func TestNCCLOfSeveralProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, team := range left {
-		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // of other tests, which abort theirs
+		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // communicators of other tests, which abort theirs
 			t.Errorf("nobody has left %s", team)
 		}
 	}

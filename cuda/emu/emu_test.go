@@ -94,7 +94,7 @@ func TestRight(t *testing.T) {
 	}
 }
 
-// A thread that waits for a phase continues when it is over, and not before.
+// A thread that waits for a phase continues when the phase is over, and not before.
 func TestPhases(t *testing.T) {
 	l := library(t)
 	for seed := range uint64(5) {
@@ -113,7 +113,7 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// A missing barrier shows in some order of lanes and warps.
+// A missing barrier shows for some order of lanes and warps.
 func TestMissingBarrier(t *testing.T) {
 	l := library(t)
 	shown := false

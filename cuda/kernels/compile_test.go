@@ -23,8 +23,8 @@ var archs = []string{"80", "90", "100", "90a"}
 // and outside loops, which cost nothing.
 const spillsAllowed = 64
 
-// NVIDIA's own compiler needs no GPU. It must accept every source, for every architecture that it knows, without a warning
-// and without spilling registers in its loops. What every kernel takes is logged as a table.
+// NVIDIA's own compiler needs no GPU. It must accept every source for every architecture that it supports, without
+// a warning and without spilling registers in loops. The resources of every kernel are logged as a table.
 func TestCompile(t *testing.T) {
 	api, err := nvrtc.Open()
 	if missing := (*library.MissingError)(nil); errors.As(err, &missing) {

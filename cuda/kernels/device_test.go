@@ -50,9 +50,9 @@ type device struct {
 	seed    uint64 // of the order of lanes
 	hopper  bool   // use the kernels for Hopper
 	engine  bool   // and its copy engine
-	odd     bool   // and at an address that is no multiple of 16 (with edged)
+	odd     bool   // and addresses that are not multiples of 16 (with edged)
 	edged   bool   // every buffer ends at the end of mapped memory, so that reading past it faults
-	alone   bool   // launch every instruction by itself
+	alone   bool   // launch every instruction separately
 	own     [][]byte
 	plans   []kernels.Plan
 	maps    [][]byte
@@ -91,7 +91,7 @@ func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
 // edge allocates a buffer that ends at a protected page.
 func (d *device) edge(n int) error {
 	page, size := os.Getpagesize(), n
-	if d.odd { // vectors of 16 bytes cannot be taken from here
+	if d.odd { // not aligned for vectors of 16 bytes
 		size += 8
 	}
 	pages := (size+page-1)/page*page + page
@@ -191,7 +191,7 @@ func tensorMap(at uint64, x kernels.Boxes) []uint64 {
 	return m
 }
 
-// bind plans the step's instructions, joined where they may be.
+// bind plans the step's instructions, joining them if allowed.
 func (d *device) bind() error {
 	card := kernels.Card{Hopper: d.hopper, CopyEngine: d.engine}
 	code := d.code.Sections[ir.SectionStep]

@@ -84,7 +84,8 @@ func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir
 	return l
 }
 
-// crossEntropy returns a listing of the cross-entropy of a whole vocabulary, of labels that all count or weighted by those that do.
+// crossEntropy returns a listing of the cross-entropy of a whole vocabulary. Either all labels count, or the loss
+// is weighted by the number that do.
 func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int64, weighted bool, between []ir.Op) *listing {
 	l := &listing{}
 	x, labels, loss := l.tensor(anywhere, logits, rows, cols), l.tensor(anywhere, ir.I32, rows), l.tensor(anywhere, ir.F32, 1)
@@ -193,7 +194,7 @@ func bindStep(t *testing.T, p *ir.Program) []kernels.Plan {
 	return plans
 }
 
-// TestJoinedIsAlone checks that joined instructions leave the same bytes as separate ones.
+// TestJoinedIsAlone checks that joined instructions give the same bytes as separate ones.
 func TestJoinedIsAlone(t *testing.T) {
 	library := needEmulator(t)
 	seed := uint64(time.Now().UnixNano())

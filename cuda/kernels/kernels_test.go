@@ -9,9 +9,9 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// Every kernel opcode keeps the suite that every device keeps: the kernels' own sources, compiled for the CPU. Run again
-// with lanes and warps in another order, every result must be the same to the last bit; where a barrier is missing it is
-// not.
+// Every kernel opcode passes the suite for all devices, with the kernels' own sources compiled for the CPU. A
+// second run with lanes and warps in another order must give the same results bit by bit; a missing barrier would
+// change them.
 func TestConformance(t *testing.T) {
 	library := needEmulator(t)
 	digests := vmtest.Conformance(t, func() vm.Device { return &device{library: library} })

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// bindLarge binds an instruction whose operands have the given shapes, each in a buffer of its own. No memory is needed.
+// bindLarge binds an instruction whose operands have the given shapes, each in its own buffer. It needs no memory.
 func bindLarge(op ir.Op, dtype ir.DType, attrs map[string]int64, shapes ...[]int64) (Plan, error) {
 	code := ir.Code{}
 	in := ir.Instr{Op: op}
@@ -45,7 +45,7 @@ func scalars(l *Launch) map[int64]bool {
 	return out
 }
 
-// TestLargeOperands demands that kernels are told of sizes beyond 32 bits as they are.
+// TestLargeOperands checks that kernels receive sizes beyond 32 bits unchanged.
 func TestLargeOperands(t *testing.T) {
 	const rows, cols = 1 << 22, 1 << 13
 	x := []int64{rows, cols}
@@ -83,7 +83,7 @@ func TestLargeOperands(t *testing.T) {
 	}
 }
 
-// TestLargestGrid demands an error with the limit and the way out where a grid would need too many blocks.
+// TestLargestGrid requires an error with the limit and a remedy if a grid would need too many blocks.
 func TestLargestGrid(t *testing.T) {
 	x := []int64{1 << 31, 8}
 	_, err := bindLarge(ir.RMSNorm, ir.BF16, nil, x, []int64{1 << 31, 1}, x, []int64{8})

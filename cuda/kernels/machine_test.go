@@ -15,9 +15,10 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// What the compiler makes of the kernels' order, read from machine code: a GPU would show it as time only.
+// These tests check the order of instructions in the compiler's machine code. On a GPU a wrong order would only
+// cost time.
 
-// disassembler is the path of nvdisasm, which make kernels gets beside the compiler; empty where there is none.
+// disassembler returns the path of nvdisasm, which make kernels installs with the compiler, or "".
 func disassembler() string {
 	for _, folder := range filepath.SplitList(os.Getenv(library.PathVariable)) {
 		for _, pattern := range []string{"bin/nvdisasm", "cu1*/bin/nvdisasm"} {
@@ -30,7 +31,7 @@ func disassembler() string {
 	return path
 }
 
-// block is a run of instructions that only its last one leaves.
+// block is a run of instructions that is left only at its end.
 type block struct {
 	instructions []string
 	next         []int

@@ -17,7 +17,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// orderCases are the kernels for Hopper: instructions with enough tiles that each place in shared memory is used again.
+// orderCases are the kernels for Hopper, with instructions that have enough tiles to reuse each slot in shared
+// memory.
 var orderCases = []struct {
 	name      string
 	op        ir.Op
@@ -30,7 +31,8 @@ var orderCases = []struct {
 	{"backward, by engine", ir.AttentionGrad, true, 260, 1},
 }
 
-// paragraphs are those of the PTX ISA that say what an instruction orders: by their titles, those of wgmma with the numbers of release 9.0.
+// paragraphs names the sections of the PTX ISA that define the ordering of an instruction, by title; those of
+// wgmma have the numbers of release 9.0.
 var paragraphs = map[string]string{
 	"wgmma.fence":               "9.7.15.7.1, wgmma.fence",
 	"wgmma.commit_group":        "9.7.15.7.2, wgmma.commit_group",
@@ -54,7 +56,7 @@ var paragraphs = map[string]string{
 
 const clusterFence = "it orders the initialisation for other blocks of a cluster, and there are none; it costs one instruction of a block"
 
-// redundant are the places that the ISA lets us omit, by pass and name, and why they stay.
+// redundant lists the places that the ISA lets us omit, by pass and name, and why they stay.
 var redundant = map[string]string{
 	"forward attend 2: settle":                    "the product overwrites the scores; it keeps uses of the old ones before the fence",
 	"backward change_queries: settle":             "the product overwrites the scores; it keeps uses of the old ones before the fence",
@@ -71,18 +73,18 @@ var redundant = map[string]string{
 	"backward bulk_dkv: setmaxnreg.inc":           "the kernel is right with the 168 registers of its launch, but gradients with heads of 128 hold 224 in products alone",
 }
 
-// orderPath is the table of all places that call for order, and of what their omission shows.
+// orderPath is the table of all places that order memory accesses, with the effects of omitting each.
 const orderPath = "ORDER.md"
 
-// place is a site with the name that it has in the table, which edits elsewhere in the source do not change.
+// place is a site with its name in the table, which edits elsewhere in the source do not change.
 type place struct {
 	emu.Site
 	name, kernels string
 }
 
-// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn. Each omission that the ISA makes wrong must show as
-// an error or as another result in some order of lanes, warps, copies and products. Without -update and SPPO_LONG only some are tried,
-// but all must be in the table.
+// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn. Each omission that violates the
+// ISA must show as an error or as a different result in some order of lanes, warps, copies and products. Without
+// -update and SPPO_LONG only some are tried, but all must be in the table.
 func TestOrder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -131,7 +133,7 @@ stays. Paragraphs of the PTX ISA are named by their titles, those of wgmma with 
 | --- | --- | --- | --- | --- |
 `
 
-// omitted runs without a place and returns what shows.
+// omitted runs without a place and returns the effect.
 func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]byte, error), right []byte) string {
 	library.Omit(p.Site)
 	defer library.Omit(emu.Site{})
@@ -150,7 +152,7 @@ func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]b
 	return shown
 }
 
-// row is the row of the table, or its beginning where there is no verdict.
+// row returns the row of the table, or its start if there is no verdict.
 func (p *place) row(verdict string) string {
 	begin := fmt.Sprintf("| %s | `%s` | `%s` | ", p.kernels, p.name, p.Kind)
 	if verdict == "" {
@@ -159,7 +161,7 @@ func (p *place) row(verdict string) string {
 	return fmt.Sprintf("%s%s | %s |\n", begin, verdict, paragraphs[p.Kind])
 }
 
-// orderRun returns a function that runs an instruction with a seed and returns what it writes.
+// orderRun returns a function that runs an instruction with a seed and returns its results.
 func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, prefix int64) func(seed uint64) ([]byte, error) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	p := drawn(t, rng, op, map[string]int64{"": 3, "n": n, "prefix": prefix, "keys": prefix + n, "heads": 1, "kv_heads": 1,
@@ -177,8 +179,8 @@ func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, pref
 	}
 }
 
-// shows says how runs in several orders differ from the right one: by an error, by another result, or not at all. Errors name
-// what they find without the block and warp.
+// shows describes how runs in several orders differ from the right result: by an error, by a different result, or
+// not at all. It removes block and warp from errors.
 func shows(run func(uint64) ([]byte, error), right []byte) string {
 	for seed := range uint64(12) {
 		got, err := run(77 * seed)
@@ -199,12 +201,12 @@ var (
 	methodLine    = regexp.MustCompile(`^    METHOD \w+ (\w+)\(`)
 )
 
-// named names sites by the function that they are in and by their number among those of their kind there.
+// named names sites by their function and by their number among sites of their kind there.
 func named(kernelsOf string, sites []emu.Site) (out []place) {
 	count := map[string]int{}
 	for _, s := range sites {
 		file := variantEnding.ReplaceAllString(s.Source, "")
-		lines := strings.Split(kernels.Text(file), "\n") // a variant's lines are counted from those of the file on
+		lines := strings.Split(kernels.Text(file), "\n") // line numbers of a variant are those of the file
 		if kernels.Target(s.Source) == "" || s.Line > len(lines) {
 			continue
 		}
@@ -219,7 +221,7 @@ func named(kernelsOf string, sites []emu.Site) (out []place) {
 	return out
 }
 
-// enclosing is the name of the function or method that the last line is in.
+// enclosing returns the name of the function or method that contains the last line.
 func enclosing(lines []string) string {
 	method := ""
 	for _, line := range slices.Backward(lines) {
@@ -236,7 +238,7 @@ func enclosing(lines []string) string {
 	return "?"
 }
 
-// results returns the bytes that an instruction leaves in what it writes.
+// results returns the bytes of the operands that an instruction writes.
 func results(p *ir.Program, before [][]byte, d *device) (out []byte, err error) {
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	if err := d.Load(p, 0, &vm.Env{Transport: vm.NewLocal()}); err != nil {

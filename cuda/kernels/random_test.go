@@ -18,8 +18,8 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// TestRandom compares every kernel with the cpu device's on random values and shapes, which the rows of the opcode table
-// say how to draw, in random element types and with a random order of lanes.
+// TestRandom compares every kernel with the cpu device on random values, shapes and element types, with a random
+// order of lanes. The rows of the opcode table define which shapes are valid.
 func TestRandom(t *testing.T) {
 	library := needEmulator(t)
 	seed := uint64(time.Now().UnixNano())
@@ -35,7 +35,7 @@ func TestRandom(t *testing.T) {
 			}
 			for _, fixed := range shapes[op] {
 				for _, card := range []device{{}, {hopper: true}, {hopper: true, engine: true}} {
-					if card.hopper && !slices.Contains(kernels.HopperDims, fixed["head_dim"]) { // there are no kernels for it alone
+					if card.hopper && !slices.Contains(kernels.HopperDims, fixed["head_dim"]) { // there are no such kernels
 						break
 					}
 					card.library, card.seed, card.edged = library, rng.Uint64(), rng.IntN(2) == 0
@@ -47,10 +47,12 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// limits bound what is drawn: small shapes find edges, larger ones pass tiles. A dimension that is named is taken so.
+// limits bounds the drawn dimensions: small shapes find errors at edges, larger ones span several tiles. Named
+// dimensions are fixed.
 var limits = []map[string]int64{{"": 5}, {"": 20}, {"": 70}}
 
-// shapes are further ones that drawing would rarely meet: attention on tensor cores, tiles passed in every direction.
+// shapes lists further shapes that random draws would rarely find: attention on tensor cores, with tiles crossed
+// in every direction.
 var shapes = map[ir.Op][]map[string]int64{
 	ir.Matmul: {
 		{"": 5, "m": 128, "n": 128, "k": 64, "T": 1}, {"": 5, "m": 136, "n": 40, "k": 96, "T": 1},
@@ -91,7 +93,7 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 40, "prefix": 30, "keys": 70, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "softcap": 4, "positions": 1},
 }
 
-// draw makes one instruction.
+// draw draws one instruction.
 type draw struct {
 	*testing.T
 	rng   *rand.Rand
@@ -101,7 +103,7 @@ type draw struct {
 	in    *ir.Instr
 }
 
-// drawn is a program of one instruction on random operands.
+// drawn returns a program of one instruction on random operands.
 func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.Program {
 	d := &draw{T: t, rng: rng, fixed: fixed, names: map[string]int64{}, info: &ir.Ops[op],
 		in: &ir.Instr{Op: op, Stream: ir.Ops[op].Streams[0]}}
@@ -133,7 +135,8 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 		Run: ir.Run{Seed: 7, Sequence: 64, Vocab: 100}, Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}}}
 }
 
-// absent leaves out half of the optional operands, and of those that exclude each other all or all but one.
+// absent leaves out half of the optional operands. Of operands that exclude each other it leaves out all, or all
+// but one.
 func (d *draw) absent(i int) bool {
 	if v, ok := d.fixed[d.info.Operands[i].Name]; ok && d.info.Operands[i].Optional {
 		return v == 0
@@ -145,7 +148,7 @@ func (d *draw) absent(i int) bool {
 	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || d.info.Rule == ir.RuleMatmul && d.names["accumulate"] != 0)
 }
 
-// number is one of 1 .. the limit of this draw, or what is fixed.
+// number returns a random number from 1 to the limit of this draw, or the fixed one.
 func (d *draw) number(name string) int64 {
 	if v, ok := d.names[name]; ok {
 		return v
@@ -207,7 +210,8 @@ func (d *draw) attributes() {
 	}
 }
 
-// window draws one that leaves no query without a key, or not all where the results of other keys are there.
+// window draws a window that leaves no query without a key or, if results of other keys are given, not all
+// queries.
 func (d *draw) window() {
 	fixed, ok := d.fixed["window"]
 	if d.info.Rule != ir.RuleAttention || ok && fixed > 0 || !ok && d.rng.IntN(2) == 0 {
@@ -237,7 +241,7 @@ func (d *draw) dtype(types string, common ir.DType) ir.DType {
 	return ir.F32
 }
 
-// shape reads the shape rule of an operand. Operands without one have a shape in common, but for matmul's.
+// shape draws a shape by an operand's shape rule. Operands without a rule share a shape, except those of matmul.
 func (d *draw) shape(i int) []int64 {
 	dims := d.info.Operands[i].Dims
 	if d.info.Operands[i].Name == "positions" {
@@ -288,9 +292,9 @@ func compare(t *testing.T, p *ir.Program, emulated *device) {
 	}
 }
 
-// rounded is how far results of attention on tensor cores may be off because a factor of every term, probabilities and in the
-// backward pass the gradients of scores, is rounded to the 8 significant bits of bf16, which is by 2^-8 of it at most: by name,
-// for each element.
+// rounded returns, by name, the possible errors of each element of attention on tensor cores. A factor of every
+// term is rounded to the 8 significant bits of bf16, with an error of at most 2^-8: the probabilities, and in the
+// backward pass the gradients of scores.
 func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 	if in.Op != ir.Attention && in.Op != ir.AttentionGrad || in.Arg("q").DType != ir.BF16 {
 		return nil
@@ -316,7 +320,7 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 		return nil
 	}
 	if in.Op == ir.Attention {
-		lse := operand("lse", want) // of other keys too, where the instruction goes on from them
+		lse := operand("lse", want) // includes other keys if the instruction continues from their results
 		return map[string][]float64{"o": naive.AttentionTerms(operand("q", before), operand("k", before), operand("v", before), lse, a)}
 	}
 	dout, delta := operand("do", before), operand("delta", before)
@@ -330,7 +334,7 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 	return map[string][]float64{"dq": dq, "dk": dk, "dv": dv}
 }
 
-// numbers are the elements of an operand.
+// numbers returns the elements of an operand.
 func numbers(v ir.View, bytes []byte) []float64 {
 	out := make([]float64, v.Elements())
 	for e := range out {
@@ -358,7 +362,7 @@ func describe(p *ir.Program, in *ir.Instr) string {
 	return text
 }
 
-// values are random bytes of an operand that make sense for its meaning.
+// values returns random bytes that are valid for an operand.
 func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 	v, name := in.Args[i], in.Info().Operands[i].Name
 	out := make([]byte, v.Bytes())
@@ -437,7 +441,8 @@ func execute(t *testing.T, p *ir.Program, d vm.Device, before [][]byte) [][]byte
 	return after
 }
 
-// near compares an operand. Both devices sum in f32, in orders of their own; terms say what else rounding may do, by 2^-8 of them.
+// near compares an operand. Both devices sum in f32, but in different orders; rounding may further change results
+// by 2^-8 of terms.
 func near(t *testing.T, what string, got, want []byte, v ir.View, terms []float64) {
 	t.Helper()
 	if v.DType == ir.I32 || v.DType == ir.U8 {
@@ -454,7 +459,7 @@ func near(t *testing.T, what string, got, want []byte, v ir.View, terms []float6
 	}
 	absolute, relative := 2e-5*largest, 2e-5
 	if v.DType == ir.BF16 {
-		relative = 1.0 / 128 // one unit in the last place: a sum may fall on either side of a middle
+		relative = 1.0 / 128 // one unit in the last place, because sums may be rounded differently
 	}
 	for e := range w {
 		tolerance := absolute + relative*math.Abs(w[e])
