@@ -14,7 +14,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// described writes a job's model as a folder as if it had come from none.
+// described exports a job's model to a folder as if it had not come from a folder.
 func described(t *testing.T, program *ir.Program, values hf.Values, sequence int64, dtype string) string {
 	t.Helper()
 	model, config, err := hf.Describe(&program.Model, sequence)
@@ -28,7 +28,7 @@ func described(t *testing.T, program *ir.Program, values hf.Values, sequence int
 	return out
 }
 
-// A model of any fixture is described by a config of its own, with which a folder is read again as the same model.
+// The model of every fixture gets a new config, and the folder with that config is read as the same model.
 func TestDescribedIsTheSame(t *testing.T) {
 	for _, dir := range fixtures(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestDescribedIsTheSame(t *testing.T) {
 	}
 }
 
-// A family's own traits are described, and what transformers cannot say is refused by name.
+// Traits of a family are described. Traits that transformers cannot express are refused by name.
 func TestDescribe(t *testing.T) {
 	const sizes = " layers = 3 hidden = 32 heads = 4 vocab = 64 dtype = f32 "
 	for keys, want := range map[string]string{
@@ -86,7 +86,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// transformers loads what was described, and has the loss of our next step: every class reads the config as we do.
+// transformers loads described models and computes the loss of our next step, so every class reads the config as
+// we do.
 func TestTransformersLoadsDescribed(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

@@ -18,7 +18,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// small returns a config of the fixtures with members changed; a nil one is taken out.
+// small returns a config of the fixtures with changed members; nil removes a member.
 func small(t *testing.T, changes map[string]any) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "models", "llama", hf.ConfigFile))
@@ -90,7 +90,7 @@ func TestRefusedConfigs(t *testing.T) {
 	}
 }
 
-// Both forms that transformers has had for rotary positions, and what older files leave out, give the same keys.
+// Both forms of rotary positions in transformers, with the members that older files omit, give the same keys.
 func TestFormsOfConfig(t *testing.T) {
 	want := importText(t, small(t, members{"rope_parameters": members{"rope_type": "default", "rope_theta": 5e5}}))
 	for name, changes := range map[string]members{
@@ -105,7 +105,7 @@ func TestFormsOfConfig(t *testing.T) {
 	}
 }
 
-// importText returns the keys without where they come from.
+// importText returns the keys without their origins.
 func importText(t *testing.T, config []byte) string {
 	t.Helper()
 	model, err := hf.ReadModel(configFolder(t, config))
@@ -119,7 +119,7 @@ func importText(t *testing.T, config []byte) string {
 	return model.Name + "\n" + strings.Join(lines, "\n")
 }
 
-// folder returns a copy of a fixture whose tensors are changed; the returned ones are those of the program.
+// folder returns a copy of a fixture with changed tensors, and the tensors of the program.
 func folder(t *testing.T, fixture string, change func(list []safetensors.Source) []safetensors.Source) (string, []ir.Tensor) {
 	t.Helper()
 	from := filepath.Join("testdata", "models", fixture)
@@ -167,7 +167,7 @@ type sources = []safetensors.Source
 func TestRefusedWeights(t *testing.T) {
 	const q = "model.layers.1.self_attn.q_proj.weight"
 	for _, c := range []struct {
-		name, fixture, want string // without want they are accepted
+		name, fixture, want string // an empty want means that the folder is accepted
 		change              func(sources) sources
 	}{
 		{"unchanged", "llama", "", func(l sources) sources { return l }},
@@ -226,7 +226,7 @@ func TestRefusedWeights(t *testing.T) {
 	}
 }
 
-// constant are values that are all the same.
+// constant provides equal values.
 type constant float32
 
 func (c constant) Read(_ string, _, _, _, _ int64, out []float32) error {
@@ -236,7 +236,7 @@ func (c constant) Read(_ string, _, _, _, _ int64, out []float32) error {
 	return nil
 }
 
-// A folder that could not be written whole is not there, and nothing is left beside it.
+// If an export fails, there is no folder, and no temporary files remain.
 func TestExportIsWholeOrNothing(t *testing.T) {
 	from, list := folder(t, "llama-tied-f16", func(l sources) sources { return l })
 	model, err := hf.ReadModel(from)
@@ -269,7 +269,7 @@ func TestExportIsWholeOrNothing(t *testing.T) {
 	}
 }
 
-// Another type of weights changes the weights, their type in the config, and nothing else of it.
+// Exporting with another type changes only the weights and their type in the config.
 func TestExportInAnotherType(t *testing.T) {
 	from := filepath.Join("testdata", "models", "llama-f32-shards")
 	e := readExpected(t, from)
@@ -316,7 +316,8 @@ func floats(t *testing.T, dir string) map[string][]float32 {
 	return out
 }
 
-// FuzzConfig: a config of any contents is refused with one line, or is a model that the language accepts or diagnoses.
+// FuzzConfig checks that a config with any contents is refused with one line, or gives a model that the language
+// accepts or diagnoses.
 func FuzzConfig(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "models", "*", hf.ConfigFile))
 	if err != nil || len(files) == 0 {
@@ -342,7 +343,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// A limit that the family has by itself and the config sets to null is none.
+// A limit that is the family's default and null in the config does not apply.
 func TestNoSoftCap(t *testing.T) {
 	for ours, theirs := range map[string]string{"attn_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"} {
 		for value, want := range map[string]string{"null": " = 0", "30.0": " = 30"} {
@@ -354,7 +355,7 @@ func TestNoSoftCap(t *testing.T) {
 	}
 }
 
-// Of a model that sees, the language model is taken, with a notice and a list of what is left.
+// For a vision model, only the language model is used, with a notice and a list of the parts left out.
 func TestVisionParts(t *testing.T) {
 	for _, name := range []string{"gemma3-vision", "mistral-small-vision"} {
 		dir := filepath.Join("testdata", "models", name)
@@ -381,12 +382,12 @@ func TestVisionParts(t *testing.T) {
 	}
 }
 
-// The windows that a family has by itself are those of the config.
+// The default windows of a family are those of the config.
 func TestWindowsOfGemma(t *testing.T) {
 	const full, sliding = "full_attention", "sliding_attention"
 	for _, c := range []struct {
 		family string
-		types  []string // of the two layers
+		types  []string // for the two layers
 		want   []int64
 		theta  float64
 	}{
@@ -395,7 +396,7 @@ func TestWindowsOfGemma(t *testing.T) {
 		{"gemma3_text", []string{sliding, sliding}, []int64{7}, 10000},
 		{"gemma3_text", []string{full, sliding}, []int64{0, 7}, 10000},
 		{"gemma3_text", []string{full, full}, []int64{}, 0},
-		{"gemma3_text", nil, []int64{7}, 10000}, // of six layers the last is full
+		{"gemma3_text", nil, []int64{7}, 10000}, // in a period of six, the last layer is full
 	} {
 		changes := members{"model_type": c.family, "sliding_window": 7, "rope_parameters": nil, "layer_types": nil}
 		if c.types != nil {
@@ -415,7 +416,7 @@ func TestWindowsOfGemma(t *testing.T) {
 	}
 }
 
-// A bit of a header that is another gives an error, or changes no tensor.
+// A flipped bit in a header causes an error or changes no tensor.
 func TestFlippedHeader(t *testing.T) {
 	from := filepath.Join("testdata", "models", "llama")
 	list := compile(t, from, 1, readExpected(t, from)).Tensors

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Greedy text is what transformers generates, where no choice of it is closer than rounding.
+// Greedy text equals that of transformers, provided that no choice is closer than rounding.
 func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

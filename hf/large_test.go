@@ -16,7 +16,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// sink is a device without memory. Written bytes are counted, and the largest heap meanwhile is noted.
+// sink is a device without memory. It counts written bytes and records the maximum heap size.
 type sink struct {
 	vm.Device
 	written ir.Bytes
@@ -41,7 +41,7 @@ func (s *sink) Write(v ir.View, in []byte) error {
 	return nil
 }
 
-// oneOf is a crew of which one rank alone is in this process, and whose other processes do as they are told.
+// oneOf is a crew with a single rank in this process, whose other processes always obey.
 type oneOf int
 
 func (c oneOf) Here(rank int) bool                { return rank == int(c) }
@@ -59,7 +59,7 @@ func (c oneOf) OnInspect(func() []byte)           {}
 
 func (c oneOf) Inspect(time.Duration) []vm.Inspection { return nil }
 
-// hole makes a file of the tensors with nothing but zeros in it, which takes no room on a disk.
+// hole creates a sparse file of tensors that contain only zeros, which takes no disk space.
 func hole(t *testing.T, path string, tensors []safetensors.Info) {
 	t.Helper()
 	header, at := map[string]any{}, int64(0)
@@ -83,8 +83,8 @@ func hole(t *testing.T, path string, tensors []safetensors.Info) {
 	}
 }
 
-// Loading and exporting take memory for bands of tensors, not for tensors, whatever their size. With SPPO_LONG the model is
-// Llama-3-8B, of 16 GB; else one of a hundred megabytes.
+// Loading and exporting need memory for bands of tensors, not for whole tensors. With SPPO_LONG the model is
+// Llama-3-8B, with 16 GB; otherwise it has a hundred megabytes.
 func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	hidden, layers, ffn, vocab := int64(1024), 2, int64(4096), int64(16000)
 	if os.Getenv("SPPO_LONG") != "" {
@@ -145,7 +145,7 @@ func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// watch notes the largest heap while values are read.
+// watch records the maximum heap size while values are read.
 type watch struct {
 	from hf.Values
 	heap uint64

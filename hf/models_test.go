@@ -20,7 +20,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// expected is what transformers computes of a fixture.
+// expected holds the results of transformers for a fixture.
 type expected struct {
 	Sequence   []int32   `json:"tokens"`
 	Losses     []float64 `json:"losses"`
@@ -51,7 +51,8 @@ func (e expected) Tokens(_ ir.Section, _, _, position int64, out []int32, stride
 	return nil
 }
 
-// fixtures are the folders that bench/peers/hub_models.py made: those here, or fresh ones where SPPO_HUB_PYTHON names a Python.
+// fixtures returns the folders written by bench/peers/hub_models.py: those in testdata, or new ones if
+// SPPO_HUB_PYTHON names a Python.
 func fixtures(t *testing.T) []string {
 	t.Helper()
 	root := filepath.Join("testdata", "models")
@@ -72,7 +73,7 @@ func fixtures(t *testing.T) []string {
 	return list
 }
 
-// compile makes a program that trains the model of a folder on its tokens.
+// compile returns a program that trains the model of a folder on its tokens.
 func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir.Program {
 	t.Helper()
 	model, err := hf.ReadModel(dir)
@@ -133,7 +134,7 @@ var schedules = []struct {
 	{"sp2-pp2-mux", 4, []string{"schedule.sp=2", "schedule.pp=2", "schedule.mux=left", "schedule.subsequences=4"}},
 }
 
-// The loss and the gradient's norm are those of transformers, however the model is divided.
+// The loss and the norm of the gradient equal those of transformers, however the model is divided.
 func TestModelsAgree(t *testing.T) {
 	for _, dir := range fixtures(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -155,7 +156,7 @@ func TestModelsAgree(t *testing.T) {
 	}
 }
 
-// parameters counts those of a program.
+// parameters returns the number of parameters of a program.
 func parameters(p *ir.Program) (n int64) {
 	for _, t := range p.Tensors {
 		n += t.Shape[0] * t.Shape[1]
@@ -163,7 +164,7 @@ func parameters(p *ir.Program) (n int64) {
 	return n
 }
 
-// What was loaded and not trained is exported to the byte, from f32 as from bf16 with masters.
+// Weights that were loaded and not trained are exported byte for byte, from f32 and from bf16 with masters.
 func TestRoundTrip(t *testing.T) {
 	for _, dir := range fixtures(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -183,7 +184,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// saved is a checkpoint of a job.
+// saved returns a checkpoint of a job.
 func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "checkpoint")
@@ -198,7 +199,7 @@ func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
 	return c
 }
 
-// exported saves a job and exports the checkpoint with the folder that it started from.
+// exported saves a job and exports the checkpoint with the job's original folder.
 func exported(t *testing.T, job *vm.Job, dtype string) string {
 	t.Helper()
 	c := saved(t, job)
@@ -213,7 +214,7 @@ func exported(t *testing.T, job *vm.Job, dtype string) string {
 	return out
 }
 
-// sameFiles demands of two folders the same config and tensors.
+// sameFiles checks that two folders have the same config and tensors.
 func sameFiles(t *testing.T, want, got string) {
 	t.Helper()
 	a, err := os.ReadFile(filepath.Join(want, hf.ConfigFile))
@@ -232,7 +233,7 @@ func sameFiles(t *testing.T, want, got string) {
 	}
 }
 
-// tensors are types, shapes and values of all tensors of a folder.
+// tensors returns types, shapes and values of all tensors of a folder.
 func tensors(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	f, err := safetensors.Open(dir)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// transformers loads what was trained and exported, and has the loss that the next step has.
+// transformers loads trained and exported models and computes the loss of the next step.
 func TestTransformersLoadsExports(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// file returns the text of a file with that header and that many bytes of values.
+// file returns the text of a file with the given header and the given number of bytes of values.
 func file(header string, values int) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	out = append(out, header...)
@@ -32,7 +32,7 @@ func tensor(name, dtype, shape string, begin, end int) string {
 
 func object(members ...string) string { return "{" + strings.Join(members, ",") + "}" }
 
-// folder makes a folder of files.
+// folder creates a folder of files.
 func folder(t *testing.T, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -49,7 +49,7 @@ func TestBrokenHeaders(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		text []byte
-		want string // in the error; empty: the file is right
+		want string // part of the error; empty: the file is valid
 	}{
 		{"right", file(object(a, b), 12), ""},
 		{"order of names", file(object(b, a), 12), ""},
@@ -152,7 +152,7 @@ func TestBrokenIndexes(t *testing.T) {
 	}
 }
 
-// random sources of all types that headers can name, some without values.
+// random returns sources of all types that headers can name, some without values.
 func random(r *rand.Rand, n int) (list []Source, values map[string][]byte) {
 	values = map[string][]byte{}
 	types := sortedKeys(typeBits)
@@ -174,7 +174,7 @@ func random(r *rand.Rand, n int) (list []Source, values map[string][]byte) {
 	return list, values
 }
 
-// What is written is read back to the byte, in one file or many.
+// Written tensors are read back byte for byte, from one file or many.
 func TestRoundTrip(t *testing.T) {
 	for seed := range 40 {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -248,7 +248,7 @@ func TestReadsStayInside(t *testing.T) {
 	}
 }
 
-// Every f16 and bf16 value is an f32 value, and comes back as it was.
+// Every f16 and bf16 value is an f32 value, and converts back unchanged.
 func TestHalvesAreExact(t *testing.T) {
 	for bits := range 1 << 16 {
 		for _, dtype := range []string{F16, BF16} {
@@ -268,7 +268,7 @@ func TestHalvesAreExact(t *testing.T) {
 	}
 }
 
-// halfValue computes the value of bits from their definition.
+// halfValue computes a value from its bits by definition.
 func halfValue(h uint16, dtype string) float64 {
 	exponentBits, fractionBits := 5, 10
 	if dtype == BF16 {
@@ -292,7 +292,8 @@ func halfValue(h uint16, dtype string) float64 {
 	return v
 }
 
-// Rounding finds the nearest value, the even one of two: checked between all neighbours, at the middle and beside it.
+// Rounding finds the nearest value, ties to even. It is checked for all neighbours, at the midpoint and on either
+// side of it.
 func TestHalvesRound(t *testing.T) {
 	for _, dtype := range []string{F16, BF16} {
 		infinity := map[string]uint16{F16: 0x7c00, BF16: 0x7f80}[dtype]
@@ -320,7 +321,8 @@ func TestHalvesRound(t *testing.T) {
 	}
 }
 
-// FuzzOpen: a file of any contents is refused with one error, or its tensors cover its values and can be read.
+// FuzzOpen checks that a file with any contents is refused with one error, or that its tensors cover its values
+// and can be read.
 func FuzzOpen(f *testing.F) {
 	f.Add(file(object(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F16", "[2,1]", 8, 12)), 12))
 	f.Add(file(object(`"__metadata__":{"format":"pt"}`, tensor("a", "BF16", "[0,3]", 0, 0)), 0))
