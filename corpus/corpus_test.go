@@ -30,7 +30,7 @@ func put(t *testing.T, dir, name string, data []byte) string {
 	return full
 }
 
-// packed is ids as integers of width bytes.
+// packed encodes ids as integers of width bytes.
 func packed(width int, ids []int32) []byte {
 	var out []byte
 	for _, id := range ids {
@@ -39,7 +39,7 @@ func packed(width int, ids []int32) []byte {
 	return out
 }
 
-// megatronIndex is the index of sequences of these lengths, each a document.
+// megatronIndex returns the index of sequences of the given lengths, each of them a document.
 func megatronIndex(code byte, width int, lengths []int32) []byte {
 	out := append([]byte(megatronMagic), 1, 0, 0, 0, 0, 0, 0, 0, code)
 	out = binary.LittleEndian.AppendUint64(out, uint64(len(lengths)))
@@ -58,7 +58,7 @@ func megatronIndex(code byte, width int, lengths []int32) []byte {
 	return out
 }
 
-// drawn writes ids in a form drawn by lot and returns the file's name.
+// drawn writes ids in a random format and returns the file's name.
 func drawn(t *testing.T, r *rand.Rand, dir, name string, width int, ids []int32) string {
 	t.Helper()
 	switch r.IntN(4) {
@@ -83,7 +83,7 @@ func drawn(t *testing.T, r *rand.Rand, dir, name string, width int, ids []int32)
 	return put(t, dir, name+".bin", packed(width, ids))
 }
 
-// patternsOf writes random tokens in several files of several patterns, and returns what each pattern has.
+// patternsOf writes random tokens to several files of several patterns, and returns the tokens of each pattern.
 func patternsOf(t *testing.T, r *rand.Rand, patterns int) (names [][]string, tokens [][]int32, kind string) {
 	t.Helper()
 	dir, width := t.TempDir(), 2*(1+r.IntN(2))
@@ -101,7 +101,8 @@ func patternsOf(t *testing.T, r *rand.Rand, patterns int) (names [][]string, tok
 	return names, tokens, fmt.Sprintf("uint%d", 8*width)
 }
 
-// In order, sequence g is S+1 tokens from g*S on, the end wraps, whatever files they lie in and however they are asked for.
+// In order, sequence g is the S+1 tokens from g*S on, wrapping at the end, however they are divided among files
+// and requests.
 func TestSequential(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
@@ -139,7 +140,7 @@ func TestSequential(t *testing.T) {
 	}
 }
 
-// Shuffled, an epoch draws every window once, and other epochs and seeds draw in another order.
+// Shuffled, an epoch uses every window once; other epochs and seeds use another order.
 func TestShuffled(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 30 {
@@ -174,7 +175,7 @@ func TestShuffled(t *testing.T) {
 	}
 }
 
-// A shuffle leaves no trace of the order that it started from.
+// A shuffle shows no trace of the original order.
 func TestShuffleIsEven(t *testing.T) {
 	const n = 10000
 	ascending, sum := 0, 0.0
@@ -185,13 +186,14 @@ func TestShuffleIsEven(t *testing.T) {
 		}
 		sum += math.Abs(float64(a - b))
 	}
-	// Of a random permutation: half the neighbours ascend (standard deviation 29), at a distance of n/3 on average (24).
+	// For a random permutation, half of the neighbours ascend (standard deviation 29), at an average distance of
+	// n/3 (24).
 	if ascending < n/2-150 || ascending > n/2+150 || math.Abs(sum/n-n/3.) > 120 {
 		t.Errorf("%d neighbours ascend, at a distance of %.0f", ascending, sum/n)
 	}
 }
 
-// Each part of a mixture has its share after any number of sequences, and its own sequences without a gap.
+// Each part of a mixture has its share after any number of sequences, and its own sequences without gaps.
 func TestMixture(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
@@ -218,7 +220,7 @@ func TestMixture(t *testing.T) {
 	}
 }
 
-// A mixture's sequences are those that its parts have alone.
+// The sequences of a mixture are those of its parts used separately.
 func TestMixtureOfFiles(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	names, _, kind := patternsOf(t, r, 3)
@@ -245,7 +247,7 @@ func TestMixtureOfFiles(t *testing.T) {
 	}
 }
 
-// What is held out is never trained on, and its windows reach from its first token to its last.
+// Held-out tokens are never trained on, and the windows of validation extend from the first of them to the last.
 func TestHeldOut(t *testing.T) {
 	ids := make([]int32, 1000)
 	for i := range ids {
@@ -279,7 +281,7 @@ func TestHeldOut(t *testing.T) {
 	}
 }
 
-// Wrong input is an error that names the file and the place in it.
+// Invalid input causes an error that names the file and the place in it.
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
 	ids := make([]int32, 100)
@@ -338,7 +340,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A byte changed in an index is an error, or changes nothing of the tokens.
+// A changed byte in an index causes an error or changes no token.
 func TestMegatronIndexChanged(t *testing.T) {
 	dir := t.TempDir()
 	index := megatronIndex(8, 2, []int32{3, 0, 5})
@@ -364,7 +366,7 @@ func TestMegatronIndexChanged(t *testing.T) {
 	}
 }
 
-// A file that changed is named with the place; one of another name is other data.
+// A changed file is named with the place; a file with another name is different data.
 func TestUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	ids := make([]int32, 200000)
@@ -401,7 +403,7 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-// Memory does not grow with the file.
+// Memory does not grow with the size of the file.
 func TestLargeFile(t *testing.T) {
 	name := put(t, t.TempDir(), "large.bin", nil)
 	if err := os.Truncate(name, 1<<36); err != nil {
@@ -470,7 +472,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// FuzzOpen: hostile files are errors or are read, never a panic, and never more memory than they have.
+// FuzzOpen checks that hostile files cause errors or are read, without a panic and without more memory than their
+// size.
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("abcdefgh"), megatronIndex(8, 2, []int32{1, 3}), []byte(`{"format":"sppo tokens 1","type":"uint16","tokens":4,"shards":[{"name":"a","tokens":4}]}`))
 	f.Add(append(binary.LittleEndian.AppendUint32(nil, 20240801), make([]byte, 1028)...), []byte(megatronMagic), []byte(`{}`))

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// documents is a file's tokens by document, and the mask of all.
+// documents holds a file's tokens by document, and the mask of all tokens.
 type documents struct {
 	list [][]int32
 	mask []byte
@@ -23,13 +23,13 @@ func drawDocuments(r *rand.Rand, n, longest int) (d documents) {
 			ids = append(ids, int32(1+r.IntN(400)))
 			d.mask = append(d.mask, byte(r.IntN(2)))
 		}
-		ids[len(ids)-1] = 0 // ends it, where that is asked for
+		ids[len(ids)-1] = 0 // ends the document if required
 		d.list = append(d.list, ids)
 	}
 	return d
 }
 
-// write writes documents in a form that knows their borders.
+// write writes documents in a format that records their borders.
 func (d documents) write(t *testing.T, r *rand.Rand, dir, name string, megatron bool) string {
 	t.Helper()
 	ids := slices.Concat(d.list...)
@@ -56,15 +56,15 @@ func (d documents) write(t *testing.T, r *rand.Rand, dir, name string, megatron 
 	return filepath.Join(dir, name)
 }
 
-// place is a token of the corpus: its ID, the number of its document, whether its label counts.
+// place is a token of the corpus: its ID, the number of its document, and whether its label counts.
 type place struct {
 	id       int32
 	document int
 	counts   bool
 }
 
-// sequences are those of a corpus that is not shuffled, by the definitions: S+1 places each, of which those after the last
-// document have document -1.
+// sequences returns the sequences of a corpus that is not shuffled, computed by definition. Each has S+1 places;
+// those after the last document have document -1.
 func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 	padding := place{document: -1}
 	if !whole {
@@ -73,7 +73,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 			for i := range sequence + 1 {
 				at := g*sequence + i
 				p := all[at%len(all)]
-				p.document += at / len(all) * 1_000_000 // the first document again is another
+				p.document += at / len(all) * 1_000_000 // the first document of the next round is a different one
 				s = append(s, p)
 			}
 			out = append(out, s)
@@ -83,7 +83,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 	var packs [][]place
 	for first := 0; first < len(all); {
 		end := first
-		for end < len(all) { // of documents that fit
+		for end < len(all) { // of documents that fit together
 			next := end
 			for next < len(all) && all[next].document == all[end].document {
 				next++
@@ -94,9 +94,9 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 			end = next
 		}
 		last := end
-		if end == first { // one alone does not
+		if end == first { // the first document alone does not fit
 			end = first + sequence
-			last = end + 1 // the label of what goes on
+			last = end + 1 // the label of a document that continues
 		}
 		s := slices.Clone(all[first:last])
 		for len(s) < sequence+1 {
@@ -197,7 +197,7 @@ func checkSequence(t *testing.T, what string, r *rand.Rand, c *Corpus, g int64, 
 	}
 }
 
-// TestShuffledPacks demands that each sequence of whole documents comes once an epoch.
+// TestShuffledPacks checks that each sequence of whole documents occurs once per epoch.
 func TestShuffledPacks(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	d, dir := drawDocuments(r, 200, 30), t.TempDir()
@@ -225,7 +225,7 @@ func TestShuffledPacks(t *testing.T) {
 	}
 }
 
-// TestBadDocuments checks that indexes and masks that do not fit are named.
+// TestBadDocuments checks that indexes and masks that do not match are named.
 func TestBadDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	open := func(spoil func(dir string), o Options) error {
@@ -264,7 +264,7 @@ func TestBadDocuments(t *testing.T) {
 	}
 }
 
-// TestChangedMarks names an index and a mask that changed since a fingerprint was taken.
+// TestChangedMarks checks that an index or a mask that changed since its fingerprint was taken is named.
 func TestChangedMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	d, dir := drawDocuments(r, 50, 9), t.TempDir()

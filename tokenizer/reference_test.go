@@ -43,7 +43,7 @@ func lines(t *testing.T, name string, f func(i int, line []byte)) {
 	}
 }
 
-// checksum is what make.py computes for a text and a tokenizer.
+// checksum returns the checksum that make.py computes for a text and a tokenizer.
 func checksum(t *testing.T, tok *Tokenizer, text string) uint32 {
 	t.Helper()
 	sum := crc32.NewIEEE()
@@ -109,7 +109,7 @@ func TestReference(t *testing.T) {
 	compareStrings(t, reference, filepath.Join(reference, "strings.gz"))
 }
 
-// TestReferenceLong trains the tokenizers anew and compares 100,000 strings, where SPPO_PYTHON names an interpreter
+// TestReferenceLong trains the tokenizers again and compares 100,000 strings, if SPPO_PYTHON names an interpreter
 // that has the libraries.
 func TestReferenceLong(t *testing.T) {
 	python := os.Getenv("SPPO_PYTHON")
@@ -142,7 +142,7 @@ func runesOf(runs [][2]rune) map[rune]bool {
 	return out
 }
 
-// last is the last character that make.py looks at.
+// last is the last character that make.py checks.
 const last = 0x323ff
 
 // TestCharacters compares how every character is classified and normalized.
@@ -210,7 +210,7 @@ func TestCharacters(t *testing.T) {
 
 var around = [][2]string{{"", ""}, {"a\u0345", "\u0301"}, {"\U00011935", "\u0323"}}
 
-// checkForms compares 256 characters in a normal form, beside others that show class, composition and order.
+// checkForms compares 256 characters in a normal form, next to others that reveal class, composition and order.
 func checkForms(t *testing.T, name string, start rune, want uint32) {
 	var out []string
 	for r, n := start, 0; n < 256 && r <= last; r++ {
@@ -222,7 +222,7 @@ func checkForms(t *testing.T, name string, start rune, want uint32) {
 			in := a[0] + string(r) + a[1]
 			fast := normalForm(forms[name], in)
 			if a[0] != "" {
-				// Only alone, to save time.
+				// Checked only for single characters, to save time.
 			} else if slow := normalFormSlow(forms[name], in); slow != fast {
 				t.Errorf("%s of %+q: %+q, and by the definition %+q", name, in, fast, slow)
 			}
@@ -234,7 +234,7 @@ func checkForms(t *testing.T, name string, start rune, want uint32) {
 	}
 }
 
-// Package norm cuts runs of more than 30 combining characters; the library does not.
+// Package norm divides runs of more than 30 combining characters; the library does not.
 func TestLongMarks(t *testing.T) {
 	in := "q" + strings.Repeat("\u0323\u0307", 40)
 	want := "q" + strings.Repeat("\u0323", 40) + strings.Repeat("\u0307", 40)

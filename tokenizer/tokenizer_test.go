@@ -39,7 +39,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// What the package does not implement, or is broken, is one error that names the place.
+// Parts of a file that the package does not implement, or that are broken, cause one error that names the place.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		fields map[string]string
@@ -122,7 +122,7 @@ func TestOpenFolder(t *testing.T) {
 	}
 }
 
-// Goroutines share a tokenizer.
+// Goroutines may share a tokenizer.
 func TestConcurrent(t *testing.T) {
 	tok, err := Open(filepath.Join(reference, "qwen2.json"))
 	if err != nil {
@@ -149,7 +149,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// A hostile file gives an error or a tokenizer that works, never a panic.
+// A hostile file causes an error or gives a tokenizer that works, without a panic.
 func FuzzRead(f *testing.F) {
 	for _, name := range []string{"gpt2.json", "llama2.json", "metaspace.json", "sp_gemma.model"} {
 		data, err := os.ReadFile(filepath.Join(reference, name))

@@ -14,8 +14,8 @@ import (
 	"sppo.dev/corpus"
 )
 
-// TestMasks writes prompts with answers, and segments, and compares tokens and masks with those of each text by itself, for any
-// number of workers, in shards of few documents.
+// TestMasks writes prompts with answers, and segments. It compares tokens and masks with those of each text
+// separately, for any number of workers, in shards of few documents.
 func TestMasks(t *testing.T) {
 	tok := open(t, "gpt2.json")
 	words := strings.Fields("the of 12 naïve 你好 return x, <tool> word ... 🙂")
@@ -95,7 +95,7 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// maskedDocuments reads a folder by its definition.
+// maskedDocuments reads a folder directly by its definition.
 func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string) {
 	t.Helper()
 	for _, s := range m.Shards {
@@ -109,7 +109,7 @@ func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string
 		bin, idx, mask := read(".bin"), read(".idx"), read(corpus.MaskEnding)
 		for ; len(idx) > 0; idx = idx[8:] {
 			document := ""
-			for range idx[0] { // shorter than 256
+			for range idx[0] { // lengths below 256
 				document += fmt.Sprintf("%d:%t ", int(bin[0])|int(bin[1])<<8, mask[0] == 1)
 				bin, mask = bin[2:], mask[1:]
 			}
@@ -119,7 +119,7 @@ func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string
 	return out
 }
 
-// TestBadSegments checks that a line that is no prompt or list of segments is named.
+// TestBadSegments checks that an error names a line that is not a prompt or a list of segments.
 func TestBadSegments(t *testing.T) {
 	tok := open(t, "gpt2.json")
 	for line, want := range map[string]string{

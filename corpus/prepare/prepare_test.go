@@ -31,13 +31,13 @@ func open(t *testing.T, name string) *tokenizer.Tokenizer {
 	return tok
 }
 
-// row is what jsonl and parquet have.
+// row is a row of jsonl and parquet files.
 type row struct {
 	ID   int     `json:"id" parquet:"id"`
 	Text *string `json:"text" parquet:"text,optional"`
 }
 
-// inputs writes documents by lot in every form and returns the folder and the documents in its order.
+// inputs writes random documents in every format and returns the folder and the documents in its order.
 func inputs(t *testing.T, r *rand.Rand) (string, []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,7 +107,7 @@ func jobOf(t *testing.T, in, out string, tok *tokenizer.Tokenizer, workers int) 
 	return &Job{Inputs: files, Dir: out, Tokenizer: tok, Field: "text", EOS: 1, Workers: workers, ShardText: 2000, pace: 1}
 }
 
-// contents returns all that a folder has.
+// contents returns the contents of all files in a folder.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -125,7 +125,8 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// The result is the tokens of every document in order, whatever the number of workers, and however often it was stopped.
+// The result contains the tokens of every document in order, whatever the number of workers and however often the
+// job was stopped.
 func TestJob(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	tok := open(t, "qwen2.json")
@@ -194,7 +195,7 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// A folder that has something else is left alone, and what changed is named.
+// A folder with other contents is left unchanged, and changed inputs are named.
 func TestRefusals(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	in, _ := inputs(t, r)
@@ -205,7 +206,7 @@ func TestRefusals(t *testing.T) {
 		job := jobOf(t, in, out, tok, 2)
 		calls := 0
 		job.Progress = func(Progress) {
-			if calls++; calls == 3 { // two shards are whole
+			if calls++; calls == 3 { // two shards are complete
 				cancel()
 			}
 		}
@@ -245,7 +246,7 @@ func TestRefusals(t *testing.T) {
 	fails(jobOf(t, in, out, tok, 1), "there is a whole corpus in it")
 }
 
-// Damaged files are one error that names the file, or are read as they are; no corpus comes of an error.
+// Damaged files cause one error that names the file, or are read as they are. After an error there is no corpus.
 func TestDamaged(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	in, _ := inputs(t, r)
@@ -298,7 +299,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// A text longer than one piece is one document, cut after a line.
+// A text longer than one piece is one document, divided at a line end.
 func TestLongText(t *testing.T) {
 	var b strings.Builder
 	for i := 0; b.Len() < 40<<20; i++ {
@@ -320,7 +321,7 @@ func TestLongText(t *testing.T) {
 	}
 }
 
-// The tokenizer that a training makes depends on the text alone, and works.
+// A trained tokenizer depends only on the text, and it works.
 func TestTraining(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	in, documents := inputs(t, r)
