@@ -35,7 +35,7 @@ func textRun(files ...string) *ir.Run {
 	return &ir.Run{DataKind: "text", DataFiles: files, Sequence: 3, Vocab: 256, Seed: 5}
 }
 
-// TestTokens holds step n, from 1 on, to go on where step n-1 ended, however many ranks divide a batch.
+// TestTokens checks that step n, from 1 on, continues where step n-1 ended, however many ranks divide a batch.
 func TestTokens(t *testing.T) {
 	var a, b []byte
 	for i := range 300 {
@@ -231,7 +231,7 @@ func TestNormals(t *testing.T) {
 	if math.Abs(mean) > 0.02 || math.Abs(square-4) > 0.05 || math.Abs(fourth-48) > 2 {
 		t.Errorf("mean %v, second moment %v, fourth %v; want 0, 4, 48", mean, square, fourth)
 	}
-	for _, first := range []uint64{1, 2, 77} { // any part equals that part of the whole
+	for _, first := range []uint64{1, 2, 77} { // any part equals the same part of the whole
 		part := make([]float32, 5)
 		r.Normals(first, part, 2)
 		if !slices.Equal(part, x[first:first+5]) {
@@ -255,8 +255,8 @@ func TestNormals(t *testing.T) {
 
 var goldenNormals = [3]float32{-0.009824541, 0.008813948, -0.026399814}
 
-// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from transformers: those of the fixture, or fresh ones where
-// SPPO_HUB_PYTHON names a Python.
+// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from transformers: those of the fixture, or
+// new ones if SPPO_HUB_PYTHON names a Python.
 func lrSchedules(t *testing.T) (list []struct {
 	Run   ir.Run
 	Rates []float64

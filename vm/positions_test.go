@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Buckets have their tokens and means, however losses come, and leave out what is not a number.
+// Buckets have the right tokens and means, however the losses are added, and ignore NaN.
 func TestPositionLosses(t *testing.T) {
 	var losses []float32
 	for i := range 100 {

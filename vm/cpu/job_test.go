@@ -279,8 +279,8 @@ func TestCheckpointResumesBitwise(t *testing.T) {
 // oldCheckpoint is a file of format 2: a bigram in f32 after 7 steps.
 const oldCheckpoint = "testdata/checkpoints/format2"
 
-// A single file of the format before folders continues. Its numbers are those of AVX-512; other instruction sets round the last bits
-// differently.
+// A checkpoint in the single-file format 2 can be resumed. Its numbers are those of AVX-512; other instruction
+// sets round the last bits differently.
 func TestSingleFileResumes(t *testing.T) {
 	job := start(t, bigram(ir.F32))
 	steps(t, job, 7)
@@ -377,7 +377,8 @@ func TestForeignCheckpointsAreRefused(t *testing.T) {
 	}
 }
 
-// A checkpoint that is written beside training holds the state at the step where it was begun, and continues bitwise.
+// A checkpoint written during training holds the state of the step at which it was begun, and a run continues from
+// it bitwise.
 func TestSavingBesideTraining(t *testing.T) {
 	bothTypes(t, func(t *testing.T, dtype ir.DType) {
 		dir := t.TempDir()
@@ -437,7 +438,7 @@ func (f faulty) Tokens(section ir.Section, round, sequence, position int64, out 
 	return f.cyclic.Tokens(section, round, sequence, position, out, stride)
 }
 
-// unequal is a program whose rank 1 alone reads token 1 of sequence 2.
+// unequal returns a program in which only rank 1 reads token 1 of sequence 2.
 func unequal() *ir.Program {
 	p := bigram(ir.F32)
 	other := p.Codes[0]

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// slow tokens take their time where one rank reads those of step 3.
+// slow provides tokens, but waits when one rank reads those of step 3.
 type slow struct {
 	cyclic
 	wait func()
@@ -25,7 +25,7 @@ func (s slow) Tokens(section ir.Section, round, sequence, position int64, out []
 	return s.cyclic.Tokens(section, round, sequence, position, out, stride)
 }
 
-// openSlow opens a job of two ranks and collects what is told of slow steps.
+// openSlow opens a job of two ranks and collects the reports on slow steps.
 func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told func() []string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -50,7 +50,8 @@ func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told
 const whatRanksDo = `\n  rank 0 waits in all_reduce for ranks 0, 1 \(coll, pc \d+, [^)]*\)` +
 	`\n  rank 1 executes load_tokens \(compute, pc \d, [^)]*\)$`
 
-// A step that makes no progress is reported with what each rank waits for, and ends the job even if a rank cannot be woken.
+// A step that makes no progress is reported with what each rank waits for. It ends the job even if a rank cannot
+// be woken.
 func TestStalledStep(t *testing.T) {
 	job, told := openSlow(t, 400*time.Millisecond, func() { select {} })
 	steps(t, job, 2)
@@ -77,7 +78,7 @@ func TestStalledStep(t *testing.T) {
 	}
 }
 
-// A step that is slow goes on.
+// A slow step continues.
 func TestSlowStep(t *testing.T) {
 	job, told := openSlow(t, 2*time.Second, func() { time.Sleep(1300 * time.Millisecond) })
 	defer job.Close()

@@ -9,7 +9,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// Pulses alone select the samples that count: the third with the fastest, and those as fast as its last.
+// Only pulses select the samples that are used: the third with the fastest pulses, and any others as fast as the
+// last of these.
 func TestCalm(t *testing.T) {
 	sample := func(seconds float64, pulse time.Duration) probe.Sample {
 		return probe.Sample{Seconds: seconds, Pulse: pulse}
@@ -30,7 +31,7 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// A counted sample is disturbed if its pulse is slower than the fastest of all by more than the margin.
+// A used sample is disturbed if its pulse is slower than the fastest of all by more than the margin.
 func TestDisturbed(t *testing.T) {
 	b := &probe.Bench{Pulse: func() time.Duration { return 100 }}
 	step := func() (vm.StepResult, error) { return vm.StepResult{Seconds: 1}, nil }
@@ -43,7 +44,7 @@ func TestDisturbed(t *testing.T) {
 		want    float64
 	}{
 		{nil, 0},
-		{[][]probe.Sample{{calm, slow, slow}}, 0}, // the third that counts is calm
+		{[][]probe.Sample{{calm, slow, slow}}, 0}, // the third that is used is calm
 		{[][]probe.Sample{{slow, slow, slow}}, 1},
 		{[][]probe.Sample{{calm, slow, slow}, {slow}, {calm, calm}}, 0.25},
 	} {
@@ -73,7 +74,7 @@ func TestSampleWaits(t *testing.T) {
 	if taken != len(pulses) {
 		t.Errorf("%d pulses were taken, not %d: the third sample waits for one as fast as the first", taken, len(pulses))
 	}
-	start := time.Now() // from now on none is fast
+	start := time.Now() // from now on no pulse is fast
 	for range 3 {
 		if _, err := b.Sample(step); err != nil {
 			t.Fatal(err)

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// A computer answers with the cost model's own times, except for effects that appear only in a layer or after
-// a kernel.
+// computer answers with the cost model's own times, except for effects that appear only in a layer or after a
+// kernel.
 type computer struct {
 	ir.Machine
 	processors int
@@ -17,8 +17,8 @@ type computer struct {
 	meeting    float64 // seconds for ranks to meet after a kernel
 }
 
-// take measures an item. On as many ranks as processors each rank has one of its own; a rank alone has all of
-// them.
+// take measures an item. With as many ranks as processors each rank has its own processor; a single rank has all
+// of them.
 func (c computer) take(t *testing.T, item Item, ranks int) Timing {
 	t.Helper()
 	p, err := item.program(ranks, 1)

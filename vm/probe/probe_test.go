@@ -39,7 +39,7 @@ func simulated(t *testing.T, m ir.Machine) *probe.Bench {
 	}}
 }
 
-// The probe recovers the figures that the simulator uses: both have the same formulas.
+// The probe recovers the figures that the simulator uses, because both use the same formulas.
 func TestProbeFindsTheFigures(t *testing.T) {
 	facts := probe.Facts{Name: machine.Name, Ranks: 4, DeviceMemory: machine.DeviceMemory, HostMemory: machine.HostMemory,
 		PeakBF16: machine.PeakBF16, PeakF32: machine.PeakF32, PeakSource: "data sheet"}
@@ -75,8 +75,8 @@ func TestProbeFindsTheFigures(t *testing.T) {
 	}
 }
 
-// Where ranks share processors, rates are those of one of them, and the cost of spreading a kernel is found
-// from kernels of all sizes.
+// If ranks share processors, rates are those of one processor, and the cost of spreading a kernel is found from
+// kernels of all sizes.
 func TestProbeFindsSharing(t *testing.T) {
 	few := machine
 	few.Parallelism, few.SpreadEfficiency, few.NodeCopyBandwidth = 2, 0.9, 0
@@ -117,7 +117,7 @@ func at(curve []ir.CurvePoint, size float64) float64 {
 	return math.NaN()
 }
 
-// Without a data sheet the fastest product is the peak. Without a peer, figures of links are noted as not
+// Without a data sheet, the fastest product is the peak. Without a peer, the figures of links are noted as not
 // measured.
 func TestProbeAlone(t *testing.T) {
 	got, err := simulated(t, machine).Probe(t.Context(), probe.Facts{Ranks: 1}, probe.GPU)

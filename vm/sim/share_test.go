@@ -223,7 +223,8 @@ func TestHalfDuplex(t *testing.T) {
 	near(t, "time of copies", float64(tl.Rank(0).Busy[ir.D2H]+tl.Rank(0).Busy[ir.H2D]), 8)
 }
 
-// With one clock for all ranks the copy that is ready first goes first: a copy back of 3 before the one out.
+// With one clock for all ranks, the copy that is ready first goes first: a copy to the device of 3 precedes the
+// one to the host.
 func TestHalfDuplexShared(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)

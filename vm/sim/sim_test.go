@@ -162,8 +162,8 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 	}
 }
 
-// What an awaited stream waits for itself is attributed to that: here a collective may not start before a
-// copy has ended.
+// If an awaited stream itself waited, that part is attributed to what it waited for. Here a collective may not
+// start before a copy has ended.
 func TestBlame(t *testing.T) {
 	a, b := &script{}, &script{}
 	for _, s := range []*script{a, b} {
@@ -462,7 +462,7 @@ func TestFoldedDeadlock(t *testing.T) {
 	}
 }
 
-// The simulation agrees with the prediction of the passes, within what tasks know less than instructions.
+// The simulation agrees with the prediction of the passes, up to what tasks do not model about instructions.
 func TestAgreesWithPrediction(t *testing.T) {
 	several := []string{"train.batch=8", "train.sequence=64K", "schedule.subsequences=8", "schedule.offload=none"}
 	for _, set := range [][]string{

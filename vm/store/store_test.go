@@ -22,12 +22,12 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// value is what the tests' tensors hold.
+// value returns the values of the tests' tensors.
 func value(tensor int, row, col int64) float32 {
 	return float32(tensor+1)*1000 + float32(row) + float32(col)/64
 }
 
-// write makes a checkpoint of two tensors in the given cuts: rows and columns at which ranks take turns.
+// write writes a checkpoint of two tensors, divided among ranks at random rows and columns.
 func write(t *testing.T, f *store.Folder, step int64) string {
 	t.Helper()
 	m := &store.Manifest{
@@ -104,7 +104,7 @@ func create(t *testing.T, dir string, keep int, done int64) *store.Folder {
 	return f
 }
 
-// Every rectangle of every tensor reads as it was written, whatever the cuts of the ranks that wrote it.
+// Every rectangle of every tensor is read as it was written, whatever the division among the ranks that wrote it.
 func TestReadsWhatWasWritten(t *testing.T) {
 	f := create(t, t.TempDir(), 100, -1)
 	for step := range int64(40) {
@@ -142,7 +142,7 @@ func TestReadsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// A flipped byte anywhere, a truncated file and a missing file are each one error that names the file.
+// A flipped byte anywhere, a truncated file and a missing file each cause one error that names the file.
 func TestDamageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	path := write(t, create(t, dir, 2, -1), 3)
@@ -199,7 +199,8 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// The newest checkpoints stay, remains of killed runs go, other files stay, and of a link only the link goes.
+// The newest checkpoints stay, remains of killed runs are removed, other files stay, and only the link itself is
+// removed for a symbolic link.
 func TestRetention(t *testing.T) {
 	root := t.TempDir()
 	real, dir, aside := filepath.Join(root, "real"), filepath.Join(root, "link"), filepath.Join(root, "aside")
@@ -243,7 +244,7 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// A folder belongs to one run at a time, and to no run that would write before what is there.
+// A folder belongs to one run at a time, and not to a run that would write steps before the existing ones.
 func TestWhoMayWrite(t *testing.T) {
 	dir := t.TempDir()
 	f := create(t, dir, 2, -1)
@@ -311,7 +312,7 @@ for k in sorted(state):
     print(k, list(x.shape), (x * weights).sum().item())
 `
 
-// torch.distributed.checkpoint reads the folder, whose tensors lie in several files.
+// torch.distributed.checkpoint reads the folder, whose tensors are divided among several files.
 func TestTorchReads(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// strangers are what others send to a port.
+// strangers returns what other programs may send to a port.
 func strangers() map[string][]byte {
 	framed := func(text string, size uint64) []byte {
 		head := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
@@ -42,10 +42,11 @@ func strangers() map[string][]byte {
 	}
 }
 
-// Strangers of all kinds, many at a time, are turned away, hold up nobody, end no job and learn nothing about it.
+// Strangers of all kinds, many at a time, are turned away. They delay no process, do not end the job, and learn
+// nothing about it.
 func TestStrangers(t *testing.T) {
 	place := vmtest.FreePlace(t)
-	const each = 30 // silent ones among them, which the system would keep for a while
+	const each = 30 // includes silent ones, which the system would keep for a while
 	var mu sync.Mutex
 	learned, reached := map[string]string{}, 0
 	var all sync.WaitGroup
@@ -66,7 +67,7 @@ func TestStrangers(t *testing.T) {
 				defer c.Close()
 				go c.Write(text)
 				c.SetReadDeadline(time.Now().Add(time.Second))
-				answer, _ := io.ReadAll(c) // it may be reset
+				answer, _ := io.ReadAll(c) // the connection may be reset
 				mu.Lock()
 				defer mu.Unlock()
 				reached++
@@ -104,7 +105,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// Only processes that know the secret of a job take part. Others end nothing.
+// Only processes that know the secret of a job take part. Others do not end the job.
 func TestSecret(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -136,7 +137,7 @@ func TestSecret(t *testing.T) {
 	}
 }
 
-// An eavesdropper who repeats what a process has sent is not taken for it.
+// An eavesdropper who replays the bytes of a process is not accepted.
 func TestSecretIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := newWorld(Options{Processes: 2, Ranks: 2, Secret: "s"})
@@ -151,7 +152,7 @@ func TestSecretIsNotRepeated(t *testing.T) {
 	}
 }
 
-// early connects as a process of a job would, and dies or falls silent once it has its place.
+// early connects as a process of a job would, and dies or falls silent once it is on the list.
 func early(t *testing.T, place string, process int, dies bool) {
 	t.Helper()
 	w := newWorld(Options{Process: process, Processes: 3, Ranks: 3, Rendezvous: place, Job: "test", Terms: []Term{{"program", "one"}}})
@@ -169,7 +170,8 @@ func early(t *testing.T, place string, process int, dies bool) {
 	t.Error("it got no place")
 }
 
-// A process that died before all had come may come again, on another host or before its death was noticed.
+// A process that died before all had connected may connect again, from another host or before its death was
+// noticed.
 func TestComeAgain(t *testing.T) {
 	t.Parallel()
 	for _, dies := range []bool{true, false} {
@@ -197,7 +199,7 @@ func TestComeAgain(t *testing.T) {
 	}
 }
 
-// The others wait for a process 0 that died before all had come.
+// The others wait for a process 0 that died before all had connected.
 func TestFirstComesAgain(t *testing.T) {
 	t.Parallel()
 	place := vmtest.FreePlace(t)
@@ -233,7 +235,7 @@ func TestFirstComesAgain(t *testing.T) {
 	}
 }
 
-// FuzzHello feeds any bytes to the reader of introductions.
+// FuzzHello passes arbitrary bytes to the reader of introductions.
 func FuzzHello(f *testing.F) {
 	for _, text := range strangers() {
 		if len(text) < 1<<17 {

@@ -127,7 +127,8 @@ func numbers(rank, n int, t ir.DType) []byte {
 	return out
 }
 
-// collect runs the collectives of groups across processes: neighbours, every second rank, all, in odd orders.
+// collect runs the collectives of groups across processes: neighbours, every second rank, all ranks, in unusual
+// orders.
 func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	even, odd, all := []int32{}, []int32{}, []int32{}
 	for r := ranks - 1; r >= 0; r-- {
@@ -482,7 +483,7 @@ func TestPortTaken(t *testing.T) {
 	if want := fmt.Sprintf("process 0 cannot listen at %s, where the others connect: bind: address already in use", l.Addr()); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	// The listener there is not a process of a job, and stays silent.
+	// The listener at that address is not a process of a job and stays silent.
 	_, err = Join(t.Context(), Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: 200 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "its answer is not that of process 0 of a job") {
 		t.Error(err)

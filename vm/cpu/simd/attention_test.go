@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// naiveAttention is attention in float64, with its gradients, from its definition.
+// naiveAttention is attention and its gradients in float64, by definition.
 type naiveAttention struct {
 	Attention
 	q, k, v, dout  []float64
@@ -17,8 +17,8 @@ type naiveAttention struct {
 	dq, dk, dv     []float64
 	probs, dscores []float64
 	slopes         []float64
-	terms          float64 // sum of squares of what dq and dk are sums of, before differences are taken
-	// What rounding may change; see roundings.
+	terms          float64 // sum of the squares of the inner products that dq and dk subtract
+	// Bounds of errors by rounding; see roundings.
 	delta                             []float64
 	oBound, dqBound, dkBound, dvBound []float64
 }
@@ -89,8 +89,8 @@ func (a *naiveAttention) row(t, b, h int) {
 	}
 }
 
-// roundings adds what one pair of a query and a key adds to the bounds of errors, for a probability p and a gradient of a
-// score d that is the sum of terms. All is computed in float32.
+// roundings adds the contribution of one pair of a query and a key to the error bounds, given its probability p
+// and the sum of the absolute terms of its score gradient. All of this is computed in float32.
 func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
 	p, terms = p*float32Error, terms*float32Error
 	for i := range a.HeadDim {
@@ -102,8 +102,8 @@ func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
 }
 
 const (
-	bf16Error    = 1.0 / (1 << 8)  // of rounding to nearest with 8 bits
-	float32Error = 1.0 / (1 << 14) // of a few hundred roundings with 24 bits
+	bf16Error    = 1.0 / (1 << 8)  // rounding to nearest with 8 bits
+	float32Error = 1.0 / (1 << 14) // a few hundred roundings with 24 bits
 )
 
 // checkBound compares element by element; stored is the error of storing a result.
@@ -116,7 +116,7 @@ func checkBound(t *testing.T, what string, got []float32, want, bound []float64,
 	}
 }
 
-// TestAttentionRoundsToBF16Last has no error of bfloat16 but that of storing results.
+// TestAttentionRoundsToBF16Last checks that bfloat16 adds no error except that of storing results.
 func TestAttentionRoundsToBF16Last(t *testing.T) {
 	p := NewPool(3)
 	defer p.Close()
@@ -157,8 +157,8 @@ func doubles(x []float32) []float64 {
 	return y
 }
 
-// checkNorm compares relative to the norm of the whole. Where terms cancel, so that nearly nothing is left, rounding may be more
-// than that: up to a given norm.
+// checkNorm compares relative to the norm of the whole result. rounding gives further allowed errors, for results
+// in which terms nearly cancel.
 func checkNorm(t *testing.T, what string, got []float32, want []float64, tolerance float64, rounding ...float64) {
 	t.Helper()
 	var diff, norm float64
@@ -209,13 +209,13 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 	}
 	tolerance, gradTolerance := 2e-6, 4e-6
 	if bf16 {
-		tolerance, gradTolerance = 4e-3, 2e-2 // o is rounded before the backward sees it
+		tolerance, gradTolerance = 4e-3, 2e-2 // o is rounded before the backward pass reads it
 	}
 	a.Forward(p, o, lse, false, q, k, v)
 	checkNorm(t, "o", values(o), n.o, tolerance)
 	checkNorm(t, "lse", lse, n.lse, 2e-6)
 	a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, AddKV: accumulate, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
-	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products whose differences dq and dk are sums of
+	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products that dq and dk subtract
 	checkNorm(t, "dq", values(dq), n.dq, gradTolerance, rounding)
 	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance, rounding)
 	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)
@@ -245,8 +245,8 @@ func TestAttention(t *testing.T) {
 	})
 }
 
-// TestAttentionIsTheSameForAnyThreads has chunks of queries and panels of keys that are more than one, and heads that are
-// fewer than threads and others that are not.
+// TestAttentionIsTheSameForAnyThreads uses several chunks of queries and several panels of keys, with fewer heads
+// than threads and with more.
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -263,7 +263,8 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	})
 }
 
-// randomPositions are those of documents of any length, the first of which may have begun before the first query.
+// randomPositions returns the positions of documents of random lengths, the first of which may have begun before
+// the first query.
 func randomPositions(r *rand.Rand, a Attention) []int32 {
 	out := make([]int32, a.Tokens*a.Batch)
 	for b := range a.Batch {
@@ -313,7 +314,8 @@ func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
 	}
 }
 
-// TestTurns: every task is done once, those of a list in order and never two of them at a time, whichever thread takes turns.
+// TestTurns checks that every task runs once, those of a list in order and never two of them at a time, whichever
+// threads take them.
 func TestTurns(t *testing.T) {
 	r := testRand(t)
 	for range rounds(200) {
@@ -326,7 +328,7 @@ func TestTurns(t *testing.T) {
 				if inside[list].Add(1) != 1 {
 					t.Errorf("two tasks of list %d at a time", list)
 				}
-				if next[list] != task { // the race detector would tell if another task of the list wrote it meanwhile
+				if next[list] != task { // the race detector reports another task of the list that writes it concurrently
 					t.Errorf("list %d: task %d comes before task %d", list, task, next[list])
 				}
 				next[list]++

@@ -25,7 +25,7 @@ func benchFloats(n int) []float32 {
 	return x
 }
 
-// median calls f often enough to take some time and returns the median of its seconds.
+// median calls f until enough time has passed and returns the median of its seconds.
 func median(times []float64) float64 {
 	slices.Sort(times)
 	return times[len(times)/2]
@@ -37,8 +37,8 @@ func seconds(f func()) float64 {
 	return time.Since(start).Seconds()
 }
 
-// BenchmarkMatmulVsOpenBLAS checks the speed that the cpu device promises: at least 0.75 of OpenBLAS on the
-// same two cores.
+// BenchmarkMatmulVsOpenBLAS checks the required speed of the cpu device: at least 0.75 of OpenBLAS on the same two
+// cores.
 func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -120,8 +120,8 @@ func BenchmarkMatmulShapes(b *testing.B) {
 	}
 }
 
-// BenchmarkPairs compares products and attention in bfloat16, multiplied in pairs, with the same converted to float32.
-// Both alternate, and the best times count.
+// BenchmarkPairs compares bfloat16 products and attention computed in pairs with the same computed in float32.
+// Both alternate, and the best times are reported.
 func BenchmarkPairs(b *testing.B) {
 	if active.interleave == nil {
 		b.Skip("this processor does not multiply bfloat16")

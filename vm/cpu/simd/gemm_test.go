@@ -56,7 +56,8 @@ func randomGemmCase(r *rand.Rand) gemmCase {
 	return gemmCase{coin(), coin(), coin(), coin(), r.IntN(4) == 0, r.IntN(4) == 0, r.IntN(4) == 0, size(), size(), size()}
 }
 
-// operands of a case, and the product in float64 together with the sum of absolute products, its scale of error.
+// gemmOperands holds the operands of a case, their product in float64, and the sums of absolute products, which
+// scale the error.
 type gemmOperands struct {
 	a, b, c    Mat
 	bias       []float32
@@ -156,7 +157,7 @@ func TestGemm(t *testing.T) {
 	})
 }
 
-// TestGemmIsTheSameForAnyThreads has products whose parts share rows of a that are packed once, and others.
+// TestGemmIsTheSameForAnyThreads uses products whose parts share packed rows of a, and others.
 func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -222,7 +223,7 @@ func TestGemmAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestGemmFromManyCallers has ranks share a pool.
+// TestGemmFromManyCallers lets ranks share a pool.
 func TestGemmFromManyCallers(t *testing.T) {
 	p := NewPool(3)
 	defer p.Close()

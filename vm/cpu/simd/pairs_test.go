@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// flushed is x, or zero of its sign if x is denormal.
+// flushed returns x, or zero with the sign of x if x is denormal.
 func flushed(x float32) float32 {
 	if math.Abs(float64(x)) < 0x1p-126 {
 		return float32(math.Copysign(0, float64(x)))
@@ -15,13 +15,13 @@ func flushed(x float32) float32 {
 	return x
 }
 
-// fusedBF16 is a*b + c rounded once, for a and b in bfloat16, by the documentation of the instruction: operands and
-// results that are denormal count as zero.
+// fusedBF16 returns a*b + c rounded once, for a and b in bfloat16, as the documentation of the instruction defines
+// it: denormal operands and results are flushed to zero.
 func fusedBF16(a, b uint16, c float32) float32 {
 	product := float64(flushed(FromBF16(a))) * float64(flushed(FromBF16(b))) // exact
 	x := float64(flushed(c))
 	sum := product + x
-	// Rounding to odd makes the second rounding, to float32, that of the exact sum.
+	// Rounding to odd ensures that the second rounding, to float32, gives the rounded exact sum.
 	if big, small := product, x; !math.IsInf(sum, 0) && sum == sum {
 		if math.Abs(big) < math.Abs(small) {
 			big, small = small, big
@@ -37,7 +37,7 @@ func fusedBF16(a, b uint16, c float32) float32 {
 	return flushed(float32(sum))
 }
 
-// gemmPairsPortable is the definition of a product of tiles of pairs.
+// gemmPairsPortable defines the product of tiles of pairs.
 func gemmPairsPortable(t *tile) {
 	for i := range t.rows {
 		c := unsafe.Slice((*float32)(unsafe.Add(t.c, i*t.cRow)), t.cols)
@@ -73,7 +73,7 @@ func eachPairs(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// randomBF16 returns values of all sizes, some of them denormal; wide ones make some products overflow.
+// randomBF16 returns values of all sizes, some of them denormal. If wide is set, some products overflow.
 func randomBF16(r *rand.Rand, n int, wide bool) []uint16 {
 	out := make([]uint16, n)
 	for i := range out {

@@ -33,7 +33,8 @@ func TestPoolRunsEachPartOnce(t *testing.T) {
 	}
 }
 
-// A worker that is busy when a Run begins joins it once it is not: else the second Run below would wait for itself.
+// A worker that is busy when a Run begins joins the Run later. Otherwise the second Run below would wait for
+// itself.
 func TestPoolWorkerJoinsLater(t *testing.T) {
 	p := NewPool(2)
 	defer p.Close()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// randomMat makes a matrix of either type, and its values.
+// randomMat returns a random matrix of either type.
 func randomMat(r *rand.Rand, rows, cols int, bf16 bool) Mat {
 	ld := cols + r.IntN(3)
 	x := randomFloats(r, rows*ld)
@@ -23,7 +23,7 @@ func element(m Mat, i, j int) float64 {
 	return float64(m.F32[i*m.Ld+j])
 }
 
-// checkMat compares with a function of row and column; bfloat16 has its rounding allowed.
+// checkMat compares a matrix with a function of row and column, allowing for the rounding of bfloat16.
 func checkMat(t *testing.T, what string, m Mat, rows, cols int, tolerance float64, want func(i, j int) float64) {
 	t.Helper()
 	for i := range rows {
@@ -53,7 +53,7 @@ func eachRowShape(t *testing.T, f func(t *testing.T, p *Pool, r *rand.Rand, rows
 	})
 }
 
-// naiveNorm returns one row of layernorm in float64, rmsnorm where centered is false.
+// naiveNorm returns the statistics of one row in float64, for layernorm or, if centered is false, for rmsnorm.
 func naiveNorm(x Mat, i, cols int, eps float64, centered bool) (mean, rstd float64) {
 	for j := range cols {
 		mean += element(x, i, j) / float64(cols)
@@ -71,7 +71,7 @@ func naiveNorm(x Mat, i, cols int, eps float64, centered bool) (mean, rstd float
 
 func TestNorms(t *testing.T) {
 	eachRowShape(t, func(t *testing.T, p *Pool, r *rand.Rand, rows, cols int, bf16 bool) {
-		cols += 7 // a few columns may have next to no variance
+		cols += 7 // a row of few columns may have almost no variance
 		const eps = 1e-5
 		for _, centered := range []bool{true, false} {
 			x, y, dy, dx := randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16)
@@ -214,7 +214,7 @@ func TestSumSquares(t *testing.T) {
 	}
 }
 
-// TestAdamWIsTheSameEverywhere holds every set and number of threads to the portable result, bit by bit.
+// TestAdamWIsTheSameEverywhere compares every set and number of threads with the portable result, bit by bit.
 func TestAdamWIsTheSameEverywhere(t *testing.T) {
 	r := testRand(t)
 	const n = 3*elementGrain + 77

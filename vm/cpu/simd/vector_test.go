@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// lengths cover whole vectors, tails and nothing at all.
+// someLength returns lengths of whole vectors, of tails, and 0.
 func someLength(r *rand.Rand) int { return r.IntN(3) * r.IntN(70) }
 
 // close32 allows ulps of the larger of want and floor.
@@ -63,7 +63,7 @@ var vectorCases = []vectorCase{
 	}},
 }
 
-// TestVectorKernels compares every kernel of every set with the portable one. A guard behind each operand catches
+// TestVectorKernels compares every kernel of every set with the portable one. A guard after each operand detects
 // writes past the end.
 func TestVectorKernels(t *testing.T) {
 	r := testRand(t)
@@ -98,7 +98,7 @@ func TestVectorKernels(t *testing.T) {
 	}
 }
 
-// TestExp compares with float64 over the whole range, and at its ends.
+// TestExp compares with float64 over the whole range and at its ends.
 func TestExp(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-const seed = 20240607 // of every random value in these tests
+const seed = 20240607 // seed of all random values in these tests
 
-// tiny returns a model whose sizes all differ, so that mixing up two of them fails.
+// tiny returns a model whose sizes all differ, so that confusing two of them fails.
 func tiny(family, positions string, kvHeads int, tied bool) Config {
 	cfg := Config{Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
 		Norm: "rmsnorm", NormPlace: "pre", NormEps: 1e-5, Activation: "silu", Gated: true, QKNorm: "none",
@@ -24,7 +24,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 	return cfg
 }
 
-// traits are models that differ from a tiny one in more than its kinds.
+// traits lists models that differ from a tiny one in more than their kinds.
 var traits = map[string]func(*Config){
 	"gemma": func(c *Config) {
 		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
@@ -49,7 +49,7 @@ var traits = map[string]func(*Config){
 	},
 }
 
-// tinyConfigs returns every family with every kind of positions and of head groups, tied and untied in turn.
+// tinyConfigs returns every family with every kind of positions and of head groups, alternately tied and untied.
 func tinyConfigs() []Config {
 	var list []Config
 	for _, family := range []string{"gpt", "llama"} {
@@ -111,7 +111,7 @@ func randomTokens(r *rand.Rand, cfg Config, batch int) [][]int32 {
 	return tokens
 }
 
-// wantClose fails unless got and want differ by less than tolerance of want's own length.
+// wantClose fails unless the difference between got and want is less than tolerance times the norm of want.
 func wantClose(t *testing.T, what string, got, want []float64, tolerance float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -155,7 +155,7 @@ func TestGradientsOfEveryTensor(t *testing.T) {
 	}
 }
 
-// wantZero checks a key bias: without rotation it adds the same to all scores of a query, which softmax does not see.
+// wantZero checks a key bias. Without rotation it adds the same to all scores of a query, which softmax ignores.
 func wantZero(t *testing.T, name string, grad []float64) {
 	t.Helper()
 	for _, g := range grad {
@@ -203,8 +203,8 @@ func TestUniformLogitsGiveLogVocab(t *testing.T) {
 	}
 }
 
-// TestByHand has one layer of width 2 whose matrices are zero, so the embedding goes straight to the last norm:
-// (3, 4) over its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2), and the head is the identity.
+// TestByHand uses one layer of width 2 whose matrices are zero, so the embedding goes directly to the last norm:
+// (3, 4) divided by its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2). The head is the identity.
 func TestByHand(t *testing.T) {
 	cfg := tiny("llama", "none", 1, false)
 	cfg.Layers, cfg.Hidden, cfg.Heads, cfg.FFN, cfg.Vocab, cfg.NormEps, cfg.Sequence = 1, 2, 1, 3, 2, 0, 1
@@ -219,7 +219,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// TestBatchIsTheMeanOfItsSequences guards the interleaving of rows.
+// TestBatchIsTheMeanOfItsSequences checks the interleaving of rows.
 func TestBatchIsTheMeanOfItsSequences(t *testing.T) {
 	r := newRand(t)
 	for _, cfg := range tinyConfigs() {
@@ -247,7 +247,8 @@ func TestBatchIsTheMeanOfItsSequences(t *testing.T) {
 	}
 }
 
-// TestCausal changes the last input only: what the last layer's MLP sees of earlier rows must stay the same to the bit.
+// TestCausal changes only the last input. The input of the last layer's MLP for earlier rows must not change by a
+// bit.
 func TestCausal(t *testing.T) {
 	r := newRand(t)
 	for _, cfg := range tinyConfigs() {

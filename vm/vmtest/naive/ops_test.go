@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Values in these tables are from the operations' definitions, worked out by hand.
+// The values in these tables were computed by hand from the operations' definitions.
 func TestKnownValues(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -37,7 +37,7 @@ func TestKnownValues(t *testing.T) {
 	wantClose(t, "attention", out, []float64{4, 0, 0, 0, 1, 3, 0, 0}, 1e-15)
 	wantClose(t, "logsumexp", lse, []float64{0, math.Log(4)}, 1e-15)
 
-	// A token alone attends to itself only, so every head shows whose values it reads: neighbours share.
+	// A single token attends only to itself, so every head shows whose values it reads: adjacent heads share them.
 	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{Queries: 1, Batch: 1, Heads: 4, KVHeads: 2, HeadDim: 1})
 	wantClose(t, "head groups", out, []float64{7, 7, 8, 8}, 1e-15)
 
@@ -70,7 +70,7 @@ func transpose(x []float64, rows, columns int) []float64 {
 	return y
 }
 
-// TestAttentionPrefix: queries after a prefix give what the whole sequence gives in their rows.
+// TestAttentionPrefix checks that queries after a prefix have the same results as in the whole sequence.
 func TestAttentionPrefix(t *testing.T) {
 	r := newRand(t)
 	whole := AttentionShape{Queries: 7, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3}
@@ -97,7 +97,8 @@ func attentionInputs(normal func() float64, s AttentionShape) (q, k, v []float64
 	return q, k, v
 }
 
-// TestVocabularyParts: a divided vocabulary, its last part padded and one part all padding, joins to the whole.
+// TestVocabularyParts checks that a divided vocabulary, with its last part padded and one part all padding, joins
+// to the whole.
 func TestVocabularyParts(t *testing.T) {
 	r := newRand(t)
 	const vocab, width, rows = 7, 4, 3
@@ -110,7 +111,7 @@ func TestVocabularyParts(t *testing.T) {
 		valid := max(0, min(width, vocab-first))
 		part, want := make([]float64, rows*width), make([]float64, rows*width)
 		for i := range part {
-			part[i] = 100 // what padding holds must not matter
+			part[i] = 100 // the contents of padding must not matter
 			if i%width < valid {
 				part[i] = logits[i/width*vocab+first+i%width]
 				want[i] = dlogits[i/width*vocab+first+i%width]
@@ -124,7 +125,8 @@ func TestVocabularyParts(t *testing.T) {
 	wantClose(t, "lse", gotLSE, lse, 1e-14)
 }
 
-// TestGradientsOfOperations differentiates a random weighing of every operation's output by each of its inputs.
+// TestGradientsOfOperations differentiates a random weighted sum of every operation's output with respect to each
+// of its inputs.
 func TestGradientsOfOperations(t *testing.T) {
 	r := newRand(t)
 	random := func(n int) []float64 { return normals(r, n, 0.3, 1) }

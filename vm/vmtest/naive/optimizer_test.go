@@ -66,7 +66,7 @@ func TestLearningRate(t *testing.T) {
 	}{
 		{1, 4, 12, "cosine", 0.25},
 		{4, 4, 12, "cosine", 1},
-		{8, 4, 12, "cosine", 0.55}, // half way from 1 to 0.1
+		{8, 4, 12, "cosine", 0.55}, // halfway from 1 to 0.1
 		{6, 4, 12, "cosine", 0.1 + 0.45*(1+math.Sqrt2/2)},
 		{12, 4, 12, "cosine", 0.1},
 		{99, 4, 12, "cosine", 0.1},
@@ -83,7 +83,7 @@ func TestLearningRate(t *testing.T) {
 	}
 }
 
-// TestLearns checks that steps on one batch reduce the loss from that of a guess to almost 0.
+// TestLearns checks that training on one batch reduces the loss from that of random guessing to almost 0.
 func TestLearns(t *testing.T) {
 	r := newRand(t)
 	for _, family := range []string{"gpt", "llama"} {
