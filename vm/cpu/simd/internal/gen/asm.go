@@ -11,7 +11,7 @@ import (
 // set is an instruction set.
 type set struct {
 	name, title, suffix string
-	reg                 string // the prefix of its registers
+	reg                 string // prefix of its registers
 	lanes, mr           int
 	avx512              bool
 	kernels             []kernel
@@ -37,7 +37,8 @@ func (p param) size() int {
 	return 24
 }
 
-// kernel describes one function. results is as in Go, all float32. A field goes into the kernel table under its name.
+// kernel describes one function. results has the form of Go results, all float32. A kernel with field is put into
+// the kernel table under its name.
 type kernel struct {
 	name    string
 	params  []param
@@ -71,7 +72,7 @@ func (k kernel) signature() string {
 	return strings.Join(parts, ", ")
 }
 
-// offset is where a parameter lies in the frame; resultOffset is where the first result does.
+// offset returns the place of a parameter in the frame; resultOffset returns that of the first result.
 func (k kernel) offset(name string) int {
 	at := 0
 	for _, p := range k.params {
@@ -99,7 +100,7 @@ type fn struct {
 	vectors   int             // vector registers in use
 	ints      int             // integer registers in use
 	labels    int
-	masked    bool // the body being emitted is the tail
+	masked    bool // the body being emitted is for the tail
 }
 
 var intRegisters = []string{"DI", "SI", "DX", "BX", "R8", "R9", "R10", "R11", "R12", "R13", "R15"}
@@ -127,7 +128,7 @@ func (f *fn) fresh(what string) string {
 	return fmt.Sprintf("%s%d", what, f.labels)
 }
 
-// vec takes a vector register, integer an integer one.
+// vec allocates a vector register, integer an integer register.
 func (f *fn) vec() string {
 	f.vectors++
 	limit := 32
@@ -147,7 +148,7 @@ func (f *fn) integer() string {
 	return intRegisters[f.ints-1]
 }
 
-// slice loads the address of a slice into a register; length loads its length into the register given.
+// slice loads the address of a slice into a register; length loads its length into the given register.
 func (f *fn) slice(name string) string {
 	r := f.integer()
 	f.p("MOVQ %s_base+%d(FP), %s", name, f.kernel.offset(name), r)
@@ -172,7 +173,7 @@ func (f *fn) scalar(name string) string {
 	return r
 }
 
-// zero returns a register of zeros, constant one of a constant.
+// zero returns a register of zeros, constant a register filled with a constant.
 func (f *fn) zero() string {
 	r := f.vec()
 	f.p("VXORPS %s, %s, %s", low(r), low(r), low(r))
@@ -185,12 +186,12 @@ func (f *fn) constant(v float64) string {
 	return r
 }
 
-// low is the 128-bit part of a register; half the lower half of an AVX-512 one.
+// low returns the 128-bit part of a register; half returns the lower half of an AVX-512 register.
 func low(r string) string { return "X" + r[1:] }
 
 func half(r string) string { return "Y" + r[1:] }
 
-// c is the memory operand of a constant in all lanes.
+// c returns the memory operand of a constant in all lanes.
 func (f *fn) c(v float64) string { return f.word32(math.Float32bits(float32(v))) }
 
 func (f *fn) word32(bits uint32) string {
@@ -212,7 +213,7 @@ func writeConstants(w *bytes.Buffer, constants map[string]bool) {
 		}
 		fmt.Fprintf(w, "GLOBL %s<>(SB), RODATA|NOPTR, $64\n", name)
 	}
-	// A window into this gives the tail masks of AVX2: ones, then zeros.
+	// The tail masks of AVX2 are a window into this table: ones, then zeros.
 	fmt.Fprintf(w, "\n")
 	for i := range 8 {
 		bits := "ffffffffffffffff"
@@ -233,16 +234,16 @@ func (f *fn) div(d, a, b string) { f.p("VDIVPS %s, %s, %s", b, a, d) }
 func (f *fn) max(d, a, b string) { f.p("VMAXPS %s, %s, %s", b, a, d) }
 func (f *fn) mov(d, a string)    { f.p("VMOVUPS %s, %s", a, d) }
 
-// fma is d += a*b, fnma d -= a*b, fms d = a*d - b, horner d = d*a + b.
+// fma computes d += a*b, fnma d -= a*b, fms d = a*d - b, horner d = d*a + b.
 func (f *fn) fma(d, a, b string)    { f.p("VFMADD231PS %s, %s, %s", b, a, d) }
 func (f *fn) fnma(d, a, b string)   { f.p("VFNMADD231PS %s, %s, %s", b, a, d) }
 func (f *fn) fms(d, a, b string)    { f.p("VFMSUB213PS %s, %s, %s", b, a, d) }
 func (f *fn) horner(d, a, b string) { f.p("VFMADD213PS %s, %s, %s", b, a, d) }
 
-// The mask of a tail is K1, or a register that tailMask sets up.
+// The mask of a tail is K1, or for AVX2 this register, which tailMask sets up.
 const maskAVX2 = "Y15"
 
-// load reads a vector of an operand; lanes past the end are zero. store writes one.
+// load reads a vector of an operand, with zeros in lanes past the end; store writes one.
 func (f *fn) load(d, mem string) {
 	switch {
 	case !f.masked:
@@ -290,7 +291,7 @@ func (f *fn) tailFill(r string, bits uint32) {
 	}
 }
 
-// tailMask makes the mask of the first n lanes, n in a register below lanes; it clobbers R15 and n.
+// tailMask sets the mask to the first n lanes, where n is a register with a value below lanes. It clobbers R15 and n.
 func (f *fn) tailMask(n string) {
 	if f.avx512 {
 		f.p("MOVQ $-1, R15")
@@ -305,8 +306,8 @@ func (f *fn) tailMask(n string) {
 	f.p("NEGQ %s", n)
 }
 
-// each runs body over as many elements as CX says, a vector at a time; AX is the index of its first. The last vector
-// may be partial: body is emitted once more, masked.
+// each runs body over CX elements, a vector at a time; AX is the index of the first element. The last vector may
+// be partial: body is emitted once more, with a mask.
 func (f *fn) each(body func()) {
 	loop, tail, done := f.fresh("loop"), f.fresh("tail"), f.fresh("done")
 	saved := f.vectors
@@ -329,10 +330,10 @@ func (f *fn) each(body func()) {
 	f.label(done)
 }
 
-// at is the operand of the loop's index.
+// at returns the operand at the loop's index.
 func at(base string) string { return "(" + base + ")(AX*4)" }
 
-// exp replaces x by its exponential. Below -87 the result is zero, never a denormal.
+// exp replaces x by its exponential. Below -87 the result is zero, never denormal.
 func (f *fn) exp(x string, t, u, m string) {
 	limit := f.c(-87)
 	if f.avx512 {
@@ -344,7 +345,7 @@ func (f *fn) exp(x string, t, u, m string) {
 	} else {
 		f.p("VCMPPS $5, %s, %s, %s", limit, x, m)
 		f.mov(u, f.c(88.37))
-		f.p("VMINPS %s, %s, %s", x, u, x) // a NaN in x stays
+		f.p("VMINPS %s, %s, %s", x, u, x) // keeps NaN
 		f.mul(t, x, f.c(math.Log2E))
 		f.p("VCVTPS2DQ %s, %s", t, t)
 		f.p("VCVTDQ2PS %s, %s", t, u)
@@ -364,7 +365,7 @@ func (f *fn) exp(x string, t, u, m string) {
 	f.p("VANDPS %s, %s, %s", m, u, x)
 }
 
-// ln2High has few enough bits for its products with exponents to be exact; expPoly is exp on [-ln2/2, ln2/2].
+// ln2High has so few bits that its products with exponents are exact; expPoly approximates exp on [-ln2/2, ln2/2].
 const ln2High = 0.693359375
 
 var expPoly = []float64{1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1, 1}

@@ -1,8 +1,8 @@
 // Command gen writes the assembly of package simd, the Go declarations of its functions, and the tables that hold
-// them. Every kernel is described once and emitted for AVX2 and for AVX-512; asm.go has the vocabulary in which they
-// are described, gemm.go the matrix product's micro-kernels, pairs.go what AVX512-BF16 adds to AVX-512, vector.go the rest.
+// them. Every kernel is described once and emitted for AVX2 and for AVX-512. asm.go defines the building blocks,
+// gemm.go the micro-kernels of the matrix product, pairs.go the additions of AVX512-BF16, vector.go all others.
 //
-// It writes to the folder that it is given, or to the one it runs in.
+// It writes to the given folder, or to the current one.
 package main
 
 import (

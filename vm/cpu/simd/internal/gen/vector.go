@@ -13,7 +13,7 @@ const (
 	signBits = 0x80000000
 )
 
-// vectorKernels are all kernels but the matrix product's.
+// vectorKernels lists all kernels except those of the matrix product.
 var vectorKernels = []kernel{
 	{name: "add", params: params("dst, a, b []float32"), field: true, body: binary((*fn).add)},
 	{name: "mul", params: params("dst, a, b []float32"), field: true, body: binary((*fn).mul)},
@@ -70,7 +70,7 @@ func binary(op func(f *fn, d, a, b string)) func(f *fn) {
 	}
 }
 
-// axpy rounds the product, as the definition does.
+// axpy rounds the product, as its definition does.
 func axpy(f *fn) {
 	r, alpha := f.slices("dst", "x"), f.scalar("alpha")
 	f.each(func() {
@@ -143,7 +143,7 @@ func (f *fn) sigmoidDivisor(e, x, t, u, m string) {
 	f.add(e, e, f.c(1))
 }
 
-// bits is the name of a bitwise instruction on vectors.
+// bits returns the name of a bitwise vector instruction.
 func (f *fn) bits(name string) string {
 	if f.avx512 {
 		return name + "D"
@@ -319,7 +319,7 @@ func normBackward(f *fn) {
 	})
 }
 
-// columnSums keeps up to four vectors of sums in registers while it walks down the rows.
+// columnSums keeps up to four vectors of sums in registers while it goes down the rows.
 func columnSums(f *fn) {
 	r := f.slices("dst", "x")
 	ld, rows := f.word("ld"), f.word("rows")
@@ -373,8 +373,8 @@ func columnSums(f *fn) {
 	f.label("end")
 }
 
-// rotate turns the pairs of an element of the first half and the one as far into the second, every product rounded by
-// itself as the definition does.
+// rotate rotates pairs: an element of the first half and the corresponding element of the second. It rounds every
+// product separately, as its definition does.
 func rotate(f *fn) {
 	y, x, cos, sin, sign := f.slice("y"), f.slice("x"), f.slice("cos"), f.slice("sin"), f.scalar("sign")
 	f.length("cos", "CX")
@@ -399,7 +399,7 @@ func rotate(f *fn) {
 	})
 }
 
-// adamw rounds every product by itself, in the order of the definition, so that all sets agree to the last bit.
+// adamw rounds every product separately, in the order of its definition, so that all sets agree bit by bit.
 func adamw(f *fn) {
 	r := f.slices("w", "m", "v", "g")
 	c := f.word("c")
@@ -437,7 +437,8 @@ func adamw(f *fn) {
 	})
 }
 
-// strip loads what both softmax kernels need: addresses of s and of others, the row stride in DX, the rows in CX.
+// strip loads the registers that both softmax kernels need: addresses of s and of the other slices, the row stride
+// in DX, the rows in CX.
 func (f *fn) strip() (ld string) {
 	ld = f.word("ld")
 	f.p("SHLQ $2, %s", ld)
@@ -534,8 +535,8 @@ func softmaxGrads(f *fn) {
 	})
 }
 
-// rows2D walks the rows of dst and src, their strides in bytes in DX and BX; body does one row of CX elements. A row of
-// exactly two vectors, the sliver of a matrix product, has a loop of its own.
+// rows2D loops over the rows of dst and src, with their strides in bytes in DX and BX; body processes one row of
+// CX elements. A row of exactly two vectors, the sliver of a matrix product, has a separate loop.
 func rows2D(f *fn, dstSize, srcSize int, vector func(dst, src string), row func(dst, src string)) {
 	dst, src := f.slice("dst"), f.slice("src")
 	dstLd, srcLd, rows, cols := f.word("dstLd"), f.word("srcLd"), f.word("rows"), f.word("cols")
@@ -604,7 +605,7 @@ func widen2D(f *fn) {
 	})
 }
 
-// oneByOne runs body for each of the CX last elements.
+// oneByOne runs body for each of the last CX elements.
 func (f *fn) oneByOne(body func()) {
 	loop := f.fresh("one")
 	f.label(loop)
@@ -652,7 +653,7 @@ func narrow2D(f *fn) {
 	})
 }
 
-// narrowOne rounds one element with integers.
+// narrowOne rounds one element with integer instructions.
 func (f *fn) narrowOne(dst, src string) {
 	number, done := f.fresh("number"), f.fresh("narrowed")
 	f.p("MOVL %s, R10", at(src))
@@ -674,8 +675,9 @@ func (f *fn) narrowOne(dst, src string) {
 	f.p("MOVW R10, (%s)(AX*2)", dst)
 }
 
-// transpose writes columns of a vector's lanes of rows: dst[c*dstLd+r] = src[r*srcLd+c], four columns a step. Each
-// register gathers four columns of the rows i, i+4, i+8.., and the transposition stays within 128-bit lanes.
+// transpose writes as many rows as a vector has lanes as columns: dst[c*dstLd+r] = src[r*srcLd+c], four columns
+// per step. Each register gathers four columns of rows i, i+4, i+8 and so on, so that the transposition stays
+// within 128-bit lanes.
 func transpose(f *fn) {
 	dst, src := f.slice("dst"), f.slice("src")
 	dstLd, srcLd := f.word("dstLd"), f.word("srcLd")
