@@ -16,9 +16,9 @@ const (
 	ncMax = 2048
 )
 
-// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias), with b in slivers of nr
-// columns and a at any strides. Strides are in bytes. a and b have k words along k. The assembly knows the
-// offsets.
+// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias). b is in slivers of nr
+// columns; a has any strides. Strides are in bytes. a and b have k words along k. The assembly depends on the
+// offsets of the fields.
 type tile struct {
 	a          unsafe.Pointer
 	aRow, aK   int
@@ -33,8 +33,9 @@ type tile struct {
 	// Memory to prefetch for later calls: offsets from aheadBase, one for every second step of k. The list runs
 	// from ahead to aheadEnd and is followed by as many zeros.
 	ahead, aheadBase, aheadEnd unsafe.Pointer
-	// If not zero, the words of a and b are pairs, and for each one an element of c becomes RN(RN(c + high*high) + low*low): RN
-	// rounds to the nearest even, no product is rounded, and denormal operands and results count as zero.
+	// If not zero, the words of a and b are pairs. For each pair an element of c becomes RN(RN(c + high*high) +
+	// low*low), where RN rounds to nearest even. Products are not rounded; denormal operands and results are
+	// flushed to zero.
 	pairs int
 }
 
@@ -135,7 +136,7 @@ func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
 func roundUp(a, b int) int { return ceilDiv(a, b) * b }
 
-// words is the number of packed words for n elements along k.
+// words returns the number of packed words for n elements along k.
 func (g *gemmJob) words(n int) int { return ceilDiv(n, g.perWord) }
 
 // even returns the length of equal pieces of n, none longer than most, each a multiple of unit.

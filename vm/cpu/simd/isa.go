@@ -44,8 +44,8 @@ type kernelSet struct {
 	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
 
-	// interleave makes row i of dst, cols words, of rows 2i and 2i+1 of src: pairs of bfloat16, which gemm multiplies in tiles
-	// of pairs. It is nil if gemm has no such tiles.
+	// interleave makes row i of dst, cols words, from rows 2i and 2i+1 of src: pairs of bfloat16, which gemm
+	// multiplies in tiles of pairs. It is nil if gemm has no such tiles.
 	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 

@@ -2,9 +2,10 @@ package simd
 
 import "unsafe"
 
-// An instruction set with interleave multiplies bfloat16 without converting it. Along k, two elements are a pair, one word of
-// 32 bits with the first in its lower half; an odd k ends with a pair whose second element is zero. The operands of a product
-// are then words as those of float32 are, and half as long. Slices of float32 hold the words.
+// An instruction set with interleave multiplies bfloat16 without converting it. Along k, two elements form a pair,
+// one word of 32 bits with the first element in its lower half. If k is odd, the second element of the last pair
+// is zero. The operands of a product then consist of words, as float32 operands do, and are half as long. Slices
+// of float32 hold the words.
 
 // perWord returns the number of elements in a word of the operands of a product: 2 if they are multiplied in pairs.
 func perWord(operands ...Mat) int {

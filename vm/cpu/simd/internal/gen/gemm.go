@@ -22,11 +22,11 @@ const (
 	tilePairs      = 120
 )
 
-// gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows: it cuts them into panels of
-// nearly equal height, none above mr, and keeps a whole panel of c in registers over all of k.
+// gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows. It divides the rows
+// into panels of nearly equal height, at most mr, and keeps a whole panel of c in registers for all of k.
 //
 //	DI tile, SI a, R8 its row stride and R9 three of them, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
-//	BX b, DX its stride, CX k, R15 a's stride along k; AX the list of what to fetch ahead and R14 its base; later AX c
+//	BX b, DX its stride, CX k, R15 a's stride along k; AX the prefetch list and R14 its base; later AX c
 var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 64, body: func(f *fn) {
 	f.p("MOVQ t+0(FP), DI")
 	f.p("MOVQ %d(DI), SI", tileA)
@@ -40,7 +40,7 @@ var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 6
 	f.label("done")
 }}
 
-// columnMask sets K1 and K2. AVX2 has no register to spare during the sum: its masks wait until it is done.
+// columnMask sets K1 and K2. AVX2 has no registers to spare during the sum, so its masks are set afterwards.
 func (f *fn) columnMask() {
 	if !f.avx512 {
 		return
@@ -54,8 +54,8 @@ func (f *fn) columnMask() {
 	f.p("KMOVW R15, K2")
 }
 
-// heights cuts the rows into panels: it keeps on the frame how many are left, how many of them have one row more than
-// the rest, and the height of the rest. Then it goes from panel to panel.
+// heights divides the rows into panels. The frame holds the number of panels left, how many of them have one row
+// more than the rest, and the height of the rest. heights then runs panel after panel.
 func (f *fn) heights() {
 	f.p("MOVQ %d(DI), AX", tileC)
 	f.p("MOVQ AX, c-32(SP)")
@@ -92,20 +92,20 @@ func (f *fn) heights() {
 	f.p("JMP panel1")
 }
 
-// aOperand is the address of row i of the panel.
+// aOperand returns the address of row i of the panel.
 func aOperand(i int) string {
 	base := []string{"R10", "R11", "R12", "R13"}[i/4]
 	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
 }
 
-// bases returns the registers that hold addresses of rows of a panel of h rows.
+// bases returns the registers that hold addresses of rows, for a panel of h rows.
 func bases(h int) []string { return []string{"R10", "R11", "R12", "R13"}[:(h+3)/4] }
 
 // acc returns the register of vector j of row i of c.
 func (f *fn) acc(i, j int) string { return f.v(4 + 2*i + j) }
 
-// panel is the product for h rows. With AVX-512, the sum runs over floats or over pairs of bfloat16; what comes before and after
-// is the same.
+// panel computes the product for h rows. With AVX-512 the sum is over floats or over pairs of bfloat16; the code
+// before and after the sum is the same.
 func (f *fn) panel(h int) {
 	bases := bases(h)
 	f.label(fmt.Sprintf("panel%d", h))
@@ -152,8 +152,9 @@ func (f *fn) panel(h int) {
 	f.p("JMP next")
 }
 
-// sums adds the products of h rows over k, two steps at a time, and goes to end. Every second step fetches a line ahead, the first
-// ones a row of c too: all at once would fill the buffers that the loads of a need as well. multiply is d += a*b on words.
+// sums adds the products of h rows over k, two steps at a time, and jumps to end. Every second step prefetches a
+// line; the first steps also prefetch a row of c each, because all at once would fill the buffers that the loads
+// of a need. multiply computes d += a*b on words.
 func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string) {
 	name := func(label string) string { return fmt.Sprintf("%s%s%d", label, words, h) }
 	first, loop, odd := name("first"), name("sum"), name("odd")
@@ -234,7 +235,7 @@ func (f *fn) storeColumns(mem string, r [2]string, masked bool) {
 	}
 }
 
-// loadMasks makes AVX2's masks from the number of columns, in the registers of the broadcasts.
+// loadMasks sets AVX2's masks from the number of columns, in the registers of the broadcasts.
 func (f *fn) loadMasks() {
 	if f.avx512 {
 		return

@@ -6,14 +6,16 @@ import (
 	"strings"
 )
 
-// pairKernels are those that only AVX512-BF16 needs: what makes pairs of bfloat16. A pair is a word of 32 bits, the element of the
-// lower k in its lower half. The matrix product of AVX-512 multiplies pairs if its tile says so.
+// pairKernels are the kernels that only AVX512-BF16 needs: those that make pairs of bfloat16. A pair is a word of
+// 32 bits, with the element of lower k in its lower half. The matrix product of AVX-512 multiplies pairs if its
+// tile requests it.
 var pairKernels = []kernel{
 	{name: "interleave", params: params("dst []float32; dstLd int; src []uint16; srcLd, pairs, cols int"), body: interleave},
 }
 
-// dotPairs is VDPBF16PS: d += a.low*b.low + a.high*b.high in every word. Go's assembler does not know the instruction, so
-// it is written by the encoding of Intel's manual: EVEX.512.F3.0F38.W0 52 /r. Only processors with AVX512-BF16 get there.
+// dotPairs is VDPBF16PS: d += a.low*b.low + a.high*b.high in every word. Go's assembler does not support the
+// instruction, so dotPairs writes its encoding from Intel's manual: EVEX.512.F3.0F38.W0 52 /r. Only processors
+// with AVX512-BF16 reach it.
 func (f *fn) dotPairs(d, a, b string) {
 	reg, vvvv, rm := number(d), number(a), number(b)
 	inverted := func(r, bit int) int { return 1 - r>>bit&1 }
@@ -32,7 +34,7 @@ func (f *fn) dotPairs(d, a, b string) {
 	f.p("%s // VDPBF16PS %s, %s, %s", strings.Join(text, "; "), b, a, d)
 }
 
-// number is that of a register.
+// number returns the number of a register.
 func number(r string) int {
 	n, err := strconv.Atoi(r[1:])
 	if err != nil {
@@ -41,7 +43,7 @@ func number(r string) int {
 	return n
 }
 
-// interleave makes a row of pairs of two rows of bfloat16.
+// interleave makes a row of pairs from two rows of bfloat16.
 func interleave(f *fn) {
 	dst, low := f.slice("dst"), f.slice("src")
 	dstLd, srcLd, pairs, cols, high := f.word("dstLd"), f.word("srcLd"), f.word("pairs"), f.word("cols"), f.integer()
