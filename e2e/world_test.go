@@ -3,8 +3,10 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +51,22 @@ type party struct {
 // until the end; wait waits for them.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
+	all, wait = openParties(t, p, processes, func(process int, o *vm.Options) func() vm.Device {
+		o.Tokens = tokens(process)
+		if _, ok := o.Tokens.(hanging); ok {
+			o.Stall.After = time.Second
+		}
+		return func() vm.Device { return cpu.New(nil) }
+	})
+	if all[0].err != nil {
+		t.Fatal(all[0].err)
+	}
+	return all, wait
+}
+
+// openParties is openWorld with any options and devices of each process. Opening may fail.
+func openParties(t *testing.T, p *ir.Program, processes int, change func(process int, o *vm.Options) func() vm.Device) (all []*party, wait func()) {
+	t.Helper()
 	place := vmtest.FreePlace(t)
 	var done sync.WaitGroup
 	opened := make(chan struct{})
@@ -56,7 +74,7 @@ func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process i
 		x := &party{}
 		all = append(all, x)
 		done.Go(func() {
-			x.err = x.open(t, p, world.Options{Process: i, Processes: processes, Ranks: len(p.Ranks), Rendezvous: place, Timeout: time.Minute, Local: -1, Wires: true}, tokens(i))
+			x.err = x.open(t, p, world.Options{Process: i, Processes: processes, Ranks: len(p.Ranks), Rendezvous: place, Timeout: time.Minute, Local: -1, Wires: true}, change)
 			switch {
 			case i == 0:
 				close(opened)
@@ -67,23 +85,18 @@ func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process i
 		})
 	}
 	<-opened
-	if all[0].err != nil {
-		t.Fatal(all[0].err)
-	}
 	return all, done.Wait
 }
 
-func (x *party) open(t *testing.T, p *ir.Program, o world.Options, tokens vm.Tokens) (err error) {
+func (x *party) open(t *testing.T, p *ir.Program, o world.Options, change func(process int, o *vm.Options) func() vm.Device) (err error) {
 	if x.world, err = world.Join(t.Context(), o); err != nil {
 		return err
 	}
 	local := vm.NewWired(x.world)
 	x.world.OnFailure(local.Abort)
-	options := vm.Options{Transport: local, Crew: x.world, Tokens: tokens}
-	if _, ok := tokens.(hanging); ok {
-		options.Stall.After = time.Second
-	}
-	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, options)
+	options := vm.Options{Transport: local, Crew: x.world}
+	device := change(o.Process, &options)
+	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return device(), nil }, options)
 	return err
 }
 
@@ -205,6 +218,100 @@ func TestWorldStalls(t *testing.T) {
 		}
 		if x.job.Stuck() != (i == stuck) {
 			t.Errorf("process %d: stuck is %t", i, x.job.Stuck())
+		}
+	}
+}
+
+// frozen is a device of which one method never returns, once it is told to.
+type frozen struct {
+	vm.Device
+	method string
+	now    *atomic.Bool
+}
+
+func (f *frozen) hang(method string) {
+	if f.method == method && f.now.Load() {
+		select {}
+	}
+}
+
+func (f *frozen) Load(p *ir.Program, rank int, env *vm.Env) error {
+	f.hang("Load")
+	return f.Device.Load(p, rank, env)
+}
+
+func (f *frozen) Read(v ir.View, out []byte) error {
+	f.hang("Read")
+	return f.Device.Read(v, out)
+}
+
+func (f *frozen) Write(v ir.View, in []byte) error {
+	f.hang("Write")
+	return f.Device.Write(v, in)
+}
+
+func (f *frozen) Close() error {
+	f.hang("Close")
+	return f.Device.Close()
+}
+
+// A process that hangs outside steps stalls the job, too: while it loads the program, saves or loads a checkpoint, or ends. All
+// processes end, and process 0 reports which one did not do its part.
+func TestWorldStallsOutsideSteps(t *testing.T) {
+	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 1, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
+		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
+	_, p := mustCompile(t, c)
+	for _, x := range []struct {
+		method, what string
+		act          func(j *vm.Job, dir string) error
+	}{
+		{"Load", "loading the program", nil},
+		{"Read", "saving the checkpoint", func(j *vm.Job, dir string) error { return j.Save(dir) }},
+		{"Write", "loading the checkpoint", func(j *vm.Job, dir string) error { return j.Restore(t.Context(), dir) }},
+		{"Close", "the end of the run", func(*vm.Job, string) error { return nil }},
+	} {
+		for _, stuck := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s of process %d", x.method, stuck), func(t *testing.T) {
+				t.Parallel()
+				var now atomic.Bool
+				now.Store(x.method == "Load")
+				all, wait := openParties(t, p, 2, func(process int, o *vm.Options) func() vm.Device {
+					o.Stall.After = time.Second
+					return func() vm.Device {
+						device := vm.Device(cpu.New(nil))
+						if process == stuck {
+							device = &frozen{device, x.method, &now}
+						}
+						return device
+					}
+				})
+				lead := all[0]
+				if x.method != "Load" {
+					dir := t.TempDir()
+					err := errors.Join(lead.job.Init(t.Context()), lead.job.Save(filepath.Join(dir, "good")))
+					if err != nil {
+						t.Fatal(err)
+					}
+					now.Store(true)
+					to := "good"
+					if x.method == "Read" {
+						to = "bad"
+					}
+					lead.err = errors.Join(x.act(lead.job, filepath.Join(dir, to)), lead.job.Close())
+				}
+				lead.err = lead.world.Close(lead.err)
+				wait()
+				want := x.what + ` has stalled: no rank has made progress for \S+`
+				for i, party := range all {
+					text, full := fmt.Sprint(party.err), `^process 0 \(.*\) failed: (checkpoint \S+: )?`+want+`$`
+					if i == 0 {
+						full = want + `\n  (this process|process 1 \(.*\)) has not done its part$`
+					}
+					if !regexp.MustCompile(full).MatchString(text) {
+						t.Errorf("process %d: %s, want %s", i, text, full)
+					}
+				}
+			})
 		}
 	}
 }

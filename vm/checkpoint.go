@@ -48,7 +48,7 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.verify(context.Background(), func(int) bool { return true }); err != nil {
+	if err := c.verify(context.Background(), func(int) bool { return true }, func(int64) {}); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -95,12 +95,12 @@ func openSingle(path string) (*Checkpoint, error) {
 }
 
 // verify compares the checksums of the shards that the given ranks wrote.
-func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool) error {
+func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
 	s, ok := c.values.(*store.Checkpoint)
 	if !ok {
 		return nil // already verified when the file was opened
 	}
-	err := s.Verify(ctx, wanted)
+	err := s.Verify(ctx, wanted, progress)
 	if err != nil && ctx.Err() == nil {
 		err = &DamagedError{c.Path, err}
 	}
@@ -230,16 +230,17 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) error {
 	var mine error
 	answers, err := j.together(Order{What: OrderVerify, Question: path}, func() error {
-		mine = c.verify(ctx, j.mine)
+		mine = c.verify(ctx, j.mine, j.progress)
 		return nil
 	})
+	if err != nil {
+		j.dead = err
+		return err
+	}
 	for i, text := range answers {
 		if len(text) > 0 && mine == nil {
 			mine = fmt.Errorf("process %d: %w", i+1, &DamagedError{c.Path, errors.New(string(text))})
 		}
-	}
-	if err != nil {
-		return err
 	}
 	return mine
 }
@@ -251,7 +252,7 @@ func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != ni
 func (j *Job) verifyHere(path string) []byte {
 	c, err := openCheckpoint(path)
 	if err == nil {
-		err = c.verify(context.Background(), j.mine)
+		err = c.verify(context.Background(), j.mine, j.progress)
 		c.Close()
 	}
 	var damaged *DamagedError
@@ -276,6 +277,7 @@ func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
 			t := &j.program.Tensors[s.Tensor]
 			e := store.Tensor{Tensor: t.Name, Role: s.Role.String()}
 			err := loadRectangle(ctx, r.device, t, rectangleOf(s, consts), func(row, col, rows, cols int64, out []float32) error {
+				defer j.progress(int64(len(out)))
 				return c.values.Read(e.Name(), row, col, rows, cols, out)
 			})
 			if err != nil {

@@ -62,30 +62,48 @@ const (
 	OrderClose   = "close"
 )
 
-// together acts on the ranks of this process while the followers act on theirs. Of several errors it returns
-// the root cause.
-func (j *Job) together(o Order, here func() error) ([][]byte, error) {
-	if j.crew == nil || !j.crew.Leads() {
-		return nil, here()
-	}
-	if err := j.crew.Order(o); err != nil {
-		return nil, err
-	}
-	err := here()
-	if err != nil {
-		j.transport.Abort(err) // otherwise the followers would wait forever
-	}
-	answers, other := j.crew.Answers()
-	if err == nil || errors.Is(err, ErrAborted) && other != nil {
-		err = other
-	}
-	return answers, err
+// inWords names the kinds of orders whose work may stall.
+var inWords = map[string]string{
+	OrderReady: "loading the program", OrderLoad: "loading the weights", OrderRead: "reading a rank's values", OrderWrite: "writing a rank's values",
+	OrderPeaks: "the end of the run", OrderAsk: "a question to all processes", OrderVerify: "verifying the checkpoint", OrderRestore: "loading the checkpoint",
+	OrderSave: "saving the checkpoint", OrderSaved: "saving the checkpoint", OrderClose: "the end of the run",
 }
 
-// ready waits until the ranks of all processes are loaded, and checks that they train on the same data.
-func (j *Job) ready() error {
+// together acts on the ranks of this process while the followers act on theirs, and ends the job if that stalls. Of several errors
+// it returns the root cause.
+func (j *Job) together(o Order, here func() error) ([][]byte, error) {
+	here = j.bounded(&o, here)
+	if j.crew == nil {
+		return nil, j.watched(&o, here)
+	}
+	if !j.crew.Leads() {
+		return nil, here()
+	}
+	var all [][]byte
+	err := j.watched(&o, func() error {
+		if err := j.crew.Order(o); err != nil {
+			return err
+		}
+		err := here()
+		if err != nil {
+			j.transport.Abort(err) // otherwise the followers would wait forever
+		}
+		var other error
+		if all, other = j.crew.Answers(); err == nil || errors.Is(err, ErrAborted) && other != nil {
+			err = other
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err // after a stall, answers may still arrive
+	}
+	return all, nil
+}
+
+// ready loads the ranks of all processes, and checks that they train on the same data.
+func (j *Job) ready(load func(r *rank) error) error {
 	mine := j.data()
-	answers, err := j.together(Order{What: OrderReady}, func() error { return nil })
+	answers, err := j.together(Order{What: OrderReady}, func() error { return j.each(load) })
 	for i, theirs := range answers {
 		if err == nil && string(theirs) != mine {
 			err = fmt.Errorf("process %d reads other data than process 0: %s instead of %s", i+1, theirs, mine)
@@ -118,7 +136,8 @@ func (j *Job) Follow() error {
 		if err != nil {
 			return err
 		}
-		data, err := j.obey(o)
+		var data []byte
+		err = j.bounded(&o, func() (err error) { data, err = j.obey(o); return err })()
 		if err != nil {
 			j.transport.Abort(err)
 			return j.firstCause(err)
@@ -183,12 +202,22 @@ func (j *Job) obey(o Order) ([]byte, error) {
 	return nil, fmt.Errorf("internal: unknown order %q", o.What)
 }
 
+// ask sends an order to the process of its rank, and waits for the answer unless that stalls.
+func (j *Job) ask(o Order) ([]byte, error) {
+	var answer []byte
+	err := j.watched(&o, func() (err error) { answer, err = j.crew.Ask(o.Rank, o); return err })
+	if err != nil {
+		return nil, err // after a stall, the answer may still arrive
+	}
+	return answer, nil
+}
+
 // read copies the bytes of a view of any rank.
 func (j *Job) read(r *rank, v ir.View, out []byte) error {
 	if r.work != nil {
 		return r.one(func(d Device) error { return d.Read(v, out) })
 	}
-	data, err := j.crew.Ask(r.index, Order{What: OrderRead, Rank: r.index, View: v})
+	data, err := j.ask(Order{What: OrderRead, Rank: r.index, View: v})
 	if err == nil && len(data) != len(out) {
 		err = fmt.Errorf("internal: asked for %d bytes, received %d", len(out), len(data))
 	}
@@ -200,7 +229,7 @@ func (j *Job) write(r *rank, v ir.View, in []byte) error {
 	if r.work != nil {
 		return r.one(func(d Device) error { return d.Write(v, in) })
 	}
-	_, err := j.crew.Ask(r.index, Order{What: OrderWrite, Rank: r.index, View: v, Data: in})
+	_, err := j.ask(Order{What: OrderWrite, Rank: r.index, View: v, Data: in})
 	return err
 }
 
@@ -214,7 +243,7 @@ func (j *Job) peaks(r *rank) (peaks [ir.NumArenas]ir.Bytes, err error) {
 		})
 		return peaks, err
 	}
-	data, err := j.crew.Ask(r.index, Order{What: OrderPeaks, Rank: r.index})
+	data, err := j.ask(Order{What: OrderPeaks, Rank: r.index})
 	if err == nil && len(data) == 8*len(peaks) {
 		for a := range peaks {
 			peaks[a] = ir.Bytes(binary.LittleEndian.Uint64(data[8*a:]))

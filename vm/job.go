@@ -81,7 +81,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		env.Tokens = tokens
 	}
 	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, weights: opts.Weights, crew: opts.Crew, reply: opts.Reply}
-	j.overseer.stall = opts.Stall
+	j.overseer.stall, j.overseer.lengths = opts.Stall, map[string][]time.Duration{}
 	for i := range p.Ranks {
 		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code]}
 		if j.crew == nil || j.crew.Here(i) {
@@ -90,18 +90,16 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		j.ranks = append(j.ranks, r)
 	}
-	err := j.each(func(r *rank) (err error) {
-		if r.device, err = newDevice(r.index); err != nil {
-			return err
-		}
-		return r.device.Load(p, r.index, &env)
-	})
 	if j.crew != nil {
 		j.crew.OnInspect(j.inspected)
 	}
-	if err == nil {
-		err = j.ready()
-	}
+	err := j.ready(func(r *rank) (err error) {
+		if r.device, err = newDevice(r.index); err != nil {
+			return err
+		}
+		defer j.progress(1)
+		return r.device.Load(p, r.index, &env)
+	})
 	if err != nil {
 		return nil, errors.Join(j.firstCause(err), j.Close())
 	}
@@ -176,10 +174,7 @@ func (j *Job) section(ctx context.Context, section ir.Section, round int64) erro
 	if section == ir.SectionStep {
 		o.Guard = guard{Skipped: j.skipped, Limit: j.norms.limit(j.program.Run.Spikes)}
 	}
-	j.dead = j.watched(&o, func() error {
-		_, err := j.together(o, func() error { return j.runHere(o) })
-		return err
-	})
+	_, j.dead = j.together(o, func() error { return j.runHere(o) })
 	return j.dead
 }
 
@@ -191,7 +186,7 @@ func (j *Job) runHere(o Order) error {
 		return err
 	}
 	weight := []float32{float32(1 / float64(max(1, labels)))}
-	return j.bounded(&o, func() error { return j.each(func(r *rank) error { return j.runRank(r, o, parameters[:], weight) }) })
+	return j.each(func(r *rank) error { return j.runRank(r, o, parameters[:], weight) })
 }
 
 // runRank runs a section on a rank.
@@ -404,7 +399,7 @@ func (j *Job) Close() error {
 		return nil // memory that ranks still use cannot be freed
 	}
 	here := func() error {
-		j.writer.free()
+		j.writer.free(j)
 		return j.each(func(r *rank) error {
 			if r.device == nil {
 				return nil
@@ -417,6 +412,9 @@ func (j *Job) Close() error {
 		err = here() // after a failure every process closes independently
 	} else {
 		_, err = j.together(Order{What: OrderClose}, here)
+	}
+	if j.Stuck() {
+		return err
 	}
 	for _, r := range j.ranks {
 		if r.work != nil {

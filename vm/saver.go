@@ -158,8 +158,9 @@ func (s *Saver) Retire() error { return s.folder.Retire() }
 func (s *Saver) Close() error {
 	var err error
 	if s.saving != nil {
-		s.job.writer.stop()
-		err = s.folder.Drop(s.saving.temporary)
+		if s.job.writer.stop(s.job) {
+			err = s.folder.Drop(s.saving.temporary)
+		}
 		s.saving = nil
 	}
 	return errors.Join(err, s.folder.Close())
@@ -217,7 +218,7 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 		w.err = j.writeDirectly(ctx, dir)
 		return nil
 	}
-	if err := j.each(func(r *rank) error { return w.copy(r) }); err != nil {
+	if err := j.each(func(r *rank) error { return j.copy(r) }); err != nil {
 		close(w.done)
 		return err
 	}
@@ -225,7 +226,7 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 		defer close(w.done)
 		for rank, memory := range w.copies {
 			if memory != nil && w.err == nil {
-				w.err = w.writeCopy(ctx, dir, rank)
+				w.err = j.writeCopy(ctx, dir, rank)
 			}
 		}
 	}()
@@ -240,7 +241,7 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 		var parts []store.Part
 		for i := range j.writer.parts[r.index] {
 			p := &j.writer.parts[r.index][i]
-			parts = append(parts, p.shardPart(func(out io.Writer) error { return p.stream(r.device, out) }))
+			parts = append(parts, p.shardPart(func(out io.Writer) error { return p.stream(r.device, j.counted(out)) }))
 		}
 		shards, err := store.WriteShards(ctx, dir, r.index, parts)
 		mu.Lock()
@@ -252,8 +253,23 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 	return cmp.Or(err, failed)
 }
 
+// counted returns a writer that counts as progress what is written.
+func (j *Job) counted(w io.Writer) io.Writer { return &countedWriter{w, j} }
+
+type countedWriter struct {
+	to  io.Writer
+	job *Job
+}
+
+func (c *countedWriter) Write(p []byte) (int, error) {
+	n, err := c.to.Write(p)
+	c.job.progress(int64(n))
+	return n, err
+}
+
 // copy reads the parts of a rank into its copy.
-func (w *writer) copy(r *rank) error {
+func (j *Job) copy(r *rank) error {
+	w := &j.writer
 	parts := w.parts[r.index]
 	if size := int(copyBytes(parts)); w.copies[r.index] == nil && size > 0 {
 		memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
@@ -264,7 +280,7 @@ func (w *writer) copy(r *rank) error {
 	}
 	to := &filled{memory: w.copies[r.index]}
 	for i := range parts {
-		if err := parts[i].stream(r.device, to); err != nil {
+		if err := parts[i].stream(r.device, j.counted(to)); err != nil {
 			return fmt.Errorf("reading %s of %s: %w", parts[i].of.role, parts[i].of.Tensor.Tensor, err)
 		}
 	}
@@ -285,7 +301,8 @@ func (f *filled) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (w *writer) writeCopy(ctx context.Context, dir string, rank int) error {
+func (j *Job) writeCopy(ctx context.Context, dir string, rank int) error {
+	w := &j.writer
 	var parts []store.Part
 	at := int64(0)
 	for i := range w.parts[rank] {
@@ -293,6 +310,7 @@ func (w *writer) writeCopy(ctx context.Context, dir string, rank int) error {
 		values := w.copies[rank][at : at+p.bytes()]
 		at += p.bytes()
 		parts = append(parts, p.shardPart(func(out io.Writer) error {
+			out = j.counted(out)
 			for piece := range slices.Chunk(values, blockBytes) {
 				if err := ctx.Err(); err != nil {
 					return err
@@ -313,7 +331,10 @@ func (w *writer) writeCopy(ctx context.Context, dir string, rank int) error {
 func (j *Job) savedHere(wait bool) saveReport {
 	w := &j.writer
 	if wait {
-		<-w.done
+		select {
+		case <-w.done:
+		case <-j.down():
+		}
 	}
 	select {
 	case <-w.done:
@@ -327,17 +348,34 @@ func (j *Job) savedHere(wait bool) saveReport {
 	return r
 }
 
-// stop ends writing.
-func (w *writer) stop() {
-	if w.done != nil {
-		w.cancel()
-		<-w.done
+// down is closed when another process has failed.
+func (j *Job) down() <-chan struct{} {
+	if j.crew == nil {
+		return nil
+	}
+	return j.crew.Down()
+}
+
+// stop ends writing. It reports false if a file system does not let it end: then the copies must not be touched.
+func (w *writer) stop(j *Job) bool {
+	if w.done == nil {
+		return true
+	}
+	w.cancel()
+	select {
+	case <-w.done:
+		return true
+	case <-time.After(j.overseer.lastCall()):
+		j.overseer.stuck.Store(true)
+		return false
 	}
 }
 
 // free ends writing and frees the copies.
-func (w *writer) free() {
-	w.stop()
+func (w *writer) free(j *Job) {
+	if !w.stop(j) {
+		return
+	}
 	for _, memory := range w.copies {
 		if memory != nil {
 			_ = syscall.Munmap(memory) // it was mapped above

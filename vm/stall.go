@@ -30,10 +30,11 @@ type Doing struct {
 // UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
 const UnknownPC int32 = -1
 
-// Stall defines when a section counts as stalled. With the zero value, a section may take any amount of time.
+// Stall defines when an order counts as stalled: a section, or loading, saving and ending a job. With the zero value, orders may
+// take any amount of time.
 type Stall struct {
 	After time.Duration     // time without progress on any rank
-	Tell  func(what string) // receives, at most once per section, what ranks of a slow section wait for
+	Tell  func(what string) // receives, at most once per order, what ranks of a slow order wait for
 }
 
 // Inspection is the state of the ranks of another process.
@@ -43,26 +44,42 @@ type Inspection struct {
 }
 
 const (
-	patience  = 10 * time.Second // a section that takes less is never reported
-	farLonger = 5                // multiple of the longest recent section
-	lastFew   = 8                // number of recent sections
+	patience  = 10 * time.Second // an order that takes less is never reported
+	farLonger = 5                // multiple of the longest recent order of its kind
+	lastFew   = 8                // number of recent orders of a kind
 	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
 )
 
-// situation is what the ranks of a process are doing in a section; nil between sections.
+// situation is what a process does to carry out an order; nil between orders.
 type situation struct {
+	What    string // Order.What
 	Section ir.Section
 	Round   int64
-	Ranks   map[int][]Doing // a rank without information is absent
+	Moved   int64           // bytes of weights and checkpoints, and loaded ranks; 0 in a section
+	Ranks   map[int][]Doing // in a section; a rank without information is absent
 }
 
-// overseer watches the sections of a job.
+// of reports whether a process carries out an order.
+func (s *situation) of(o *Order) bool {
+	return s != nil && s.What == o.What && s.Section == o.Section && s.Round == o.Round
+}
+
+// overseer watches how orders are carried out.
 type overseer struct {
 	stall   Stall
 	mu      sync.Mutex
-	now     *Order // the section that runs here; nil: none
-	lengths [ir.NumSections][]time.Duration
-	stuck   atomic.Bool // ranks did not stop after a failure, so their devices must not be touched
+	now     *Order // that is carried out here; nil: none
+	moved   atomic.Int64
+	lengths map[string][]time.Duration // of the last orders, by kind
+	stuck   atomic.Bool                // ranks did not stop after a failure, so their devices must not be touched
+}
+
+// kind is common to orders whose durations are compared.
+func (o *Order) kind() string {
+	if o.What == OrderSection {
+		return fmt.Sprint(o.What, o.Section)
+	}
+	return fmt.Sprint(o.What, o.Round) // some wait and some do not
 }
 
 // lastCall returns the time that ranks have to stop after a failure.
@@ -73,14 +90,17 @@ func (o *overseer) lastCall() time.Duration {
 	return lastCall
 }
 
-// enter marks the start of a section in this process; nil marks its end.
+// enter marks the start of an order in this process; nil marks its end.
 func (j *Job) enter(o *Order) {
 	j.overseer.mu.Lock()
 	j.overseer.now = o
 	j.overseer.mu.Unlock()
 }
 
-// situation returns what the ranks of this process are doing.
+// progress counts the work of orders other than sections, so that one that goes on differs from one that has stalled.
+func (j *Job) progress(moved int64) { j.overseer.moved.Add(moved) }
+
+// situation returns what this process is doing.
 func (j *Job) situation() *situation {
 	j.overseer.mu.Lock()
 	defer j.overseer.mu.Unlock()
@@ -88,7 +108,11 @@ func (j *Job) situation() *situation {
 	if o == nil {
 		return nil
 	}
-	s := &situation{Section: o.Section, Round: o.Round, Ranks: map[int][]Doing{}}
+	s := &situation{What: o.What, Section: o.Section, Round: o.Round, Ranks: map[int][]Doing{}}
+	if o.What != OrderSection {
+		s.Moved = j.overseer.moved.Load()
+		return s
+	}
 	for _, r := range j.ranks {
 		if d, ok := r.device.(Watched); ok && r.work != nil {
 			s.Ranks[r.index] = d.Doing()
@@ -109,26 +133,27 @@ func (j *Job) inspected() []byte {
 // Stuck reports whether any ranks of this process failed to stop after a failure. Nothing that they use may be freed.
 func (j *Job) Stuck() bool { return j.overseer.stuck.Load() }
 
-// bounded runs a section on the ranks of this process. After a failure elsewhere, it limits how long it waits for
-// them.
-func (j *Job) bounded(o *Order, act func() error) error {
-	j.enter(o)
-	if j.crew == nil {
+// bounded returns this process's part of an order as a function that notes what the process is doing, and that does not wait for it
+// forever after a failure elsewhere.
+func (j *Job) bounded(o *Order, act func() error) func() error {
+	entered := func() error {
+		j.enter(o)
 		defer j.enter(nil)
 		return act()
 	}
-	done := make(chan error, 1)
-	go func() {
-		err := act()
-		j.enter(nil)
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-j.crew.Down():
+	if j.crew == nil {
+		return entered
 	}
-	return j.stop(done, fmt.Errorf("%w: %w", ErrAborted, j.crew.Cause()))
+	return func() error {
+		done := make(chan error, 1)
+		go func() { done <- entered() }()
+		select {
+		case err := <-done:
+			return err
+		case <-j.crew.Down():
+		}
+		return j.stop(done, fmt.Errorf("%w: %w", ErrAborted, j.crew.Cause()))
+	}
 }
 
 // stop waits briefly for ranks that have been told to stop. If they do not stop, it leaves them running.
@@ -142,7 +167,7 @@ func (j *Job) stop(done <-chan error, reason error) error {
 	}
 }
 
-// watched runs a section on all ranks and ends it if it stalls. Only the leader watches, not its followers.
+// watched carries out an order in all processes, and ends the job if that stalls. Followers do not watch: their leader does.
 func (j *Job) watched(o *Order, act func() error) error {
 	if j.overseer.stall.After <= 0 {
 		return act()
@@ -155,8 +180,8 @@ func (j *Job) watched(o *Order, act func() error) error {
 	for {
 		select {
 		case err := <-done:
-			lengths := append(j.overseer.lengths[o.Section], time.Since(began))
-			j.overseer.lengths[o.Section] = lengths[max(0, len(lengths)-lastFew):]
+			lengths := append(j.overseer.lengths[o.kind()], time.Since(began))
+			j.overseer.lengths[o.kind()] = lengths[max(0, len(lengths)-lastFew):]
 			return err
 		case <-tick.C:
 			if stalled := w.look(); stalled != nil {
@@ -168,7 +193,7 @@ func (j *Job) watched(o *Order, act func() error) error {
 	}
 }
 
-// StallError reports a section that has stalled.
+// StallError reports an order that has stalled.
 type StallError struct {
 	what  error
 	ranks []string
@@ -178,16 +203,16 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one section. Time is counted in ticks, so that a process that was suspended and
-// resumed does not mistake its own pause for a stall of others.
+// watch follows the progress of one order. Time is counted in ticks, so that a process that was suspended and continued does not
+// mistake its own absence for a stall of others.
 type watch struct {
 	job     *Job
 	order   *Order
 	every   time.Duration
 	looked  time.Time
-	took    time.Duration // since the section began
+	took    time.Duration // since the order was given
 	quiet   time.Duration // since the last progress on any rank
-	longest time.Duration // of the last sections
+	longest time.Duration // of the last orders of the kind
 	limit   time.Duration // of quiet
 	here    string        // the last situation of this process
 	there   [][]byte      // and of the others
@@ -196,7 +221,7 @@ type watch struct {
 
 func (j *Job) newWatch(o *Order) *watch {
 	w := &watch{job: j, order: o, looked: time.Now(), every: tickOf(j.overseer.stall.After)}
-	for _, d := range j.overseer.lengths[o.Section] {
+	for _, d := range j.overseer.lengths[o.kind()] {
 		w.longest = max(w.longest, d)
 	}
 	w.limit = max(j.overseer.stall.After, farLonger*w.longest)
@@ -216,7 +241,7 @@ func passed(looked *time.Time, every time.Duration) time.Duration {
 	return d
 }
 
-// look returns an error if the section has stalled.
+// look returns an error if the order has stalled.
 func (w *watch) look() *StallError {
 	d := passed(&w.looked, w.every)
 	w.took, w.quiet = w.took+d, w.quiet+d
@@ -231,11 +256,11 @@ func (w *watch) look() *StallError {
 	}
 	there := w.inspect()
 	if w.quiet >= w.limit {
-		what := fmt.Errorf("%s has stalled: no rank has made progress for %s", w.order.section(), w.limit.Round(time.Millisecond))
+		what := fmt.Errorf("%s has stalled: no rank has made progress for %s", w.order.inWords(), w.limit.Round(time.Millisecond))
 		return &StallError{what, w.describe(here, there)}
 	}
 	if late && w.job.overseer.stall.Tell != nil {
-		what := fmt.Sprintf("%s has taken %s", w.order.section(), w.took.Round(100*time.Millisecond))
+		what := fmt.Sprintf("%s has taken %s", w.order.inWords(), w.took.Round(100*time.Millisecond))
 		if w.longest > 0 {
 			what += fmt.Sprintf(", and the last ones took at most %s", w.longest.Round(time.Millisecond))
 		}
@@ -245,8 +270,11 @@ func (w *watch) look() *StallError {
 	return nil
 }
 
-// section names the section of an order.
-func (o *Order) section() string {
+// inWords names what an order does.
+func (o *Order) inWords() string {
+	if o.What != OrderSection {
+		return inWords[o.What]
+	}
 	if o.Section == ir.SectionInit {
 		return "the start"
 	}
@@ -272,25 +300,29 @@ func (w *watch) inspect() []Inspection {
 
 // describe returns a line for each rank, and for each process that does not answer.
 func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
-	known, silent := map[int][]Doing{}, []string{}
-	add := func(s *situation) {
-		if s != nil && s.Section == w.order.Section && s.Round == w.order.Round {
+	known, processes := map[int][]Doing{}, []string{}
+	add := func(name string, s *situation) {
+		switch {
+		case !s.of(w.order):
+		case s.What == OrderSection:
 			maps.Copy(known, s.Ranks)
+		default:
+			processes = append(processes, name+" has not done its part")
 		}
 	}
-	add(here)
+	add("this process", here)
 	for _, x := range there {
 		var s *situation
 		if x.State == nil || json.Unmarshal(x.State, &s) != nil {
-			silent = append(silent, x.Name+" does not answer")
+			processes = append(processes, x.Name+" does not answer")
 			continue
 		}
-		add(s)
+		add(x.Name, s)
 	}
 	for _, rank := range slices.Sorted(maps.Keys(known)) {
 		lines = append(lines, fmt.Sprintf("rank %d %s", rank, waiting(w.job.program, rank, w.order.Section, known[rank])))
 	}
-	return append(lines, silent...)
+	return append(lines, processes...)
 }
 
 // waiting describes what a rank is doing. It omits streams that wait for other streams of the rank, because those

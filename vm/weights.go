@@ -62,6 +62,7 @@ func (j *Job) loadHere(ctx context.Context) error {
 			rect := rectangleOf(s, consts)
 			t := &j.program.Tensors[s.Tensor]
 			err := loadRectangle(ctx, r.device, t, rect, func(row, col, rows, cols int64, out []float32) error {
+				defer j.progress(int64(len(out)))
 				return j.weights.Read(t.Name, row, col, rows, cols, out)
 			})
 			if err != nil {

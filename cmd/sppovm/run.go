@@ -84,7 +84,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
-	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress in a step for this long, or 5 times the longest of the last steps if that is more; 0: never")
+	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress for this long in a step, or in loading, saving or ending the run, or for 5 times the longest of the last ones if that is more; 0: never")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
 	f.sim.define(flags)
@@ -220,8 +220,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
 	var show *progress
-	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport,
-		Stall: vm.Stall{After: f.stall, Tell: func(what string) { show.say("%s", what) }}}
+	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Stall: f.watched(env, &show)}
 	if weights != nil {
 		options.Weights = weights
 	}
@@ -230,7 +229,9 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	j, err := vm.Open(job.Program, open, options)
 	if err != nil {
-		computer.close()
+		if !errors.As(err, new(*vm.StallError)) { // otherwise ranks may still use their devices
+			computer.close()
+		}
 		return err
 	}
 	defer func() {
@@ -262,6 +263,17 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		r.show.watchers.Observe(&watch.Note{Note: "failed: " + err.Error(), Step: j.Steps(), Time: time.Now()})
 	}
 	return errors.Join(err, r.show.watchers.Close(), j.Close())
+}
+
+// watched returns when the run counts as stalled. While it is being loaded, nothing shows its progress.
+func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
+	return vm.Stall{After: f.stall, Tell: func(what string) {
+		if *show == nil {
+			fmt.Fprintln(env.Stderr, what)
+			return
+		}
+		(*show).say("%s", what)
+	}}
 }
 
 // follow carries out the orders of process 0. An interrupt of this process stops all.
@@ -386,7 +398,7 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 			return resumed, err
 		}
 	default:
-		return true, cli.Wrong(r.job.Restore(ctx, r.f.resume))
+		return true, r.restored(r.job.Restore(ctx, r.f.resume))
 	}
 	if r.weights != nil {
 		return false, r.load(ctx, r.weights)
@@ -394,8 +406,16 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 	return false, nil
 }
 
-// behind reports a run that should end before the step of its checkpoint. A run that should end at that step has
-// nothing to do. That is not a mistake, because launchers repeat commands.
+// restored marks the error of a checkpoint as the user's mistake, unless the job has failed while loading it.
+func (r *training) restored(err error) error {
+	if r.job.Failed() != nil {
+		return err
+	}
+	return cli.Wrong(err)
+}
+
+// behind reports a run that should end before the step of its checkpoint. One that should end with it has nothing to do, which
+// is not a mistake: launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
 		from := r.f.resume

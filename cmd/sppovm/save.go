@@ -261,7 +261,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			if err == nil {
 				r.show.say("resumed from %s", path)
 			}
-			return true, cli.Wrong(err)
+			return true, r.restored(err)
 		}
 		aside, renaming := store.SetAside(path)
 		if renaming != nil {

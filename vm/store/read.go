@@ -124,8 +124,8 @@ func (c *Checkpoint) covers(t *Tensor) error {
 }
 
 // Verify compares the checksums of shards with the manifest. Processes may share the work: wanted selects shards
-// by the rank that wrote them.
-func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool) error {
+// by the rank that wrote them. Verify calls progress with the size of each block that it has read.
+func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
 	buffer := make([]byte, 4<<20)
 	for i := range c.Shards {
 		s := &c.Shards[i]
@@ -136,7 +136,7 @@ func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool) err
 		if err != nil {
 			return err
 		}
-		sum, err := checksum(ctx, file, buffer)
+		sum, err := checksum(ctx, file, buffer, progress)
 		file.Close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.File, err)
@@ -148,11 +148,12 @@ func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool) err
 	return nil
 }
 
-func checksum(ctx context.Context, in io.Reader, buffer []byte) (sum uint32, err error) {
+func checksum(ctx context.Context, in io.Reader, buffer []byte, progress func(bytes int64)) (sum uint32, err error) {
 	for err == nil {
 		var n int
 		n, err = in.Read(buffer)
 		sum = crc32.Update(sum, castagnoli, buffer[:n])
+		progress(int64(n))
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}

@@ -112,7 +112,7 @@ func TestReadsWhatWasWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Verify(t.Context(), func(int) bool { return true }); err != nil {
+		if err := c.Verify(t.Context(), func(int) bool { return true }, func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
 		rng := rand.New(rand.NewPCG(2, uint64(step)))
@@ -156,7 +156,7 @@ func TestDamageIsFound(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		return c.Verify(t.Context(), func(int) bool { return true })
+		return c.Verify(t.Context(), func(int) bool { return true }, func(int64) {})
 	}
 	if err := open(); err != nil {
 		t.Fatal(err)
