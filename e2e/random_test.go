@@ -14,6 +14,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
 	"sppo.dev/vm"
@@ -385,7 +386,8 @@ func (d *drawn) rounding(t *testing.T, plain *Result) float64 {
 func (d *drawn) compile(t *testing.T) bool {
 	t.Helper()
 	var err error
-	if d.plan, _, err = compile(d.text, d.drawn()...); err != nil {
+	var program *ir.Program
+	if d.plan, program, err = compile(d.text, d.drawn()...); err != nil {
 		var refused lang.Diagnostics
 		if !errors.As(err, &refused) {
 			t.Error(err)
@@ -394,6 +396,7 @@ func (d *drawn) compile(t *testing.T) bool {
 		}
 		return false
 	}
+	checkCheckpointCopy(t, d.plan, program)
 	if d.ask("offload") != "auto" && d.ask("recompute") != "auto" || d.plan.Train.Seed%2 == 0 {
 		return true
 	}
@@ -404,6 +407,25 @@ func (d *drawn) compile(t *testing.T) bool {
 		d.room = ""
 	}
 	return true
+}
+
+// checkCheckpointCopy compares the memory that schedule.checkpoint_copy leaves for the copy of a checkpoint with the copy. Without
+// replicas of state, they differ by alignment only.
+func checkCheckpointCopy(t *testing.T, p *plan.Plan, program *ir.Program) {
+	t.Helper()
+	asking := *p
+	asking.Schedule.CheckpointCopy = "on"
+	left := memory.CheckpointCopy(&asking)
+	copies, err := vm.CopyBytes(program)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	most := slices.Max(copies)
+	entries := ir.Bytes(len(program.Tensors)) * ir.Bytes(ir.NumRoles)
+	if most > left || len(copies) == 1 && left > most+entries*ir.Alignment {
+		t.Errorf("the plan leaves %d bytes for the copy of a checkpoint, which takes %d", left, most)
+	}
 }
 
 // run compiles and trains.

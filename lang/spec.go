@@ -251,7 +251,8 @@ type Schedule struct {
 	Strategy         string       `json:"strategy"`  // sppo terapipe ... auto
 	VirtualStages    int          `json:"virtual_stages"`
 	Offload          Offload      `json:"offload"`
-	Mux              string       `json:"mux"` // off left right on auto
+	Mux              string       `json:"mux"`                       // off left right on auto
+	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
 }
 
 // SharesTasks reports whether ranks take over parts of each other's tasks, that is, whether mux is pinned to something other

@@ -211,6 +211,9 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
 		changes = append(changes, "schedule.optimizer_offload=host") // which the search omits if state is small
 	}
+	if job.Plan.Schedule.CheckpointCopy == "on" {
+		changes = append(changes, "schedule.checkpoint_copy=off")
+	}
 	return changes
 }
 

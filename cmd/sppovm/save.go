@@ -76,22 +76,17 @@ func (f *saveFlags) during() bool { return f.dir != "" && f.every != "" }
 
 // fits refuses a job whose hosts lack the memory for copies of the state during training.
 func (f *saveFlags) fits(file string, p *ir.Program, force bool) error {
-	limit := p.Machine.HostMemoryPerRank()
-	if !f.during() || f.wait || force || limit == 0 {
+	if !f.during() || f.wait || force {
 		return nil
 	}
-	copies, err := vm.CopyBytes(p)
-	if err != nil {
+	c, err := cli.CheckpointCopy(p)
+	if err != nil || c.Fits {
 		return err
 	}
-	for rank, bytes := range copies {
-		arena := p.Codes[p.Ranks[rank].Code].Arenas[ir.Host]
-		if over := arena + bytes - limit; over > 0 {
-			return cli.DoesNotFit(fmt.Errorf("%s does not fit: the copy of a checkpoint that is written beside training takes %s of host memory on rank %d; "+
-				"with the %s of the program that is %s more than its %s; --save-wait needs no copy, and training waits instead", file, bytes, rank, arena, over, limit))
-		}
-	}
-	return nil
+	return cli.DoesNotFit(fmt.Errorf("%s does not fit: the copy from which a checkpoint is written during training takes %s of host memory on a rank of stage %d; "+
+		"with the %s of the program, that is %s more than the rank has (%s); "+
+		"schedule.checkpoint_copy = on leaves room for it, and --save-wait needs no copy, because training waits",
+		file, c.Bytes[c.ShortStage], c.ShortStage, p.Codes[c.ShortStage].Arenas[ir.Host], c.ShortBytes, p.Machine.HostMemoryPerRank()))
 }
 
 // saver writes the checkpoints of a run. A nil saver writes none.

@@ -136,11 +136,14 @@ func TestCopyDoesNotFit(t *testing.T) {
 	inBase(t)
 	args := []string{"tiny.sppo", "-q", "--save", "dir", "--save-every", "1", "--set", "cluster.host_memory=500KiB"}
 	code, _, text := runs(t, args...)
-	if code != cli.NoFit || !strings.Contains(text, "the copy of a checkpoint that is written beside training takes ") || !strings.Contains(text, "--save-wait needs no copy") {
+	if code != cli.NoFit || !strings.Contains(text, "the copy from which a checkpoint is written during training takes ") || !strings.Contains(text, "--save-wait needs no copy") {
 		t.Errorf("exit %d\n%s", code, text)
 	}
-	if code, _, text := runs(t, append(args, "--save-wait")...); code != cli.Done {
-		t.Errorf("exit %d\n%s", code, text)
+	for _, more := range [][]string{{"--save-wait"}, {"--set", "cluster.host_memory=600KiB", "--set", "schedule.offload=auto", "--set", "schedule.checkpoint_copy=on"}} {
+		os.RemoveAll("dir")
+		if code, _, text := runs(t, append(args[:len(args):len(args)], more...)...); code != cli.Done {
+			t.Errorf("%v: exit %d\n%s", more, code, text)
+		}
 	}
 }
 

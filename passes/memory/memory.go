@@ -816,10 +816,33 @@ func (k Peak) InWords() string {
 	return strings.Join(words, ", ")
 }
 
-// Capacities returns the bytes that a rank has in each arena.
+// Capacities returns the bytes that a rank has in each arena. Host memory that is left for checkpoints is not included.
 func Capacities(p *plan.Plan) plan.Memory {
 	m := ir.Machine(p.Cluster)
-	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
+	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank() - CheckpointCopy(p)}
+}
+
+// CheckpointCopy returns the host memory per rank that the plan leaves for the copy of a checkpoint: on the stage with the most
+// state, as much as a rank holds. The copy may be smaller, because replicas share it.
+func CheckpointCopy(p *plan.Plan) (most ir.Bytes) {
+	if p.Schedule.CheckpointCopy != "on" {
+		return 0
+	}
+	g := p.Graph()
+	for s := range p.Parallel.PP {
+		var sum ir.Bytes
+		for kind, n := range p.KindsOf(g, p.StagesOf(s)...) {
+			sum += ir.Bytes(n) * p.SavedBytes(g, g.LayerOf(kind))
+		}
+		if s == p.Home(0) {
+			sum += p.SavedBytes(g, g.Embedding)
+		}
+		if s == p.Home(p.Parallel.Stages()-1) {
+			sum += p.SavedBytes(g, g.Head)
+		}
+		most = max(most, sum)
+	}
+	return most
 }
 
 // Shortfall returns the largest shortfall of a footprint.

@@ -57,9 +57,9 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 
 // newUntimedChooser returns a chooser that considers only bytes.
 func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
-	machine, e := ir.Machine(p.Cluster), c.Estimator(p)
+	limit, e := memory.Capacities(p), c.Estimator(p)
 	h := &chooser{
-		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
+		device: limit.DeviceCapacityBytes, host: limit.HostCapacityBytes,
 		context: c, estimator: e, plan: p, graph: c.Model(p), memory: e.Memory(),
 	}
 	for _, z := range p.Sizes() {

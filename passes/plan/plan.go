@@ -232,10 +232,21 @@ type Memory struct {
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
 	HostPeakBytes       []ir.Bytes `json:"host_peak_bytes"`   // [stage], of one rank
 	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
-	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank
+	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank, without what schedule.checkpoint_copy leaves free
 	Fits                bool       `json:"fits"`
 	Device              []ir.Peak  `json:"device_peaks,omitempty"` // [stage], contents at the peak
 	Host                []ir.Peak  `json:"host_peaks,omitempty"`   // [stage], of one rank
+
+	Checkpoint *CheckpointCopy `json:"checkpoint_copy,omitempty"` // nil: unknown, because no program has been built
+}
+
+// CheckpointCopy is the host memory for the copy of the state from which a checkpoint is written during training. Memory.Fits
+// does not include it: a run that waits for its checkpoints makes no copy.
+type CheckpointCopy struct {
+	Bytes      []ir.Bytes `json:"bytes"`                 // [stage], of the rank with the largest copy
+	Fits       bool       `json:"fits"`                  // in host memory, beside the program
+	ShortStage int        `json:"short_stage,omitempty"` // that lacks most, if it does not fit
+	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // that each of its ranks lacks
 }
 
 // Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan

@@ -107,14 +107,7 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
 		param := &b.Params[i]
-		zero := p.ZeroOf(b, param)
-		whole := ir.Bytes(param.Local[0] * param.Local[1])
-		divided := func(stage int, d ir.DType) ir.Bytes {
-			if zero >= stage {
-				return graph.Align(whole / ir.Bytes(p.Slicing(param).Slices()) * d.Bytes())
-			}
-			return graph.Align(whole * d.Bytes())
-		}
+		divided := func(stage int, d ir.DType) ir.Bytes { return p.dividedBytes(b, param, stage, d) }
 		gradients += p.gradientBytes(b, param)
 		if param.Frozen {
 			if !(param.Tied && together) {
@@ -129,7 +122,7 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 		for _, state := range p.OptimizerOf(b, param).States {
 			optimizer += divided(ZeroState, state.DType)
 		}
-		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
+		if !p.weightIsMaster(g, b, param) {
 			optimizer += divided(ZeroState, ir.F32)
 		}
 		for _, d := range p.HostStates(g, b, param) {
@@ -137,6 +130,45 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 		}
 	}
 	return weights, gradients, optimizer
+}
+
+// dividedBytes returns the bytes of one of a parameter's tensors on one rank: a slice of it from this stage of ZeRO on.
+func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
+	elements := ir.Bytes(param.Local[0] * param.Local[1])
+	if p.ZeroOf(b, param) >= stage {
+		elements /= ir.Bytes(p.Slicing(param).Slices())
+	}
+	return graph.Align(elements * d.Bytes())
+}
+
+// weightIsMaster reports whether the optimizer updates the weight itself, rather than an f32 master of it.
+func (p *Plan) weightIsMaster(g *graph.Model, b *graph.Block, param *graph.Param) bool {
+	zero := p.ZeroOf(b, param)
+	return g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights)
+}
+
+// SavedBytes returns the bytes of a block's parameters on one rank that checkpoints contain: the weight, or its master if it has one,
+// and the states of the optimizer, on the device and on the host.
+func (p *Plan) SavedBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
+	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
+	for i := range b.Params {
+		param := &b.Params[i]
+		switch {
+		case param.Tied && together:
+			continue
+		case param.Frozen:
+			n += p.dividedBytes(b, param, ZeroWeights, g.DType())
+			continue
+		case p.weightIsMaster(g, b, param):
+			n += p.dividedBytes(b, param, ZeroWeights, ir.F32)
+		default:
+			n += p.dividedBytes(b, param, ZeroState, ir.F32)
+		}
+		for _, state := range p.OptimizerOf(b, param).States {
+			n += p.dividedBytes(b, param, ZeroState, state.DType)
+		}
+	}
+	return n
 }
 
 // gradientBytes returns the bytes of a parameter's gradient that last until the end of the step.

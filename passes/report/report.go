@@ -85,6 +85,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
 		}
 		line("mux", muxInWords(p))
+		if copied := memory.CheckpointCopy(p); copied > 0 {
+			line("checkpoints", fmt.Sprintf("%s of host memory per rank are left for the copy of one", copied))
+		}
 	})
 	b.WriteByte('\n')
 }
@@ -264,7 +267,7 @@ func layerRanges(p *plan.Plan, rank int) string {
 
 func ofCapacity(n, capacity ir.Bytes) string {
 	if capacity <= 0 {
-		return fmt.Sprintf("%s of %s", n, capacity)
+		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // less than none, if checkpoints are left more than there is
 	}
 	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
 }
@@ -416,7 +419,8 @@ func reportFit(p *plan.Plan, b *strings.Builder) {
 		return
 	}
 	if m.Fits {
-		b.WriteString("It fits.\n\n")
+		b.WriteString("It fits.\n")
+		b.WriteString(checkpointInWords(&m) + "\n")
 		return
 	}
 	b.WriteString("It does not fit:\n")
@@ -430,6 +434,20 @@ func reportFit(p *plan.Plan, b *strings.Builder) {
 		}
 	}
 	b.WriteByte('\n')
+}
+
+// checkpointInWords reports whether checkpoints can be written during training.
+func checkpointInWords(m *plan.Memory) string {
+	c := m.Checkpoint
+	if c == nil {
+		return ""
+	}
+	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy of up to %s of host memory per rank ", slices.Max(c.Bytes))
+	if c.Fits {
+		return words + "fits, too.\n"
+	}
+	return words + fmt.Sprintf("does not fit: stage %d needs %s more for every rank; schedule.checkpoint_copy = on leaves room for it, and --save-wait needs no copy.\n",
+		c.ShortStage, c.ShortBytes)
 }
 
 // mostRejected is the number of values per key that the report lists; JSON has all.

@@ -33,6 +33,9 @@ func (j *Job) Simulate() error {
 		return &sppo.BugError{Err: err}
 	}
 	reportTime(j.Plan, program, t)
+	if j.Plan.Memory.Checkpoint, err = CheckpointCopy(program); err != nil {
+		return &sppo.BugError{Err: err}
+	}
 	j.Program, j.Timeline = program, t
 	return j.estimateDocuments()
 }
