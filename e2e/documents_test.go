@@ -149,8 +149,9 @@ func (d *drawn) inF32() *drawn {
 	return &twin
 }
 
-// checkEachDocument compares the first step of the plain program with the independent implementation over each document by
-// itself, weighed by labels that count. Deep models multiply what bf16 rounds, so that their gradients are compared in f32.
+// checkEachDocument compares the first step of the plain program with the independent implementation on each
+// document separately, weighted by the labels that count. Deep models amplify the rounding of bf16, so their
+// gradients are compared in f32.
 func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 	t.Helper()
 	if d.model.DType == "bf16" {
@@ -195,8 +196,8 @@ func eachDocument(t *testing.T, d *drawn) *reference {
 	return x
 }
 
-// overDocuments returns the mean loss of the labels of step 1 and its gradients. Documents are found in the positions that the
-// program would load, whose own test is in package corpus.
+// overDocuments returns the mean loss of the labels of step 1 and its gradients. It finds documents by the
+// positions that the program would load; package corpus tests those positions.
 func overDocuments(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, naive.Tensors) {
 	t.Helper()
 	data, err := vm.OpenData(&p.Run, "")
