@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"regexp"
@@ -29,6 +30,28 @@ var orderCases = []struct {
 	{"forward, by engine", ir.Attention, true, 20, 600},
 	{"backward, by threads", ir.AttentionGrad, false, 260, 1},
 	{"backward, by engine", ir.AttentionGrad, true, 260, 1},
+}
+
+// orderVariants are the columns of the table: head sizes that models have.
+var orderVariants = []struct {
+	name  string
+	fixed map[string]int64
+}{
+	{"heads of 64", map[string]int64{"head_dim": 64}},
+	{"heads of 128", map[string]int64{"head_dim": 128}},
+}
+
+// alikeInOrder lists variants with the same places as heads of 128: other head sizes, omitted and masked tiles, capped
+// scores.
+var alikeInOrder = []struct {
+	name  string
+	fixed map[string]int64
+}{
+	{"heads of 96", map[string]int64{"head_dim": 96}},
+	{"window", map[string]int64{"head_dim": 128, "window": 260}},
+	{"documents", map[string]int64{"head_dim": 128, "positions": 1}},
+	{"soft cap", map[string]int64{"head_dim": 128, "softcap": 2}},
+	{"documents and soft cap", map[string]int64{"head_dim": 128, "positions": 1, "softcap": 2}},
 }
 
 // paragraphs names the sections of the PTX ISA that define the ordering of an instruction, by title; those of
@@ -82,56 +105,151 @@ type place struct {
 	name, kernels string
 }
 
-// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn. Each omission that violates the
-// ISA must show as an error or as a different result in some order of lanes, warps, copies and products. Without
-// -update and SPPO_LONG only some are tried, but all must be in the table.
+// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn, for each head size. Each
+// omission that violates the ISA must show as an error or as a different result in some order of lanes, warps,
+// copies and products. Without -update and SPPO_LONG only some are tried, but all must be in the table.
 func TestOrder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	library := needEmulator(t)
+	text, err := os.ReadFile(orderPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed := readOrder(string(text))
+	found := orderTable{verdicts: map[orderCell]string{}}
 	long := irtest.Update() || os.Getenv("SPPO_LONG") != ""
-	table := strings.Builder{}
-	table.WriteString(orderHead)
-	committed, _ := os.ReadFile(orderPath)
 	for _, c := range orderCases {
-		t.Run(c.name, func(t *testing.T) {
-			run := orderRun(t, library, c.op, c.engine, c.n, c.prefix)
-			library.Sites()
-			right, err := run(0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, p := range named(c.name, library.Sites()) {
-				begin := p.row("")
-				if !long && i%9 != 4 { // a sample of each case
-					if !strings.Contains(string(committed), begin) {
-						t.Errorf("%s has no row for %s (-update writes it)", orderPath, begin)
+		for i, v := range orderVariants {
+			t.Run(c.name+", "+v.name, func(t *testing.T) {
+				run := orderRun(t, library, c.op, c.engine, c.n, c.prefix, v.fixed)
+				library.Sites()
+				right, err := run(0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for j, p := range named(c.name, library.Sites()) {
+					cell := orderCell{p.row(), v.name}
+					if _, known := committed.verdicts[cell]; !known && !long {
+						t.Errorf("%s has no verdict for %q (-update writes it)", orderPath, cell)
+					} else if !long && j%(9*len(orderVariants)) != 9*i+4 { // a sample of each case
+						continue
 					}
-					continue
+					found.set(cell, omitted(t, library, &p, run, right))
+					if !long && found.verdicts[cell] != committed.verdicts[cell] {
+						t.Errorf("%q: %s, and %s says %s", cell, found.verdicts[cell], orderPath, committed.verdicts[cell])
+					}
 				}
-				row := p.row(omitted(t, library, &p, run, right))
-				table.WriteString(row)
-				if !long && !strings.Contains(string(committed), row) {
-					t.Errorf("%s lacks the row %s", orderPath, row)
-				}
-			}
-		})
+			})
+		}
 	}
 	if long {
-		irtest.Golden(t, orderPath, []byte(table.String()))
+		irtest.Golden(t, orderPath, []byte(found.text()))
 	}
+}
+
+// TestOrderOfVariants: the places of a variant are those of heads of 128, line by line, so their verdicts hold for it.
+func TestOrderOfVariants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	library := needEmulator(t)
+	places := func(t *testing.T, op ir.Op, engine bool, n, prefix int64, fixed map[string]int64) (out []string) {
+		run := orderRun(t, library, op, engine, n, prefix, fixed)
+		library.Sites()
+		if _, err := run(0); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range named("", library.Sites()) {
+			out = append(out, fmt.Sprintf("%s of %s, line %d", p.Kind, p.name, p.Line))
+		}
+		slices.Sort(out)
+		return out
+	}
+	for _, c := range orderCases {
+		want := places(t, c.op, c.engine, c.n, c.prefix, map[string]int64{"head_dim": 128})
+		for _, v := range alikeInOrder {
+			if got := places(t, c.op, c.engine, c.n, c.prefix, v.fixed); len(got) == 0 || !slices.Equal(got, want) {
+				t.Errorf("%s, %s: places %q, want %q", c.name, v.name, got, want)
+			}
+		}
+	}
+}
+
+// orderTable is the table of all verdicts.
+type orderTable struct {
+	rows     []string // "kernels | place | omitted", in the order in which they were found
+	verdicts map[orderCell]string
+}
+
+// orderCell is a row, and the variant that its column is for.
+type orderCell struct{ row, variant string }
+
+func (o *orderTable) set(c orderCell, verdict string) {
+	if !slices.Contains(o.rows, c.row) {
+		o.rows = append(o.rows, c.row)
+	}
+	o.verdicts[c] = verdict
 }
 
 const orderHead = `# What orders the kernels for Hopper
 
-Every place in the kernels for Hopper that calls for order, and what the emulator (cuda/emu) shows when a test omits it:
-an error, another result, or nothing. Where nothing shows, the ISA allows the omission, and the row says why the call
-stays. Paragraphs of the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. The test TestOrder keeps this table true and writes it.
+Every place in the kernels for Hopper that calls for order, and what the emulator (cuda/emu) shows when a test omits it: an error, another
+result, or nothing. Where nothing shows, the ISA allows the omission, and the row says why the call stays. The columns are widths of
+heads; a kernel that does not have the place has a dash. Heads of 96, windows, documents and bounded scores have the places of heads of 128,
+as TestOrderOfVariants checks. Paragraphs of the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. The
+test TestOrder keeps this table true and writes it.
 
-| kernels | place | omitted | without it | PTX ISA |
-| --- | --- | --- | --- | --- |
 `
+
+func (o *orderTable) text() string {
+	out := strings.Builder{}
+	out.WriteString(orderHead)
+	out.WriteString("| kernels | place | omitted |")
+	for _, v := range orderVariants {
+		fmt.Fprintf(&out, " %s |", v.name)
+	}
+	out.WriteString(" PTX ISA | why it stays |\n| --- | --- | --- |" + strings.Repeat(" --- |", len(orderVariants)+2) + "\n")
+	for _, row := range o.rows {
+		cells := strings.Split(row, " | ")
+		why := ""
+		fmt.Fprintf(&out, "| %s |", row)
+		for _, v := range orderVariants {
+			verdict, known := o.verdicts[orderCell{row, v.name}]
+			if !known {
+				verdict = "-"
+			}
+			if verdict == allowed {
+				pass, _, _ := strings.Cut(cells[0], ",")
+				why = redundant[pass+" "+strings.Trim(cells[1], "`")+": "+strings.Trim(cells[2], "`")]
+			}
+			fmt.Fprintf(&out, " %s |", verdict)
+		}
+		fmt.Fprintf(&out, " %s | %s |\n", paragraphs[strings.Trim(cells[2], "`")], why)
+	}
+	return out.String()
+}
+
+// readOrder reads the table.
+func readOrder(text string) orderTable {
+	o := orderTable{verdicts: map[orderCell]string{}}
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(line, "|\n "), " | ")
+		if len(cells) < 3+len(orderVariants) || !strings.HasPrefix(cells[1], "`") {
+			continue
+		}
+		for i, v := range orderVariants {
+			if verdict := cells[3+i]; verdict != "-" {
+				o.set(orderCell{strings.Join(cells[:3], " | "), v.name}, verdict)
+			}
+		}
+	}
+	return o
+}
+
+// allowed is the verdict on an omission that shows nothing.
+const allowed = "allowed"
 
 // omitted runs without a place and returns the effect.
 func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]byte, error), right []byte) string {
@@ -139,33 +257,29 @@ func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]b
 	defer library.Omit(emu.Site{})
 	shown := shows(run, right)
 	pass, _, _ := strings.Cut(p.kernels, ",")
-	why, allowed := redundant[pass+" "+p.name+": "+p.Kind]
+	_, redundant := redundant[pass+" "+p.name+": "+p.Kind]
 	switch {
-	case shown == "" && !allowed:
+	case shown == "" && !redundant:
 		t.Errorf("without %s of %s (line %d) nothing shows", p.Kind, p.name, p.Line)
-	case shown != "" && allowed:
+	case shown != "" && redundant:
 		t.Errorf("without %s of %s: %s, but it is among the redundant", p.Kind, p.name, shown)
 	}
 	if shown == "" {
-		return "allowed: " + why
+		return allowed
 	}
 	return shown
 }
 
-// row returns the row of the table, or its start if there is no verdict.
-func (p *place) row(verdict string) string {
-	begin := fmt.Sprintf("| %s | `%s` | `%s` | ", p.kernels, p.name, p.Kind)
-	if verdict == "" {
-		return begin
-	}
-	return fmt.Sprintf("%s%s | %s |\n", begin, verdict, paragraphs[p.Kind])
-}
+// row returns the start of the place's row in the table.
+func (p *place) row() string { return fmt.Sprintf("%s | `%s` | `%s`", p.kernels, p.name, p.Kind) }
 
-// orderRun returns a function that runs an instruction with a seed and returns its results.
-func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, prefix int64) func(seed uint64) ([]byte, error) {
+// orderRun returns a function that runs an instruction with a seed and returns what it writes.
+func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, prefix int64, with map[string]int64) func(seed uint64) ([]byte, error) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	p := drawn(t, rng, op, map[string]int64{"": 3, "n": n, "prefix": prefix, "keys": prefix + n, "heads": 1, "kv_heads": 1,
-		"head_dim": 64, "batch": 1, "T": 1, "softcap": 0, "positions": 0})
+	fixed := map[string]int64{"": 3, "n": n, "prefix": prefix, "keys": prefix + n, "window": prefix + n, "heads": 1, "kv_heads": 1,
+		"batch": 1, "T": 1, "softcap": 0, "positions": 0}
+	maps.Copy(fixed, with)
+	p := drawn(t, rng, op, fixed)
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	var before [][]byte
 	for i, v := range in.Args {
