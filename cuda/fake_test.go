@@ -42,8 +42,11 @@ var (
 func useFake(t *testing.T) *fake {
 	t.Helper()
 	fakeOnce.Do(func() { fakeLib, fakeWhy = buildFake() })
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("SKIPPED: the stand-in driver was not built: " + err.Error())
+	}
 	if fakeLib == nil {
-		t.Skip("SKIPPED: the stand-in driver was not built: " + fakeWhy)
+		t.Fatal("the stand-in driver was not built: " + fakeWhy)
 	}
 	fakeLib.reset(1, 1<<30, 0)
 	fakeLib.failPoll(0)
