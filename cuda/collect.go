@@ -13,16 +13,21 @@ import (
 	"sppo.dev/vm"
 )
 
-// collective connects ranks by NCCL. Each group has a communicator for each stream, and each pair of ranks has one
-// for each direction of each channel of messages. Every communicator therefore has one stream per member, and
-// streams wait only as the program requires. NCCL computes sums in the type of the elements and in its own order.
+// collective connects ranks by NCCL. Every communicator has one stream per member (see layout), so streams wait only as
+// the program requires. NCCL computes sums in the type of the elements and in its own order.
 type collective struct {
-	api    *nccl.API
-	world  *World
-	ids    once[string, nccl.ID]
-	mu     sync.Mutex
-	open   []*guarded
-	failed error
+	api     *nccl.API
+	world   *World
+	ids     once[string, nccl.ID]
+	layouts once[*ir.Program, *layout]
+	mu      sync.Mutex
+	open    []*guarded
+	failed  error
+}
+
+// layout returns the communicators of a program.
+func (c *collective) layout(p *ir.Program) (*layout, error) {
+	return c.layouts.get(p, func() (*layout, error) { return layoutOf(p) })
 }
 
 func newCollective(world *World) (*collective, error) {
@@ -55,8 +60,8 @@ func (c *collective) id(p *place) (nccl.ID, error) {
 type guarded struct {
 	mu     sync.RWMutex
 	comm   *nccl.Comm
+	place  place
 	index  int // of this rank among the members
-	size   int
 	ended  bool
 	shared *collective
 }
@@ -155,56 +160,14 @@ func (g *guarded) close() error {
 
 const closeTimeout = 30 * time.Second
 
-// place identifies a communicator. All ranks of a program derive the same list and join their communicators in its
-// order.
-type place struct {
-	name    string
-	members []int32
-}
-
-// places lists the communicators of a program; a rank joins those of which it is a member.
-func places(p *ir.Program) []place {
-	var out []place
-	seen := map[string]bool{}
-	add := func(name string, members []int32) {
-		if !seen[name] {
-			seen[name] = true
-			out = append(out, place{name, members})
-		}
-	}
-	for r := range p.Ranks {
-		rank := &p.Ranks[r]
-		for s := range ir.NumSections {
-			code := p.Codes[rank.Code].Sections[s]
-			for i := range code {
-				if in := &code[i]; in.Info().Class == ir.ClassComm {
-					pl := placeOf(in, r, rank)
-					add(pl.name, pl.members)
-				}
-			}
-		}
-	}
-	return out
-}
-
-// placeOf returns the communicator of an instruction of a rank.
-func placeOf(in *ir.Instr, rank int, of *ir.Rank) place {
-	switch in.Op {
-	case ir.Send, ir.Recv:
-		from, to := int32(rank), int32(in.Attr("peer").Int(of.Consts))
-		if in.Op == ir.Recv {
-			from, to = to, from
-		}
-		return place{fmt.Sprintf("from %d to %d, channel %d", from, to, vm.ChannelOf(in.Stream)), []int32{from, to}}
-	}
-	members := of.Groups[in.Attr("group").Int(of.Consts)]
-	return place{fmt.Sprintf("ranks %v on stream %s", members, in.Stream), members}
-}
-
 // join opens the communicators of a rank. It returns once all members have joined.
-func (c *collective) join(d *Device) (map[string]*guarded, error) {
-	out := map[string]*guarded{}
-	for _, p := range places(d.program) {
+func (c *collective) join(d *Device) (map[int]*guarded, error) {
+	layout, err := c.layout(d.program)
+	if err != nil {
+		return nil, err
+	}
+	out := map[int]*guarded{}
+	for i, p := range layout.places {
 		index := slices.Index(p.members, int32(d.rank))
 		if index < 0 {
 			continue
@@ -213,11 +176,11 @@ func (c *collective) join(d *Device) (map[string]*guarded, error) {
 		if err != nil {
 			return nil, err
 		}
-		comm, err := c.api.Init(len(p.members), id, index)
+		comm, err := c.api.Init(len(p.members), id, index, layout.channels)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
-		g := &guarded{comm: comm, index: index, size: len(p.members), shared: c}
+		g := &guarded{comm: comm, place: p, index: index, shared: c}
 		if err := c.register(g); err != nil {
 			return nil, err
 		}
@@ -225,7 +188,7 @@ func (c *collective) join(d *Device) (map[string]*guarded, error) {
 		if err := g.settle(); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
-		out[p.name] = g
+		out[i] = g
 	}
 	return out, nil
 }
@@ -249,10 +212,10 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 		if done || err != nil {
 			return err
 		}
-		for name, g := range d.comms {
+		for _, g := range d.comms {
 			err := g.call(func(comm *nccl.Comm) error { _, err := comm.Poll(); return err })
 			if err != nil && !errors.Is(err, vm.ErrAborted) {
-				d.keep(fmt.Errorf("%s: %w", name, err)) // aborts all communicators, so that the stream ends
+				d.keep(fmt.Errorf("%s: %w", g.place.name, err)) // aborts all communicators, so that the stream ends
 			}
 		}
 		time.Sleep(pause)
@@ -291,20 +254,25 @@ func (c *collecting) Make() error {
 
 func (c *collective) bind(b *binder) error {
 	d := b.device
-	p := placeOf(b.in, d.rank, &d.program.Ranks[d.rank])
-	g := d.comms[p.name]
-	if g == nil {
-		return fmt.Errorf("rank %d is not in %s", d.rank, p.name)
+	layout, err := c.layout(d.program)
+	if err != nil {
+		return err
 	}
+	rank := &d.program.Ranks[d.rank]
+	g := d.comms[layout.of(b.in, d.rank, rank)]
+	if g == nil {
+		return fmt.Errorf("internal: rank %d is in no communicator for %s", d.rank, b.in.Info().Name)
+	}
+	peer := func() int { return slices.Index(g.place.members, int32(b.in.Attr("peer").Int(rank.Consts))) }
 	out := &collecting{g: g}
 	stream := uintptr(b.stream)
 	switch b.in.Op {
 	case ir.Send:
-		x := b.operand(0)
-		out.op = func(c *nccl.Comm) error { return c.Send(uintptr(x.at), x.bytes, nccl.Int8, 1, stream) }
+		x, to := b.operand(0), peer()
+		out.op = func(c *nccl.Comm) error { return c.Send(uintptr(x.at), x.bytes, nccl.Int8, to, stream) }
 	case ir.Recv:
-		y := b.operand(0)
-		out.op = func(c *nccl.Comm) error { return c.Recv(uintptr(y.at), y.bytes, nccl.Int8, 0, stream) }
+		y, from := b.operand(0), peer()
+		out.op = func(c *nccl.Comm) error { return c.Recv(uintptr(y.at), y.bytes, nccl.Int8, from, stream) }
 	default:
 		if err := c.collect(b, out); err != nil {
 			return err
@@ -342,7 +310,7 @@ func (c *teamCall) numbers() (nccl.DType, int64) {
 }
 
 func (c *collective) collect(b *binder, out *collecting) error {
-	call, meeting, err := b.collectiveOf(out.g.index, out.g.size)
+	call, meeting, err := b.collectiveOf(out.g.index, len(out.g.place.members))
 	if err != nil {
 		return err
 	}
@@ -363,7 +331,7 @@ func (c *collective) collect(b *binder, out *collecting) error {
 	out.before, out.after = e.before, e.after
 	out.op = c.send(e.messages, stream)
 	if meeting.Everywhere {
-		out.spread = c.send(spreading(&call, out.g.index, out.g.size), stream)
+		out.spread = c.send(spreading(&call, out.g.index, len(out.g.place.members)), stream)
 	}
 	return nil
 }

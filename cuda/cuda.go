@@ -10,6 +10,8 @@
 //	arena.go      pinned host memory on the GPU's NUMA node
 //	local.go      communication between ranks of one process: copies and sums in rank order
 //	collect.go    communication by NCCL
+//	communicators.go
+//	              calls that share a communicator
 //	graph.go      captures sections once and replays them
 //	spans.go      times of instructions
 //	ranges.go     ranges for a profiler
@@ -244,16 +246,39 @@ func (m *Machine) Check(p *ir.Program) error {
 	if m.collect != nil && ranks > len(m.gpus) {
 		return fmt.Errorf("%d ranks on %d GPUs: NCCL needs one GPU per rank", ranks, len(m.gpus))
 	}
+	buffers, err := m.buffers(p)
+	if err != nil {
+		return err
+	}
 	for _, g := range m.gpus {
 		if need := device[g]; int64(need) > g.total {
 			return fmt.Errorf("GPU %d (%s) has %s, and its ranks need %s (and %s of pinned host memory in total)",
 				g.index, g.name, ir.Bytes(g.total), need, host)
+		}
+		if free := ir.Bytes(g.total) - device[g]; buffers[g] > free { // not an error: the need is an estimate
+			m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them",
+				g.index, free, buffers[g])
 		}
 	}
 	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow
 		m.notes.add("the host reports %s of free memory, and the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
+}
+
+// buffers estimates the memory that NCCL takes on each GPU. It reports a program with too many communicators.
+func (m *Machine) buffers(p *ir.Program) (map[*gpu]ir.Bytes, error) {
+	out := map[*gpu]ir.Bytes{}
+	if m.collect == nil {
+		return out, nil
+	}
+	layout, err := m.collect.layout(p)
+	for r := range p.Ranks {
+		if err == nil && m.options.World.here(r) {
+			out[m.gpuOf(r)] += layout.buffers(r)
+		}
+	}
+	return out, err
 }
 
 // notes are remarks for the user. Ranks add to them concurrently.

@@ -42,13 +42,13 @@ type Device struct {
 	free         []func() error            // in the order of creation; Close runs them backwards
 	bound        [ir.NumSections][]bound
 	peaks        [ir.NumArenas]ir.Bytes
-	spans        *spanEvents         // nil: no section is timed
-	timing       bool                // this section is timed
-	comms        map[string]*guarded // by NCCL
-	ranges       *ranges             // nil: no profiler is attached
-	graphs       *graphs             // nil: calls are made one by one
-	records      *pinned             // for waits that gave up; nil: waits are not limited
-	recorded     []string            // the sources with a record, in order
+	spans        *spanEvents      // nil: no section is timed
+	timing       bool             // this section is timed
+	comms        map[int]*guarded // by NCCL
+	ranges       *ranges          // nil: no profiler is attached
+	graphs       *graphs          // nil: calls are made one by one
+	records      *pinned          // for waits that gave up; nil: waits are not limited
+	recorded     []string         // the sources with a record, in order
 
 	section ir.Section
 	round   int64

@@ -36,11 +36,12 @@ struct Team {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     char path[512];
-    int size, joined, left, present, aborted;
+    int size, joined, left, present, aborted, channels;
     uint64_t meeting;
+    int untaken[MEMBERS]; // messages that a member has brought
     _Alignas(64) char brought[MEMBERS][SLOT];
 };
-// Note is what stands before the bytes of each message that a member brings, 0 behind the last.
+// Note is what stands before the bytes of each message that a member brings. The peer of one that was taken is -1.
 struct Note {
     size_t size;
     int peer;
@@ -48,6 +49,7 @@ struct Note {
 typedef struct Comm {
     struct Team *team;
     int rank, error;
+    uintptr_t stream; // the only one: NCCL's calls are done in the order of issue on whatever streams
 } Comm;
 struct Work {
     Comm *comm;
@@ -98,15 +100,19 @@ int ncclGetUniqueId(ID *id) {
 int ncclCommInitRankConfig(Comm **out, int size, ID id, int rank, const unsigned char *config) {
     uint64_t bytes;
     uint32_t magic, version;
-    int32_t blocking;
+    int32_t blocking, channels;
     memcpy(&bytes, config, 8), memcpy(&magic, config + 8, 4), memcpy(&version, config + 12, 4), memcpy(&blocking, config + 16, 4);
+    memcpy(&channels, config + 28, 4);
+    if (channels != INT32_MIN && (channels < 1 || channels > 32)) return INVALID_ARGUMENT;
     if (bytes != 44 || magic != 0xcafebeef || version != 21800 || blocking != 0 || size < 1 || size > MEMBERS || rank < 0 || rank >= size || id.bytes[127] != 0x5a)
         return INVALID_ARGUMENT;
     struct Team *t = open_team(&id, size);
     if (!t || t->size != size) return INVALID_ARGUMENT;
     pthread_mutex_lock(&t->lock);
-    t->joined++;
+    int alike = t->joined == 0 || t->channels == channels; // NCCL hangs if they are not
+    t->joined++, t->channels = channels;
     pthread_mutex_unlock(&t->lock);
+    if (!alike) return INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
     comms++;
     pthread_mutex_unlock(&lock);
@@ -166,42 +172,62 @@ static void sum(struct Team *t, char *y, size_t from, size_t count, int type) {
         else ((uint16_t *)y)[i - from] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
-// bring copies what a member brings; 0 if there is no room for it.
+// bring copies what a member brings to a collective; 0 if there is no room for it.
 static int bring(const struct Call *call, int members, char *to) {
-    if (call->op != MESSAGES) {
-        size_t n = call->count * size_of(call->type) * (call->op == SCATTER ? (size_t)members : 1);
-        if (n > SLOT) return 0;
-        memcpy(to, call->x, n);
-        return 1;
-    }
-    size_t at = 0;
-    for (struct Call *c = call->next; c; c = c->next)
-        if (c->op == SEND) {
-            struct Note note = {c->count, c->peer};
-            if (at + 2 * sizeof note + c->count > SLOT) return 0;
-            memcpy(to + at, &note, sizeof note), memcpy(to + at + sizeof note, c->x, c->count);
-            at += sizeof note + c->count;
-        }
-    memset(to + at, 0, sizeof(struct Note));
+    size_t n = call->count * size_of(call->type) * (call->op == SCATTER ? (size_t)members : 1);
+    if (n > SLOT) return 0;
+    memcpy(to, call->x, n);
     return 1;
 }
-// take finds the message of a member for another.
-static void take(const struct Call *mine, int rank, const char *from) {
-    for (struct Note note; memcpy(&note, from, sizeof note), note.size > 0; from += sizeof note + note.size)
-        if (note.peer == rank && note.size == mine->count) memcpy(mine->y, from + sizeof note, note.size);
+static void fail(struct Team *t) { t->aborted = 1, pthread_cond_broadcast(&t->changed); }
+// find returns the first message of a member for another, or NULL.
+static char *find(struct Team *t, int from, int to) {
+    char *at = t->brought[from];
+    for (int left = t->untaken[from]; left > 0;) {
+        struct Note note;
+        memcpy(&note, at, sizeof note);
+        if (note.peer == to) return at;
+        left -= note.peer >= 0, at += sizeof note + note.size;
+    }
+    return NULL;
+}
+// exchange sends and receives at once: it waits for those that this member's messages are for or come from, and for nobody else.
+static void exchange(struct Team *t, int rank, struct Call *calls) { // with the lock
+    char *at = t->brought[rank], *end = at + SLOT;
+    for (struct Call *c = calls; c; c = c->next)
+        if (c->op == SEND) {
+            struct Note note = {c->count, c->peer};
+            if (at + sizeof note + c->count > end) return fail(t);
+            memcpy(at, &note, sizeof note), memcpy(at + sizeof note, c->x, c->count);
+            at += sizeof note + c->count, t->untaken[rank]++;
+        }
+    pthread_cond_broadcast(&t->changed);
+    for (struct Call *c = calls; c; c = c->next)
+        if (c->op == RECV) {
+            while (!t->aborted && !(at = find(t, c->peer, rank))) pthread_cond_wait(&t->changed, &t->lock);
+            struct Note note;
+            if (t->aborted) return;
+            memcpy(&note, at, sizeof note);
+            if (note.size != c->count) return fail(t);
+            memcpy(c->y, at + sizeof note, note.size);
+            note.peer = -1, memcpy(at, &note, sizeof note);
+            if (--t->untaken[c->peer] == 0) pthread_cond_broadcast(&t->changed);
+        }
+    while (t->untaken[rank] > 0 && !t->aborted) pthread_cond_wait(&t->changed, &t->lock);
 }
 static void work(void *argument) {
     struct Work *w = argument;
     struct Team *t = w->comm->team;
     size_t bytes = w->call.count * size_of(w->call.type);
     pthread_mutex_lock(&t->lock);
-    if (!t->aborted && !bring(&w->call, t->size, t->brought[w->comm->rank])) t->aborted = 1, pthread_cond_broadcast(&t->changed);
+    if (w->call.op == MESSAGES) {
+        if (!t->aborted) exchange(t, w->comm->rank, w->call.next);
+        pthread_mutex_unlock(&t->lock);
+        return;
+    }
+    if (!t->aborted && !bring(&w->call, t->size, t->brought[w->comm->rank])) fail(t);
     if (!t->aborted && meet(t)) { // the lock stays: an abort waits until nobody writes to its rank's memory
         switch (w->call.op) {
-        case MESSAGES:
-            for (struct Call *mine = w->call.next; mine; mine = mine->next)
-                if (mine->op == RECV) take(mine, w->comm->rank, t->brought[mine->peer]);
-            break;
         case GATHER:
             for (int r = 0; r < t->size; r++) memcpy(w->call.y + r * bytes, t->brought[r], bytes);
             break;
@@ -214,11 +240,13 @@ static void work(void *argument) {
 }
 static int issue(Comm *c, uintptr_t stream, struct Call call) {
     struct Work w = {c, call};
+    if (c->stream && c->stream != stream) return INVALID_USAGE;
+    c->stream = stream;
     return fake_call(stream, work, &w, sizeof w) ? UNHANDLED : OK;
 }
 // Messages are those of a group, or of a group of one. A group is a thread's.
 static __thread int depth;
-static __thread struct Call *pending;
+static __thread struct Call *pending, **last;
 static __thread Comm *pending_comm;
 static __thread uintptr_t pending_stream;
 int ncclGroupStart(void) { depth++; return OK; }
@@ -232,8 +260,9 @@ static int message(int op, const void *x, void *y, size_t n, int type, int peer,
     if (peer < 0 || peer >= c->team->size || type != 0 || (pending && (pending_comm != c || pending_stream != s))) return INVALID_USAGE;
     ncclGroupStart();
     struct Call *call = malloc(sizeof *call);
-    *call = (struct Call){op, type, x, y, n, peer, pending};
-    pending = call, pending_comm = c, pending_stream = s;
+    *call = (struct Call){op, type, x, y, n, peer, NULL};
+    if (!pending) last = &pending;
+    *last = call, last = &call->next, pending_comm = c, pending_stream = s;
     return ncclGroupEnd();
 }
 int ncclSend(const void *x, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(SEND, x, NULL, n, type, peer, c, s); }

@@ -190,11 +190,15 @@ type Comm struct {
 	handle uintptr
 }
 
-// Init starts to join a communicator and returns at once; Settle waits for it.
-func (a *API) Init(ranks int, id ID, rank int) (*Comm, error) {
+// Init starts to join a communicator and returns at once; Poll tells when it is ready. It uses at most the number of channels given, or
+// as many as NCCL chooses if that is 0.
+func (a *API) Init(ranks int, id ID, rank, channels int) (*Comm, error) {
 	cfg := config{
 		size: configSize, magic: configMagic, version: oldest, blocking: 0,
 		cgaCluster: unset, minCTAs: unset, maxCTAs: unset, splitShare: unset,
+	}
+	if channels > 0 {
+		cfg.maxCTAs = int32(channels)
 	}
 	c := &Comm{api: a}
 	return c, a.init(&c.handle, ranks, id, rank, &cfg)
