@@ -15,8 +15,8 @@ import (
 
 // borders finds the starts of the documents of a file.
 type borders interface {
-	// between calls yield with each start s of a document, from < s <= to, in order. Tokens count from the file's first. A
-	// document without tokens starts where the next one does.
+	// between calls yield with each start s of a document, from < s <= to, in order. Tokens are counted from the
+	// first of the file. A document without tokens starts where the next one does.
 	between(from, to int64, yield func(start int64)) error
 	io.Closer
 }

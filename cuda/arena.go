@@ -58,7 +58,7 @@ func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
 }
 
-// run returns how many of the given bytes, starting at an address, lie in one piece. It returns all of them if the
+// run returns how many of the given bytes, starting at an address, are in one piece. It returns all of them if the
 // address is not in this memory.
 func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	start := p.at(0)

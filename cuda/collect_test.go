@@ -59,7 +59,7 @@ func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank fails before the others have met it: NCCL never tells them, abort does.
+// A rank fails before the others have met it. NCCL never reports this to them, but abort does.
 func TestNCCLAbort(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()

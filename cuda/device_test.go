@@ -275,7 +275,7 @@ func TestPinnedPieces(t *testing.T) {
 	}
 }
 
-// A kernel gets as much shared memory as the largest of its instructions needs, whichever comes last.
+// A kernel gets as much shared memory as the largest of its instructions needs, in whatever order they come.
 func TestSharedMemoryIsTheMost(t *testing.T) {
 	m := useFake(t).open(t, Options{OwnProducts: true})
 	d := m.New(0).(*Device)

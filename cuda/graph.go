@@ -77,7 +77,7 @@ func (g *graphs) begin(d *Device) error {
 	return err
 }
 
-// end launches what was captured, now or earlier.
+// end launches the graph captured now or earlier.
 func (g *graphs) end(d *Device) error {
 	if g == nil || !g.capturing && !g.replaying {
 		return nil

@@ -179,8 +179,8 @@ func (r *receiving) take(o offer) error {
 	return r.record.Make()
 }
 
-// team is where the members of a collective meet: first after all have published their buffers, then after
-// all have issued their share of the work.
+// team is the meeting point of a collective's members. They meet first after all have published their buffers,
+// then after all have issued their share of the work.
 type team struct {
 	members []int32
 	calls   []teamCall

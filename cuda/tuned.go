@@ -13,8 +13,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// tuned caches results of tuning on a card, beside the compiled kernels: a small file for each choice, whose
-// name is derived from everything that it depends on. A file is written whole or not at all, so processes
+// tuned caches results of tuning on a card, in the folder of the compiled kernels: a small file for each choice,
+// whose name is derived from everything that it depends on. A file is written whole or not at all, so processes
 // that tune at the same time merely measure twice.
 type tuned struct {
 	folder string

@@ -45,8 +45,8 @@ func TestChosenToFit(t *testing.T) {
 	}
 }
 
-// halfway returns a capacity between what a case needs with everything kept and with as much moved away as
-// the choice allows.
+// halfway returns a capacity between the needs of a case with everything kept and with as much moved away as the
+// choice allows.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

@@ -27,7 +27,7 @@ func TestSchedulesAreEqual(t *testing.T) {
 func checkCase(t *testing.T, c Case) {
 	t.Helper()
 	got := run(t, c)
-	if c.Mux == "" { // otherwise the rank that runs a piece determines what it sums
+	if c.Mux == "" { // otherwise the rank that runs a piece determines the order of sums
 		checkSame(t, "E1 and E2: against one stage without offload", got, run(t, c.unpiped()))
 	}
 	checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))

@@ -253,9 +253,9 @@ func doubles(tensors map[string][]float32) naive.Tensors {
 	return out
 }
 
-// checkUpdate compares weights after an optimizer step. In f32 the decay factor has an error of half a unit
-// in the place below 1; the product with it and the difference with the step add half a unit of their own.
-// The step itself, of the order of the rate, has the error of a dozen operations on its moments.
+// checkUpdate compares weights after an optimizer step. In f32 the decay factor has an error of half a unit in the
+// place below 1; the product with it and the difference with the step add half a unit each. The step itself, of
+// the order of the rate, has the error of a dozen operations on its moments.
 func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []string) {
 	t.Helper()
 	const unit = 1.0 / (1 << 23)

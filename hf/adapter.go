@@ -113,7 +113,8 @@ type adapterConfig struct {
 	Task    string  `json:"task_type"`
 }
 
-// harmless lists the members of an adapter's config that do not change what it computes. Others are read, or refused if they are set.
+// harmless lists the members of an adapter's config that do not affect its results. Other members are read, or
+// refused if they are set.
 var harmless = []string{
 	"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
 	"layers_pattern", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",

@@ -173,8 +173,8 @@ func (c *config) finish() {
 	}
 }
 
-// inert lists members that do not describe the network as it is trained: names, token numbers, settings for generation, for other
-// tasks, and for classes that every config inherits from.
+// inert lists members that do not describe the network in training: names, token numbers, settings for generation,
+// for other tasks, and for classes that every config inherits from.
 var inert = []string{
 	"_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "architectures", "attn_implementation",
 	"auto_map", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cache_implementation", "decoder_start_token_id",

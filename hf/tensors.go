@@ -25,7 +25,7 @@ const (
 	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
 )
 
-// place is where a tensor is stored. In a fused tensor it follows the ones in after.
+// place is the place at which a tensor is stored. In a fused tensor it follows the tensors in after.
 type place struct {
 	name  string // * is the number of a layer
 	how   how
@@ -142,7 +142,8 @@ func (s *stored) cols() int64 {
 	return s.shape[1]
 }
 
-// layout finds where the architecture stores each of the tensors. The result is in the order of the first of our tensors in each of theirs.
+// layout finds the places at which the architecture stores the tensors. The result is in the order of the first of
+// our tensors in each of theirs.
 func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 	index := map[string]*ir.Tensor{}
 	for i := range tensors {

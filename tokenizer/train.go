@@ -111,9 +111,9 @@ type training struct {
 	queue  pairQueue
 }
 
-// Train merges the most frequent pair of neighbours until there are size tokens, or no pair that occurs twice,
-// and returns a tokenizer.json. The result depends only on the words, not on their order. progress receives the
-// number of tokens so far; it may be nil.
+// Train merges the most frequent adjacent pair until there are size tokens, or no pair occurs twice, and returns a
+// tokenizer.json. The result depends only on the words, not on their order. progress receives the number of tokens
+// so far; it may be nil.
 func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	vocab := baseVocab()
 	if size < len(vocab) {

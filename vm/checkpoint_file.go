@@ -80,7 +80,7 @@ func (f *singleFile) Read(name string, row, col, rows, cols int64, out []float32
 	return nil
 }
 
-// checkFile reads the header, verifies the checksum, and returns where the first value is.
+// checkFile reads the header, verifies the checksum, and returns the header and the offset of the first value.
 func checkFile(file *os.File) (*fileHeader, int64, error) {
 	info, err := file.Stat()
 	if err != nil {

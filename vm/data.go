@@ -163,7 +163,7 @@ func (d *textData) Tokens(section ir.Section, round, sequence, position int64, o
 	return nil
 }
 
-// offset returns the start of a sample, at a random position where a whole sample fits.
+// offset returns the start of a sample: a random position after which a whole sample fits.
 func (d *textData) offset(step, sequence int64) int64 {
 	return NewRandom(d.run.Seed, "text offset", step).Below(uint64(sequence), int64(len(d.train))-d.run.Sequence)
 }

@@ -190,7 +190,7 @@ type writer struct {
 	err    error
 }
 
-// saveReport lists what a process has written.
+// saveReport lists the shards that a process has written.
 type saveReport struct {
 	Done   bool
 	Shards []store.Shard

@@ -30,8 +30,8 @@ type Doing struct {
 // UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
 const UnknownPC int32 = -1
 
-// Stall defines when an order counts as stalled: a section, or loading, saving and ending a job. With the zero value, orders may
-// take any amount of time.
+// Stall defines when an order is considered stalled: a section, or loading, saving and ending a job. With the zero
+// value, orders may take any amount of time.
 type Stall struct {
 	After time.Duration     // time without progress on any rank
 	Tell  func(what string) // receives, at most once per order, what ranks of a slow order wait for
@@ -50,7 +50,7 @@ const (
 	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
 )
 
-// situation is what a process does to carry out an order; nil between orders.
+// situation is the activity of a process that carries out an order; nil between orders.
 type situation struct {
 	What    string // Order.What
 	Section ir.Section
@@ -59,12 +59,12 @@ type situation struct {
 	Ranks   map[int][]Doing // in a section; a rank without information is absent
 }
 
-// of reports whether a process carries out an order.
+// of reports whether a process is carrying out an order.
 func (s *situation) of(o *Order) bool {
 	return s != nil && s.What == o.What && s.Section == o.Section && s.Round == o.Round
 }
 
-// overseer watches how orders are carried out.
+// overseer watches the progress of orders.
 type overseer struct {
 	stall   Stall
 	mu      sync.Mutex
@@ -97,10 +97,11 @@ func (j *Job) enter(o *Order) {
 	j.overseer.mu.Unlock()
 }
 
-// progress counts the work of orders other than sections, so that one that goes on differs from one that has stalled.
+// progress counts the work of orders other than sections, to distinguish an order that continues from one that has
+// stalled.
 func (j *Job) progress(moved int64) { j.overseer.moved.Add(moved) }
 
-// situation returns what this process is doing.
+// situation returns the activity of this process.
 func (j *Job) situation() *situation {
 	j.overseer.mu.Lock()
 	defer j.overseer.mu.Unlock()

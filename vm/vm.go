@@ -80,8 +80,7 @@ func CheckProgram(p *ir.Program) error {
 	return nil
 }
 
-// checkViews checks that the views that a job itself reads and writes lie in the arenas. Operands are checked
-// by devices.
+// checkViews checks that the views that a job itself reads and writes are in the arenas. Devices check operands.
 func checkViews(p *ir.Program, code *ir.Code) error {
 	for a, n := range code.Arenas {
 		if n < 0 {

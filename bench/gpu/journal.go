@@ -35,13 +35,13 @@ const (
 	kindEnd     = "end"     // End
 )
 
-// Test is a test that has ended, by itself or with its process.
+// Test is a test that has ended, alone or with its process.
 type Test struct {
 	Name   string `json:"name"`
 	Result string `json:"result"` // pass, skip, fail, crash, or hang
 }
 
-// End is how a task ended.
+// End is the end of a task.
 type End struct {
 	Status  string  `json:"status"` // ok, skipped, failed
 	Seconds float64 `json:"seconds"`

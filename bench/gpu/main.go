@@ -1,11 +1,11 @@
-// Command gpu checks a machine with a GPU in stages, and writes one JSON report: what the GPU was shown to
-// do, and which of this project's goals it meets. It needs no Go installation.
+// Command gpu checks a machine with a GPU in stages and writes one JSON report: which capabilities of the GPU were
+// verified, and which of this project's goals it meets. It needs no Go installation.
 //
 //	check.sh    the same, for users
 //	main.go     the command line
-//	stages.go   the table of stages: what runs, and for how long
+//	stages.go   the table of stages: commands and time limits
 //	run.go      processes with limits; tests continue after a failure in a new process
-//	journal.go  results.jsonl: a line for each result, written at once
+//	journal.go  results.jsonl: a line for each result, written immediately
 //	report.go   from the journal to the report
 //	goals.go    the goals, and how the report compares with them
 //	*.sppo      models whose layers are timed

@@ -229,7 +229,7 @@ var (
 	testEnds   = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
 )
 
-// results are those of tests so far, in all processes.
+// results holds the results of tests so far, in all processes.
 type results struct {
 	open, done []string // tests running in the current process; tests that have passed or failed on their own
 	bad, first []string // tests that did not pass, and why

@@ -234,7 +234,7 @@ func TestFaultsCostOneResult(t *testing.T) {
 	}
 }
 
-// A killed check loses only the current measurement and leaves no process behind; the report covers the rest.
+// A killed check loses only the current measurement and leaves no process running; the report covers the rest.
 func TestKillCostsOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct {

@@ -1,4 +1,4 @@
-// Command records writes docs/records.md: published results of training on very long sequences, beside the
+// Command records writes docs/records.md: published results of training on very long sequences, compared with the
 // compiler's predictions for the same jobs on the same hardware.
 //
 //	main.go     the command

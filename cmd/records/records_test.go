@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	irtest.Main(m)
 }
 
-// The page matches what the program makes of the table: one row predicted again, or with SPPO_LONG all.
+// The page matches the program's output: one row is predicted again, or with SPPO_LONG all rows.
 func TestPage(t *testing.T) {
 	old, err := os.ReadFile(page)
 	if err != nil {

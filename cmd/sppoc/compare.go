@@ -335,7 +335,8 @@ func compareText(w io.Writer, rows []result) error {
 	return nil
 }
 
-// remarks follow the table: what all lines share, the fastest, and what could not be compiled.
+// remarks returns the text after the table: common properties of all lines, the fastest lines, and lines that
+// could not be compiled.
 func remarks(rows []result, same []string) string {
 	var b strings.Builder
 	fmt.Fprint(&b, "\nSimulated. N: subsequences of a sequence; m: sequences of a step")
@@ -377,7 +378,7 @@ func remarks(rows []result, same []string) string {
 	return b.String()
 }
 
-// tie is the relative difference below which two speeds count as equal.
+// tie is the relative difference below which two speeds are considered equal.
 const tie = 1e-3
 
 // fastest names the lines that fit and tie with the best.

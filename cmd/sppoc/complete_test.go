@@ -63,7 +63,7 @@ func TestCompletionInBash(t *testing.T) {
 		script += fmt.Sprintf(")\nCOMP_CWORD=%d\n_sppoc\nprintf '%%s\\n' \"${COMPREPLY[@]}\"\n", n)
 		got := strings.Fields(shell(t, path, bash, script))
 		want := slices.Clone(c.want)
-		if last := c.words[len(c.words)-1]; strings.Contains(last, "=") { // bash replaces only what follows the last =
+		if last := c.words[len(c.words)-1]; strings.Contains(last, "=") { // bash replaces only the text after the last =
 			for i := range want {
 				want[i] = strings.TrimPrefix(want[i], last[:strings.LastIndex(last, "=")+1])
 			}

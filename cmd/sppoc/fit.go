@@ -113,8 +113,8 @@ func appendWay(w *watch, ways []way, job *cli.Job, set []string, changes ...stri
 	return ways
 }
 
-// try plans a changed spec and describes what it needs, if it fits. Values that the change leaves to the
-// search are named as found, including the grid, which is then searched too.
+// try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
+// named as found, including the grid, which is then searched too.
 func try(w *watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
 	w.say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
@@ -171,8 +171,8 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// shortfall returns the shortfall of a job, or "". The plan is placed unless its memory bound or what is live at once already
-// decides.
+// shortfall returns the shortfall of a job, or "". The plan is placed unless its memory bound, or the bytes live
+// at once, already decide.
 func shortfall(job *cli.Job) string {
 	const slack = 1.05 // of the memory bound
 	p := job.Plan

@@ -28,7 +28,7 @@ func writeLanguage(m *cli.Manual) {
 				panic("internal: " + err.Error())
 			}
 			_, facts, _ := strings.Cut(text, "\n\n")
-			facts, _, _ = strings.Cut(facts, "\n\n") // the keys of a call have entries of their own
+			facts, _, _ = strings.Cut(facts, "\n\n") // the keys of a call have separate entries
 			m.Literal(facts)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// answer runs a command and returns what it prints.
+// answer runs a command and returns its output.
 func answer(t *testing.T, args ...string) []byte {
 	t.Helper()
 	var out bytes.Buffer

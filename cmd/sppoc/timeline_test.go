@@ -15,7 +15,7 @@ import (
 // timeline lists the README's picture for light and dark backgrounds.
 var timeline = map[string]bool{"../../docs/timeline.svg": false, "../../docs/timeline-dark.svg": true}
 
-// The picture is what view draws now; -update rewrites it. The dark form has the page's dark colours.
+// The picture is the current output of view; -update rewrites it. The dark version has the page's dark colours.
 func TestTimelineInREADME(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "timeline.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

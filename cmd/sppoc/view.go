@@ -304,7 +304,7 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 	return x
 }
 
-// fill records what the memory holds at its peak.
+// fill records the contents of the memory at its peak.
 func (m *pageMemory) fill(peak *ir.Peak) {
 	m.When, m.Parts, m.Largest = peak.At, [][2]any{}, [][3]any{}
 	for part, n := range peak.Parts {

@@ -108,8 +108,8 @@ func TestViewInBrowser(t *testing.T) {
 	}
 }
 
-// act adds a simulated user to a page: a script of key and mouse events that runs once the page is drawn, and
-// reports what it finds.
+// act adds a simulated user to a page: a script of key and mouse events that runs once the page is drawn and
+// reports its findings.
 func act(t *testing.T, page, script string) {
 	t.Helper()
 	if script == "" {

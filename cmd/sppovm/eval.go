@@ -110,7 +110,7 @@ func openEval(file string, set []string) (*cli.Job, float64, error) {
 	return job, spec.Train.Holdout, err
 }
 
-// evaluate reads the data, together with the other processes of the world if there are any.
+// evaluate reads the data, with the other processes of the world if there are any.
 func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *world.World) error {
 	split, err := vm.OpenSplit(&job.Program.Run, f.dir, f.split, holdout)
 	if err != nil {
@@ -156,7 +156,7 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *wor
 	return errors.Join(err, j.Close())
 }
 
-// evaluation is what eval prints with --json.
+// evaluation is the output of eval --json.
 type evaluation struct {
 	Split      string         `json:"split"`
 	Loss       number         `json:"loss"`

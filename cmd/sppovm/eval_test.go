@@ -14,7 +14,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// evalOf runs eval and returns what it prints with --json.
+// evalOf runs eval --json and returns its output.
 func evalOf(t *testing.T, args ...string) evaluation {
 	t.Helper()
 	out, _ := sppovm(t, t.Context(), append([]string{"eval"}, append(args, "--json", "-q")...)...)

@@ -24,7 +24,7 @@ import (
 type launch struct {
 	process, processes int
 	local              int    // index on its host; -1: unknown
-	rendezvous         string // address where they meet
+	rendezvous         string // address of the rendezvous
 	job                string // the launcher's job ID; empty: only the program identifies the job
 	by                 string // the launcher; empty: flags
 }

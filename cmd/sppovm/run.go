@@ -197,7 +197,7 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 	return nil
 }
 
-// run trains, together with the other processes of the world if there are any.
+// run trains, with the other processes of the world if there are any.
 func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	tokens, err := openData(job, f.dir)
 	if err != nil {
@@ -303,8 +303,8 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	return show
 }
 
-// openData opens the data before anything is allocated. Its errors count as input errors, at the spec's line
-// if there is a spec.
+// openData opens the data before anything is allocated. Its errors are input errors, located at the spec's line if
+// there is a spec.
 func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 	if job.Program.Run.DataKind == "" {
 		return nil, nil

@@ -118,7 +118,7 @@ func (j *Job) width() int {
 // jobName is the file that identifies the job of an unfinished folder.
 const jobName = "job.json"
 
-// identity is what must be unchanged for a job to continue.
+// identity holds the properties that must be unchanged for a job to continue.
 type identity struct {
 	Tokenizer string   `json:"tokenizer"`
 	Field     string   `json:"field"`

@@ -19,7 +19,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted describes where the library may be found.
+// Wanted describes how to find the library.
 var Wanted = library.Wanted{
 	Name:  "NVIDIA's matrix products (libcublasLt)",
 	Files: []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"},

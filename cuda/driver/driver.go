@@ -17,7 +17,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted describes where the driver may be found. It comes with the kernel module, never with a toolkit.
+// Wanted describes how to find the driver. It comes with the kernel module, never with a toolkit.
 var Wanted = library.Wanted{
 	Name:  "the NVIDIA driver (libcuda)",
 	Files: []string{"libcuda.so.1", "libcuda.so"},

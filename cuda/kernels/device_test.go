@@ -43,8 +43,8 @@ func needEmulator(t *testing.T) *emu.Library {
 	return l
 }
 
-// device is a vm.Device whose kernels run in the emulator as they are launched, in this process's memory. It
-// tests the table of launches together with the sources. It has one rank, and its streams are one.
+// device is a vm.Device that runs kernels in the emulator when they are launched, in this process's memory. It
+// tests the table of launches together with the sources. It has one rank and executes all streams as one.
 type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes

@@ -57,8 +57,8 @@ func (l *listing) program() *ir.Program {
 
 const anywhere = ir.Bytes(-1)
 
-// addNorm returns a listing of a sum and its norm, with the given instructions between them. The norm's result
-// lies at an offset from the second summand.
+// addNorm returns a listing of a sum and its norm, with the given instructions between them. The norm's result is
+// at an offset from the second summand.
 func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir.Op, over ir.Bytes) *listing {
 	l := &listing{}
 	a, b := l.tensor(anywhere, t, rows, cols), l.tensor(anywhere, t, rows, cols)

@@ -18,7 +18,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted describes where the library may be found.
+// Wanted describes how to find the library.
 var Wanted = library.Wanted{
 	Name:  "NVIDIA's collectives (libnccl)",
 	Files: []string{"libnccl.so.2", "libnccl.so"},

@@ -17,7 +17,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted describes where the compiler may be found.
+// Wanted describes how to find the compiler.
 var Wanted = library.Wanted{
 	Name: "NVIDIA's run-time compiler (libnvrtc)",
 	Files: []string{
@@ -81,8 +81,8 @@ func Open() (*API, error) {
 	return a, nil
 }
 
-// loadBuiltins loads the library of built-in functions beside the compiler. The compiler looks for it by its
-// bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing, compiling
+// loadBuiltins loads the library of built-in functions from the compiler's folder. The compiler looks for it by
+// its bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing, compiling
 // reports it.
 func (a *API) loadBuiltins() {
 	version, err := a.Version()

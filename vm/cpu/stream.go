@@ -10,8 +10,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// stream is a goroutine that executes what is issued to it, in order. The queue holds a whole section, so
-// issuing never blocks, and counters never wrap: the entry of instruction number n is n-base.
+// stream is a goroutine that executes instructions in the order of their issue. The queue holds a whole section,
+// so issuing never blocks, and counters never wrap: the entry of instruction number n is n-base.
 type stream struct {
 	device  *Device
 	index   ir.Stream

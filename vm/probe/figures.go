@@ -26,8 +26,8 @@ type Facts struct {
 type Scale struct {
 	DType  ir.DType // of most items: the usual type of models on such a machine
 	Inner  int64    // columns and depth of products
-	Rows   []int64  // of products, ascending; at least two where ranks share processors
-	Tokens []int64  // of attention, ascending; at least two where ranks share processors
+	Rows   []int64  // of products, ascending; at least two if ranks share processors
+	Tokens []int64  // of attention, ascending; at least two if ranks share processors
 	Prefix int64    // tokens before them
 	Heads  Heads
 	Bytes  int64 // operands of memory-bound kernels, copies and messages: activations of a layer
@@ -296,7 +296,7 @@ func (p *prober) curve(timings []Timing, peak float64) (points []ir.CurvePoint) 
 	for _, t := range timings {
 		share := min(t.Flops(p.start())/peak, 1)
 		if n := len(points); n > 0 && points[n-1][0] == float64(t.Work().Rows) {
-			points[n-1][1] = max(points[n-1][1], share) // rows beyond the other two dimensions count as equal to those
+			points[n-1][1] = max(points[n-1][1], share) // rows are capped at the other two dimensions
 			continue
 		}
 		points = append(points, ir.CurvePoint{float64(t.Work().Rows), share})
@@ -321,8 +321,8 @@ func (p *prober) attention() {
 	p.note("attention_grad_efficiency", "%s", shape)
 }
 
-// shared is the share of its own rate that a rank must keep while all copy, if the rate is to count as not
-// shared.
+// shared is the share of its separate rate that a rank must keep while all ranks copy, for the rate to be
+// considered not shared.
 const shared = 0.95
 
 func (p *prober) copies() {
@@ -358,9 +358,9 @@ func (p *prober) copies() {
 // smallMessage is the size of a message whose bytes take negligible time.
 const smallMessage = 4096
 
-// meeting returns the time for ranks with a processor each to meet after a kernel, where they share
-// processors: they do not arrive at the same time, and early ones may block. Ranks that do nothing but meet
-// never block. The number of ranks does not matter.
+// meeting returns the time that ranks take to meet after a kernel if they share processors, with one processor
+// each. They do not arrive at the same time, and early ones may block. Ranks that only meet never block. The
+// number of ranks does not matter.
 func (p *prober) meeting() float64 {
 	s, n := p.scale, p.facts.Processors
 	if n < 2 {

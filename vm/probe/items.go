@@ -75,7 +75,7 @@ type layer struct {
 	items  []Item
 }
 
-// kept holds what the forward pass keeps for the backward pass: a value before each product and each
+// kept holds the values that the forward pass keeps for the backward pass: a value before each product and each
 // non-linear kernel.
 type kept struct {
 	x, a, queries, keys, values, o, lse Arg // x is the layer's input, o the output of attention

@@ -22,7 +22,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Bench is where items are measured.
+// Bench measures items.
 type Bench struct {
 	// Open returns the devices that a program runs on, one for each rank, and the transport (nil: inside this
 	// process).

@@ -174,7 +174,7 @@ func portOf(in *ir.Instr) port {
 	return port{team: true, stream: in.Stream, group: int32(in.Attr("group").Bits)}
 }
 
-// touch records the highest bytes of an instruction's operands, which must lie in their arenas.
+// touch records the highest bytes of an instruction's operands, which must be in their arenas.
 func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
 	for i := range in.Args {
 		v := &in.Args[i]

@@ -81,8 +81,8 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While it waits for
-// its turn it counts as working, so that a wait for it is a wait for a transfer.
+// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While it waits
+// for its turn it is considered busy, so that a wait for it is a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin

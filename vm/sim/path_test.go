@@ -93,7 +93,7 @@ func TestCriticalPath(t *testing.T) {
 	}
 }
 
-// The cause of a wait is the work before its event; that of a late message is what its sender did before.
+// The cause of a wait is the work before its event; that of a late message is the sender's work before it.
 func TestCauses(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 7)           // pc 0: 0 .. 7

@@ -299,8 +299,8 @@ func (s *sharing) help(p *pool, seconds float64, t task) {
 	}
 }
 
-// work starts the next instruction of a stream that its rank does by itself, unless it must wait for its
-// turn. A kernel gets the workers if they are free and it is worth it.
+// work starts the next instruction of a stream that involves no other rank, unless it must wait for its turn. A
+// kernel gets the workers if they are free and it is worth it.
 func (s *sharing) work(r *rank, stream ir.Stream) {
 	q := &s.queues[r.class][stream]
 	pc := int(q.pcs[q.at])

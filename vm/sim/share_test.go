@@ -80,7 +80,7 @@ func TestSpreadByHand(t *testing.T) {
 func TestSpreadBesideACopy(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)              // 0 .. 4
-	b.work(ir.Compute, 2) // 0 .. 2: on one, beside the copy
+	b.work(ir.Compute, 2) // 0 .. 2: on one processor, during the copy
 	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 are left
 	b.work(ir.Compute, 4) // 7 .. 9.5: both at once, after the latency
 	p := shared(program(a, b), 2)

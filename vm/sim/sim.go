@@ -128,7 +128,7 @@ func (w *world) begin(r *rank, spans bool) {
 	r.begin(w.program.Codes[w.program.Ranks[r.index].Code].Events[w.section], w.prices.model.HostLink(), spans)
 }
 
-// work runs an instruction that a rank does by itself.
+// work runs an instruction that involves no other rank.
 func (w *world) work(r *rank, pc int, st *step) {
 	d := w.own(r, pc, st.duration)
 	now := r.clocks[st.stream].now
@@ -149,7 +149,7 @@ func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
 
-// own returns the time that a rank takes for an instruction of its own with a given price.
+// own returns the time that a rank takes for such an instruction, given its price.
 func (w *world) own(r *rank, pc int, price float64) float64 {
 	d := price * r.slow
 	if w.options.Jitter > 0 {

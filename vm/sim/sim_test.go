@@ -142,7 +142,7 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 		b.phase(ir.PhaseWeights)
 		for _, s := range []*script{a, b} {
 			s.then(ir.Compute, ir.Coll)
-			s.gather(1, 2) // 9 .. 10, when no rank has a task any more
+			s.gather(1, 2) // 9 .. 10, when no rank has a task left
 			s.then(ir.Coll, ir.Compute)
 			s.work(ir.Compute, optimizer)
 			s.phase(ir.PhaseOptimizer)
@@ -524,8 +524,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// The paper's jobs as they are: with collectives across nodes, streams wait for each other because buffers
-// share bytes.
+// The paper's jobs unchanged: with collectives across nodes, streams wait for each other because buffers share
+// bytes.
 func TestAgreesOnPaperJobs(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("a minute; SPPO_LONG=1 runs it")

@@ -32,7 +32,7 @@ type Rank struct {
 	Count int        // number of such ranks
 	End   ir.Seconds // of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
-	// Waits is how long the compute stream waited for work in progress on each other stream, directly or
+	// Waits is the time for which the compute stream waited for work in progress on each other stream, directly or
 	// through another stream.
 	Waits [ir.NumStreams]ir.Seconds
 	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
@@ -43,8 +43,8 @@ type Rank struct {
 	Pipeline Pipeline // of one such rank, up to its own last task
 }
 
-// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any
-// of them. The optimizer and what follows are not part of it. A section without tasks counts as a whole.
+// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of
+// them. It excludes the optimizer and later work. A section without tasks is included as a whole.
 type Pipeline struct {
 	Ranks   int
 	End     ir.Seconds // of the last task

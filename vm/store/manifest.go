@@ -39,7 +39,7 @@ type Manifest struct {
 	Shards  []Shard              `json:"shards"`
 }
 
-// Division is how the job that wrote a checkpoint was divided: into replicas, stages, and ranks of a stage.
+// Division is the division of the job that wrote a checkpoint: into replicas, stages, and ranks of a stage.
 type Division struct {
 	DP int `json:"dp"`
 	PP int `json:"pp"`

@@ -77,7 +77,7 @@ type App struct {
 	Name     string
 	Doc      string
 	Commands []Command           // excluding completion, man and version, which every App has
-	Aliases  map[string][]string // first arguments that stand for a command: "--list-passes" for "passes"
+	Aliases  map[string][]string // first arguments that mean a command: "--list-passes" for "passes"
 	Pages    []Page              // manual pages besides the program's own
 }
 
@@ -206,7 +206,7 @@ func (a *App) setup(c *Command) (*pflag.FlagSet, Action) {
 	flags.Usage = func() {}
 	action := c.Setup(flags)
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.DefValue == "-1" { // stands for a flag that was not given
+		if f.DefValue == "-1" { // this default means that the flag was not given
 			f.DefValue = "0"
 		}
 	})

@@ -64,7 +64,7 @@ func TestPanicIsReported(t *testing.T) {
 	}
 }
 
-// A result that cannot be completed leaves the old file unchanged and no other file behind.
+// A result that cannot be completed leaves the old file unchanged and no temporary file.
 func TestWriteFileIsAllOrNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "result")

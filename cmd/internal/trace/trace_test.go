@@ -73,7 +73,7 @@ func TestReadIsTheInverseOfWrite(t *testing.T) {
 	}
 }
 
-// Traces are told apart from plans; both are JSON.
+// Traces are distinguished from plans, which are also JSON.
 func TestIs(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"trace.json": `{"displayTimeUnit":"ms","otherData":{}`, "plan.json": `{"name": "tiny"}`, "empty.json": ""} {

@@ -63,7 +63,7 @@ func (f *full) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An observer that fails is dropped and reported once; the others go on.
+// An observer that fails is dropped and reported once; the others continue.
 func TestFailingObserver(t *testing.T) {
 	var good bytes.Buffer
 	var failed []string

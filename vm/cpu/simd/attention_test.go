@@ -314,8 +314,8 @@ func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
 	}
 }
 
-// TestTurns checks that every task runs once, those of a list in order and never two of them at a time, whichever
-// threads take them.
+// TestTurns checks that every task runs once, those of a list in order and never two of them at a time, with any
+// assignment to threads.
 func TestTurns(t *testing.T) {
 	r := testRand(t)
 	for range rounds(200) {

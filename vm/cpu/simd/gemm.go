@@ -118,8 +118,8 @@ const (
 	keptWords   = 1 << 18 // packed words of op(a) for all parts of the same rows: half of a second-level cache
 )
 
-// refine divides parts further where that has no cost: rows at the ends of blocks, and columns if a thread can
-// keep its packed rows of op(a) from one part to the next.
+// refine divides parts further if that has no cost: rows at the ends of blocks, and columns if a thread can keep
+// its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)
