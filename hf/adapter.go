@@ -196,7 +196,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 	}
 	for _, t := range folder.Tensors() {
 		if !known[t.Name] {
-			return nil, fmt.Errorf("%s: no adapter of the program is called %q", t.File, t.Name)
+			return nil, fmt.Errorf("%s: the program has no adapter %q", t.File, t.Name)
 		}
 	}
 	return w, nil
@@ -207,7 +207,7 @@ func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
 	file := filepath.Join(dir, AdapterConfig)
 	text, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s holds no adapter: there is no %s", dir, AdapterConfig)
+		return fmt.Errorf("%s contains no adapter: it has no %s", dir, AdapterConfig)
 	}
 	if err != nil {
 		return err
@@ -218,22 +218,22 @@ func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	if config.Type != "LORA" {
-		return fmt.Errorf("%s: peft_type = %q is not covered; LORA is", file, config.Type)
+		return fmt.Errorf("%s: peft_type = %q is not supported; use LORA", file, config.Type)
 	}
 	if config.Rank != of.AdapterRank || config.Alpha != of.AdapterAlpha {
-		return fmt.Errorf("%s has r = %d, lora_alpha = %g, and the program has rank = %d, alpha = %g", file, config.Rank, config.Alpha, of.AdapterRank, of.AdapterAlpha)
+		return fmt.Errorf("%s has r = %d, lora_alpha = %g, but the program has rank = %d, alpha = %g", file, config.Rank, config.Alpha, of.AdapterRank, of.AdapterAlpha)
 	}
 	if config.Bias != "none" && config.Bias != "" {
-		return fmt.Errorf("%s: bias = %q is not covered; none is", file, config.Bias)
+		return fmt.Errorf("%s: bias = %q is not supported; use none", file, config.Bias)
 	}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if !slices.Contains(harmless, key) && isSet(all[key]) {
 			value, _ := json.Marshal(all[key])
-			return fmt.Errorf("%s: %s = %s is not covered", file, key, value)
+			return fmt.Errorf("%s: %s = %s is not supported", file, key, value)
 		}
 	}
 	if init, ok := config.Init.(string); ok && slices.ContainsFunc(changingBase, func(name string) bool { return strings.HasPrefix(init, name) }) {
-		return fmt.Errorf("%s: init_lora_weights = %q is not covered: the model's own matrices were changed as well", file, init)
+		return fmt.Errorf("%s: init_lora_weights = %q is not supported, because it also changes the model's own matrices", file, init)
 	}
 	if config.Dropout != 0 {
 		m.notice("lora_dropout = %v: there is no dropout in training", config.Dropout)

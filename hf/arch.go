@@ -15,7 +15,7 @@ type architecture struct {
 	modelType string
 	outer     string // model_type of a config that has this one as text_config
 	class     string // the class with which transformers loads it
-	family    string // in the language
+	family    string // name of the family in the language
 	defaults  map[string]any
 	read      func(m *Model, c *config)
 	names     naming
@@ -90,7 +90,7 @@ func (m *Model) decoder(c *config) {
 	case c.has("head_dim"):
 		m.setCount("head_dim", c.count("head_dim"), "head_dim")
 	case *c.err == nil && hidden%heads != 0:
-		c.failf("hidden_size", "= %d is no multiple of num_attention_heads = %d, and there is no head_dim", hidden, heads)
+		c.failf("hidden_size", "= %d is not a multiple of num_attention_heads = %d, and there is no head_dim", hidden, heads)
 	case *c.err == nil:
 		m.setCount("head_dim", hidden/heads, "hidden_size / num_attention_heads")
 	}
@@ -149,11 +149,11 @@ func (m *Model) storage(c *config) {
 		m.set("dtype", "bf16", from)
 	case "float16":
 		m.set("dtype", "bf16", from+" = float16")
-		m.notice("%s = float16: weights are computed with as bf16; their f32 masters hold the file's values exactly", key)
+		m.notice("%s = float16: the run computes with bf16 weights; their f32 masters hold the file's values exactly", key)
 	case "":
 		m.set("dtype", "bf16", "not in "+ConfigFile)
 	default:
-		c.failf(key, "= %q is not covered; float32, bfloat16 and float16 are", name)
+		c.failf(key, "= %q is not supported; use float32, bfloat16 or float16", name)
 	}
 }
 
@@ -188,9 +188,9 @@ func (m *Model) activation(c *config) {
 		name := c.word(key)
 		ours, ok := activations[name]
 		if !ok {
-			c.failf(key, "= %q is not covered", name)
+			c.failf(key, "= %q is not supported", name)
 		}
-		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] { // and which the family has by default
+		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] { // and that is also the family's default
 			m.set("activation", ours, key)
 		}
 		break
@@ -252,7 +252,7 @@ func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []
 	}
 	for _, t := range types {
 		if t != fullAttention && t != slidingAttention {
-			c.failf("layer_types", "has %q, which is not covered; %s and %s are", t, fullAttention, slidingAttention)
+			c.failf("layer_types", "has %q, which is not supported; use %s or %s", t, fullAttention, slidingAttention)
 		}
 	}
 	return types, "layer_types"
@@ -307,7 +307,7 @@ func (m *Model) smollm(c *config) {
 	from := "no_rope_layers"
 	switch {
 	case c.has(from):
-		rotated = get[[]int64](c, from, "list of whole numbers")
+		rotated = get[[]int64](c, from, "a list of whole numbers")
 	default:
 		from = "no_rope_layer_interval"
 		interval := int64(4)

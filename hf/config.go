@@ -20,9 +20,9 @@ const maxConfig = 16 << 20
 // config is an object of config.json. It records which members were read, and the first error: a reader may read
 // all members and check the error afterwards.
 type config struct {
-	prefix   string // of its members in messages: "rope_scaling."
+	prefix   string // path of its members in messages: "rope_scaling."
 	members  map[string]json.RawMessage
-	defaults map[string]any // of absent members; a member that is null has none
+	defaults map[string]any // values of absent members; a member that is null has none
 	used     map[string]bool
 	err      *error // shared by all objects of a file
 }
@@ -46,10 +46,10 @@ func readObject(path string) (*config, error) {
 func parseConfig(text []byte) (*config, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(text, &members); err != nil {
-		return nil, fmt.Errorf("is no JSON object: %w", err)
+		return nil, fmt.Errorf("is not a JSON object: %w", err)
 	}
 	if members == nil {
-		return nil, errors.New("is no JSON object")
+		return nil, errors.New("is not a JSON object")
 	}
 	return &config{members: members, used: map[string]bool{}, err: new(error)}, nil
 }
@@ -104,21 +104,21 @@ func get[T any](c *config, key, kind string) T {
 		return out
 	}
 	if json.Unmarshal(v, &out) != nil {
-		c.failf(key, "= %s is no %s", quote(v), kind)
+		c.failf(key, "= %s is not %s", quote(v), kind)
 	}
 	return out
 }
 
 // count returns a member that must be a positive whole number.
 func (c *config) count(key string) int64 {
-	v := get[int64](c, key, "whole number")
+	v := get[int64](c, key, "a whole number")
 	if *c.err == nil && v <= 0 {
 		c.failf(key, "= %d is not positive", v)
 	}
 	return v
 }
 
-func (c *config) number(key string) float64 { return get[float64](c, key, "number") }
+func (c *config) number(key string) float64 { return get[float64](c, key, "a number") }
 
 func (c *config) positive(key string) float64 {
 	v := c.number(key)
@@ -129,13 +129,13 @@ func (c *config) positive(key string) float64 {
 }
 
 func (c *config) numbers(key string) []float64 { return get[[]float64](c, key, "list of numbers") }
-func (c *config) truth(key string) bool        { return get[bool](c, key, "truth value") }
-func (c *config) word(key string) string       { return get[string](c, key, "text") }
+func (c *config) truth(key string) bool        { return get[bool](c, key, "true or false") }
+func (c *config) word(key string) string       { return get[string](c, key, "a string") }
 func (c *config) words(key string) []string    { return get[[]string](c, key, "list of texts") }
 
 // object returns a member that must be an object.
 func (c *config) object(key string) *config {
-	members := get[map[string]json.RawMessage](c, key, "object")
+	members := get[map[string]json.RawMessage](c, key, "an object")
 	return &config{prefix: c.prefix + key + ".", members: members, used: map[string]bool{}, err: c.err}
 }
 
@@ -144,7 +144,7 @@ func (c *config) want(key string, covered any) {
 	v := c.raw(key)
 	text, _ := json.Marshal(covered)
 	if v != nil && string(v) != string(text) {
-		c.failf(key, "= %s is not covered; %s is", quote(v), text)
+		c.failf(key, "= %s is not supported; use %s", quote(v), text)
 	}
 }
 
@@ -169,7 +169,7 @@ func (c *config) finish() {
 	}
 	slices.Sort(rest)
 	if len(rest) > 0 {
-		c.failf(rest[0], "= %s is not covered", quote(c.members[rest[0]]))
+		c.failf(rest[0], "= %s is not supported", quote(c.members[rest[0]]))
 	}
 }
 

@@ -28,7 +28,7 @@ func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 			return read, append(text, '\n'), nil
 		}
 		if refusal == nil {
-			refusal = fmt.Errorf("transformers has no such model: %s is the nearest, and %w", a.class, err)
+			refusal = fmt.Errorf("transformers has no such model: the closest is %s, but %w", a.class, err)
 		}
 	}
 	return nil, nil, refusal
@@ -66,7 +66,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 		got.AttnScale = want.AttnScale // a square root was squared and taken again
 	}
 	if a, b := got.Difference(want); a != "" {
-		return nil, fmt.Errorf("has %s, where this one has %s", a, b)
+		return nil, fmt.Errorf("it has %s where this model has %s", a, b)
 	}
 	return read, nil
 }

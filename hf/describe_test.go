@@ -65,9 +65,9 @@ func TestDescribe(t *testing.T) {
 		"family = gemma3":                    `"rope_theta": 10000.0`,
 		"family = gemma2 attn_softcap = 0":   `"attn_logit_softcapping": null`,
 		"family = smollm3 layers = 4":        `"no_rope_layers": [`,
-		"family = llama norm = layernorm":    "transformers has no such model: LlamaForCausalLM is the nearest, and has norm = rmsnorm, where this one has norm = layernorm",
+		"family = llama norm = layernorm":    "transformers has no such model: the closest is LlamaForCausalLM, but it has norm = rmsnorm where this model has norm = layernorm",
 		"family = mistral window = [8, 0]":   `"layer_types": [`, // as smollm3
-		"family = qwen3 bias = [mlp]":        "has bias = [], where this one has bias = [mlp]",
+		"family = qwen3 bias = [mlp]":        "has bias = [] where this model has bias = [mlp]",
 		"family = llama rope_partial = 0.5":  `"partial_rotary_factor": 0.5`, // as phi3
 		"family = llama positions = none":    `"no_rope_layers": [`,          // as smollm3
 		"family = llama attn_softcap = 5":    "attn_softcap = 0",

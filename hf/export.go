@@ -37,7 +37,7 @@ type Export struct {
 	Tensors []ir.Tensor
 	From    *Model // the folder with the config, names, types and other files; without a folder, the model of Config
 	Config  []byte // the config.json if there is no folder
-	DType   string // of all weights; empty: as in From
+	DType   string // type of all weights; empty: as in From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
 }
@@ -171,7 +171,7 @@ func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype strin
 
 // read copies the part's share of n rows of the stored tensor, starting at first, to its place in out.
 func (p *part) read(from Values, first, n, width int64, out []float32) error {
-	rows, cols := p.Shape[0], p.Shape[1] // of the stored tensor
+	rows, cols := p.Shape[0], p.Shape[1] // shape of the stored tensor
 	if p.transposed {
 		rows, cols = cols, rows
 	}

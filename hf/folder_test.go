@@ -57,28 +57,28 @@ type members = map[string]any
 
 func TestRefusedConfigs(t *testing.T) {
 	for want, text := range map[string][]byte{
-		`model_type = "mamba" is not covered; covered are gemma2,`: small(t, members{"model_type": "mamba"}),
-		"model_type is missing":                                small(t, members{"model_type": nil}),
-		"is no JSON object":                                    []byte("null"),
-		"is no JSON object: unexpected end":                    []byte("{"),
-		"hidden_size is missing":                               small(t, members{"hidden_size": nil}),
-		`hidden_size = "8" is no whole number`:                 small(t, members{"hidden_size": "8"}),
-		"hidden_size = 8.5 is no whole number":                 small(t, members{"hidden_size": 8.5}),
-		"num_hidden_layers = 0 is not positive":                small(t, members{"num_hidden_layers": 0}),
-		"head_dim = -6 is not positive":                        small(t, members{"head_dim": -6}),
-		"is no multiple of num_attention_heads":                small(t, members{"head_dim": nil, "num_attention_heads": 3}),
-		"rms_norm_eps = 0 is not positive":                     small(t, members{"rms_norm_eps": 0}),
-		`hidden_act = "mish" is not covered`:                   small(t, members{"hidden_act": "mish"}),
-		`dtype = "float64" is not covered`:                     small(t, members{"dtype": "float64"}),
-		"sinks = true is not covered":                          small(t, members{"sinks": true}),
-		"num_local_experts = 8 is not covered":                 small(t, members{"num_local_experts": 8}),
-		"quantised gptq weights are not covered":               small(t, members{"quantization_config": members{"quant_method": "gptq", "bits": 4}}),
-		"quantised weights are not covered":                    small(t, members{"quantization_config": members{"bits": 4}}),
-		`rope_parameters.rope_type = "dynamic" is not covered`: small(t, members{"rope_parameters": members{"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
-		`rope_scaling.type = "dynamic" is not covered`:         small(t, members{"rope_parameters": nil, "rope_scaling": members{"type": "dynamic", "factor": 2}}),
-		"rope_parameters.factor is missing":                    small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
-		"rope_parameters.mscale_x = 1 is not covered":          small(t, members{"rope_parameters": members{"rope_type": "default", "mscale_x": 1, "rope_theta": 1e4}}),
-		"rope_parameters = 3 is no object":                     small(t, members{"rope_parameters": 3}),
+		`model_type = "mamba" is not supported; supported are gemma2,`: small(t, members{"model_type": "mamba"}),
+		"model_type is missing":                                  small(t, members{"model_type": nil}),
+		"is not a JSON object":                                   []byte("null"),
+		"is not a JSON object: unexpected end":                   []byte("{"),
+		"hidden_size is missing":                                 small(t, members{"hidden_size": nil}),
+		`hidden_size = "8" is not a whole number`:                small(t, members{"hidden_size": "8"}),
+		"hidden_size = 8.5 is not a whole number":                small(t, members{"hidden_size": 8.5}),
+		"num_hidden_layers = 0 is not positive":                  small(t, members{"num_hidden_layers": 0}),
+		"head_dim = -6 is not positive":                          small(t, members{"head_dim": -6}),
+		"is not a multiple of num_attention_heads":               small(t, members{"head_dim": nil, "num_attention_heads": 3}),
+		"rms_norm_eps = 0 is not positive":                       small(t, members{"rms_norm_eps": 0}),
+		`hidden_act = "mish" is not supported`:                   small(t, members{"hidden_act": "mish"}),
+		`dtype = "float64" is not supported`:                     small(t, members{"dtype": "float64"}),
+		"sinks = true is not supported":                          small(t, members{"sinks": true}),
+		"num_local_experts = 8 is not supported":                 small(t, members{"num_local_experts": 8}),
+		"quantised gptq weights are not supported":               small(t, members{"quantization_config": members{"quant_method": "gptq", "bits": 4}}),
+		"quantised weights are not supported":                    small(t, members{"quantization_config": members{"bits": 4}}),
+		`rope_parameters.rope_type = "dynamic" is not supported`: small(t, members{"rope_parameters": members{"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
+		`rope_scaling.type = "dynamic" is not supported`:         small(t, members{"rope_parameters": nil, "rope_scaling": members{"type": "dynamic", "factor": 2}}),
+		"rope_parameters.factor is missing":                      small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
+		"rope_parameters.mscale_x = 1 is not supported":          small(t, members{"rope_parameters": members{"rope_type": "default", "mscale_x": 1, "rope_theta": 1e4}}),
+		"rope_parameters = 3 is not an object":                   small(t, members{"rope_parameters": 3}),
 	} {
 		_, err := hf.ReadModel(configFolder(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), hf.ConfigFile) || strings.Contains(err.Error(), "\n") {
@@ -172,16 +172,16 @@ func TestRefusedWeights(t *testing.T) {
 	}{
 		{"unchanged", "llama", "", func(l sources) sources { return l }},
 		{"missing", "llama", `has no tensor "` + q + `"`, func(l sources) sources { named(l, q).Name = "model.rotary_emb.inv_freq"; return l }},
-		{"unknown", "llama", `no tensor of the model is called "extra"`, func(l sources) sources {
+		{"unknown", "llama", `the model has no tensor "extra"`, func(l sources) sources {
 			return append(l, source(safetensors.Info{Name: "extra", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
 		}},
-		{"bias", "llama", `is called "model.layers.0.self_attn.q_proj.bias"`, func(l sources) sources {
+		{"bias", "llama", `has no tensor "model.layers.0.self_attn.q_proj.bias"`, func(l sources) sources {
 			return append(l, source(safetensors.Info{Name: "model.layers.0.self_attn.q_proj.bias", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
 		}},
 		{"buffer", "llama", "", func(l sources) sources {
 			return append(l, source(safetensors.Info{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
 		}},
-		{"turned", "llama", "has the shape [8 12], and the model wants [12 8]", func(l sources) sources {
+		{"turned", "llama", "has shape [8 12], but the model needs [12 8]", func(l sources) sources {
 			named(l, q).Shape = []int64{8, 12}
 			return l
 		}},
@@ -195,7 +195,7 @@ func TestRefusedWeights(t *testing.T) {
 			head.Name = "lm_head.weight"
 			return append(l, head)
 		}},
-		{"tied and other", "llama-tied-f16", "differ, and tie_word_embeddings = true", func(l sources) sources {
+		{"tied and other", "llama-tied-f16", "differ, although tie_word_embeddings = true", func(l sources) sources {
 			info := named(l, "model.embed_tokens.weight").Info
 			info.Name = "lm_head.weight"
 			return append(l, source(info, make([]byte, info.Bytes())))
@@ -252,7 +252,7 @@ func TestExportIsWholeOrNothing(t *testing.T) {
 		want string
 	}{
 		{"stopped", stopped, constant(1), "context canceled"},
-		{"beyond f16", t.Context(), constant(1e6), "beyond the largest of f16"},
+		{"beyond f16", t.Context(), constant(1e6), "the largest value of f16"},
 		{"right", t.Context(), constant(1), ""},
 	} {
 		parent := t.TempDir()

@@ -25,7 +25,7 @@ func TestEndTokens(t *testing.T) {
 		{`, "eos_token_id": 7`, `{}`, []uint32{7}, ""},
 		{"", `{"eos_token_id": "</s>"}`, nil, `generation_config.json: eos_token_id = "</s>", which is neither a token nor a list of tokens`},
 		{"", `{"eos_token_id": -1}`, nil, "neither a token nor a list"},
-		{"", `[1]`, nil, "generation_config.json: is no JSON object"},
+		{"", `[1]`, nil, "generation_config.json: is not a JSON object"},
 	} {
 		dir := t.TempDir()
 		files := map[string]string{"config.json": config + c.config + "}"}

@@ -21,7 +21,7 @@ type Key struct{ Name, Value, From string }
 
 // Model is a Hugging Face model in terms of the language.
 type Model struct {
-	Name    string // for the model block
+	Name    string // name of the model block
 	Dir     string
 	Keys    []Key
 	Notices []string // requests of the config that training ignores
@@ -67,7 +67,7 @@ func newModel(name, dir string, c *config) (*Model, error) {
 		if q.has("quant_method") {
 			method = q.word("quant_method") + " weights"
 		}
-		return nil, fmt.Errorf("quantization_config: quantised %s are not covered; the folder that they were made of is", method)
+		return nil, fmt.Errorf("quantization_config: quantised %s are not supported; use the original folder", method)
 	}
 	a, inner := find(c)
 	if a == nil {
@@ -76,7 +76,7 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, outer: inner != c}
 	m.inherit(c)
 	if m.outer {
-		m.notice("model_type = %s: of the parts of this model only the language model, text_config, is trained", a.outer)
+		m.notice("model_type = %s: only the language model, text_config, is trained", a.outer)
 	}
 	c = inner
 	c.defaults = a.defaults
@@ -95,9 +95,9 @@ func (m *Model) covered() error {
 		key := lang.FindKey("model." + k.Name)
 		switch {
 		case key == nil:
-			return fmt.Errorf("%s is not covered: models have no %s", k.From, k.Name)
+			return fmt.Errorf("%s is not supported: models have no %s", k.From, k.Name)
 		case unicode.IsLetter(rune(k.Value[0])) && !slices.Contains(key.Words(), k.Value):
-			return fmt.Errorf("%s is not covered: %s = %s does not exist", k.From, k.Name, k.Value)
+			return fmt.Errorf("%s is not supported: %s = %s does not exist", k.From, k.Name, k.Value)
 		}
 	}
 	return nil
@@ -132,7 +132,7 @@ func find(c *config) (*architecture, *config) {
 		names = append(names, architectures[i].modelType)
 	}
 	slices.Sort(names)
-	c.failf("model_type", "= %q is not covered; covered are %s", name, strings.Join(names, ", "))
+	c.failf("model_type", "= %q is not supported; supported are %s", name, strings.Join(names, ", "))
 	return nil, c
 }
 

@@ -75,7 +75,7 @@ func (m *Model) scaling(p, c *config) {
 	case "linear", "llama3", "yarn", "longrope":
 		m.set("rope_scaling", kind, p.prefix+key)
 	default:
-		p.failf(key, "= %q is not covered; default, linear, llama3, yarn and longrope are", kind)
+		p.failf(key, "= %q is not supported; use default, linear, llama3, yarn or longrope", kind)
 		return
 	}
 	original := 0.0

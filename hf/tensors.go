@@ -13,7 +13,7 @@ import (
 // architecture's tensors.
 type naming struct {
 	tensors map[string]place
-	prefix  string   // of all names except the head's; some folders omit it
+	prefix  string   // prefix of all names except the head's; some folders omit it
 	ignored []string // suffixes of buffers in older files, which are not needed
 }
 
@@ -169,7 +169,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 		for _, other := range p.after {
 			o := index[joinName(other, layer)]
 			if o == nil {
-				return nil, fmt.Errorf("%s holds %s after %s, which the model has not", name, t.Name, joinName(other, layer))
+				return nil, fmt.Errorf("%s contains %s after %s, which the model lacks", name, t.Name, joinName(other, layer))
 			}
 			at += across(o)
 		}

@@ -104,15 +104,15 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 	shape := slices.Clone(s.shape)
 	if s.parts[0].Name == posName && len(t.Shape) == 2 {
 		if t.Shape[0] < shape[0] {
-			return fmt.Errorf("tensor %q has %d positions, and train.sequence is %d", t.Name, t.Shape[0], shape[0])
+			return fmt.Errorf("tensor %q has %d positions, but train.sequence is %d", t.Name, t.Shape[0], shape[0])
 		}
 		shape[0] = t.Shape[0]
 	}
 	switch {
 	case !slices.Equal(t.Shape, shape):
-		return fmt.Errorf("%s: tensor %q has the shape %v, and the model wants %v", t.File, t.Name, t.Shape, shape)
+		return fmt.Errorf("%s: tensor %q has shape %v, but the model needs %v", t.File, t.Name, t.Shape, shape)
 	case !safetensors.Convertible(t.DType):
-		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are covered", t.File, t.Name, t.DType)
+		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are supported", t.File, t.Name, t.DType)
 	}
 	return nil
 }
@@ -132,11 +132,11 @@ func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) st
 			return err
 		}
 		if !same {
-			return fmt.Errorf("tensors %q and %q differ, and tie_word_embeddings = true", head, embed)
+			return fmt.Errorf("tensors %q and %q differ, although tie_word_embeddings = true", head, embed)
 		}
 	case m.outer && !strings.Contains(t.Name, "language_model."):
 	default:
-		return fmt.Errorf("%s: no tensor of the model is called %q", t.File, t.Name)
+		return fmt.Errorf("%s: the model has no tensor %q", t.File, t.Name)
 	}
 	w.Ignored = append(w.Ignored, t.Name)
 	return nil

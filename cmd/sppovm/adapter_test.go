@@ -248,17 +248,17 @@ func TestWrongAdapters(t *testing.T) {
 		from, to, want string
 		args           []string
 	}{
-		{"", "", "holds no adapter", []string{"--weights", model, "--adapter", "."}},
+		{"", "", "contains no adapter", []string{"--weights", model, "--adapter", "."}},
 		{"", "", "--adapter needs --weights", []string{"--adapter", adapter}},
-		{"", "", "has r = 4, lora_alpha = 4, and the program has rank = 4, alpha = 8", []string{"--weights", model, "--adapter", other}},
+		{"", "", "has r = 4, lora_alpha = 4, but the program has rank = 4, alpha = 8", []string{"--weights", model, "--adapter", other}},
 		{"", "", "is an adapter of another model", []string{"--weights", model, "--adapter", other, "--set", "train.adapter.alpha=4"}},
 		{"", "", "trains no adapter", []string{"--weights", model, "--adapter", adapter, "--set", "train.adapter=none"}},
-		{"", "", "no adapter of the program is called", []string{"--weights", model, "--adapter", adapter, "--set", "train.adapter.targets=[q_proj]"}},
-		{`"LORA"`, `"IA3"`, `peft_type = "IA3" is not covered`, []string{"--weights", model, "--adapter", "broken"}},
-		{`"use_dora": false`, `"use_dora": true`, "use_dora = true is not covered", []string{"--weights", model, "--adapter", "broken"}},
-		{`"use_rslora": false`, `"use_rslora": true`, "use_rslora = true is not covered", []string{"--weights", model, "--adapter", "broken"}},
-		{`"init_lora_weights": true`, `"init_lora_weights": "pissa_niter_4"`, "the model's own matrices were changed as well", []string{"--weights", model, "--adapter", "broken"}},
-		{`"modules_to_save": null`, `"modules_to_save": ["lm_head"]`, `modules_to_save = ["lm_head"] is not covered`, []string{"--weights", model, "--adapter", "broken"}},
+		{"", "", "the program has no adapter", []string{"--weights", model, "--adapter", adapter, "--set", "train.adapter.targets=[q_proj]"}},
+		{`"LORA"`, `"IA3"`, `peft_type = "IA3" is not supported`, []string{"--weights", model, "--adapter", "broken"}},
+		{`"use_dora": false`, `"use_dora": true`, "use_dora = true is not supported", []string{"--weights", model, "--adapter", "broken"}},
+		{`"use_rslora": false`, `"use_rslora": true`, "use_rslora = true is not supported", []string{"--weights", model, "--adapter", "broken"}},
+		{`"init_lora_weights": true`, `"init_lora_weights": "pissa_niter_4"`, "also changes the model's own matrices", []string{"--weights", model, "--adapter", "broken"}},
+		{`"modules_to_save": null`, `"modules_to_save": ["lm_head"]`, `modules_to_save = ["lm_head"] is not supported`, []string{"--weights", model, "--adapter", "broken"}},
 	} {
 		edit(x.from, x.to)
 		var errs bytes.Buffer

@@ -60,14 +60,14 @@ func (t *Info) size() (int64, error) {
 		}
 		high, low := bits.Mul64(n, uint64(d))
 		if high != 0 {
-			return 0, fmt.Errorf("tensor %q has a shape of more elements than can be counted: %v", t.Name, t.Shape)
+			return 0, fmt.Errorf("tensor %q has too many elements: its shape is %v", t.Name, t.Shape)
 		}
 		n = low
 	}
 	high, low := bits.Mul64(n, width)
 	switch {
 	case high != 0 || low/8 > 1<<62:
-		return 0, fmt.Errorf("tensor %q has a shape of more bytes than can be counted: %v", t.Name, t.Shape)
+		return 0, fmt.Errorf("tensor %q has too many bytes: its shape is %v", t.Name, t.Shape)
 	case low%8 != 0:
 		return 0, fmt.Errorf("tensor %q of dtype %s ends inside a byte", t.Name, t.DType)
 	}
@@ -102,9 +102,9 @@ func readHeader(r io.ReaderAt, size int64) (*header, int64, error) {
 	}
 	switch {
 	case n > MaxHeader:
-		return nil, 0, fmt.Errorf("announces a header of %d bytes; the limit is %d", n, MaxHeader)
+		return nil, 0, fmt.Errorf("has a header of %d bytes; the limit is %d", n, MaxHeader)
 	case int64(n) > size-8:
-		return nil, 0, fmt.Errorf("is cut short: it announces a header of %d bytes, and %d follow", n, size-8)
+		return nil, 0, fmt.Errorf("is truncated: its header should have %d bytes, but only %d follow", n, size-8)
 	}
 	text := make([]byte, n)
 	if _, err := r.ReadAt(text, 8); err != nil {
@@ -135,14 +135,14 @@ func parseHeader(text []byte) (*header, error) {
 		return eachMember(value, func(key string, value json.RawMessage) error {
 			var text string
 			if len(value) == 0 || value[0] != '"' || json.Unmarshal(value, &text) != nil {
-				return fmt.Errorf("__metadata__ has %q with a value that is no string", key)
+				return fmt.Errorf("__metadata__ has %q with a value that is not a string", key)
 			}
 			h.metadata[key] = text
 			return nil
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("has a wrong header: %w", err)
+		return nil, fmt.Errorf("has an invalid header: %w", err)
 	}
 	return h, nil
 }
@@ -189,7 +189,7 @@ func clip(text string) string {
 func eachMember(text []byte, f func(name string, value json.RawMessage) error) error {
 	in := json.NewDecoder(bytes.NewReader(text))
 	if first, err := in.Token(); err != nil || first != json.Delim('{') {
-		return fmt.Errorf("%s is no JSON object", clip(string(text)))
+		return fmt.Errorf("%s is not a JSON object", clip(string(text)))
 	}
 	seen := map[string]bool{}
 	for in.More() {
@@ -199,10 +199,10 @@ func eachMember(text []byte, f func(name string, value json.RawMessage) error) e
 		}
 		name, ok := key.(string)
 		if !ok {
-			return fmt.Errorf("%v is no name", key)
+			return fmt.Errorf("%v is not a name", key)
 		}
 		if seen[name] {
-			return fmt.Errorf("%q is there twice", name)
+			return fmt.Errorf("%q occurs twice", name)
 		}
 		seen[name] = true
 		var value json.RawMessage
@@ -239,19 +239,19 @@ func (h *header) check(values int64) error {
 		case err != nil:
 			return err
 		case e.begin < 0 || e.end < e.begin:
-			return fmt.Errorf("tensor %q lies from byte %d to %d", e.Name, e.begin, e.end)
+			return fmt.Errorf("tensor %q extends from byte %d to %d", e.Name, e.begin, e.end)
 		case e.begin > at:
 			return fmt.Errorf("no tensor covers bytes %d to %d of the values, before %q", at, e.begin, e.Name)
 		case e.begin < at:
 			return fmt.Errorf("tensors %q and %q overlap at byte %d of the values", before, e.Name, e.begin)
 		case e.end-e.begin != size:
-			return fmt.Errorf("tensor %q has %d bytes, and %s %v takes %d", e.Name, e.end-e.begin, e.DType, e.Shape, size)
+			return fmt.Errorf("tensor %q has %d bytes, but %s %v takes %d", e.Name, e.end-e.begin, e.DType, e.Shape, size)
 		}
 		at, before = e.end, e.Name
 	}
 	switch {
 	case at > values:
-		return fmt.Errorf("is cut short: its tensors take %d bytes, and %d follow the header", at, values)
+		return fmt.Errorf("is truncated: its tensors take %d bytes, but only %d follow the header", at, values)
 	case at < values:
 		return fmt.Errorf("has %d bytes after its last tensor", values-at)
 	}

@@ -39,7 +39,7 @@ func Append(out []byte, values []float32, dtype string) ([]byte, error) {
 		case F16:
 			h := toF16(v)
 			if h&0x7fff == 0x7c00 && !math.IsInf(float64(v), 0) {
-				return nil, fmt.Errorf("value %d is %g, beyond the largest of f16, 65504", i, v)
+				return nil, fmt.Errorf("value %d is %g; the largest value of f16 is 65504", i, v)
 			}
 			out = binary.LittleEndian.AppendUint16(out, h)
 		default:

@@ -31,7 +31,7 @@ type Tensor struct {
 // Folder provides the weights of a folder for reading. Its methods are safe for concurrent use.
 type Folder struct {
 	Path     string
-	Metadata map[string]string // of the first file
+	Metadata map[string]string // metadata of the first file
 	tensors  []Tensor          // in the order of the files
 	index    map[string]int
 	files    []*os.File
@@ -107,7 +107,7 @@ type shard struct {
 func (f *Folder) open(path string, s *shard) error {
 	file, size, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && s != nil {
-		return fmt.Errorf("%s is missing, and %s names it", path, IndexFile)
+		return fmt.Errorf("%s is missing, although %s names it", path, IndexFile)
 	}
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (f *Folder) open(path string, s *shard) error {
 	}
 	for _, e := range h.entries {
 		if s != nil && !s.names[e.Name] {
-			return fmt.Errorf("%s holds tensor %q, which %s does not place there", path, e.Name, IndexFile)
+			return fmt.Errorf("%s contains tensor %q, although %s does not place it there", path, e.Name, IndexFile)
 		}
 		f.index[e.Name] = len(f.tensors)
 		f.tensors = append(f.tensors, Tensor{Info: e.Info, File: path, begin: start + e.begin, from: file})
@@ -132,7 +132,7 @@ func (f *Folder) open(path string, s *shard) error {
 	}
 	for _, name := range sortedKeys(s.names) {
 		if f.Find(name) == nil {
-			return fmt.Errorf("%s lacks tensor %q, which %s places there", path, name, IndexFile)
+			return fmt.Errorf("%s lacks tensor %q, although %s places it there", path, name, IndexFile)
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func readIndex(path string) ([]*shard, error) {
 		return eachMember(value, func(name string, value json.RawMessage) error {
 			var file string
 			if json.Unmarshal(value, &file) != nil || file == "" || file != filepath.Base(file) || file == ".." || strings.ContainsAny(file, `/\`) {
-				return fmt.Errorf("tensor %q is in %s, which is no name of a file", name, clip(string(value)))
+				return fmt.Errorf("tensor %q is in %s, which is not a file name", name, clip(string(value)))
 			}
 			if byFile[file] == nil {
 				byFile[file] = &shard{file, map[string]bool{}}

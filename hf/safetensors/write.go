@@ -102,7 +102,7 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 			return fmt.Errorf("tensor %q: %w", sources[i].Name, err)
 		}
 		if want := sources[i].Bytes(); counted.n != want {
-			return fmt.Errorf("internal: tensor %q has %d bytes, and %d were written", sources[i].Name, want, counted.n)
+			return fmt.Errorf("internal: tensor %q has %d bytes, but %d were written", sources[i].Name, want, counted.n)
 		}
 	}
 	if err := buffered.Flush(); err != nil {
@@ -139,7 +139,7 @@ func headerOf(sources []Source, metadata map[string]string) ([]byte, error) {
 			return nil, err
 		}
 		if seen[s.Name] {
-			return nil, fmt.Errorf("tensor %q is there twice", s.Name)
+			return nil, fmt.Errorf("tensor %q occurs twice", s.Name)
 		}
 		seen[s.Name] = true
 		value := struct {
