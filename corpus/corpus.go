@@ -53,7 +53,7 @@ type Corpus struct {
 // Order defines the order of sequences.
 type Order struct {
 	Sequence int64   // tokens per sequence; a window has one more, the last label
-	Seed     int64   // of the shuffle
+	Seed     int64   // seed of the shuffle
 	Holdout  float64 // share of each part, at its end, for validation
 	Held     int64   // windows of a validation; 0: none
 }

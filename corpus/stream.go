@@ -14,7 +14,7 @@ type file struct {
 	name   string
 	data   io.ReaderAt
 	size   int64 // total bytes
-	offset int64 // of the first token
+	offset int64 // offset of the first token in bytes
 	width  int64
 	start  int64 // number of its first token in the stream
 	count  int64

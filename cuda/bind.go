@@ -66,7 +66,7 @@ type binder struct {
 	pc      int
 	section ir.Section
 	stream  driver.Stream
-	places  []driver.Ptr // of the operands, 0 if absent
+	places  []driver.Ptr // addresses of the operands, 0 if absent
 	plan    *kernels.Plan
 	staged  *int64 // offset of staged tokens in host memory, after the arena
 	out     *bound

@@ -61,7 +61,7 @@ type guarded struct {
 	mu     sync.RWMutex
 	comm   *nccl.Comm
 	place  place
-	index  int // of this rank among the members
+	index  int // this rank's index among the members
 	ended  bool
 	shared *collective
 }

@@ -97,7 +97,7 @@ type gpu struct {
 	sms    int
 	total  int64
 
-	choices *cublas.Choices // of all cards of this name
+	choices *cublas.Choices // shared by all cards of this name
 	tuned   *tuned          // nil: not cached
 }
 

@@ -37,7 +37,7 @@ type Device struct {
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
 	allowed      map[driver.Func]int64     // dynamic shared memory above the default limit
-	tables       map[string]driver.Ptr     // of launches, by content
+	tables       map[string]driver.Ptr     // tables of launches, by content
 	blas         *cublas.Handle            // nil: our own kernels compute products
 	free         []func() error            // in the order of creation; Close runs them backwards
 	bound        [ir.NumSections][]bound
@@ -47,13 +47,13 @@ type Device struct {
 	comms        map[int]*guarded // by NCCL
 	ranges       *ranges          // nil: no profiler is attached
 	graphs       *graphs          // nil: calls are made one by one
-	records      *pinned          // for waits that gave up; nil: waits are not limited
+	records      *pinned          // records of waits that gave up; nil: waits are not limited
 	recorded     []string         // the sources with a record, in order
 
 	section ir.Section
 	round   int64
 	err     error
-	at      atomic.Uint64 // what the rank is doing, as doingAt encodes it
+	at      atomic.Uint64 // the rank's activity, as encoded by doingAt
 }
 
 // bound is an instruction ready to be issued.

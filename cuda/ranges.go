@@ -12,7 +12,7 @@ import (
 type ranges struct {
 	profiler *nvtx.Profiler
 	sections [ir.NumSections]*nvtx.Name
-	names    [ir.NumSections][]*nvtx.Name // of the range that an instruction begins, or nil
+	names    [ir.NumSections][]*nvtx.Name // name of the range that an instruction begins, or nil
 	inside   bool
 }
 

@@ -14,7 +14,7 @@ type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
 	begun driver.Call
-	first ir.Stream // that records start
+	first ir.Stream // stream that records start
 }
 
 // make creates the events and puts their recording around the actions of each instruction; sections that are

@@ -153,7 +153,7 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 		values := vm.Uint16s(bytes)
 		if v.DType == ir.I32 {
 			values = nil
-			for i := range vm.Int32s(bytes) { // of documents of 64 tokens, the first of which began before
+			for i := range vm.Int32s(bytes) { // documents of 64 tokens, the first of which began earlier
 				vm.Int32s(bytes)[i] = int32(i+triedPrefix) % 64
 			}
 		}

@@ -195,9 +195,9 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 type calibration struct {
 	program   *ir.Program
 	job       *vm.Job
-	samples   []probe.Sample // of steps
-	seconds   []float64      // of the counted samples, ascending
-	simulated float64        // of a step
+	samples   []probe.Sample // measured steps
+	seconds   []float64      // durations of the counted samples, ascending
+	simulated float64        // simulated duration of a step
 }
 
 func calibrate(b *testing.B, plan string) calibration {

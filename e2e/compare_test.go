@@ -53,9 +53,9 @@ func differing(got, want map[string][]float32, names []string) []string {
 
 // tolerance bounds differences by rounding.
 type tolerance struct {
-	loss   float64 // of every step, relative
-	global float64 // of the gradient of step 1, relative to its total norm
-	tensor float64 // of each tensor's part, relative to its own norm
+	loss   float64 // relative error of every step's loss
+	global float64 // error of the gradient of step 1, relative to its total norm
+	tensor float64 // error of each tensor's part, relative to its own norm
 }
 
 // tolerances by storage type.

@@ -209,7 +209,7 @@ func TestMuxKeepsActivations(t *testing.T) {
 func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 	found := map[string]bool{}
 	for _, in := range stepInstrs(code, op, phase) {
-		name := code.Buffers[in.Args[0].Buffer].Name // of the output, or the gradient of the queries
+		name := code.Buffers[in.Args[0].Buffer].Name // name of the output, or of the gradient of the queries
 		found[name[:strings.Index(name, fmt.Sprintf(".l%d.", in.Prov.Layer))]+fmt.Sprint(".l", in.Prov.Layer)] = true
 	}
 	return found
@@ -219,7 +219,7 @@ func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 func saved(p *plan.Plan, name string) bool {
 	for _, u := range p.Units {
 		of, ok := strings.CutSuffix(strings.TrimSuffix(name, ".reload"), "."+u.Name)
-		if u.Type == plan.Type1 && ok && !strings.HasSuffix(of, ".d") { // which is its gradient
+		if u.Type == plan.Type1 && ok && !strings.HasSuffix(of, ".d") { // not its gradient
 			return true
 		}
 	}

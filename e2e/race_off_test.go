@@ -3,7 +3,7 @@
 package e2e
 
 const (
-	steps   = 20   // of a training run
+	steps   = 20   // steps of a training run
 	numbers = true // whether to run tests that only check numbers, or differ only in sizes
 
 	randomDraws = 40 // number of specs that TestRandomSpecs draws

@@ -132,13 +132,13 @@ func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Jo
 
 // Result holds all results of a run that are compared.
 type Result struct {
-	Names    []string             // of the tensors, in the program's order
-	Losses   []float64            // of every step
-	Norms    []float64            // of the gradient, before clipping
+	Names    []string             // names of the tensors, in the program's order
+	Losses   []float64            // loss of every step
+	Norms    []float64            // gradient norm of every step, before clipping
 	EvalLoss float64              // after the last step
-	Grads    map[string][]float32 // of step 1
+	Grads    map[string][]float32 // gradients of step 1
 	Weights  map[string][]float32 // f32 masters, after the last step
-	Rounded  map[string][]float32 // as the forward pass reads them
+	Rounded  map[string][]float32 // weights as the forward pass reads them
 }
 
 // holds reports whether ranks hold a tensor in a role. Frozen tensors have no gradient.

@@ -32,7 +32,7 @@ const (
 // oracle holds the results of transformers for a model whose spec has these keys.
 type oracle struct {
 	Keys      string               `json:"keys"`
-	Losses    [][]float64          `json:"losses"`    // of every token, by sequence
+	Losses    [][]float64          `json:"losses"`    // loss of every token, by sequence
 	Gradients map[string][]float64 `json:"gradients"` // by tensor: its norm, then dot products with vectors of signs
 }
 

@@ -6,8 +6,8 @@ import "fmt"
 type bpe struct {
 	vocab    map[string]uint32 // keyed by text, or by bytes if byteLevel is set
 	merges   map[uint64]merge  // by left<<32 | right
-	bytes    [256]int64        // of byteLevel: the ID of each byte, or -1
-	fallback [256]int64        // of byte_fallback: the IDs of <0x00> to <0xFF>, or -1
+	bytes    [256]int64        // for byteLevel: the ID of each byte, or -1
+	fallback [256]int64        // for byte_fallback: the IDs of <0x00> to <0xFF>, or -1
 	unknown  int64             // -1: characters without an ID are dropped
 	missing  string            // name of the unknown token if the vocabulary lacks it
 	fuse     bool              // adjacent unknown characters become one token

@@ -39,11 +39,11 @@ type Order struct {
 	What     string
 	Section  ir.Section
 	Round    int64
-	Guard    guard // of a step
+	Guard    guard // guard of a step
 	Rank     int
 	View     ir.View
 	Question string
-	Data     []byte // to be written
+	Data     []byte // bytes to write
 }
 
 // Kinds of orders.

@@ -103,7 +103,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 type textData struct {
 	run         ir.Run
 	train, held []byte
-	windows     int64 // in the validation
+	windows     int64 // windows of the validation
 }
 
 func newTextData(run *ir.Run, text []byte) (*textData, error) {

@@ -8,7 +8,7 @@ import (
 // guard is the leader's decision about a step, made in advance because all ranks must skip the same steps.
 type guard struct {
 	Skipped int64   // number of earlier steps that were skipped
-	Limit   float32 // of the gradient norm; 0: no limit
+	Limit   float32 // limit of the gradient norm; 0: none
 }
 
 // limit returns the value of ResultSpike.

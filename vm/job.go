@@ -38,7 +38,7 @@ type Job struct {
 	reply     func(question string) ([]byte, error)
 	step      int64     // steps done
 	skipped   int64     // those among them that were skipped
-	norms     norms     // of the gradients in earlier steps
+	norms     norms     // gradient norms of earlier steps
 	order     lossOrder // element order of TokenLosses; nil before its first call
 	writer    writer
 	overseer  overseer

@@ -40,7 +40,7 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 		out[i] = -1
 	}
 	loads := map[uint32]*ir.Instr{} // the last load into each buffer
-	var labels ir.View              // of the preceding statistics
+	var labels ir.View              // labels of the preceding statistics
 	for i := range code.Sections[ir.SectionEval] {
 		in := &code.Sections[ir.SectionEval][i]
 		switch in.Op {

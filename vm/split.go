@@ -13,7 +13,7 @@ import (
 // sequence each. The label of a window's last token is the first token of the next window.
 type Split struct {
 	run    ir.Run
-	tokens int64                                            // of the split
+	tokens int64                                            // tokens of the split
 	read   func(first int64, out []int32, stride int) error // reads tokens of the split, from first on
 }
 

@@ -39,7 +39,7 @@ type Stall struct {
 
 // Inspection is the state of the ranks of another process.
 type Inspection struct {
-	Name  string // of the process, for messages
+	Name  string // name of the process, for messages
 	State []byte // nil: it did not answer in time
 }
 
@@ -213,10 +213,10 @@ type watch struct {
 	looked  time.Time
 	took    time.Duration // since the order was given
 	quiet   time.Duration // since the last progress on any rank
-	longest time.Duration // of the last orders of the kind
-	limit   time.Duration // of quiet
+	longest time.Duration // longest of the last orders of this kind
+	limit   time.Duration // maximum of quiet
 	here    string        // the last situation of this process
-	there   [][]byte      // and of the others
+	there   [][]byte      // the last situations of the others
 	told    bool
 }
 

@@ -16,7 +16,7 @@ type Result struct {
 	Time  time.Time       `json:"time"`
 	Stage string          `json:"stage"`
 	Task  string          `json:"task"`
-	Kind  string          `json:"kind"` // of the data; one of the kinds below
+	Kind  string          `json:"kind"` // kind of the data: one of the constants below
 	Data  json.RawMessage `json:"data"`
 }
 

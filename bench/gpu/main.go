@@ -165,7 +165,7 @@ func duration(variable string) (time.Duration, error) {
 
 func (c *check) close() {
 	_ = c.journal.close()    // each line has been written
-	_ = os.RemoveAll(c.work) // of temporary files
+	_ = os.RemoveAll(c.work) // the folder of temporary files
 }
 
 // all runs stages one after another, whatever their results, and writes the report.

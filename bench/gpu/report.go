@@ -20,7 +20,7 @@ type Report struct {
 	Card     string            `json:"card"`
 	Devices  []string          `json:"devices"`
 	Tasks    []Task            `json:"tasks"`
-	Broken   int               `json:"broken_lines,omitempty"` // in the journal
+	Broken   int               `json:"broken_lines,omitempty"` // incomplete lines of the journal
 	Goals    []Goal            `json:"goals"`
 	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test and first-level subtest
 	Training []Training        `json:"training"`
@@ -42,7 +42,7 @@ type Task struct {
 type Training struct {
 	Job       string  `json:"job"`
 	Steps     int     `json:"steps"`
-	CPULoss   float64 `json:"cpu_loss"` // of the last step
+	CPULoss   float64 `json:"cpu_loss"` // loss of the last step
 	GPULoss   float64 `json:"gpu_loss"`
 	Worst     float64 `json:"worst_relative_difference"` // over all steps
 	Tokens    float64 `json:"gpu_tokens_per_s"`

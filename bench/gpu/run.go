@@ -23,9 +23,9 @@ import (
 type check struct {
 	ctx      context.Context
 	out      io.Writer
-	folder   string // of results
-	files    string // of binaries and specs
-	work     string // of temporary files
+	folder   string // folder of results
+	files    string // folder of binaries and specs
+	work     string // folder of temporary files
 	end      time.Time
 	patience time.Duration // replaces every task's quiet; 0: does not
 	journal  *journal
@@ -35,13 +35,13 @@ type check struct {
 // task is a process, or tests in as many processes as they need.
 type task struct {
 	name  string
-	limit time.Duration // of the whole task
+	limit time.Duration // time limit of the whole task
 	quiet time.Duration // maximum time without output; 0: the limit
 	argv  []string      // a file of the bundle or a program of the system, and its arguments; {files}, {work} and {out} are folders
 	tests string        // a pattern: argv is a test binary
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
-	kind  string                                              // of JSON lines
+	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind is no result
 }

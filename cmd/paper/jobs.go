@@ -12,7 +12,7 @@ import (
 // row is a line of the paper's table of configurations. Its SP, PP and N for SPPO and Megatron are in the
 // spec of that name.
 type row struct {
-	name    string // of the spec in examples/paper
+	name    string // name of the spec in examples/paper
 	tuned   [2]int // SP and PP of the tuned Megatron
 	ulysses int    // SP of DeepSpeed-Ulysses; the table has none for 13B and 65B
 	paper   string // the result in the section "Model-Specific Performance"

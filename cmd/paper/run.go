@@ -19,13 +19,13 @@ import (
 // outcome is the result of a simulated step.
 type outcome struct {
 	Schedule  string   `json:"schedule"` // dp x pp x sp, subsequences
-	Sequences int      `json:"m"`        // of a replica's batch
+	Sequences int      `json:"m"`        // sequences in a replica's batch
 	StepS     float64  `json:"step_s"`
 	TGS       float64  `json:"tgs"`
 	MFU       float64  `json:"mfu"`
 	Bubble    float64  `json:"bubble_ratio"`
 	ExposedS  float64  `json:"exposed_transfer_s"`
-	Imbalance float64  `json:"imbalance"` // of the FLOPs of subsequences
+	Imbalance float64  `json:"imbalance"` // imbalance of FLOPs among subsequences
 	Device    ir.Bytes `json:"device_peak_bytes"`
 	Host      ir.Bytes `json:"host_peak_bytes"`
 	Fits      bool     `json:"fits"`

@@ -14,11 +14,11 @@ import (
 
 // prediction is the result of compiler and simulator for a record's job.
 type prediction struct {
-	fits     bool  // with the published number of tokens
+	fits     bool  // the published number of tokens fits
 	sequence int64 // the published number of tokens, or the longest that fits; 0: none does
 	stepS    float64
 	tgs, mfu float64
-	ceiling  ceiling // for the published number of tokens
+	ceiling  ceiling // ceiling for the published number of tokens
 }
 
 // ceiling is the speed of the job's arithmetic without anything else, at the kernels' rates.

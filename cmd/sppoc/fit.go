@@ -174,7 +174,7 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 // shortfall returns the shortfall of a job, or "". The plan is placed unless its memory bound, or the bytes live
 // at once, already decide.
 func shortfall(job *cli.Job) string {
-	const slack = 1.05 // of the memory bound
+	const slack = 1.05 // factor on the memory bound
 	p := job.Plan
 	bound := bounded(p)
 	if !p.Memory.Placed {
@@ -209,7 +209,7 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 		changes = append(changes, "schedule.keep=[k, v]") // if host memory is short
 	}
 	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
-		changes = append(changes, "schedule.optimizer_offload=host") // which the search omits if state is small
+		changes = append(changes, "schedule.optimizer_offload=host") // the search omits this if state is small
 	}
 	if job.Plan.Schedule.CheckpointCopy == "on" {
 		changes = append(changes, "schedule.checkpoint_copy=off")

@@ -116,7 +116,7 @@ var fleetJobs = []string{
 
 const (
 	shortFleet   = 6
-	timeAccuracy = 0.02 // of the search's estimate against the simulated program
+	timeAccuracy = 0.02 // relative error of the search's estimate, compared with the simulated program
 )
 
 func TestFleet(t *testing.T) {
@@ -152,7 +152,7 @@ var fleetQuestions = []string{
 	"--min-gpus gpt-13b a100-80g 2 8 512K schedule.sp=8",
 }
 
-const answerLimit = 30 * time.Second // of processor time, for an answer
+const answerLimit = 30 * time.Second // processor time for an answer
 
 // TestFleetQuestions checks that the answers of --max-sequence and --min-gpus build and fit.
 func TestFleetQuestions(t *testing.T) {

@@ -55,8 +55,8 @@ type sequenceSearch struct {
 	set     []string
 	grid    int64
 	lacking string     // shortfall of the shortest length that did not fit
-	best    *plan.Plan // of the longest that fits
-	over    *plan.Plan // of the shortest that does not; nil: it has none
+	best    *plan.Plan // plan of the longest sequence that fits
+	over    *plan.Plan // plan of the shortest that does not fit; nil: it has none
 }
 
 func (s *sequenceSearch) run(start int64) (string, error) {

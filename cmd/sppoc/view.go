@@ -78,7 +78,7 @@ type page struct {
 	ranks    int
 
 	last   *ir.Program             // the one added last
-	peaks  [][ir.NumArenas]ir.Peak // of each of its codes
+	peaks  [][ir.NumArenas]ir.Peak // memory peaks of each of its codes
 	chosen []int                   // its shown ranks
 	paired bool                    // the second timeline is a measurement of the first program
 }
@@ -111,7 +111,7 @@ type pageProgram struct {
 	Lines    []string   `json:"lines"`
 	Results  []string   `json:"results"` // names of buffers
 	Path     pagePath   `json:"path"`    // the critical path
-	Sums     any        `json:"sums"`    // of the path
+	Sums     any        `json:"sums"`    // sums along the path
 	Codes    []pageCode `json:"codes"`
 	Ranks    []pageRank `json:"ranks"`
 }

@@ -19,9 +19,9 @@ type bubbleMeter struct {
 	wanted  func(section ir.Section, round int64) bool // steps to measure; nil: all
 	traces  []*vm.Trace                                // nil for ranks of other processes
 	others  func(question string) ([][]byte, error)    // nil: there are no other processes
-	last    []*vm.Timeline                             // of the last step, by rank
+	last    []*vm.Timeline                             // timelines of the last step, by rank
 	books   *sim.Books                                 // nil before the first step
-	idle    ir.Seconds                                 // of all measured steps
+	idle    ir.Seconds                                 // over all measured steps
 	busy    ir.Seconds
 }
 

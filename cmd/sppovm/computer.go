@@ -13,7 +13,7 @@ import (
 
 // computer holds the devices of ranks and the transport between them.
 type computer struct {
-	name      string // for people
+	name      string // description
 	kind      string // shared by computers that round alike
 	device    func(rank int) vm.Device
 	transport vm.Transport    // nil: the memory of this process

@@ -21,7 +21,7 @@ type progress struct {
 	steps   int       // number of the last step
 	newest  int       // number of the newest step
 
-	watchers watch.Observers // of a run that is not simulated
+	watchers watch.Observers // observers of a real run; a simulation has none
 
 	began    time.Time // start of the first step
 	first    int       // steps done before

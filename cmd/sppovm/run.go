@@ -326,7 +326,7 @@ type training struct {
 	device  string
 	kind    string // kind of device, which determines rounding
 	show    *progress
-	loss    float64 // of the last step
+	loss    float64 // loss of the last step
 	proven  int     // the last step whose weights have given a finite loss, in the following step or in validation
 	sick    string  // why the state after the last step should not be saved; empty: it should
 	saver   *saver  // nil: nothing is saved

@@ -34,7 +34,7 @@ type Job struct {
 	Inputs    []Input
 	Dir       string
 	Tokenizer *tokenizer.Tokenizer
-	Field     string // of jsonl and parquet
+	Field     string // field of jsonl or column of parquet with the text
 	Prompt    string // jsonl field before it, whose labels do not count; empty: none
 	Segments  string // jsonl field with a list of texts, instead of both; see corpus.Fields; empty: none
 	EOS       int64  // token after each document; -1: none

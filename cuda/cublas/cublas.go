@@ -83,8 +83,8 @@ const (
 	descBiasType      = 26
 	epilogueBias      = 4
 	preferWorkspace   = 1
-	preferAlignment   = 5 // of a; b, c and d follow
-	algorithmWords    = 8 // of 64 bits: cublasLtMatmulAlgo_t
+	preferAlignment   = 5 // alignment of a; those of b, c and d follow
+	algorithmWords    = 8 // 64-bit words of cublasLtMatmulAlgo_t
 	mostProposals     = 8
 	statusInvalid     = 7
 	statusUnsupported = 15

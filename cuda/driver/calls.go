@@ -251,7 +251,7 @@ func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	for i := range extent {
 		extents[i], boxes[i], steps[i] = uint64(extent[i]), uint32(box[i]), 1
 		stride *= extents[i]
-		strides[i] = stride // of the next dimension
+		strides[i] = stride // stride of the next dimension
 	}
 	swizzle := uintptr(mapSwizzle128)
 	if box[0]*2 == 64 {

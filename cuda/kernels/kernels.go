@@ -202,7 +202,7 @@ type binder struct {
 	program *ir.Program
 	rank    int
 	consts  []int64
-	members []*ir.Instr // of the group
+	members []*ir.Instr // instructions of the group
 	apart   []int32     // their positions relative to the plan's instruction
 	member  int         // index of the current member
 	in      *ir.Instr   // the current member

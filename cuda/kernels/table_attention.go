@@ -42,7 +42,7 @@ const maxHeadDim = 256
 // attentionShape holds the parameters of the attention kernels.
 type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
-	row                                 int64 // of the first query
+	row                                 int64 // row of the first query
 	args                                []any
 	softcap                             float64 // soft cap of scores; 0: none
 	positions                           *Arg    // in documents; nil if each sequence is one document

@@ -39,7 +39,7 @@ type Device struct {
 
 	bound   [ir.NumSections][]bound
 	streams [ir.NumStreams]*stream
-	direct  *stream // of Execute; no goroutine serves it
+	direct  *stream // stream for Execute; no goroutine serves it
 	events  []event
 	tables  map[ropeKey]*ropeTable
 

@@ -18,7 +18,7 @@ type stream struct {
 	queue   []int32
 	serving bool
 
-	base, next uint64 // of the issuing goroutine: the section's first number, and the next to fill
+	base, next uint64 // used by the issuing goroutine: the section's first number, and the next to fill
 	issued     uint64 // published by the issuing goroutine
 	_          [64]byte
 	published  atomic.Uint64
@@ -27,7 +27,7 @@ type stream struct {
 	signal     func() // a bound signalSleeper
 	_          [64]byte
 
-	done        uint64       // of the stream's goroutine, like all below
+	done        uint64       // used by the stream's goroutine, like all fields below
 	at          atomic.Int32 // the entry that is being executed, or idle
 	scratch     []float32
 	scratchNeed int // grows while binding

@@ -12,7 +12,7 @@ import (
 
 // Facts are the properties of a machine that cannot be measured.
 type Facts struct {
-	Name         string // of the machine
+	Name         string // name of the machine
 	Ranks        int    // per node
 	Processors   int    // shared by the ranks, as threads of one computer; 0: each rank has its own
 	DeviceMemory int64  // bytes per rank
@@ -24,14 +24,14 @@ type Facts struct {
 
 // Scale holds the sizes of the items.
 type Scale struct {
-	DType  ir.DType // of most items: the usual type of models on such a machine
+	DType  ir.DType // type of most items: the usual type of models on such a machine
 	Inner  int64    // columns and depth of products
-	Rows   []int64  // of products, ascending; at least two if ranks share processors
-	Tokens []int64  // of attention, ascending; at least two if ranks share processors
+	Rows   []int64  // rows of products, ascending; at least two if ranks share processors
+	Tokens []int64  // tokens of attention, ascending; at least two if ranks share processors
 	Prefix int64    // tokens before them
 	Heads  Heads
 	Bytes  int64 // operands of memory-bound kernels, copies and messages: activations of a layer
-	Cols   int64 // of a row of those kernels
+	Cols   int64 // columns of a row of those kernels
 }
 
 // The scales of GPUs and of processors.

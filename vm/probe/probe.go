@@ -45,8 +45,8 @@ type Bench struct {
 // Timing is the measurement of an item.
 type Timing struct {
 	Item    Item
-	Ranks   int       // that ran it at the same time
-	Copies  int       // of the instruction in a run
+	Ranks   int       // number of ranks that ran it at the same time
+	Copies  int       // copies of the instruction in a run
 	Seconds float64   // per instruction: the median of calm runs
 	Spread  float64   // of the calm runs: longest minus shortest, divided by the median
 	Works   []ir.Work // per repetition, by instruction: the item and those that follow it

@@ -22,8 +22,8 @@ const (
 
 // step is the part of an instruction that matters to clocks.
 type step struct {
-	duration float64 // of the rank's own work, in seconds; on one processor if ranks share processors
-	work     int32   // of a meeting: index into prices
+	duration float64 // duration of the rank's own work, in seconds; on one processor if ranks share processors
+	work     int32   // work of a meeting: index into prices
 	arg      int32
 	kind     kind
 	spreads  bool // runs on several processors, if ranks share them
@@ -34,7 +34,7 @@ type step struct {
 // port is a connection of a code to other ranks: messages with a peer, or collectives of a group on a stream.
 type port struct {
 	team    bool
-	stream  ir.Stream // of collectives
+	stream  ir.Stream // stream of collectives
 	group   int32
 	peer    ir.Attr
 	sends   bool
@@ -56,7 +56,7 @@ type prices struct {
 	scale map[ir.WorkKind]float64
 	alone map[ir.Work]float64
 	index map[ir.Work]int32
-	works []ir.Work               // of meetings
+	works []ir.Work               // works of meetings
 	links map[cost.Link][]float64 // by index of the work; NaN: not yet computed
 }
 

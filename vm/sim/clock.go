@@ -22,20 +22,20 @@ type moment struct {
 
 // rank is one rank, or the representative of its class.
 type rank struct {
-	index    int // in the job
+	index    int // index in the job
 	class    int
 	slow     float64
-	round    int64 // of the section
+	round    int64 // round of the section
 	binding  *binding
 	pc       int
 	clocks   [ir.NumStreams]clock
-	link     cost.HostLink // for copies that take turns
+	link     cost.HostLink // host link, for copies that take turns
 	events   []moment
 	causes   []moment   // referenced by other moments
 	meetings []*meeting // by port
 	blocked  *meeting
-	waits    [ir.NumStreams]float64 // of the compute stream, for work on each other stream
-	idle     float64                // of the compute stream, while the stream that it waits for also waits
+	waits    [ir.NumStreams]float64 // waits of the compute stream, for work on each other stream
+	idle     float64                // time for which the compute stream waits while the awaited stream also waits
 	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
 	wake     chan error // used by a device: its goroutine blocks on it

@@ -146,7 +146,7 @@ type device struct {
 	job   *Job
 	index int
 	env   *vm.Env
-	world *world // of the current section
+	world *world // world of the current section
 	rank  *rank
 	peaks [ir.NumArenas]ir.Bytes
 	err   error

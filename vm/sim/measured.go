@@ -101,7 +101,7 @@ func (r *rank) replay(pc int, st *step, span Span) {
 
 // encounter identifies a meeting by its ranks and its number among theirs: each rank issues them in order.
 type encounter struct {
-	from, to int // of a message; -1 for a collective
+	from, to int // ranks of a message; -1 for a collective
 	channel  vm.Channel
 	group    string
 	number   int // among meetings of its kind

@@ -66,7 +66,7 @@ type event struct {
 // slowed down equally.
 type pool struct {
 	width      float64 // 0: unlimited
-	efficiency float64 // of a kernel that workers help
+	efficiency float64 // efficiency of a kernel that workers help
 	taken      float64 // by its instructions
 	work       float64 // seconds at full speed that each of its instructions has had since the start
 	since      float64 // time up to which work has been counted
@@ -78,8 +78,8 @@ type pool struct {
 // task is an instruction or a meeting, which ends when its pool has worked on it for long enough.
 type task struct {
 	until  float64 // pool.work at which it is done
-	takes  float64 // of the pool's width
-	number int     // in order of starts: of two that end together, the first started ends first
+	takes  float64 // part of the pool's width
+	number int     // in order of starts: of two tasks that end together, the first started ends first
 	spread bool    // a kernel that is worth the workers
 	rank   *rank
 	pc     int32

@@ -37,8 +37,8 @@ type Options struct {
 	Slow map[int]float64
 	// Jitter is the standard deviation of the logarithm of a factor on every single duration; 0: none.
 	Jitter float64
-	Seed   uint64 // of the jitter
-	Round  int64  // of the section that Run runs; each has its own jitter
+	Seed   uint64 // seed of the jitter
+	Round  int64  // round of the section that Run runs; each has its own jitter
 	Spans  bool   // keep the start and end of each instruction
 	// Scale multiplies the durations of kinds of work of all ranks; 1 if there is no entry.
 	Scale  map[ir.WorkKind]float64

@@ -18,7 +18,7 @@ type Timeline struct {
 	Section      ir.Section
 	Round        int64
 	Makespan     ir.Seconds
-	Instructions int64   // of all ranks
+	Instructions int64   // number of instructions of all ranks
 	Class        []int32 // by rank of the job: index into Ranks
 	Ranks        []Rank  // one for all ranks that do the same work at the same times
 
@@ -30,7 +30,7 @@ type Timeline struct {
 type Rank struct {
 	Index int        // the first such rank
 	Count int        // number of such ranks
-	End   ir.Seconds // of its last stream
+	End   ir.Seconds // end of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
 	// Waits is the time for which the compute stream waited for work in progress on each other stream, directly or
 	// through another stream.
@@ -40,16 +40,16 @@ type Rank struct {
 	Idle  ir.Seconds
 	Spans []Span // by pc; nil unless requested
 
-	Pipeline Pipeline // of one such rank, up to its own last task
+	Pipeline Pipeline // pipeline of one such rank, up to its own last task
 }
 
 // Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of
 // them. It excludes the optimizer and later work. A section without tasks is included as a whole.
 type Pipeline struct {
 	Ranks   int
-	End     ir.Seconds // of the last task
-	Busy    ir.Seconds // of all ranks: the compute stream works, or waits for a collective of its task that is in progress
-	Exposed ir.Seconds // of all ranks: it waits for copies to or from the host
+	End     ir.Seconds // end of the last task
+	Busy    ir.Seconds // time of all ranks in which the compute stream works, or waits for a running collective of its task
+	Exposed ir.Seconds // time of all ranks in which it waits for copies to or from the host
 }
 
 // Add joins the pipeline times of two sets of ranks.
@@ -82,10 +82,10 @@ func (p Pipeline) IdleShare() float64 {
 // its bubble is not that of the Pipeline.
 type Split struct {
 	Ranks         int
-	End           ir.Seconds // of the section
-	Compute       ir.Seconds // the compute stream works
-	Copies        ir.Seconds // it waits for copies to or from the host that are in progress
-	Communication ir.Seconds // it waits for collectives or messages that are in progress
+	End           ir.Seconds // end of the section
+	Compute       ir.Seconds // time in which the compute stream works
+	Copies        ir.Seconds // time in which it waits for running copies to or from the host
+	Communication ir.Seconds // time in which it waits for running collectives or messages
 }
 
 // Add joins the times of two sets of ranks.

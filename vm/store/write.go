@@ -17,7 +17,7 @@ import (
 // Part is a rectangle of a tensor. Write writes its values, row by row.
 type Part struct {
 	Of         *Tensor
-	Row, Col   int64 // of its first element
+	Row, Col   int64 // place of its first element
 	Rows, Cols int64
 	Write      func(w io.Writer) error
 }

@@ -48,7 +48,7 @@ type suite struct {
 	newDevice func() vm.Device
 	short     bool // skip the slowest cases
 	rng       *rand.Rand
-	dtype     ir.DType // of this round
+	dtype     ir.DType // element type of this round
 	digests   map[string]uint64
 }
 

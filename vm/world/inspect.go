@@ -12,7 +12,7 @@ import (
 // process can answer while it carries out an order.
 type inspections struct {
 	mu      sync.Mutex
-	answer  func() []byte // of this process; nil before its job is open
+	answer  func() []byte // answers for this process; nil before its job is open
 	asked   int
 	waiting map[string]chan []byte // by question
 	writing map[int]bool           // processes to which a question is being written
@@ -67,7 +67,7 @@ func (w *World) inspect(process int) <-chan []byte {
 	q.asked++
 	name := fmt.Sprint(q.asked)
 	if q.waiting == nil || len(q.waiting) > maxWaiting {
-		q.waiting = map[string]chan []byte{} // of processes that never answered
+		q.waiting = map[string]chan []byte{} // drop questions that were never answered
 	}
 	if q.writing == nil {
 		q.writing = map[int]bool{}

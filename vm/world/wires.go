@@ -53,7 +53,7 @@ type link struct {
 // wire is one end of a channel between two ranks. It implements vm.Wire.
 type wire struct {
 	world    *World
-	process  int // of the other end
+	process  int // process of the other end
 	id       uint64
 	name     string
 	from, to int

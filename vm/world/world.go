@@ -51,7 +51,7 @@ type Term struct{ Name, Value string }
 type Member struct {
 	Host    string
 	Local   int    // index on its host
-	Address string // where others reach its wires; an empty host is that of the rendezvous
+	Address string // address of its wires; without a host, the host is that of the rendezvous
 }
 
 // World is the set of processes of a job, as seen by one of them. It is the vm.Crew of their jobs.

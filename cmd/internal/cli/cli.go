@@ -36,7 +36,7 @@ type Env struct {
 	Context context.Context // ends when the user asks to stop
 	Stdout  io.Writer       // results
 	Stderr  io.Writer       // progress and errors
-	Name    string          // of the program, printed before errors; set by Main
+	Name    string          // name of the program, printed before errors; set by Main
 }
 
 // IsTerminal reports whether output goes to a terminal.
@@ -61,7 +61,7 @@ type Action func(env *Env, args []string) error
 // Command is one subcommand.
 type Command struct {
 	Name     string
-	Args     string // of the usage line: "FILE [-o OUT]"
+	Args     string // arguments in the usage line: "FILE [-o OUT]"
 	Doc      string // one line
 	Details  string // paragraphs, may be empty
 	Examples []string

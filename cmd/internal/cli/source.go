@@ -84,7 +84,7 @@ type Job struct {
 	Plan    *plan.Plan
 	Program *ir.Program
 
-	Timeline *sim.Timeline // of a simulated step, with spans; set by Simulate
+	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
 }
 
 // IsProgram reports whether a file is a program by its name: anything except a spec or a plan.

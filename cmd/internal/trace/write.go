@@ -26,7 +26,7 @@ type writer struct {
 	shown    map[int]bool
 	messages map[messageKey]int // number so far
 	first    bool
-	lines    []string // of the program, as JSON
+	lines    []string // lines of the program, as JSON
 	buf      []byte
 }
 
@@ -63,9 +63,9 @@ func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
 // otherData describes a trace.
 type otherData struct {
 	Simulated   bool   `json:"simulated"`
-	Device      string `json:"device,omitempty"` // on which it was measured
+	Device      string `json:"device,omitempty"` // device that was measured
 	Program     string `json:"program"`
-	Fingerprint string `json:"fingerprint,omitempty"` // of the program's instructions
+	Fingerprint string `json:"fingerprint,omitempty"` // fingerprint of the program's instructions
 	Machine     string `json:"machine"`
 	Section     string `json:"section"`
 	Round       int64  `json:"round"`

@@ -36,7 +36,7 @@ type Run struct {
 	Version      string      `json:"version"`
 	Time         time.Time   `json:"time"`
 	Device       string      `json:"device"`
-	Machine      string      `json:"machine"` // of the program
+	Machine      string      `json:"machine"` // machine of the program
 	Ranks        int         `json:"ranks"`
 	DP           int         `json:"dp"`
 	PP           int         `json:"pp"`

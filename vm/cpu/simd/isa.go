@@ -6,7 +6,7 @@ import "fmt"
 // compares every kernel of every set with the portable one.
 type kernelSet struct {
 	name   string
-	mr, nr int // of a micro-kernel: the largest number of rows, and its columns
+	mr, nr int // maximum rows and number of columns of a micro-kernel's panel
 
 	gemm     func(t *tile)
 	copy2D   func(dst []float32, dstLd int, src []float32, srcLd, rows, cols int)

@@ -4,7 +4,7 @@ import "unsafe"
 
 // packed identifies the rows of a product's op(a) that a scratch holds, up to some k.
 type packed struct {
-	number     uint64 // of the product; 0: none
+	number     uint64 // number of the product; 0: none
 	i, m, upTo int
 }
 
