@@ -51,7 +51,7 @@ func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 	}
 	x := &lengthFile{File: f, count: documents}
 	if size != 8*documents {
-		err = fmt.Errorf("%s: %d bytes, and the manifest says %d documents of 8 bytes", name, size, documents)
+		err = fmt.Errorf("%s: it has %d bytes, but the manifest says %d documents of 8 bytes", name, size, documents)
 		return nil, errors.Join(err, f.Close())
 	}
 	in, at := bufio.NewReaderSize(io.NewSectionReader(f, 0, size), 1<<16), int64(0)
@@ -65,13 +65,13 @@ func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 		}
 		n := binary.LittleEndian.Uint64(b[:])
 		if n > uint64(tokens-at) {
-			err = fmt.Errorf("%s: at byte %d: document %d has %d tokens, and %d are left of the shard's %d", name, 8*i, i, n, tokens-at, tokens)
+			err = fmt.Errorf("%s: at byte %d: document %d has %d tokens, but only %d are left of the shard's %d", name, 8*i, i, n, tokens-at, tokens)
 			return nil, errors.Join(err, f.Close())
 		}
 		at += int64(n)
 	}
 	if at != tokens {
-		err = fmt.Errorf("%s: documents of %d tokens in all, and the manifest says %d", name, at, tokens)
+		err = fmt.Errorf("%s: its documents have %d tokens in total, but the manifest says %d", name, at, tokens)
 		return nil, errors.Join(err, f.Close())
 	}
 	return x, nil
@@ -176,7 +176,7 @@ func openMask(name string, tokens int64) (*os.File, error) {
 	path := name[:len(name)-len(filepath.Ext(name))] + MaskEnding
 	f, size, err := infile.Open(path)
 	if err == nil && size != tokens {
-		err = errors.Join(fmt.Errorf("%s: %d bytes, and there are %d tokens", path, size, tokens), f.Close())
+		err = errors.Join(fmt.Errorf("%s: it has %d bytes for %d tokens", path, size, tokens), f.Close())
 	}
 	return f, err
 }

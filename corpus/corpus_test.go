@@ -302,17 +302,17 @@ func TestErrors(t *testing.T) {
 		name, want string
 		options    Options
 	}{
-		{odd, "odd.bin: 101 bytes of tokens, which is no multiple of the 2", Options{}},
-		{empty, "there are no tokens", Options{}},
+		{odd, "odd.bin: 101 bytes of tokens, which is not a multiple of 2", Options{}},
+		{empty, "it contains no tokens", Options{}},
 		{flat, "100 tokens to train on (0 held out) are fewer than the 201", Options{}},
-		{flat, "does not begin with a header of llm.c", Options{Header: "llmc"}},
-		{short, "its header, at byte 8, says 0 tokens of 2 bytes, and 980 bytes follow it", Options{Header: "llmc"}},
+		{flat, "does not begin with an llm.c header", Options{Header: "llmc"}},
+		{short, "its header, at byte 8, says 0 tokens of 2 bytes, but 980 bytes follow it", Options{Header: "llmc"}},
 		{text, "give tokenizer = ..., or tokenize it first", Options{}},
-		{folder, "is a folder without manifest.json: add /**", Options{}},
-		{broken, `shards[0]: the name "../x" is not that of a file`, Options{}},
+		{folder, "is a folder without manifest.json: append /**", Options{}},
+		{broken, `shards[0]: "../x" is not the name of a file`, Options{}},
 		{missing, "x.bin: no such file", Options{}},
-		{high, "token 70000 occurs, and the vocabulary has 60000", Options{}},
-		{mega, "mega.idx: at byte 18: 101 tokens of 2 bytes, and", Options{Header: "auto"}},
+		{high, "it contains token 70000, but the vocabulary has 60000", Options{}},
+		{mega, "mega.idx: at byte 18: 101 tokens of 2 bytes, but", Options{Header: "auto"}},
 		{flat, "2 weights for 1 patterns", Options{Weights: []float64{1, 2}}},
 	} {
 		_, err := Open([][]string{{c.name}}, c.options, Order{Sequence: 200}, vocab)
@@ -329,7 +329,7 @@ func TestErrors(t *testing.T) {
 		t.Error(err)
 	}
 	err = c.Train(1, 0, out, 1)
-	if want := flat + ": token 70 at byte 140 is 500, and the vocabulary has 300"; err == nil || err.Error() != want {
+	if want := flat + ": token 70 at byte 140 is 500, but the vocabulary has 300"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	if err := os.Truncate(flat, 100); err != nil {
@@ -387,14 +387,14 @@ func TestUnchanged(t *testing.T) {
 	}
 	ids[199999] = 5
 	put(t, dir, "a.bin", packed(2, ids))
-	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.bin changed since the checkpoint: what it has from byte 395904 to 400000") {
+	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.bin changed since the checkpoint: bytes 395904 to 400000 differ") {
 		t.Error(err)
 	}
 	if reopen().Describe() == first.Describe() {
 		t.Error("a changed file is described alike")
 	}
 	put(t, dir, "a.bin", packed(2, ids[:199999]))
-	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "it has 199999 tokens in 399998 bytes, and had 200000 in 400000") {
+	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "it has 199999 tokens in 399998 bytes, but had 200000 in 400000") {
 		t.Error(err)
 	}
 	name = put(t, dir, "b.bin", packed(2, ids))
@@ -459,7 +459,7 @@ func TestLive(t *testing.T) {
 		text, field, want string
 	}{
 		{"{\"text\":\"a\"}\n{\"text\":3}", "text", `a.jsonl: line 2, at byte 13: field "text" is not a text`},
-		{"{\"text\":\"a\"}\n[1]", "text", `line 2, at byte 13: it is no JSON object`},
+		{"{\"text\":\"a\"}\n[1]", "text", `line 2, at byte 13: it is not a JSON object`},
 		{"{\"text\":\"a\"}", "body", `line 1, at byte 0: the object has no field "body"`},
 	} {
 		put(t, dir, "a.jsonl", []byte(c.text))
@@ -467,7 +467,7 @@ func TestLive(t *testing.T) {
 			t.Errorf("%q: %v, want %s", c.text, err, c.want)
 		}
 	}
-	if _, err := read(plain, Options{AppendEOS: true}); err == nil || !strings.Contains(err.Error(), "does not say which token") {
+	if _, err := read(plain, Options{AppendEOS: true}); err == nil || !strings.Contains(err.Error(), "does not name the end-of-sequence token") {
 		t.Error(err)
 	}
 }

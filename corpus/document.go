@@ -103,7 +103,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 func (f Fields) of(line []byte) ([]Document, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(line, &object); err != nil {
-		return nil, fmt.Errorf("it is no JSON object: %w", err)
+		return nil, fmt.Errorf("it is not a JSON object: %w", err)
 	}
 	if f.Segments != "" {
 		return segmentsOf(object, f.Segments)

@@ -73,23 +73,23 @@ func (c *Corpus) Unchanged(before []Fingerprint) error {
 }
 
 func changed(f *file, before, now *Fingerprint) error {
-	const advice = "restore it, or give data that changed another name"
+	const advice = "restore it, or rename the changed data"
 	for i := range min(len(before.Samples), len(now.Samples)) {
 		if before.Samples[i] != now.Samples[i] && before.Size == now.Size {
 			at := samplePlace(f.size, int64(i))
-			return fmt.Errorf("%s changed since the checkpoint: what it has from byte %d to %d is not what it had; %s",
+			return fmt.Errorf("%s changed since the checkpoint: bytes %d to %d differ; %s",
 				f.name, at, min(f.size, at+sampleBytes), advice)
 		}
 	}
 	if before.Size != now.Size || before.Tokens != now.Tokens {
-		return fmt.Errorf("%s changed since the checkpoint: it has %d tokens in %d bytes, and had %d in %d; %s",
+		return fmt.Errorf("%s changed since the checkpoint: it has %d tokens in %d bytes, but had %d in %d; %s",
 			f.name, now.Tokens, now.Size, before.Tokens, before.Size, advice)
 	}
 	for i := range before.Beside {
 		if len(before.Beside) == len(now.Beside) && before.Beside[i] != now.Beside[i] {
 			b := f.beside[i/samples]
 			at := samplePlace(b.size, int64(i%samples))
-			return fmt.Errorf("%s changed since the checkpoint: what it has from byte %d to %d is not what it had; %s",
+			return fmt.Errorf("%s changed since the checkpoint: bytes %d to %d differ; %s",
 				b.name, at, min(b.size, at+sampleBytes), advice)
 		}
 	}

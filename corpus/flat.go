@@ -35,7 +35,7 @@ func (r *reader) open(s *stream, name string) error {
 	}
 	for _, ext := range []string{".jsonl", ".txt", ".json", ".gz", ".zst", ".parquet"} {
 		if strings.HasSuffix(name, ext) {
-			return fmt.Errorf("%s: it is no file of tokens: give tokenizer = ..., or tokenize it first: sppoc tokenize", name)
+			return fmt.Errorf("%s: it is not a token file: give tokenizer = ..., or tokenize it first with sppoc tokenize", name)
 		}
 	}
 	if index := strings.TrimSuffix(name, filepath.Ext(name)) + ".idx"; r.Header == "auto" && index != name && isMegatron(index) {
@@ -68,7 +68,7 @@ func (r *reader) openFlat(s *stream, name, kind string) error {
 		}
 	}
 	if rest := (f.size - f.offset) % f.width; err == nil && rest != 0 {
-		err = fmt.Errorf("%s: %d bytes of tokens, which is no multiple of the %d bytes of one", name, f.size-f.offset, f.width)
+		err = fmt.Errorf("%s: %d bytes of tokens, which is not a multiple of %d bytes per token", name, f.size-f.offset, f.width)
 	}
 	f.count = (f.size - f.offset) / f.width
 	if err == nil {
@@ -91,13 +91,13 @@ func (r *reader) readHeader(f *file, kind string) error {
 	fits := width > 0 && headerBytes+count*width == f.size
 	switch {
 	case fits && f.width != 0 && f.width != width:
-		return fmt.Errorf("%s: its header says %d bytes a token, and type = %s", f.name, width, kind)
+		return fmt.Errorf("%s: its header says %d bytes per token, but type = %s", f.name, width, kind)
 	case fits:
 		f.width, f.offset = width, headerBytes
 	case r.Header == "llmc" && width > 0:
-		return fmt.Errorf("%s: its header, at byte 8, says %d tokens of %d bytes, and %d bytes follow it", f.name, count, width, f.size-headerBytes)
+		return fmt.Errorf("%s: its header, at byte 8, says %d tokens of %d bytes, but %d bytes follow it", f.name, count, width, f.size-headerBytes)
 	case r.Header == "llmc":
-		return fmt.Errorf("%s: it does not begin with a header of llm.c", f.name)
+		return fmt.Errorf("%s: it does not begin with an llm.c header", f.name)
 	}
 	return nil
 }
@@ -131,11 +131,11 @@ func (r *reader) openFolder(s *stream, name string) error {
 	m, err := ReadManifest(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is a folder without %s: add /** for the files in it", name, ManifestName)
+		return fmt.Errorf("%s is a folder without %s: append /** to read the files in it", name, ManifestName)
 	case err != nil:
 		return err
 	case m.Highest >= int64(r.vocab):
-		return fmt.Errorf("%s: token %d occurs, and the vocabulary has %d", filepath.Join(name, ManifestName), m.Highest, r.vocab)
+		return fmt.Errorf("%s: it contains token %d, but the vocabulary has %d", filepath.Join(name, ManifestName), m.Highest, r.vocab)
 	}
 	for i := range m.Shards {
 		shard := &m.Shards[i]
@@ -146,7 +146,7 @@ func (r *reader) openFolder(s *stream, name string) error {
 		}
 		width := widths[m.Type]
 		if size != shard.Tokens*width {
-			err = fmt.Errorf("%s: %d bytes, and the manifest says %d tokens of %d bytes", path, size, shard.Tokens, width)
+			err = fmt.Errorf("%s: it has %d bytes, but the manifest says %d tokens of %d bytes", path, size, shard.Tokens, width)
 		} else if size > 0 {
 			f := file{name: path, data: data, size: size, width: width, count: shard.Tokens, vocab: r.vocab}
 			if err = r.openMarks(&f, m, shard); err == nil {

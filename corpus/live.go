@@ -21,7 +21,7 @@ func (r *reader) openText(s *stream, name string) error {
 	}
 	defer in.Close()
 	if r.text += size; r.text > maxLive {
-		return fmt.Errorf("%s: more than %d MiB of text: tokenize it first: sppoc tokenize", name, maxLive>>20)
+		return fmt.Errorf("%s: more than %d MiB of text; tokenize it first with sppoc tokenize", name, maxLive>>20)
 	}
 	if r.tok == nil {
 		if r.tok, err = tokenizer.Open(r.Tokenizer); err != nil {
@@ -30,7 +30,7 @@ func (r *reader) openText(s *stream, name string) error {
 	}
 	eos, ok := r.tok.EOS()
 	if r.AppendEOS && !ok {
-		return fmt.Errorf("%s: append_eos = true, and the tokenizer does not say which token that is", r.Tokenizer)
+		return fmt.Errorf("%s: append_eos = true, but the tokenizer does not name the end-of-sequence token", r.Tokenizer)
 	}
 	f := file{name: name, width: 4, vocab: r.vocab}
 	var ids []uint32

@@ -54,7 +54,7 @@ func ReadManifest(dir string) (*Manifest, error) {
 	defer f.Close()
 	var m Manifest
 	if size > 256<<20 {
-		return nil, fmt.Errorf("%s: %d bytes, and a manifest has at most 256 MiB", name, size)
+		return nil, fmt.Errorf("%s: it has %d bytes; the limit for a manifest is 256 MiB", name, size)
 	}
 	if err := json.NewDecoder(io.LimitReader(f, size)).Decode(&m); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -67,24 +67,24 @@ func ReadManifest(dir string) (*Manifest, error) {
 
 func (m *Manifest) check() error {
 	if m.Format != manifestFormat {
-		return fmt.Errorf("format is %.40q, and %q is read", m.Format, manifestFormat)
+		return fmt.Errorf("format is %.40q, but only %q is supported", m.Format, manifestFormat)
 	}
 	if widths[m.Type] == 0 {
-		return fmt.Errorf("type is %.40q, and uint16 and uint32 exist", m.Type)
+		return fmt.Errorf("type is %.40q, but must be uint16 or uint32", m.Type)
 	}
 	var tokens, documents int64
 	for i, s := range m.Shards {
 		if s.Name == "" || s.Name != filepath.Base(s.Name) || strings.HasPrefix(s.Name, ".") {
-			return fmt.Errorf("shards[%d]: the name %.80q is not that of a file in the folder", i, s.Name)
+			return fmt.Errorf("shards[%d]: %.80q is not the name of a file in the folder", i, s.Name)
 		}
 		if s.Tokens < 0 || s.Documents < 0 || s.Tokens > 1<<60 || s.Highest > m.Highest {
-			return fmt.Errorf("shards[%d]: %d tokens, %d documents, highest token %d cannot be", i, s.Tokens, s.Documents, s.Highest)
+			return fmt.Errorf("shards[%d]: %d tokens, %d documents and highest token %d are impossible", i, s.Tokens, s.Documents, s.Highest)
 		}
 		tokens += s.Tokens
 		documents += s.Documents
 	}
 	if tokens != m.Tokens || documents != m.Documents {
-		return fmt.Errorf("the shards sum to %d tokens and %d documents, and it says %d and %d", tokens, documents, m.Tokens, m.Documents)
+		return fmt.Errorf("the shards have %d tokens and %d documents in total, but the manifest says %d and %d", tokens, documents, m.Tokens, m.Documents)
 	}
 	return nil
 }

@@ -71,14 +71,14 @@ func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	version, code := binary.LittleEndian.Uint64(head[9:]), head[17]
 	sequences, borders := binary.LittleEndian.Uint64(head[18:]), binary.LittleEndian.Uint64(head[26:])
 	if version != 1 {
-		return fail(9, "version %d, and 1 is read", version)
+		return fail(9, "version %d is not supported; only 1 is", version)
 	}
 	if f.width = megatronTypes[code]; f.width == 0 {
-		return fail(17, "tokens of type %d, and uint8 (1), int32 (4), int64 (5) and uint16 (8) are read", code)
+		return fail(17, "tokens of type %d are not supported; only uint8 (1), int32 (4), int64 (5) and uint16 (8) are", code)
 	}
 	const most = 1 << 40
 	if sequences > most || borders > most || indexSize != int64(megatronHeader)+int64(sequences)*12+int64(borders)*8 {
-		return fail(18, "%d sequences and %d document borders, which do not make a file of %d bytes", sequences, borders, indexSize)
+		return fail(18, "%d sequences and %d document borders do not match its %d bytes", sequences, borders, indexSize)
 	}
 	lengths := bufio.NewReaderSize(io.NewSectionReader(in, int64(megatronHeader), int64(sequences)*4), 1<<16)
 	placesAt := int64(megatronHeader) + int64(sequences)*4
@@ -96,12 +96,12 @@ func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 			return fail(int64(megatronHeader)+4*i, "sequence %d has %d tokens", i, n)
 		}
 		if place != f.count*f.width {
-			return fail(placesAt+8*i, "sequence %d starts at byte %d, and the ones before it end at %d", i, place, f.count*f.width)
+			return fail(placesAt+8*i, "sequence %d starts at byte %d, but the previous ones end at %d", i, place, f.count*f.width)
 		}
 		f.count += n
 	}
 	if f.count*f.width != f.size {
-		return fail(18, "%d tokens of %d bytes, and %s has %d bytes", f.count, f.width, f.name, f.size)
+		return fail(18, "%d tokens of %d bytes, but %s has %d bytes", f.count, f.width, f.name, f.size)
 	}
 	f.borders = &megatronBorders{File: in, places: placesAt, documents: placesAt + int64(sequences)*8, count: int64(borders),
 		sequences: int64(sequences), width: f.width, tokens: f.count}

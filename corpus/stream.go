@@ -37,7 +37,7 @@ type stream struct{ files []file }
 
 func (s *stream) add(f file) error {
 	if f.count == 0 {
-		return fmt.Errorf("%s: there are no tokens in it", f.name)
+		return fmt.Errorf("%s: it contains no tokens", f.name)
 	}
 	f.start = s.tokens()
 	s.files = append(s.files, f)
@@ -101,7 +101,7 @@ func (f *file) read(at, n int64, out []int32, stride int) error {
 		for j := range take {
 			id := f.token(b[j*f.width:])
 			if id >= uint64(f.vocab) {
-				return fmt.Errorf("%s: token %d at byte %d is %d, and the vocabulary has %d", f.name, at+j, offset+j*f.width, id, f.vocab)
+				return fmt.Errorf("%s: token %d at byte %d is %d, but the vocabulary has %d", f.name, at+j, offset+j*f.width, id, f.vocab)
 			}
 			out[i] = int32(id)
 			i += stride

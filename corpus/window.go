@@ -312,7 +312,7 @@ func (r *reader) openDocuments(f *file) error {
 	default:
 		id, err := strconv.ParseInt(r.Documents, 10, 32)
 		if err != nil || id < 0 || id >= int64(r.vocab) {
-			return fmt.Errorf("documents = %s is no token of a vocabulary of %d", r.Documents, r.vocab)
+			return fmt.Errorf("documents = %s is not a token of a vocabulary of %d", r.Documents, r.vocab)
 		}
 		if f.borders != nil {
 			err = f.borders.Close()
@@ -322,7 +322,7 @@ func (r *reader) openDocuments(f *file) error {
 		}
 	}
 	if r.Masks == "on" && f.mask == nil {
-		return fmt.Errorf("%s: masks = on, and it has no mask: sppoc tokenize writes one with --prompt or --segments", f.name)
+		return fmt.Errorf("%s: masks = on, but it has no mask: sppoc tokenize writes one with --prompt or --segments", f.name)
 	}
 	return nil
 }

@@ -248,11 +248,11 @@ func TestBadDocuments(t *testing.T) {
 		want  string
 	}{
 		{nothing, Options{Documents: "index"}, "it has masks: give masks = on"},
-		{nothing, Options{Documents: "500", Masks: "on"}, "documents = 500 is no token of a vocabulary of 500"},
-		{func(dir string) { put(t, dir, "a.idx", make([]byte, 12)) }, Options{Documents: "index", Masks: "on"}, "a.idx: 12 bytes, and the manifest says 20 documents"},
-		{func(dir string) { put(t, dir, "a.idx", make([]byte, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: documents of 0 tokens in all"},
+		{nothing, Options{Documents: "500", Masks: "on"}, "documents = 500 is not a token of a vocabulary of 500"},
+		{func(dir string) { put(t, dir, "a.idx", make([]byte, 12)) }, Options{Documents: "index", Masks: "on"}, "a.idx: it has 12 bytes, but the manifest says 20 documents"},
+		{func(dir string) { put(t, dir, "a.idx", make([]byte, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: its documents have 0 tokens in total"},
 		{func(dir string) { put(t, dir, "a.idx", slices.Repeat([]byte{255}, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: at byte 0: document 0 has"},
-		{func(dir string) { put(t, dir, "a.mask", make([]byte, 3)) }, Options{Documents: "index", Masks: "on"}, "a.mask: 3 bytes, and there are"},
+		{func(dir string) { put(t, dir, "a.mask", make([]byte, 3)) }, Options{Documents: "index", Masks: "on"}, "a.mask: it has 3 bytes for"},
 	} {
 		if err := open(c.spoil, c.o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
@@ -285,7 +285,7 @@ func TestChangedMarks(t *testing.T) {
 	}
 	d.mask[7] ^= 1
 	put(t, name, "a.mask", d.mask)
-	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.mask changed since the checkpoint: what it has from byte 0 to") {
+	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.mask changed since the checkpoint: bytes 0 to") {
 		t.Error(err)
 	}
 	d.mask[7] ^= 1
@@ -296,7 +296,7 @@ func TestChangedMarks(t *testing.T) {
 	}
 	put(t, name, "a.mask", d.mask)
 	put(t, name, "a.idx", idx)
-	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.idx changed since the checkpoint: what it has from byte 0 to 400") {
+	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.idx changed since the checkpoint: bytes 0 to 400") {
 		t.Error(err)
 	}
 }

@@ -71,7 +71,7 @@ func TestResumeOnTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = job.Restore(t.Context(), path)
-	if want := b + " changed since the checkpoint: what it has from byte 0 to 1554"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := b + " changed since the checkpoint: bytes 0 to 1554"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

@@ -242,7 +242,7 @@ func newBPE(vocab map[string]uint32, merges [][2]string) (*bpe, error) {
 		for i, token := range []string{x[0], x[1], x[0] + x[1]} {
 			id, ok := vocab[token]
 			if !ok {
-				return nil, fmt.Errorf("merges[%d] is of %.40q and %.40q, and the vocabulary has no %.80q", rank, x[0], x[1], token)
+				return nil, fmt.Errorf("merges[%d] joins %.40q and %.40q, but the vocabulary has no %.80q", rank, x[0], x[1], token)
 			}
 			ids[i] = id
 		}

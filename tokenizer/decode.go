@@ -51,7 +51,7 @@ func readDecoder(out []decoder, raw json.RawMessage, where string, depth int) ([
 		}), nil
 	case "Strip":
 		if d.Start < 0 || d.Stop < 0 || utf8.RuneCountInString(d.Content) != 1 {
-			return nil, fmt.Errorf("%s: Strip wants one character of content, start and stop of 0 or more", where)
+			return nil, fmt.Errorf("%s: Strip needs one character of content, and start and stop of 0 or more", where)
 		}
 		return append(out, func(tokens []string) []string {
 			for i, t := range tokens {

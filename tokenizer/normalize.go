@@ -68,7 +68,7 @@ const maxNested = 8
 func readSequence[T any](out []T, items []json.RawMessage, where string, depth int,
 	read func([]T, json.RawMessage, string, int) ([]T, error)) ([]T, error) {
 	if depth >= maxNested {
-		return nil, fmt.Errorf("%s: more than %d sequences in each other", where, maxNested)
+		return nil, fmt.Errorf("%s: sequences are nested more than %d deep", where, maxNested)
 	}
 	for i, item := range items {
 		var err error
@@ -80,5 +80,5 @@ func readSequence[T any](out []T, items []json.RawMessage, where string, depth i
 }
 
 func unsupported(where, kind, supported string) error {
-	return fmt.Errorf("%s: type %.40q is not supported: %s are", where, kind, supported)
+	return fmt.Errorf("%s: type %.40q is not supported; supported are %s", where, kind, supported)
 }

@@ -47,7 +47,7 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 // compile translates an expression of Oniguruma's Ruby syntax.
 func compile(expression string) (re *regexp2.Regexp, err error) {
 	if len(expression) > maxPattern {
-		return nil, fmt.Errorf("an expression of %d bytes: at most %d are read", len(expression), maxPattern)
+		return nil, fmt.Errorf("the expression has %d bytes; the limit is %d", len(expression), maxPattern)
 	}
 	translated, err := translate(expression)
 	if err != nil {

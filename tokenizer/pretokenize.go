@@ -106,7 +106,7 @@ func readBehavior(name, where string) (behavior, error) {
 	if b := behaviors[name]; b != nil {
 		return b, nil
 	}
-	return nil, fmt.Errorf("%s: behavior %.40q is none of Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext", where, name)
+	return nil, fmt.Errorf("%s: behavior %.40q is not Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext", where, name)
 }
 
 func isolated(in []span) []span {
@@ -227,7 +227,7 @@ func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 			return nil, fmt.Errorf("%s: add_prefix_space = false contradicts prepend_scheme = %s", where, scheme)
 		}
 	default:
-		return nil, fmt.Errorf("%s: prepend_scheme %.40q is none of first, never, always", where, scheme)
+		return nil, fmt.Errorf("%s: prepend_scheme %.40q is not first, never or always", where, scheme)
 	}
 	find, split := pattern{text: by}, p.Split == nil || *p.Split
 	return []preTokenizer{func(e *encoder, out []piece, p piece) ([]piece, error) {

@@ -58,7 +58,7 @@ func Open(path string) (*Tokenizer, error) {
 		}
 		return t, nil
 	}
-	return nil, fmt.Errorf("%s: there is no tokenizer.json or tokenizer.model in it", path)
+	return nil, fmt.Errorf("%s: it contains no tokenizer.json or tokenizer.model", path)
 }
 
 func openFile(path string) (*Tokenizer, error) {
@@ -98,7 +98,7 @@ func (t *Tokenizer) readConfig(path string) error {
 	}
 	id, ok := t.ID(token.Content)
 	if !ok {
-		return fmt.Errorf("%s: eos_token is %.40q, which is no token", path, token.Content)
+		return fmt.Errorf("%s: eos_token is %.40q, which is not a token", path, token.Content)
 	}
 	t.eos = int64(id)
 	return nil
@@ -119,13 +119,13 @@ type fileJSON struct {
 func Read(data []byte) (*Tokenizer, error) {
 	var f fileJSON
 	if len(data) > maxFile {
-		return nil, fmt.Errorf("%d bytes, and a tokenizer has at most %d", len(data), maxFile)
+		return nil, fmt.Errorf("%d bytes; the limit for a tokenizer is %d", len(data), maxFile)
 	}
 	if err := unmarshal(data, &f, "it"); err != nil {
 		return nil, err
 	}
 	if f.Version != "" && f.Version != "1.0" {
-		return nil, fmt.Errorf("version is %.40q, and 1.0 is supported", f.Version)
+		return nil, fmt.Errorf("version is %.40q, but only 1.0 is supported", f.Version)
 	}
 	t := &Tokenizer{joined: " ", eos: -1, hash: hashOf(data)}
 	m, err := readModel(f.Model)
@@ -195,7 +195,7 @@ func (t *Tokenizer) readPreTokenizer(raw json.RawMessage, m *bpe) error {
 		}
 	}
 	if m.missing != "" && (!m.level || slices.Min(m.bytes[:]) < 0) {
-		return fmt.Errorf("model: unk_token is %.40q, which vocab does not have", m.missing)
+		return fmt.Errorf("model: unk_token is %.40q, which is not in vocab", m.missing)
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func copied(m map[string]uint32) map[string]uint32 {
 // next free one. The reference ignores the IDs in the file, so a different ID is an error here.
 func (t *Tokenizer) addTokens(all []addedToken) error {
 	if len(all) > maxAdded {
-		return fmt.Errorf("added_tokens has %d items, at most %d are read", len(all), maxAdded)
+		return fmt.Errorf("added_tokens has %d items; the limit is %d", len(all), maxAdded)
 	}
 	t.added.special, t.added.decoded = map[string]bool{}, map[uint32]string{}
 	tokens, next := t.tokens, uint32(len(t.tokens))
@@ -234,7 +234,7 @@ func (t *Tokenizer) addTokens(all []addedToken) error {
 			next++
 		}
 		if id != a.ID {
-			return fmt.Errorf("added_tokens[%d]: %.40q has id %d in the file, and %d by its place", i, a.Content, a.ID, id)
+			return fmt.Errorf("added_tokens[%d]: %.40q has id %d in the file, but %d by its position", i, a.Content, a.ID, id)
 		}
 		tokens[a.Content], t.names[id] = id, a.Content
 		t.added.special[a.Content] = t.added.special[a.Content] || a.Special
@@ -284,7 +284,7 @@ func (m *mergesJSON) UnmarshalJSON(data []byte) error {
 		*m = make(mergesJSON, 0, len(pairs))
 		for i, p := range pairs {
 			if len(p) != 2 {
-				return fmt.Errorf("merges[%d] has %d parts, and a merge has 2", i, len(p))
+				return fmt.Errorf("merges[%d] has %d parts instead of 2", i, len(p))
 			}
 			*m = append(*m, [2]string{p[0], p[1]})
 		}
@@ -301,7 +301,7 @@ func (m *mergesJSON) UnmarshalJSON(data []byte) error {
 		}
 		a, b, ok := strings.Cut(line, " ")
 		if !ok || strings.Contains(b, " ") {
-			return fmt.Errorf("merges[%d] is %.80q, and a merge has one space", i, line)
+			return fmt.Errorf("merges[%d] is %.80q, which does not have exactly one space", i, line)
 		}
 		*m = append(*m, [2]string{a, b})
 	}
@@ -334,7 +334,7 @@ func readModel(raw json.RawMessage) (*bpe, error) {
 	}
 	for name, id := range f.Vocab {
 		if id >= maxID {
-			return nil, fmt.Errorf("model: vocab gives %.40q the id %d, and ids are below %d", name, id, maxID)
+			return nil, fmt.Errorf("model: vocab gives %.40q the id %d, but ids must be below %d", name, id, maxID)
 		}
 	}
 	m, err := newBPE(f.Vocab, f.Merges)
@@ -407,22 +407,22 @@ func (t *Tokenizer) readPostProcessor(raw json.RawMessage, where string, depth i
 			case x.Special != nil:
 				token, ok := p.Tokens[x.Special.ID]
 				if !ok {
-					return nil, nil, fmt.Errorf("%s: single[%d] names %.40q, which special_tokens does not have", where, i, x.Special.ID)
+					return nil, nil, fmt.Errorf("%s: single[%d] names %.40q, which is not in special_tokens", where, i, x.Special.ID)
 				}
 				for _, id := range token.IDs {
 					if _, ok := t.names[id]; !ok {
-						return nil, nil, fmt.Errorf("%s: special_tokens gives %.40q the id %d, which is no token", where, x.Special.ID, id)
+						return nil, nil, fmt.Errorf("%s: special_tokens gives %.40q the id %d, which is not a token", where, x.Special.ID, id)
 					}
 				}
 				*out = append(*out, token.IDs...)
 			case seen || x.Sequence == nil || x.Sequence.ID != "A":
-				return nil, nil, fmt.Errorf("%s: single has another sequence than one A", where)
+				return nil, nil, fmt.Errorf("%s: single has a sequence other than a single A", where)
 			default:
 				out, seen = &after, true
 			}
 		}
 		if !seen {
-			return nil, nil, fmt.Errorf("%s: single leaves the text out", where)
+			return nil, nil, fmt.Errorf("%s: single omits the text", where)
 		}
 	default:
 		err = unsupported(where, p.Type, "ByteLevel, TemplateProcessing and Sequence")
@@ -435,7 +435,7 @@ func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "
 // unmarshal is json.Unmarshal with the position in its error.
 func unmarshal(data []byte, to any, where string) error {
 	if err := json.Unmarshal(data, to); err != nil {
-		return fmt.Errorf("%s is not as in a tokenizer's file: %w", where, err)
+		return fmt.Errorf("%s is not valid in a tokenizer file: %w", where, err)
 	}
 	return nil
 }

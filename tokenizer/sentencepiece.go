@@ -70,13 +70,13 @@ func ReadSentencePiece(data []byte) (*Tokenizer, error) {
 	case len(f.pieces) == 0:
 		return nil, errors.New("it is neither a tokenizer.json nor a SentencePiece model: no pieces")
 	case f.kind != 2:
-		return nil, fmt.Errorf("a SentencePiece model of type %d: BPE (2) is supported", f.kind)
+		return nil, fmt.Errorf("SentencePiece models of type %d are not supported; only BPE (2) is", f.kind)
 	case f.charsMap:
-		return nil, fmt.Errorf("a SentencePiece model with normalization %.40q: identity is supported", f.normalization)
+		return nil, fmt.Errorf("SentencePiece models with normalization %.40q are not supported; only identity is", f.normalization)
 	case f.suffix:
-		return nil, errors.New("a SentencePiece model that treats whitespace as a suffix is not supported")
+		return nil, errors.New("SentencePiece models that treat whitespace as a suffix are not supported")
 	case len(f.pieces) > maxID:
-		return nil, fmt.Errorf("a SentencePiece model of %d pieces, at most %d are read", len(f.pieces), maxID)
+		return nil, fmt.Errorf("the SentencePiece model has %d pieces; the limit is %d", len(f.pieces), maxID)
 	}
 	t := &Tokenizer{tokens: map[string]uint32{}, names: map[uint32]string{}, eos: -1, size: len(f.pieces), hash: hashOf(data)}
 	t.added.special, t.added.decoded = map[string]bool{}, map[uint32]string{}
@@ -102,7 +102,7 @@ func (t *Tokenizer) pieceTable(f *spFile) (*spModel, error) {
 	for i, p := range f.pieces {
 		id := uint32(i)
 		if _, ok := t.tokens[p.text]; ok || p.text == "" {
-			return nil, fmt.Errorf("piece %d is %.40q, which is empty or another one too", i, p.text)
+			return nil, fmt.Errorf("piece %d is %.40q, which is empty or a duplicate", i, p.text)
 		}
 		t.tokens[p.text], t.names[id] = id, p.text
 		m.scores = append(m.scores, p.score)
@@ -123,7 +123,7 @@ func (t *Tokenizer) pieceTable(f *spFile) (*spModel, error) {
 		case pieceByte:
 			b, ok := fallbackByte(p.text)
 			if !ok {
-				return nil, fmt.Errorf("piece %d, %.40q: the name of a byte is <0x00> to <0xFF>", i, p.text)
+				return nil, fmt.Errorf("piece %d, %.40q: names of bytes are <0x00> to <0xFF>", i, p.text)
 			}
 			bytes[b], seen[b] = id, true
 		default:
@@ -133,9 +133,9 @@ func (t *Tokenizer) pieceTable(f *spFile) (*spModel, error) {
 	}
 	switch {
 	case unknowns != 1:
-		return nil, fmt.Errorf("the model has %d pieces of type unknown, and wants one", unknowns)
+		return nil, fmt.Errorf("the model has %d pieces of type unknown, but needs one", unknowns)
 	case f.fallback && len(seen) != 256:
-		return nil, fmt.Errorf("the model falls back to bytes, and has pieces for %d of 256", len(seen))
+		return nil, fmt.Errorf("the model falls back to bytes, but has pieces for only %d of 256", len(seen))
 	case f.fallback:
 		m.fallback = &bytes
 	}

@@ -65,7 +65,7 @@ const maxText = 1 << 30
 // of more than 1 GiB and a pattern in the file that needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
-		return ids, fmt.Errorf("a text of %d bytes: at most %d are tokenized at a time", len(text), maxText)
+		return ids, fmt.Errorf("the text has %d bytes; at most %d are tokenized at a time", len(text), maxText)
 	}
 	e, _ := t.encoders.Get().(*encoder)
 	if e == nil {

@@ -56,8 +56,8 @@ func TestRefused(t *testing.T) {
 		{map[string]string{"PRE": `{"type":"Metaspace","replacement":"__"}`}, `replacement "__" is not one character`},
 		{map[string]string{"DEC": `{"type":"CTC"}`}, `decoder: type "CTC"`},
 		{map[string]string{"POST": `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}],"special_tokens":{}}`}, `names "x"`},
-		{map[string]string{"POST": `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}],"special_tokens":{"x":{"ids":[7]}}}`}, `the id 7, which is no token`},
-		{map[string]string{"ADDED": `{"id":9,"content":"new"}`}, `"new" has id 9 in the file, and 4 by its place`},
+		{map[string]string{"POST": `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}],"special_tokens":{"x":{"ids":[7]}}}`}, `the id 7, which is not a token`},
+		{map[string]string{"ADDED": `{"id":9,"content":"new"}`}, `"new" has id 9 in the file, but 4 by its position`},
 		{map[string]string{"UNK": `"nowhere"`}, `unk_token is "nowhere"`},
 	} {
 		_, err := Read(build(c.fields))
@@ -70,15 +70,15 @@ func TestRefused(t *testing.T) {
 		`{}`: "it has no model",
 		`{"model":{"type":"Unigram","vocab":[["a",0]]}}`:                    `type "Unigram" is not supported`,
 		`{"model":{"vocab":{"a":0}}}`:                                       "no merges",
-		`{"model":{"vocab":{"a":4000000000},"merges":[]}}`:                  "ids are below",
-		`{"model":{"vocab":{"a":0},"merges":["a b"]}}`:                      `merges[0] is of "a" and "b", and the vocabulary has no "b"`,
-		`{"model":{"vocab":{"a":0},"merges":["a"]}}`:                        `a merge has one space`,
+		`{"model":{"vocab":{"a":4000000000},"merges":[]}}`:                  "ids must be below",
+		`{"model":{"vocab":{"a":0},"merges":["a b"]}}`:                      `merges[0] joins "a" and "b", but the vocabulary has no "b"`,
+		`{"model":{"vocab":{"a":0},"merges":["a"]}}`:                        `does not have exactly one space`,
 		`{"model":{"vocab":{"a":0},"merges":[["a"]]}}`:                      `merges[0] has 1 parts`,
 		`{"model":{"dropout":0.1,"vocab":{"a":0},"merges":[]}}`:             `dropout = 0.1`,
 		`{"model":{"end_of_word_suffix":"</w>","vocab":{},"merges":[]}}`:    `end_of_word_suffix`,
 		`{"version":"2.0","model":{"vocab":{},"merges":[]}}`:                `version is "2.0"`,
 		strings.Repeat(`[`, 20000):                                          "exceeded max depth",
-		`{"model":{"vocab":{},"merges":[]},"normalizer":` + nested(9) + `}`: "more than 8 sequences",
+		`{"model":{"vocab":{},"merges":[]},"normalizer":` + nested(9) + `}`: "nested more than 8 deep",
 	} {
 		if _, err := Read([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.80s: %v, want %s", text, err, want)
@@ -92,7 +92,7 @@ func nested(n int) string {
 
 func TestOpenFolder(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "there is no tokenizer.json") {
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "it contains no tokenizer.json") {
 		t.Error(err)
 	}
 	put := func(name, text string) {

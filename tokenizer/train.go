@@ -117,10 +117,10 @@ type training struct {
 func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	vocab := baseVocab()
 	if size < len(vocab) {
-		return nil, fmt.Errorf("a vocabulary of %d: the bytes and the end of a document alone are %d tokens", size, len(vocab))
+		return nil, fmt.Errorf("a vocabulary of %d is too small: the bytes and the end of a document need %d tokens", size, len(vocab))
 	}
 	if size > maxID {
-		return nil, fmt.Errorf("a vocabulary of %d: at most %d are supported", size, maxID)
+		return nil, fmt.Errorf("a vocabulary of %d is too large: the limit is %d", size, maxID)
 	}
 	if len(t.words) == 0 {
 		return nil, errors.New("there is no text to train on")

@@ -129,7 +129,7 @@ func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read i
 	return corpus.Text(r, give)
 }
 
-var errOnlyLines = errors.New("prompts and segments are read from jsonl alone")
+var errOnlyLines = errors.New("prompts and segments are only read from jsonl")
 
 // decompressed opens a file according to its suffix, and returns the name without the suffix.
 func decompressed(c *counter, name string) (io.ReadCloser, string, error) {

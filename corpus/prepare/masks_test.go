@@ -145,7 +145,7 @@ func TestBadSegments(t *testing.T) {
 	}
 	job := jobOf(t, in, t.TempDir(), tok, 1)
 	job.Prompt = "question"
-	if _, err := job.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "read from jsonl alone") {
+	if _, err := job.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "only read from jsonl") {
 		t.Error(err)
 	}
 }

@@ -143,7 +143,7 @@ func (j *Job) identity() identity {
 // begin checks that the folder is new or belongs to this job.
 func (j *Job) begin(m *corpus.Manifest) error {
 	if _, err := os.Lstat(filepath.Join(j.Dir, corpus.ManifestName)); err == nil {
-		return fmt.Errorf("%s: there is a whole corpus in it: remove it first, or write to another folder", j.Dir)
+		return fmt.Errorf("%s: the folder already contains a corpus: remove it first, or write to another folder", j.Dir)
 	}
 	mine := j.identity()
 	path := filepath.Join(j.Dir, jobName)
@@ -155,7 +155,7 @@ func (j *Job) begin(m *corpus.Manifest) error {
 		}
 		for _, e := range entries {
 			if !strings.HasPrefix(e.Name(), ".") {
-				return fmt.Errorf("%s: the folder is not empty: it has %s", j.Dir, e.Name())
+				return fmt.Errorf("%s: the folder is not empty: it contains %s", j.Dir, e.Name())
 			}
 		}
 		return writeJSON(path, mine)
@@ -180,7 +180,7 @@ func (j *Job) begin(m *corpus.Manifest) error {
 		other = fmt.Sprintf("before %s changed", mine.names[max(0, i)])
 	}
 	if other != "" {
-		return fmt.Errorf("%s: the unfinished corpus in it was begun %s: remove it first, or write to another folder", j.Dir, other)
+		return fmt.Errorf("%s: the unfinished corpus in it was begun %s; remove it first, or write to another folder", j.Dir, other)
 	}
 	return j.removeTemporaries()
 }

@@ -224,7 +224,7 @@ func TestRefusals(t *testing.T) {
 			t.Error(diff)
 		}
 	}
-	fails(jobOf(t, in, in, tok, 1), "the folder is not empty: it has a.jsonl")
+	fails(jobOf(t, in, in, tok, 1), "the folder is not empty: it contains a.jsonl")
 	begin()
 	fails(jobOf(t, in, out, open(t, "gpt2.json"), 1), "begun with another tokenizer")
 	other := jobOf(t, in, out, tok, 1)
@@ -243,7 +243,7 @@ func TestRefusals(t *testing.T) {
 	if _, err := jobOf(t, in, out, tok, 1).Run(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	fails(jobOf(t, in, out, tok, 1), "there is a whole corpus in it")
+	fails(jobOf(t, in, out, tok, 1), "the folder already contains a corpus")
 }
 
 // Damaged files cause one error that names the file, or are read as they are. After an error there is no corpus.
@@ -358,12 +358,12 @@ func TestTraining(t *testing.T) {
 		if err != nil || tok.Decode(ids, false) != text || len(ids) > len(text)/2 {
 			t.Errorf("%d tokens for %d bytes, %v", len(ids), len(text), err)
 		}
-		if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "there is a tokenizer.json in it") {
+		if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "already contains a tokenizer.json") {
 			t.Error(err)
 		}
 	}
 	small := Training{Inputs: files, Dir: filepath.Join(t.TempDir(), "tok"), Vocab: 100, Field: "text"}
-	if _, err := small.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "alone are 257 tokens") {
+	if _, err := small.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "need 257 tokens") {
 		t.Error(err)
 	}
 }

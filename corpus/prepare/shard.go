@@ -61,7 +61,7 @@ func (j *Job) readRecords() ([]record, error) {
 		if err == nil {
 			var info fs.FileInfo
 			if info, err = os.Stat(filepath.Join(j.Dir, name+".bin")); err == nil && info.Size() != r.Tokens*int64(j.width()) {
-				err = fmt.Errorf("%s.bin has %d bytes, and its record says %d tokens of %d bytes", name, info.Size(), r.Tokens, j.width())
+				err = fmt.Errorf("%s.bin has %d bytes, but its record says %d tokens of %d bytes", name, info.Size(), r.Tokens, j.width())
 			}
 		}
 		if err != nil {

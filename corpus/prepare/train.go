@@ -38,7 +38,7 @@ type TrainingResult struct {
 func (t *Training) Run(ctx context.Context) (*TrainingResult, error) {
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		if _, err := os.Lstat(filepath.Join(t.Dir, name)); err == nil {
-			return nil, fmt.Errorf("%s: there is a %s in it: remove it first, or write to another folder", t.Dir, name)
+			return nil, fmt.Errorf("%s: the folder already contains a %s: remove it first, or write to another folder", t.Dir, name)
 		}
 	}
 	out := &TrainingResult{}
@@ -53,7 +53,7 @@ func (t *Training) Run(ctx context.Context) (*TrainingResult, error) {
 	}
 	made, err := tokenizer.Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("reading the tokenizer that was made: %w", err)
+		return nil, fmt.Errorf("reading the new tokenizer: %w", err)
 	}
 	out.Vocab = made.Size()
 	if err := os.MkdirAll(t.Dir, 0o777); err != nil {
