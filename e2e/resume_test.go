@@ -99,11 +99,11 @@ func TestResumeOfAnotherModel(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	save(t, p, path, 1)
 	for _, x := range []struct{ set, want string }{
-		{"model.heads=2 model.kv_heads=2 model.head_dim=16", "has heads = 4, kv_heads = 4, head_dim = 8, attn_scale = 0.35355339059327373, this program has heads = 2, kv_heads = 2, head_dim = 16, attn_scale = 0.25"},
-		{"model.rope_theta=500000", "has rope_theta = 100, this program has rope_theta = 500000"},
-		{"model.norm_eps=1e-6", "has norm_eps = 1e-05, this program has norm_eps = 1e-06"},
-		{"model.positions=none", "has positions = rope, rope_theta = 100, rope_partial = 1, rope_amplitude = 1, this program has positions = none, rope_theta = none, rope_partial = none"},
-		{"model.dtype=f32", "has dtype = bf16, this program has dtype = f32"},
+		{"model.heads=2 model.kv_heads=2 model.head_dim=16", "has heads = 4, kv_heads = 4, head_dim = 8, attn_scale = 0.35355339059327373, but this program has heads = 2, kv_heads = 2, head_dim = 16, attn_scale = 0.25"},
+		{"model.rope_theta=500000", "has rope_theta = 100, but this program has rope_theta = 500000"},
+		{"model.norm_eps=1e-6", "has norm_eps = 1e-05, but this program has norm_eps = 1e-06"},
+		{"model.positions=none", "has positions = rope, rope_theta = 100, rope_partial = 1, rope_amplitude = 1, but this program has positions = none, rope_theta = none, rope_partial = none"},
+		{"model.dtype=f32", "has dtype = bf16, but this program has dtype = f32"},
 		{"train.optimizer.lr=1e-5 train.optimizer.weight_decay=0 train.lr_schedule=constant train.holdout=0.3 model.init_std=0.5", ""},
 	} {
 		_, other, err := compile(c.Spec(), strings.Fields(x.set)...)
@@ -115,7 +115,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = job.Restore(t.Context(), path)
-		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "is of another model: it "+x.want)) {
+		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "is of a different model: it "+x.want)) {
 			t.Errorf("%s: %v, want %s", x.set, err, x.want)
 		}
 	}
@@ -129,8 +129,8 @@ func TestResumeUnderAnotherOptimizer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	save(t, p, path, 1)
 	for _, x := range []struct{ optimizer, want string }{
-		{"sgd", "was saved under another optimizer: it holds moment1, moment2, this program has momentum"},
-		{"muon", "was saved under another optimizer: it holds moment1, moment2, this program has moment1, moment2, momentum"},
+		{"sgd", "was saved with a different optimizer: it has moment1, moment2, but this program has momentum"},
+		{"muon", "was saved with a different optimizer: it has moment1, moment2, but this program has moment1, moment2, momentum"},
 	} {
 		other := c
 		other.Optimizer = x.optimizer

@@ -70,7 +70,7 @@ func openCheckpoint(path string) (*Checkpoint, error) {
 			return nil, err
 		}
 		if len(steps) == 0 {
-			return nil, fmt.Errorf("checkpoint %s: is a folder without checkpoints", path)
+			return nil, fmt.Errorf("checkpoint %s: the folder contains no checkpoints", path)
 		}
 		path = filepath.Join(path, store.StepName(steps[len(steps)-1]))
 	}
@@ -310,11 +310,11 @@ func (j *Job) acceptsModel(c *Checkpoint) error {
 	case mine == "":
 		return nil
 	case j.program.Model.IsZero():
-		return fmt.Errorf("is of model %q, and this program does not name its model: compile it again", c.Model.Name)
+		return fmt.Errorf("is of model %q, but this program does not name its model: compile it again", c.Model.Name)
 	case c.Model.IsZero():
-		return fmt.Errorf("of program %q does not name its model, and this program is of model %q", c.Program, j.program.Model.Name)
+		return fmt.Errorf("of program %q does not name its model, but this program is of model %q", c.Program, j.program.Model.Name)
 	}
-	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", c.Program, theirs, mine)
+	return fmt.Errorf("of program %q is of a different model: it has %s, but this program has %s", c.Program, theirs, mine)
 }
 
 // statesOf lists the kinds of optimizer state among the entries, in words.
@@ -338,11 +338,11 @@ func (j *Job) accepts(c *Checkpoint) error {
 		return err
 	}
 	if c.Seed != j.program.Run.Seed {
-		return fmt.Errorf("was made with seed %d, and this program runs with %d", c.Seed, j.program.Run.Seed)
+		return fmt.Errorf("was made with seed %d, but this program runs with %d", c.Seed, j.program.Run.Seed)
 	}
 	entries := j.manifest().Tensors
 	if mine, theirs := statesOf(entries), statesOf(c.Tensors); mine != theirs {
-		return fmt.Errorf("of program %q was saved under another optimizer: it holds %s, this program has %s", c.Program, theirs, mine)
+		return fmt.Errorf("of program %q was saved with a different optimizer: it has %s, but this program has %s", c.Program, theirs, mine)
 	}
 	for i, e := range entries {
 		if i >= len(c.Tensors) {
@@ -350,7 +350,7 @@ func (j *Job) accepts(c *Checkpoint) error {
 		}
 		got := c.Tensors[i]
 		if got.Tensor != e.Tensor || got.Role != e.Role || got.Shape != e.Shape {
-			return fmt.Errorf("of program %q has %s of %s %v, this program has %s of %s %v",
+			return fmt.Errorf("of program %q has %s of %s %v, but this program has %s of %s %v",
 				c.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
 		}
 	}

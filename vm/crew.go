@@ -106,7 +106,7 @@ func (j *Job) ready(load func(r *rank) error) error {
 	answers, err := j.together(Order{What: OrderReady}, func() error { return j.each(load) })
 	for i, theirs := range answers {
 		if err == nil && string(theirs) != mine {
-			err = fmt.Errorf("process %d reads other data than process 0: %s instead of %s", i+1, theirs, mine)
+			err = fmt.Errorf("process %d reads different data than process 0: %s instead of %s", i+1, theirs, mine)
 		}
 	}
 	return err

@@ -76,7 +76,7 @@ func (w *Window) each(rows int, visit func(sequence, position int64, first, stri
 	return nil
 }
 
-var errNoDocuments = errors.New("the program asks for documents or masks, and the data has none")
+var errNoDocuments = errors.New("the program needs documents or masks, but the data has none")
 
 // randomData provides random tokens: token t of a sequence is a function of seed, round, sequence and t.
 type randomData struct{ run ir.Run }

@@ -336,7 +336,7 @@ func (j *Job) eval(ctx context.Context, each func() error) (float64, error) {
 		sum, counted = sum+float64(loss*float64(labels)), counted+labels
 	}
 	if counted == 0 {
-		return 0, errors.New("the validation has no label: all are masked")
+		return 0, errors.New("the validation has no labels: all are masked")
 	}
 	return sum / float64(counted), nil
 }

@@ -90,7 +90,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 			left = rest
 		}
 		if len(left) > 0 {
-			return nil, fmt.Errorf("ranks lack a part of %s of %s: %d rows from row %d on", e.role, e.Tensor.Tensor, left[0].rows, left[0].row)
+			return nil, fmt.Errorf("no rank has %[3]d rows of %[1]s of %[2]s, from row %[4]d on", e.role, e.Tensor.Tensor, left[0].rows, left[0].row)
 		}
 	}
 	return parts, nil

@@ -32,7 +32,7 @@ var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
 	s := &Split{run: *run}
 	if o := run.DataOptions; o != nil && o.Marked() {
-		return nil, errors.New("data with documents or masks is not one stream of tokens: evaluate it with documents = off and masks = ignore")
+		return nil, errors.New("data with documents or masks is not a single stream of tokens: evaluate it with documents = off and masks = ignore")
 	}
 	var err error
 	switch run.DataKind {
@@ -41,7 +41,7 @@ func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) 
 	case "tokens":
 		err = s.openCorpus(dir)
 	default:
-		err = fmt.Errorf("data of kind %q has no end that an evaluation could reach; use text or tokens", run.DataKind)
+		err = fmt.Errorf("data of kind %q has no end; use text or tokens", run.DataKind)
 	}
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (s *Split) openText(dir string) error {
 		return errors.New("the data is empty")
 	}
 	if highest := slices.Max(text); int(highest) >= s.run.Vocab {
-		return fmt.Errorf("the data has byte %d, outside a vocabulary of %d; 256 covers every text", highest, s.run.Vocab)
+		return fmt.Errorf("the data contains byte %d, outside a vocabulary of %d; 256 covers every text", highest, s.run.Vocab)
 	}
 	s.tokens = int64(len(text))
 	s.read = func(first int64, out []int32, stride int) error {
@@ -94,7 +94,7 @@ func (s *Split) openCorpus(dir string) error {
 		return errors.New("data of tokens without options")
 	}
 	if len(run.DataOptions.Weights) > 0 {
-		return errors.New("a mixture with weights is no one stream of tokens; evaluate its parts one at a time")
+		return errors.New("a mixture with weights is not a single stream of tokens; evaluate its parts separately")
 	}
 	options := *run.DataOptions
 	options.Shuffle = false

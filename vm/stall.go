@@ -263,7 +263,7 @@ func (w *watch) look() *StallError {
 	if late && w.job.overseer.stall.Tell != nil {
 		what := fmt.Sprintf("%s has taken %s", w.order.inWords(), w.took.Round(100*time.Millisecond))
 		if w.longest > 0 {
-			what += fmt.Sprintf(", and the last ones took at most %s", w.longest.Round(time.Millisecond))
+			what += fmt.Sprintf(", although the last ones took at most %s", w.longest.Round(time.Millisecond))
 		}
 		w.job.overseer.stall.Tell(strings.Join(append([]string{what}, w.describe(here, there)...), "\n  "))
 	}

@@ -39,7 +39,7 @@ func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 		return nil
 	})
 	if err == nil && missing > 0 {
-		err = fmt.Errorf("ranks lack %d of the %d elements of %s of %s", missing, len(out), role, name)
+		err = fmt.Errorf("no rank has %d of the %d elements of %s of %s", missing, len(out), role, name)
 	}
 	return out, shape, err
 }

@@ -63,7 +63,7 @@ func CheckProgram(p *ir.Program) error {
 			return fmt.Errorf("rank %d: no code %d", r, rank.Code)
 		}
 		if len(rank.Consts) != len(p.Consts) || len(rank.Groups) != len(p.Groups) {
-			return fmt.Errorf("rank %d: %d constants and %d groups, and the program names %d and %d",
+			return fmt.Errorf("rank %d: %d constants and %d groups, but the program names %d and %d",
 				r, len(rank.Consts), len(rank.Groups), len(p.Consts), len(p.Groups))
 		}
 	}
@@ -119,7 +119,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 			return wrong("opcode %d on stream %d does not exist", in.Op, in.Stream)
 		}
 		if info := in.Info(); len(in.Args) != len(info.Operands) || len(in.Attrs) != len(info.Attrs) {
-			return wrong("%d operands and %d attributes; its row has %d and %d",
+			return wrong("it has %d operands and %d attributes, but its opcode has %d and %d",
 				len(in.Args), len(in.Attrs), len(info.Operands), len(info.Attrs))
 		}
 		for _, a := range in.Attrs {

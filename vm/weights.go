@@ -34,7 +34,7 @@ func (j *Job) Load(ctx context.Context, origin string) error {
 	answers, err := j.together(Order{What: OrderLoad}, func() error { return j.loadHere(ctx) })
 	for i, theirs := range answers {
 		if err == nil && string(theirs) != mine {
-			err = fmt.Errorf("process %d reads other weights than process 0: %s, not %s", i+1, theirs, mine)
+			err = fmt.Errorf("process %d reads different weights than process 0: %s instead of %s", i+1, theirs, mine)
 		}
 	}
 	if j.dead = err; err == nil {
@@ -46,7 +46,7 @@ func (j *Job) Load(ctx context.Context, origin string) error {
 // loadHere loads the ranks of this process.
 func (j *Job) loadHere(ctx context.Context) error {
 	if j.weights == nil {
-		return errors.New("process without weights: all want the same command line")
+		return errors.New("process without weights: all processes need the same command line")
 	}
 	some, _ := j.weights.(interface{ Has(tensor string) bool })
 	return j.each(func(r *rank) error {

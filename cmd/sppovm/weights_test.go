@@ -74,7 +74,7 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 		return append(world(i), "job.sppo", "--steps", "1", "-q", "--weights", []string{"hub", "other"}[i])
 	})
 	end(t, all)
-	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "process 1 reads other weights than process 0") {
+	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "process 1 reads different weights than process 0") {
 		t.Errorf("exit %d\n%s", all[0].code, text)
 	}
 }

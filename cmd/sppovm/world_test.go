@@ -307,7 +307,7 @@ func TestProcessFails(t *testing.T) {
 		code []int
 	}{
 		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "no such file: nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
-		{"elsewhere", []string{"sppovm: process 1 reads other data than process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads other data"}, []int{cli.Failed, cli.Failed}},
+		{"elsewhere", []string{"sppovm: process 1 reads different data than process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads other data"}, []int{cli.Failed, cli.Failed}},
 	} {
 		world := inWorld(t, 2, "tiny.sppo", "-q")
 		all := launchAll(t, 2, func(i int) []string {
@@ -341,16 +341,16 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 	}{
 		{"another program", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--job", "one"}
-		}, []string{"has another program than process 0 on", "has another program than process 0 on"}},
+		}, []string{"has a different program than process 0 on", "has a different program than process 0 on"}},
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
-		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of another job than "tiny `}},
+		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
 		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}},
 		{"port taken", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", taken.Addr().String(), "--rendezvous-timeout", "1s"}
-		}, []string{"address already in use", "its answer is not that of process 0 of a job"}},
+		}, []string{"address already in use", "it does not answer like process 0 of a job"}},
 	} {
 		place := vmtest.FreePlace(t)
 		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })
@@ -376,7 +376,7 @@ func TestJobsAtOnePlace(t *testing.T) {
 	for _, other := range [][]string{as(1, "--seed", "7"), as(1, "--set", "train.sequence=128"), as(3, "--processes", "4")} {
 		stray := launchAll(t, 1, func(int) []string { return other })
 		end(t, stray)
-		want := fmt.Sprintf("%s is the rendezvous of another job than \"tiny ", place)
+		want := fmt.Sprintf("%s is the rendezvous of a job other than \"tiny ", place)
 		if text := stray[0].errs.String(); stray[0].code != cli.Failed || !strings.Contains(text, want) || !strings.Contains(text, "processes\": use another address") {
 			t.Errorf("%v: exit %d\n%s", other, stray[0].code, text)
 		}

@@ -350,12 +350,12 @@ func TestForeignCheckpointsAreRefused(t *testing.T) {
 		program *ir.Program
 		want    string
 	}{
-		"seed":  {path, otherSeed, "was made with seed 3, and this program runs with 4"},
-		"shape": {path, otherShape, "has weight of table [7 7], this program has weight of table [6 7]"},
-		"model": {named, otherModel, `is of another model: it has heads = 4, this program has heads = 2`},
-		"which": {named, bigram(ir.F32), `is of model "m", and this program does not name its model`},
-		"any":   {path, ofModel, `does not name its model, and this program is of model "m"`},
-		"type":  {path, otherType, "has weight of table [7 7], this program has master of table [7 7]"},
+		"seed":  {path, otherSeed, "was made with seed 3, but this program runs with 4"},
+		"shape": {path, otherShape, "has weight of table [7 7], but this program has weight of table [6 7]"},
+		"model": {named, otherModel, `is of a different model: it has heads = 4, but this program has heads = 2`},
+		"which": {named, bigram(ir.F32), `is of model "m", but this program does not name its model`},
+		"any":   {path, ofModel, `does not name its model, but this program is of model "m"`},
+		"type":  {path, otherType, "has weight of table [7 7], but this program has master of table [7 7]"},
 	} {
 		err := start(t, c.program).Restore(t.Context(), c.path)
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.path) {
@@ -365,14 +365,14 @@ func TestForeignCheckpointsAreRefused(t *testing.T) {
 	if err := job.Restore(t.Context(), filepath.Join(dir, "nowhere")); err == nil {
 		t.Error("a missing checkpoint is restored")
 	}
-	if err := job.Restore(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "is a folder without checkpoints") {
+	if err := job.Restore(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "the folder contains no checkpoints") {
 		t.Errorf("a folder without checkpoints: %v", err)
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if err := job.Save(file); err == nil || !strings.Contains(err.Error(), "is a file, and checkpoints are written to a folder") {
+	if err := job.Save(file); err == nil || !strings.Contains(err.Error(), "is a file, but checkpoints are written to a folder") {
 		t.Errorf("a checkpoint over a file: %v", err)
 	}
 }
@@ -551,7 +551,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"constant 3 does not exist":         func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },
 		"no code 4":                         func(p *ir.Program) { p.Ranks[0].Code = 4 },
 		"has no ranks":                      func(p *ir.Program) { p.Ranks = nil },
-		"0 constants and 1 groups, and the": func(p *ir.Program) { p.Ranks[1].Consts = nil },
+		"0 constants and 1 groups, but the": func(p *ir.Program) { p.Ranks[1].Consts = nil },
 	} {
 		p := bigram(ir.F32)
 		spoil(p)

@@ -61,7 +61,7 @@ func TestStalledStep(t *testing.T) {
 	if want := regexp.MustCompile(`^step 3 has stalled: no rank has made progress for \S+` + whatRanksDo); !errors.As(err, &stalled) || !want.MatchString(err.Error()) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	if want := regexp.MustCompile(`^step 3 has taken [0-9.]+m?s, and the last ones took at most \S+` + whatRanksDo); len(told()) != 1 || !want.MatchString(told()[0]) {
+	if want := regexp.MustCompile(`^step 3 has taken [0-9.]+m?s, although the last ones took at most \S+` + whatRanksDo); len(told()) != 1 || !want.MatchString(told()[0]) {
 		t.Errorf("%q, want %s", told(), want)
 	}
 	if !job.Stuck() {

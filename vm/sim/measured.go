@@ -17,11 +17,11 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 		return nil, err
 	}
 	if len(spans) != len(p.Ranks) {
-		return nil, fmt.Errorf("%d ranks were measured, and the program has %d", len(spans), len(p.Ranks))
+		return nil, fmt.Errorf("%d ranks were measured, but the program has %d", len(spans), len(p.Ranks))
 	}
 	for r := range spans {
 		if got, want := len(spans[r]), len(b.world.binding(r).steps); got != want {
-			return nil, fmt.Errorf("rank %d: %d instructions were measured, and section %s has %d", r, got, section, want)
+			return nil, fmt.Errorf("rank %d: %d instructions were measured, but section %s has %d", r, got, section, want)
 		}
 	}
 	t := b.replay(spans)

@@ -64,7 +64,7 @@ func (o *Options) check(p *ir.Program) error {
 	}
 	for r, f := range o.Slow {
 		if r < 0 || r >= len(p.Ranks) {
-			return fmt.Errorf("there is no rank %d to slow down, only %d ranks", r, len(p.Ranks))
+			return fmt.Errorf("there is no rank %d to slow down: there are %d ranks", r, len(p.Ranks))
 		}
 		if !(f > 0) || math.IsInf(f, 0) {
 			return fmt.Errorf("the slow-down %[2]g of rank %[1]d must be positive", r, f)

@@ -63,7 +63,7 @@ func Steps(dir string) ([]int64, error) {
 // there may be later than the step from which the run continues. A run that does not resume passes -1.
 func Create(dir string, keep int, done int64) (*Folder, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("%s is a file, and checkpoints are written to a folder: give another name", dir)
+		return nil, fmt.Errorf("%s is a file, but checkpoints are written to a folder: give another name", dir)
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 		if done >= 0 {
 			from = fmt.Sprintf("continues from step %d", done)
 		}
-		err = fmt.Errorf("%s has a checkpoint of step %d, and this run %s: resume from the checkpoint, remove it, or save elsewhere", dir, steps[n-1], from)
+		err = fmt.Errorf("%s has a checkpoint of step %d, but this run %s: resume from the checkpoint, remove it, or save elsewhere", dir, steps[n-1], from)
 	}
 	if err == nil {
 		err = errors.Join(f.writable(), f.clean())
@@ -112,7 +112,7 @@ func (f *Folder) take() error {
 	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		file.Close()
-		return fmt.Errorf("another run writes its checkpoints to %s", f.Dir)
+		return fmt.Errorf("another run is writing checkpoints to %s", f.Dir)
 	}
 	f.lock = file
 	return nil

@@ -121,24 +121,24 @@ func decode(text []byte) (*Manifest, error) {
 // a manifest.
 func (m *Manifest) check() error {
 	if m.Step < 0 || m.Skipped < 0 || m.Skipped > m.Step {
-		return fmt.Errorf("is wrong: step %d with %d skipped", m.Step, m.Skipped)
+		return fmt.Errorf("is invalid: step %d with %d skipped", m.Step, m.Skipped)
 	}
 	names := map[string]bool{}
 	for i := range m.Tensors {
 		t := &m.Tensors[i]
 		switch {
 		case t.Shape[0] <= 0 || t.Shape[1] <= 0 || t.Shape[0] > 1<<40/t.Shape[1]:
-			return fmt.Errorf("is wrong: %s has shape %v", t.Name(), t.Shape)
+			return fmt.Errorf("is invalid: %s has shape %v", t.Name(), t.Shape)
 		case names[t.Name()]:
-			return fmt.Errorf("is wrong: %s is there twice", t.Name())
+			return fmt.Errorf("is invalid: %s occurs twice", t.Name())
 		case !safetensors.Convertible(t.DType):
-			return fmt.Errorf("is wrong: %s has type %q", t.Name(), t.DType)
+			return fmt.Errorf("is invalid: %s has type %q", t.Name(), t.DType)
 		}
 		names[t.Name()] = true
 	}
 	for _, s := range m.Shards {
 		if s.File == "" || s.File != filepath.Base(s.File) || s.File == ".." || strings.ContainsAny(s.File, `/\`) {
-			return fmt.Errorf("is wrong: %q is no name of a file", s.File)
+			return fmt.Errorf("is invalid: %q is not a file name", s.File)
 		}
 	}
 	return nil

@@ -70,7 +70,7 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("lacks %s, which its manifest names", s.File)
+		return fmt.Errorf("lacks %s, although its manifest names it", s.File)
 	case err != nil:
 		return err
 	case info.Size() < s.Bytes:
@@ -85,14 +85,14 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	c.files = append(c.files, f)
 	var places map[string]place
 	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
-		return fmt.Errorf("is damaged: %s does not say where its tensors lie", s.File)
+		return fmt.Errorf("is damaged: %s does not give the places of its tensors", s.File)
 	}
 	tensors := f.Tensors()
 	for i := range tensors {
 		x := &tensors[i]
 		t, at := c.index[x.Name], places[x.Name].Offsets
 		if t == nil || x.DType != t.DType || len(x.Shape) != len(at) || len(at) < 1 || len(at) > 2 {
-			return fmt.Errorf("is damaged: %s has a tensor %q that its manifest does not name", s.File, x.Name)
+			return fmt.Errorf("is damaged: %s has a tensor %q that the manifest does not name", s.File, x.Name)
 		}
 		p := located{row: at[0], rows: x.Shape[0], cols: 1, in: x}
 		if len(at) == 2 {

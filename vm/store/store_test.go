@@ -248,14 +248,14 @@ func TestRetention(t *testing.T) {
 func TestWhoMayWrite(t *testing.T) {
 	dir := t.TempDir()
 	f := create(t, dir, 2, -1)
-	if _, err := store.Create(dir, 2, -1); err == nil || !strings.Contains(err.Error(), "another run writes its checkpoints to "+dir) {
+	if _, err := store.Create(dir, 2, -1); err == nil || !strings.Contains(err.Error(), "another run is writing checkpoints to "+dir) {
 		t.Errorf("two runs: %v", err)
 	}
 	write(t, f, 5)
 	f.Close()
 	for done, want := range map[int64]string{-1: "starts anew", 4: "continues from step 4", 5: ""} {
 		f, err := store.Create(dir, 2, done)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), "has a checkpoint of step 5, and this run "+want)) {
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), "has a checkpoint of step 5, but this run "+want)) {
 			t.Errorf("after step %d: %v", done, err)
 		}
 		if err == nil {

@@ -115,10 +115,10 @@ func writeManifest(dir string, m *Manifest) error {
 		s := &m.Shards[i]
 		info, err := os.Stat(filepath.Join(dir, s.File))
 		if err != nil {
-			return fmt.Errorf("rank %d wrote %s, which process 0 does not see: the folder must be the same for all processes", s.Rank, s.File)
+			return fmt.Errorf("rank %d wrote %s, but process 0 does not see it: all processes must share the folder", s.Rank, s.File)
 		}
 		if info.Size() != s.Bytes {
-			return fmt.Errorf("%s has %d bytes, and rank %d wrote %d", s.File, info.Size(), s.Rank, s.Bytes)
+			return fmt.Errorf("%s has %d bytes, but rank %d wrote %d", s.File, info.Size(), s.Rank, s.Bytes)
 		}
 	}
 	file, err := os.Create(filepath.Join(dir, ManifestFile))

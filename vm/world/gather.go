@@ -55,7 +55,7 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	}
 	l, err := listen(ctx, net.JoinHostPort(w.listenHost(), port))
 	if err != nil {
-		return fmt.Errorf("process 0 cannot listen at %s, where the others connect: %w", w.options.Rendezvous, cmp.Or(errors.Unwrap(err), err))
+		return fmt.Errorf("process 0 cannot listen at %s, to which the others connect: %w", w.options.Rendezvous, cmp.Or(errors.Unwrap(err), err))
 	}
 	defer l.Close()
 	n := w.options.Processes
@@ -155,7 +155,7 @@ func (g *gathering) hear(n news) {
 func (g *gathering) arrive(a *arrival) {
 	o, h := &g.w.options, a.hello
 	if h.Job != o.Job {
-		refuse(a.conn, fmt.Sprintf("%s is the rendezvous of another job than %q: use another address for one of them", o.Rendezvous, h.Job))
+		refuse(a.conn, fmt.Sprintf("%s is the rendezvous of a job other than %q: use another address for one of them", o.Rendezvous, h.Job))
 		g.turnAway(fmt.Sprintf("process %d of job %q from %s, which is not job %q", h.Process, h.Job, h.Host, o.Job))
 		return
 	}
@@ -187,7 +187,7 @@ func (g *gathering) leave(a *arrival, why string) {
 	a.conn.Close()
 	delete(g.pinged, a)
 	g.present[process] = nil
-	g.w.tell(fmt.Sprintf("process %d on %s %s; it may come again", process, a.hello.Host, why))
+	g.w.tell(fmt.Sprintf("process %d on %s %s; it may connect again", process, a.hello.Host, why))
 	if next := g.again[process]; next != nil {
 		g.again[process] = nil
 		g.arrive(next)
@@ -290,7 +290,7 @@ func (g *gathering) greet(c *conn) {
 // hearHello returns the introduction of a process, or the reason for turning the peer away.
 func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	from, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-	foreign := "a connection from " + from + ", which is not of a process of sppovm"
+	foreign := "a connection from " + from + ", which is not from an sppovm process"
 	_ = c.SetDeadline(time.Now().Add(introduction))
 	m, _, err := c.read(shortText, 0)
 	if err != nil || m.Greeting == nil || m.Greeting.Magic != magic {
@@ -377,7 +377,7 @@ func (w *World) differs(h, mine *hello) error {
 			if i < len(h.Terms) {
 				theirs = h.Terms[i].Value
 			}
-			return fmt.Errorf("process %d on %s has another %s than process 0 on %s: %s instead of %s", h.Process, h.Host, term.Name, mine.Host, theirs, term.Value)
+			return fmt.Errorf("process %d on %s has a different %s than process 0 on %s: %s instead of %s", h.Process, h.Host, term.Name, mine.Host, theirs, term.Value)
 		}
 	}
 	return nil

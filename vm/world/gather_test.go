@@ -192,7 +192,7 @@ func TestComeAgain(t *testing.T) {
 		if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
 			t.Error(err)
 		}
-		want := map[bool]string{true: " is gone; it may come again", false: " does not answer; it may come again"}[dies]
+		want := map[bool]string{true: " is gone; it may connect again", false: " does not answer; it may connect again"}[dies]
 		if text := strings.Join(told, "\n"); !strings.Contains(text, want) {
 			t.Errorf("dies %t: it says %q", dies, text)
 		}

@@ -435,7 +435,7 @@ func TestRendezvous(t *testing.T) {
 			if o.Process == 1 {
 				o.Terms = []Term{{"program", "two"}}
 			}
-		}, []string{"process 1 on HOST has another program than process 0 on HOST: two instead of one", "process 1 on HOST has another program", "process 1 on HOST has another program"}},
+		}, []string{"process 1 on HOST has a different program than process 0 on HOST: two instead of one", "process 1 on HOST has a different program", "process 1 on HOST has a different program"}},
 		{"another number", func(o *Options) {
 			if o.Process == 1 {
 				o.Processes = 4
@@ -447,7 +447,7 @@ func TestRendezvous(t *testing.T) {
 			if o.Process == 2 {
 				o.Job = "other"
 			}
-		}, []string{`process 2 of 3 did not connect to PLACE within 300ms; process 2 of job "other" from HOST, which is not job "test", did`, "process 2 of 3 did not connect", `PLACE is the rendezvous of another job than "other"`}},
+		}, []string{`process 2 of 3 did not connect to PLACE within 300ms; process 2 of job "other" from HOST, which is not job "test", did`, "process 2 of 3 did not connect", `PLACE is the rendezvous of a job other than "other"`}},
 		{"no process 0", func(o *Options) {
 			o.Timeout = 300 * time.Millisecond
 			o.Process = max(o.Process, 1)
@@ -480,12 +480,12 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer l.Close()
 	_, err = Join(t.Context(), Options{Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: time.Second})
-	if want := fmt.Sprintf("process 0 cannot listen at %s, where the others connect: bind: address already in use", l.Addr()); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("process 0 cannot listen at %s, to which the others connect: bind: address already in use", l.Addr()); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	// The listener at that address is not a process of a job and stays silent.
 	_, err = Join(t.Context(), Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: 200 * time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "its answer is not that of process 0 of a job") {
+	if err == nil || !strings.Contains(err.Error(), "it does not answer like process 0 of a job") {
 		t.Error(err)
 	}
 }
