@@ -405,6 +405,9 @@ func TestSavingBesideTraining(t *testing.T) {
 			}
 		}
 		losses = append(losses, steps(t, job, 5)...)
+		if err := saver.Retire(); err != nil {
+			t.Fatal(err)
+		}
 		if err := saver.Close(); err != nil {
 			t.Fatal(err)
 		}
