@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 func TestPlaceLivesOnPipelines(t *testing.T) {
@@ -31,8 +32,7 @@ func TestPlaceLivesOnPipelines(t *testing.T) {
 }
 
 func TestPlaceLivesRandom(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for trial := range 150 {
 		n := rng.IntN(200)

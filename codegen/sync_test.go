@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 const testPass = 7
 
 func TestSynchroniseOrdersEveryConflictAndNothingIsSpare(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	waits := 0
 	for trial := range 400 {

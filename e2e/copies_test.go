@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/passes/plan"
 )
 
@@ -46,8 +46,7 @@ func TestWhenCopiesGo(t *testing.T) {
 // TestGradientsPutOff splits backwards by hand and moves their weight-gradient halves to any later position. If
 // the halves keep their order, no bit changes, whatever else the plan contains.
 func TestGradientsPutOff(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 2, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 1, Offload: "full", Tied: true},
@@ -146,8 +145,7 @@ func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 // TestMixedPlacements checks that every saved tensor of every layer, subsequence and stage may be kept, offloaded
 // or recomputed independently of others without changing any bit. Placements are drawn at random.
 func TestMixedPlacements(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 1},

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sppo.dev/ir/irtest"
 )
 
 // TestSchedulesAreEqual runs the covering set. Each case must equal, bitwise, the same case on one stage
@@ -122,10 +124,7 @@ func TestProduct(t *testing.T) {
 	case 1:
 		minutes = 25
 	}
-	seed, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64)
-	if err != nil {
-		seed = uint64(time.Now().UnixNano())
-	}
+	seed := irtest.Seed(t) // another one each time, in the long form
 	random := rand.New(rand.NewPCG(seed, 0))
 	groups := productGroups(random)
 	var total, done atomic.Int64

@@ -7,12 +7,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
@@ -28,14 +27,10 @@ import (
 // plain program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same specs.
 // Each spec is drawn until it has the next trait of the list, so that the long form omits none.
 func TestRandomSpecs(t *testing.T) {
-	draws, seed, long := randomDraws, uint64(1), os.Getenv("SPPO_LONG") != ""
+	draws, seed, long := randomDraws, irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	if long {
-		draws, seed = 500, uint64(time.Now().UnixNano())
+		draws = 500
 	}
-	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("%d specs, SPPO_SEED=%d", draws, seed)
 	var seen tally
 	t.Cleanup(func() { seen.report(t, long) })
 	order := rand.New(rand.NewPCG(seed, 0)).Perm(len(traits))

@@ -3,14 +3,14 @@ package ir_test
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // TestAttentionWork counts the pairs that see each other, and the keys that some query sees, one by one.
 func TestAttentionWork(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
 	for range 600 {
 		n, prefix, batch, heads, dim := 1+r.Int64N(20), r.Int64N(20), 1+r.Int64N(3), 1+r.Int64N(3), 1+r.Int64N(4)

@@ -6,16 +6,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
 // The runs returned by compare rebuild both texts, for any two texts.
 func TestCompareRebuildsBothTexts(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(1, 0))
 	text := func() []string {
 		lines := make([]string, random.IntN(30))
 		for i := range lines {

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/vm"
 )
 
@@ -197,8 +197,7 @@ func bindStep(t *testing.T, p *ir.Program) []kernels.Plan {
 // TestJoinedIsAlone checks that joined instructions give the same bytes as separate ones.
 func TestJoinedIsAlone(t *testing.T) {
 	library := needEmulator(t)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	types := []ir.DType{ir.F32, ir.BF16}
 	var programs []*listing

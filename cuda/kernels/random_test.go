@@ -9,10 +9,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/vmtest/naive"
@@ -22,8 +22,7 @@ import (
 // order of lanes. The rows of the opcode table define which shapes are valid.
 func TestRandom(t *testing.T) {
 	library := needEmulator(t)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	for op := range ir.NumOps {
 		if ir.Ops[op].Class != ir.ClassKernel {
 			continue

@@ -8,15 +8,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/examples"
 	"sppo.dev/graph"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/plan"
 )
@@ -110,20 +109,7 @@ func Kept(p *plan.Plan) (bytes float64) {
 
 // Random returns a random source whose seed a failing test prints, and SPPO_SEED sets. `make test` always uses
 // the same seed, the long tests a new one each time.
-func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(SeedOf(t), 0)) }
-
-// SeedOf returns the seed of a test, and logs it.
-func SeedOf(t *testing.T) uint64 {
-	seed := uint64(1)
-	if os.Getenv("SPPO_LONG") != "" {
-		seed = uint64(time.Now().UnixNano())
-	}
-	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("seed %d", seed)
-	return seed
-}
+func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(irtest.Seed(t), 0)) }
 
 // JSON returns a plan as JSON.
 func JSON(t *testing.T, p *plan.Plan) []byte {

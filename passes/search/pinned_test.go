@@ -12,6 +12,7 @@ import (
 
 	"sppo.dev/examples"
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/pass"
@@ -81,7 +82,7 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 // jobs by part of their names: of a file, "drawn", "drawn-07". Each has its own source, so that one can be
 // repeated alone with the common seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
-	seed, long := plantest.SeedOf(t), os.Getenv("SPPO_LONG") != ""
+	seed, long := irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {
 		if !strings.Contains(name, os.Getenv("SPPO_PINNED")) {
 			return

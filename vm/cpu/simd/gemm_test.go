@@ -5,13 +5,13 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"time"
+
+	"sppo.dev/ir/irtest"
 )
 
 // testRand returns a generator whose seed the test prints.
 func testRand(t testing.TB) *rand.Rand {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := irtest.Seed(t)
 	return rand.New(rand.NewPCG(seed, 1))
 }
 

@@ -1,0 +1,23 @@
+package irtest
+
+import (
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// Seed returns the seed of a test's random numbers, and logs it: 1, so that every run draws the same; another one each time with
+// SPPO_LONG; the value of SPPO_SEED, which repeats a run.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := uint64(1)
+	if os.Getenv("SPPO_LONG") != "" {
+		seed = uint64(time.Now().UnixNano())
+	}
+	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("SPPO_SEED=%d", seed)
+	return seed
+}
