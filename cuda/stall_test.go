@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"regexp"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,17 @@ func (l lateTokens) Tokens(s ir.Section, round, sequence, position int64, out []
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
 }
 
+// letGo lets tokens go when the step is aborted.
+type letGo struct {
+	*Machine
+	let func()
+}
+
+func (l letGo) Abort(err error) {
+	l.Machine.Abort(err)
+	l.let()
+}
+
 // A stalled step names the peers for which ranks wait, as far as the host knows.
 func TestStall(t *testing.T) {
 	fake := useFake(t)
@@ -31,11 +43,10 @@ func TestStall(t *testing.T) {
 		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
 		let := make(chan struct{})
 		job, err := vm.Open(meeting(), func(rank int) (vm.Device, error) { return m.New(rank), nil },
-			vm.Options{Transport: m, Tokens: lateTokens{let: let}, Stall: vm.Stall{After: 500 * time.Millisecond}})
+			vm.Options{Transport: letGo{m, sync.OnceFunc(func() { close(let) })}, Tokens: lateTokens{let: let}, Stall: vm.Stall{After: 1500 * time.Millisecond}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(700*time.Millisecond, func() { close(let) })
 		_, err = job.Step(t.Context())
 		want := `^step 1 has stalled: no rank has made progress for \S+\n  rank 0 waits (for|in) .*\n  rank 1 waits .*\n  rank 2 waits .*\n  rank 3 executes load_tokens `
 		if stalled := (*vm.StallError)(nil); !errors.As(err, &stalled) || !regexp.MustCompile(want).MatchString(err.Error()) {

@@ -80,7 +80,7 @@ func TestSampleWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("three samples took %v: the wait has no end", took)
 	}
 }
