@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -27,7 +26,7 @@ func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 		if err := m.Check(p); err != nil {
 			t.Fatal(err)
 		}
-		within(t, time.Minute, func() {
+		within(t, func() {
 			got, err := runSteps(p, 2, m.New, m)
 			if err != nil {
 				t.Error(err)
@@ -66,7 +65,7 @@ func TestNCCLAbort(t *testing.T) {
 	for _, nccl := range []bool{false, true} {
 		fake.reset(ranks, 1<<30, 0)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
-		within(t, time.Minute, func() {
+		within(t, func() {
 			got := make([][]byte, ranks)
 			open := func(rank int) (vm.Device, error) { return &filled{Device: m.New(rank), got: &got}, nil }
 			job, err := vm.Open(p, open, vm.Options{Transport: m, Tokens: lostTokens{}})
@@ -96,7 +95,7 @@ func TestNCCLAsynchronousError(t *testing.T) {
 		fake.reset(ranks, 1<<30, 100)
 		fake.failPoll(poll)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: true})
-		within(t, time.Minute, func() {
+		within(t, func() {
 			_, err := runSteps(p, 1, m.New, m)
 			if err == nil || strings.Count(err.Error(), "ncclCommGetAsyncError: remote process exited") != 1 {
 				t.Errorf("poll %d: %v", poll, err)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/cuda/library"
 	"sppo.dev/cuda/nvrtc"
@@ -101,7 +100,7 @@ func TestCarriedKernels(t *testing.T) {
 	}
 	m := fake.open(t, Options{OwnProducts: true})
 	m.code = refusedCode{fixedCode(fake.stubs)}
-	within(t, time.Minute, func() {
+	within(t, func() {
 		if _, err := runSteps(meeting(), 1, m.New, m); err != nil {
 			t.Error(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"testing"
-	"time"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -27,7 +26,7 @@ func oneRank() *ir.Program {
 func checkOneRank(t *testing.T, m *Machine) {
 	t.Helper()
 	p := oneRank()
-	within(t, time.Minute, func() {
+	within(t, func() {
 		all, err := runSteps(p, 2, m.New, m)
 		if err != nil {
 			t.Error(err)
@@ -49,7 +48,7 @@ func checkOneRank(t *testing.T, m *Machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	within(t, time.Minute, func() {
+	within(t, func() {
 		d := again.New(0).(*Device)
 		if err := d.Load(p, 0, &vm.Env{Transport: again}); err != nil {
 			t.Error(err)

@@ -147,7 +147,7 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 		t.Cleanup(func() { c.Process.Kill() })
 		all = append(all, c)
 	}
-	within(t, 2*time.Minute, func() {
+	within(t, func() {
 		for _, c := range all {
 			errs = append(errs, c.Wait())
 		}
