@@ -52,7 +52,7 @@ const (
 	ranks     = 32
 )
 
-// The optimizer of every case. The rate is high enough that 20 steps change the weights, and eps is so large
+// The optimizer of every case. The rate is high enough that few steps change the weights, and eps is so large
 // that a gradient which is only rounding changes nothing.
 const (
 	lr, minLR         = 2e-3, 5e-4

@@ -29,6 +29,9 @@ func TestSchedulesAreEqual(t *testing.T) {
 func checkCase(t *testing.T, c Case) {
 	t.Helper()
 	got := run(t, c)
+	if !numbers {
+		return
+	}
 	if c.Mux == "" { // otherwise the rank that runs a piece determines the order of sums
 		checkSame(t, "E1 and E2: against one stage without offload", got, run(t, c.unpiped()))
 	}

@@ -2,8 +2,12 @@
 
 package e2e
 
+import "os"
+
+// steps is the length of a training run: long enough for every state of an optimizer to be read and written several times.
+var steps = map[bool]int{false: 8, true: 20}[os.Getenv("SPPO_LONG") != ""]
+
 const (
-	steps   = 20   // steps of a training run
 	numbers = true // whether to run tests that only check numbers, or differ only in sizes
 
 	randomDraws = 40 // number of specs that TestRandomSpecs draws

@@ -46,6 +46,9 @@ func TestResume(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "checkpoint")
 			save(t, p, path, 3)
 			checkResumed(t, "the same program", p, path, whole)
+			if !numbers {
+				return
+			}
 			_, other := mustCompile(t, c.unpiped())
 			checkResumed(t, "one stage without offload, nothing divided among replicas", other, path, whole)
 		})
