@@ -46,11 +46,15 @@ struct Slot {
 };
 struct Block {
     uint3 block, blocks, threads;
-    unsigned char *shared, *seen; // shared memory, and the async proxy's view of it
+    unsigned char *shared, *seen; // dynamic shared memory, and the async proxy's view of it
+    unsigned char *fixed;         // shared memory of the variables of all kernels
     Slot (*slots)[2][32]; // by warp, then by parity of the operation number
 };
-extern thread_local Fiber *fiber;
-extern thread_local Block block;
+// At a fixed distance from the thread's pointer, so that no use calls a function. A library that is opened at run time gets few such bytes.
+#define NEAR_THREAD __thread __attribute__((tls_model("initial-exec")))
+extern NEAR_THREAD Fiber *fiber;
+extern NEAR_THREAD Block block;
+size_t place(size_t bytes); // reserves bytes of fixed and returns where they begin
 void yield(const char *stop);
 void copy(void *to, const void *from, int bytes); // copies zeros if from is null
 void copied();                                    // completes the copies that this thread has begun
@@ -123,7 +127,9 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define DEV static inline
 // Sources define methods of equally named types differently, so the linker must not merge them.
 #define METHOD __attribute__((always_inline)) inline
-#define SHARED(type, name, n) alignas(16) static thread_local type name[n]
+#define SHARED(type, name, n)                                        \
+    static const size_t at_##name = emu::place(sizeof(type) * (n)); \
+    type(&name)[n] = *(type(*)[n])(emu::block.fixed + at_##name)
 #define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
 #define UNROLL
 #define HERE emu::Site at = emu::Site::current()
@@ -192,16 +198,17 @@ static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     const emu::Slot *all = emu::exchange("mma16816", mine);
     const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
-    for (int i = 0; i < 4; i++) {
-        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
-        float sum = d[i];
-        for (int k = 0; k < 16; k++) {
-            const Fragments fa = emu::read<Fragments>(all[row % 8 * 4 + k % 8 / 2]);
-            const Fragments fb = emu::read<Fragments>(all[column * 4 + k % 8 / 2]);
-            sum += bf16_half(fa.a[row / 8 + k / 8 * 2], k % 2) * bf16_half(fb.b[k / 8], k % 2);
+    float rows[2][16], columns[2][16]; // of this lane: rows g and g + 8, columns 2t and 2t + 1
+    for (int from = 0; from < 4; from++) {
+        const Fragments row = emu::read<Fragments>(all[4 * g + from]);
+        for (int i = 0; i < 8; i++) rows[i / 2 % 2][2 * from + i / 4 * 8 + i % 2] = bf16_half(row.a[i / 2], i % 2);
+        for (int c = 0; c < 2; c++) {
+            const Fragments column = emu::read<Fragments>(all[4 * (2 * t + c) + from]);
+            for (int i = 0; i < 4; i++) columns[c][2 * from + i / 2 * 8 + i % 2] = bf16_half(column.b[i / 2], i % 2);
         }
-        d[i] = sum;
     }
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 4; i++) d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
 static inline void copy_chunk(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 16); }
