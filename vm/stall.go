@@ -14,10 +14,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// Watched is implemented by devices that know, while a section runs, which instruction each stream is at.
+// Watched is implemented by devices that know the current instruction of each stream while a section runs.
 type Watched interface {
-	// Doing returns the instructions that streams are at; a stream without work has none. Any goroutine may call it during a
-	// section.
+	// Doing returns the current instructions of streams; a stream without work has none. Any goroutine may call it
+	// during a section.
 	Doing() []Doing
 }
 
@@ -68,18 +68,18 @@ func (s *situation) of(o *Order) bool {
 type overseer struct {
 	stall   Stall
 	mu      sync.Mutex
-	now     *Order // that is carried out here; nil: none
+	now     *Order // the order that is carried out here; nil: none
 	moved   atomic.Int64
-	lengths map[string][]time.Duration // of the last orders, by kind
+	lengths map[string][]time.Duration // durations of the last orders, by kind
 	stuck   atomic.Bool                // ranks did not stop after a failure, so their devices must not be touched
 }
 
-// kind is common to orders whose durations are compared.
+// kind identifies orders whose durations are compared with each other.
 func (o *Order) kind() string {
 	if o.What == OrderSection {
 		return fmt.Sprint(o.What, o.Section)
 	}
-	return fmt.Sprint(o.What, o.Round) // some wait and some do not
+	return fmt.Sprint(o.What, o.Round) // some of them wait and some do not
 }
 
 // lastCall returns the time that ranks have to stop after a failure.
@@ -134,8 +134,8 @@ func (j *Job) inspected() []byte {
 // Stuck reports whether any ranks of this process failed to stop after a failure. Nothing that they use may be freed.
 func (j *Job) Stuck() bool { return j.overseer.stuck.Load() }
 
-// bounded returns this process's part of an order as a function that notes what the process is doing, and that does not wait for it
-// forever after a failure elsewhere.
+// bounded wraps this process's part of an order. The returned function records what the process is doing, and
+// after a failure elsewhere limits how long it waits for this part.
 func (j *Job) bounded(o *Order, act func() error) func() error {
 	entered := func() error {
 		j.enter(o)
@@ -168,7 +168,8 @@ func (j *Job) stop(done <-chan error, reason error) error {
 	}
 }
 
-// watched carries out an order in all processes, and ends the job if that stalls. Followers do not watch: their leader does.
+// watched carries out an order in all processes, and ends the job if the order stalls. Only the leader watches,
+// not its followers.
 func (j *Job) watched(o *Order, act func() error) error {
 	if j.overseer.stall.After <= 0 {
 		return act()
@@ -204,8 +205,8 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one order. Time is counted in ticks, so that a process that was suspended and continued does not
-// mistake its own absence for a stall of others.
+// watch follows the progress of one order. Time is counted in ticks, so that a process that was suspended and
+// resumed does not mistake its own pause for a stall of others.
 type watch struct {
 	job     *Job
 	order   *Order
@@ -271,7 +272,7 @@ func (w *watch) look() *StallError {
 	return nil
 }
 
-// inWords names what an order does.
+// inWords describes an order in a phrase.
 func (o *Order) inWords() string {
 	if o.What != OrderSection {
 		return inWords[o.What]
