@@ -11,34 +11,37 @@ import (
 	"sppo.dev/vm"
 )
 
-// place identifies a communicator. All ranks of a program derive the same list, and join theirs in its order.
+// place identifies a communicator. All ranks of a program derive the same list and join their communicators in its
+// order.
 type place struct {
 	name    string
-	members []int32 // rising for messages; in the order of the group for collectives
+	members []int32 // ascending for messages; in the order of the group for collectives
 }
 
-// route is the messages from one rank to another on a channel.
+// route identifies the messages from one rank to another on a channel.
 type route struct {
 	from, to int32
 	channel  vm.Channel
 }
 
-// layout is the communicators of a program. Every member of one uses it on one stream only, because NCCL runs the calls of a
-// communicator in the order of issue: on two streams, a receive that waits for its peer would delay what follows it on the other.
+// layout holds the communicators of a program. Every member of a communicator uses it on only one stream, because
+// NCCL runs the calls of a communicator in the order of issue. With two streams, a receive that waits for its peer
+// would delay later calls on the other stream.
 //
-// Collectives share the communicators of their members and stream. Messages of a channel leave each rank on one stream and arrive on
-// another, so a communicator is a set of routes from ranks that only send to ranks that only receive. A route belongs to the lowest
-// bit in which the positions of its two ranks differ and to the value of that bit at its sender. Of n ranks connected by messages,
-// each is thus in 2*log2(n) communicators for a channel at most, and in no more than it has peers and directions.
+// Collectives share a communicator if they have the same members and stream. Messages of a channel leave each rank
+// on one stream and arrive on another, so a communicator is a set of routes from ranks that only send to ranks
+// that only receive. The communicator of a route is determined by the lowest bit in which the positions of its two
+// ranks differ, and by the value of that bit at the sender. If n ranks are connected by messages, each of them is
+// therefore in at most 2*log2(n) communicators per channel, and in no more than it has peers and directions.
 type layout struct {
 	places   []place
 	groups   map[string]int // by name
 	routes   map[route]int
-	streams  int // the largest number of streams on which a rank communicates
+	streams  int // maximum number of streams on which a rank communicates
 	channels int // upper limit for the channels of a communicator; 0: NCCL's own
 }
 
-// mostPlaces is the largest number of communicators of a rank.
+// mostPlaces is the maximum number of communicators of a rank.
 const mostPlaces = 64
 
 // layoutOf returns the communicators of a program, or an error if a rank is in more than mostPlaces.
@@ -85,7 +88,7 @@ func (l *layout) count(ranks int) []int {
 	return counts
 }
 
-// add notes what an instruction of a rank needs.
+// add records the communicator that an instruction of a rank needs.
 func (l *layout) add(in *ir.Instr, r int, rank *ir.Rank) {
 	if in.Op == ir.Send || in.Op == ir.Recv {
 		l.routes[routeOf(in, r, rank)] = -1
@@ -123,14 +126,14 @@ func (l *layout) of(in *ir.Instr, rank int, of *ir.Rank) int {
 	return l.groups[groupName(in, of.Groups[in.Attr("group").Int(of.Consts)])]
 }
 
-// side is what the routes of a communicator have in common. Routes within a node have their own: NCCL gives all peers of a communicator
-// the channels of the slowest.
+// side holds the common properties of a communicator's routes. Routes within a node have separate communicators,
+// because NCCL gives all peers of a communicator the channels of the slowest.
 type side struct {
 	channel vm.Channel
 	remote  bool
-	bit     int   // the lowest in which positions differ
+	bit     int   // the lowest bit in which positions differ
 	one     bool  // its value at senders
-	root    int32 // the smallest rank of those that the routes connect
+	root    int32 // the smallest rank that the routes connect
 }
 
 // share divides the routes among communicators.
@@ -168,19 +171,19 @@ func (l *layout) share(perNode int) {
 	}
 }
 
-// seat is a rank among those that routes of one side connect.
+// seat is a rank among those connected by the routes of a side.
 type seat struct {
 	side
 	rank int32
 }
 
-// spot is where a rank is among the ranks that routes connect it with, directly or by way of others.
+// spot is the position of a rank among the ranks to which routes connect it, directly or through others.
 type spot struct {
-	root  int32 // the smallest of them
-	index int   // among them, in rising order
+	root  int32 // the smallest of these ranks
+	index int   // its index among them, in ascending order
 }
 
-// positions returns where ranks are among those that the routes of a side connect.
+// positions returns the positions of ranks among those that the routes of a side connect.
 func positions(routes []route, sideOf func(route) side) map[seat]spot {
 	parent := map[seat]int32{}
 	var find func(s seat) int32
@@ -209,16 +212,17 @@ func positions(routes []route, sideOf func(route) side) map[seat]spot {
 	return out
 }
 
-// smallestCard is the number of multiprocessors of the smallest card for which NCCL is meant, an A100.
+// smallestCard is the number of multiprocessors of the smallest card for which NCCL is intended, an A100.
 const smallestCard = 108
 
 // mostChannels is NCCL's usual number of channels within a node of Hopper cards.
 const mostChannels = 32
 
-// channelsFor returns the limit for the channels of every communicator if a rank communicates on a number of streams. A call runs in
-// one block of threads for each channel, and a block of NCCL's occupies a multiprocessor. The calls in progress, one for each stream,
-// wait for their peers; if they all have room at once, none keeps another from starting, on whichever rank. The limit is the same on
-// all ranks, and a power of two, as NCCL's channels for messages are. The user's NCCL_MAX_CTAS takes precedence.
+// channelsFor returns the limit on the channels of every communicator if a rank communicates on the given number
+// of streams. A call runs one block of threads per channel, and such a block occupies a multiprocessor. The calls
+// in progress, one per stream, wait for their peers. If they all fit at once, none prevents another from starting,
+// on any rank. The limit is the same on all ranks, and a power of two like NCCL's number of channels for messages.
+// The user's NCCL_MAX_CTAS takes precedence.
 func channelsFor(streams int) int {
 	if streams <= 1 {
 		return 0
@@ -226,15 +230,16 @@ func channelsFor(streams int) int {
 	return min(mostChannels, 1<<(bits.Len(uint(max(1, smallestCard/streams)))-1))
 }
 
-// Sizes of NCCL's buffers for one channel between two ranks, from its sources of release 2.30 (src/init.cc, src/transport/p2p.cc): 512 KiB
-// (LL), 4800 KiB (LL128) and NCCL_BUFFSIZE, 4 MiB (Simple), at the receiver, in steps of 2 MiB; one step at the sender.
+// Sizes of NCCL's buffers for one channel between two ranks, from the sources of release 2.30 (src/init.cc,
+// src/transport/p2p.cc). The receiver has 512 KiB (LL), 4800 KiB (LL128) and NCCL_BUFFSIZE, 4 MiB (Simple),
+// rounded up to steps of 2 MiB; the sender has one step.
 const (
 	receiveBuffer = 10 << 20
 	sendBuffer    = 2 << 20
 )
 
-// buffers estimates the device memory that NCCL takes for the communicators of a rank. Collectives use a ring and a tree with up to
-// three neighbours.
+// buffers estimates the device memory that NCCL needs for the communicators of a rank. Collectives use a ring, and
+// a tree with up to three neighbours.
 func (l *layout) buffers(rank int) ir.Bytes {
 	channels, total := int64(cmp.Or(l.channels, mostChannels)), int64(0)
 	for _, at := range l.groups {

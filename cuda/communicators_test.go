@@ -15,7 +15,7 @@ import (
 	"sppo.dev/vm/cpu"
 )
 
-// sharedRoutes returns the communicators of routes alone.
+// sharedRoutes returns the communicators of a program that consists of routes only.
 func sharedRoutes(routes []route, perNode int) *layout {
 	l := &layout{groups: map[string]int{}, routes: map[route]int{}}
 	for _, k := range routes {
@@ -25,9 +25,10 @@ func sharedRoutes(routes []route, perNode int) *layout {
 	return l
 }
 
-// TestSharedCommunicators: whatever ranks send each other, each rank uses a communicator for one direction of one channel, so on one
-// stream; it is in none without messages of its own, in at most 2*log2(n) for each channel and kind of neighbour, and never in more
-// than it would be in with one for each peer and direction.
+// TestSharedCommunicators checks the communicators of ranks that send each other arbitrary messages. Each rank
+// uses a communicator for one direction of one channel, so on one stream. It is in no communicator without
+// messages of its own, in at most 2*log2(n) for each channel and kind of neighbour, and never in more than with a
+// separate communicator for each peer and direction.
 func TestSharedCommunicators(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -76,16 +77,17 @@ func TestSharedCommunicators(t *testing.T) {
 	}
 }
 
-// jobsOfManyRanks are layouts of jobs that people run, on models of no size: the communicators follow from the layout alone.
+// jobsOfManyRanks lists layouts of typical jobs, with tiny models, because the communicators depend only on the
+// layout.
 var jobsOfManyRanks = []struct {
 	name      string
 	ranks     int
 	requests  string
-	perRank   int // the most communicators of a rank
+	perRank   int // maximum number of communicators of a rank
 	inAll     int
-	unshared  int     // the most of a rank with one for each peer and direction
-	gigabytes float64 // of NCCL's buffers, estimated
-	slow      bool    // to compile
+	unshared  int     // the same with a separate communicator for each peer and direction
+	gigabytes float64 // estimated size of NCCL's buffers
+	slow      bool    // slow to compile
 }{
 	{"one group of 8", 8, "pp=1 sp=8 dp=1", 1, 1, 1, 1.61, false},
 	{"dp and sp", 16, "pp=1 sp=4 dp=4 zero=1", 2, 8, 2, 3.22, false},
@@ -153,8 +155,8 @@ func manyRanks(t *testing.T, ranks int, requests string) *ir.Program {
 	return p
 }
 
-// A program with more communicators than a rank may have is refused before anything is allocated. No program of the compiler has as
-// many: this one sends to everybody from streams of every kind.
+// A program with more communicators than a rank may have is refused before anything is allocated. The compiler
+// makes no such program: this one sends to all ranks from streams of every kind.
 func TestTooManyCommunicators(t *testing.T) {
 	p := manyRanks(t, 8, "pp=8 sp=1 dp=1")
 	fake := useFake(t)
@@ -173,8 +175,8 @@ func TestTooManyCommunicators(t *testing.T) {
 	}
 }
 
-// TestTrainingByNCCL: a pipeline whose ranks share tasks trains over the stand-in for NCCL as on the CPU. The stand-in refuses a
-// second stream on a communicator, and a message waits for its receiver.
+// TestTrainingByNCCL checks that a pipeline whose ranks share tasks trains over the stand-in for NCCL as on the
+// CPU. The stand-in refuses a second stream on a communicator, and a message waits for its receiver.
 func TestTrainingByNCCL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -22,7 +22,7 @@ import (
 type drawnCorpus struct {
 	dir       string
 	tokens    []int32
-	documents []int  // lengths
+	documents []int  // lengths of the documents
 	mask      []byte // nil: none
 }
 
@@ -114,7 +114,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 			continue
 		}
 		each := eachDocument(t, d.inF32())
-		if each.trainsNothing() { // as where labels that count are first tokens, which see one key, and only keys have adapters
+		if each.trainsNothing() { // as if only first tokens count and only keys have adapters
 			continue
 		}
 		t.Cleanup(func() {
@@ -165,7 +165,8 @@ func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 	checkGradients(t, d.model, "step 1, each document by itself", plain.Grads, each.grads, each.names, tol)
 }
 
-// reference is the mean loss of the labels of step 1 and its gradients, by the independent implementation.
+// reference holds the mean loss of the labels of step 1 and its gradients, computed by the independent
+// implementation.
 type reference struct {
 	loss  float64
 	grads map[string][]float64
@@ -179,7 +180,7 @@ func (x *reference) trainsNothing() bool {
 	})
 }
 
-// eachDocument computes step 1 of a draw's plain program over each document by itself.
+// eachDocument computes step 1 of a draw's plain program on each document separately.
 func eachDocument(t *testing.T, d *drawn) *reference {
 	t.Helper()
 	_, p, err := compile(d.text, d.plain()...)

@@ -64,7 +64,7 @@ func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process i
 	return all, wait
 }
 
-// openParties is openWorld with any options and devices of each process. Opening may fail.
+// openParties is openWorld with any options and devices for each process. Opening may fail.
 func openParties(t *testing.T, p *ir.Program, processes int, change func(process int, o *vm.Options) func() vm.Device) (all []*party, wait func()) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
@@ -222,7 +222,7 @@ func TestWorldStalls(t *testing.T) {
 	}
 }
 
-// frozen is a device of which one method never returns, once it is told to.
+// frozen is a device with a method that never returns, once it is told to.
 type frozen struct {
 	vm.Device
 	method string
@@ -255,8 +255,8 @@ func (f *frozen) Close() error {
 	return f.Device.Close()
 }
 
-// A process that hangs outside steps stalls the job, too: while it loads the program, saves or loads a checkpoint, or ends. All
-// processes end, and process 0 reports which one did not do its part.
+// A process that hangs outside steps stalls the job, too: while it loads the program, saves or loads a checkpoint,
+// or ends. All processes end, and process 0 reports which process did not finish.
 func TestWorldStallsOutsideSteps(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 1, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}

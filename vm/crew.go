@@ -25,8 +25,9 @@ type Crew interface {
 	// Next returns a follower's next order. Answer reports that it was carried out.
 	Next() (Order, error)
 	Answer(data []byte) error
-	// Inspect asks other processes what their ranks are doing, and waits this long for answers: the leader asks all followers, a
-	// follower the leader. OnInspect registers the function that answers for this process, at once and from any goroutine.
+	// Inspect asks other processes what their ranks are doing, and waits this long for answers. The leader asks
+	// all followers; a follower asks the leader. OnInspect registers the function that answers for this process,
+	// at once and from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
 	// Down is closed when the processes cannot continue. Cause returns the reason, from the first process that failed, or nil if none has.
@@ -62,15 +63,15 @@ const (
 	OrderClose   = "close"
 )
 
-// inWords names the kinds of orders whose work may stall.
+// inWords describes the kinds of orders that may stall.
 var inWords = map[string]string{
 	OrderReady: "loading the program", OrderLoad: "loading the weights", OrderRead: "reading a rank's values", OrderWrite: "writing a rank's values",
 	OrderPeaks: "the end of the run", OrderAsk: "a question to all processes", OrderVerify: "verifying the checkpoint", OrderRestore: "loading the checkpoint",
 	OrderSave: "saving the checkpoint", OrderSaved: "saving the checkpoint", OrderClose: "the end of the run",
 }
 
-// together acts on the ranks of this process while the followers act on theirs, and ends the job if that stalls. Of several errors
-// it returns the root cause.
+// together acts on the ranks of this process while the followers act on theirs, and ends the job if that stalls.
+// If there are several errors, it returns the root cause.
 func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	here = j.bounded(&o, here)
 	if j.crew == nil {
@@ -202,7 +203,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 	return nil, fmt.Errorf("internal: unknown order %q", o.What)
 }
 
-// ask sends an order to the process of its rank, and waits for the answer unless that stalls.
+// ask sends an order to the process of its rank and waits for the answer, unless the order stalls.
 func (j *Job) ask(o Order) ([]byte, error) {
 	var answer []byte
 	err := j.watched(&o, func() (err error) { answer, err = j.crew.Ask(o.Rank, o); return err })

@@ -253,7 +253,7 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 	return cmp.Or(err, failed)
 }
 
-// counted returns a writer that counts as progress what is written.
+// counted returns a writer that counts written bytes as progress.
 func (j *Job) counted(w io.Writer) io.Writer { return &countedWriter{w, j} }
 
 type countedWriter struct {

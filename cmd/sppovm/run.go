@@ -265,7 +265,8 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	return errors.Join(err, r.show.watchers.Close(), j.Close())
 }
 
-// watched returns when the run counts as stalled. While it is being loaded, nothing shows its progress.
+// watched defines when the run is considered stalled, and reports slow orders: on standard error while the run is
+// being loaded.
 func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	return vm.Stall{After: f.stall, Tell: func(what string) {
 		if *show == nil {
@@ -414,8 +415,8 @@ func (r *training) restored(err error) error {
 	return cli.Wrong(err)
 }
 
-// behind reports a run that should end before the step of its checkpoint. One that should end with it has nothing to do, which
-// is not a mistake: launchers repeat commands.
+// behind reports a run that should end before the step of its checkpoint. A run that should end at that step has
+// nothing to do. That is not a mistake, because launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
 		from := r.f.resume

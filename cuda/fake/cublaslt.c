@@ -1,6 +1,7 @@
-// cuBLASLt for tests, over the stand-in driver: products of column-major matrices by three loops, on its streams. It has
-// no algorithm for f32 matrices whose result is bf16, nor for a bias of another type than the result's, as the real one; and
-// one counts on the alignment that it was asked for with.
+// A stand-in for cuBLASLt in tests, on top of the stand-in driver. It computes products of column-major matrices
+// with three loops, on the driver's streams. Like the real library it has no algorithm for f32 matrices with a
+// bf16 result, nor for a bias of another type than the result's. One algorithm relies on the alignment that was
+// requested.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,8 +80,8 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, struct Desc *d, struct Layout *a, st
     if (wanted < 1 || a->type != b->type) return INVALID_VALUE;
     if (a->type == 0 && out->type == 14) return NOT_SUPPORTED;
     if (d->epilogue == 4 && d->bias_type >= 0 && d->bias_type != out->type) return NOT_SUPPORTED;
-    // The first works and is slow; of the others one fails where it is tried, one says itself that it does not do, and the
-    // last is fast.
+    // The first algorithm works and is slow. Of the others, one fails when tried, one reports that it is
+    // unsupported, and the last is fast.
     static const uint64_t algorithms[4] = {SLOW, BROKEN, 0, FAST};
     for (*found = 0; *found < wanted && *found < 4; ++*found) {
         memset(&r[*found], 0, sizeof *r);
@@ -133,10 +134,10 @@ int cublasLtMatmul(void *h, struct Desc *d, const float *alpha, const void *x, s
         return INVALID_VALUE;
     const void *const read[4] = {x, y, z, (const void *)((uintptr_t)out | (d->epilogue == 4 ? d->bias : 0))};
     for (int i = 0; i < 4; i++)
-        if ((uintptr_t)read[i] % ((const uint32_t *)algo)[i]) return INVALID_VALUE; // on a GPU: a misaligned address, later
+        if ((uintptr_t)read[i] % ((const uint32_t *)algo)[i]) return INVALID_VALUE; // a GPU reports this later
     struct Work w = {*d, *a, *b, *c, *alpha, *beta, x, y, out, algo[7] == SLOW};
     return fake_call(stream, work, &w, sizeof w) ? 13 : OK;
 }
-// Products by the fast algorithm so far.
+// fake_blas_fast returns the number of products by the fast algorithm so far.
 int64_t fake_blas_fast(void) { return __atomic_load_n(&fast, __ATOMIC_SEQ_CST); }
 int64_t fake_blas_live(void) { return __atomic_load_n(&live, __ATOMIC_SEQ_CST); }

@@ -1,10 +1,10 @@
-// A CUDA driver without a GPU, for tests: device memory is the host's, every stream is a thread with a queue, events
-// order them, and kernels come from a shared library that runs them on the processor. An image that is loaded as a module
-// is the path of such a library, which has emu_find and emu_launch.
+// A CUDA driver without a GPU, for tests. Device memory is host memory, every stream is a thread with a queue,
+// events order streams, and kernels come from a shared library that runs them on the processor. An image that is
+// loaded as a module is the path of such a library, which exports emu_find and emu_launch.
 //
-// It is stricter than a driver: contexts must be current, copies must lie inside memory that was allocated or pinned,
-// and what is destroyed must exist. Faults come up as a GPU's do, when a stream is waited for. The functions fake_... at
-// the end steer it: the n-th call fails, memory is short, streams run late.
+// It is stricter than a real driver: contexts must be current, copies must be inside memory that was allocated or
+// pinned, and only existing objects can be destroyed. Faults appear as on a GPU, when a stream is waited for. The
+// functions fake_... at the end control it: the n-th call fails, memory is short, streams are delayed.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -29,13 +29,13 @@ static int fail_code, delay_us, fault;
 static char fault_text[256];
 static __thread uintptr_t current;
 
-// What exists, so that tests see leaks and calls see nonsense.
+// Objects that exist, so that tests detect leaks and calls detect invalid handles.
 enum { DEVICE_MEMORY, HOST_MEMORY, STREAM, EVENT, MODULE, GRAPH, EXEC, KINDS };
 struct Object {
     int kind;
     uintptr_t at;
     size_t size;
-    uintptr_t context; // that was current where it was made
+    uintptr_t context; // context that was current when it was created
     struct Object *next;
 };
 static struct Object *objects;
@@ -63,13 +63,13 @@ static int take(int kind, uintptr_t at) {
         }
     return 0;
 }
-// memory is what an address lies in that the GPU reaches.
+// memory returns the object that contains an address that the GPU can access.
 static struct Object *memory(uintptr_t at) {
     for (struct Object *o = objects; o; o = o->next)
         if ((o->kind == DEVICE_MEMORY || o->kind == HOST_MEMORY) && at >= o->at && at < o->at + o->size) return o;
     return NULL;
 }
-// inside says whether a range lies in one piece of it: no copy reaches over two, though they touch.
+// inside reports whether a range is within one object: no copy spans two, even if they are adjacent.
 static int inside(uintptr_t at, size_t size) {
     struct Object *o = memory(at);
     return !size || (o && size <= o->at + o->size - at);
@@ -78,14 +78,14 @@ static int inside(uintptr_t at, size_t size) {
 // Streams.
 enum { COPY, RECORD, WAIT, LAUNCH, CALL, END };
 struct Event {
-    uint64_t recorded, passed; // how often it was recorded, and how far the streams have come
+    uint64_t recorded, passed; // number of recordings, and how many of them streams have reached
     struct timespec time;
-    struct Graph *graph;   // that its last recording is part of
-    struct Node *recorder; // which that is
+    struct Graph *graph;   // graph that contains its last recording
+    struct Node *recorder; // node of that recording
 };
 struct Kernel {
     uintptr_t context;
-    unsigned shared; // the most dynamic shared memory that a launch may have
+    unsigned shared; // maximum dynamic shared memory of a launch
     const void *kernel;
     const char *(*launch)(const void *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, void **, uint64_t);
 };
@@ -106,14 +106,14 @@ struct Stream {
     pthread_t thread;
     struct Work *first, *last;
     uint64_t issued, done;
-    struct Graph *graph; // that it is captured for
+    struct Graph *graph; // graph that captures it
 };
-// A graph is what was given to captured streams, in that order.
+// A graph contains the work that captured streams received, in that order.
 struct Node {
     struct Work work;
     struct Stream *stream;
-    struct Node *recorder; // of a wait: what it waits for
-    struct Event event;    // of a recording, each launch
+    struct Node *recorder; // for a wait: the recording that it waits for
+    struct Event event;    // for a recording: set at each launch
     struct Node *next;
 };
 struct Graph {
@@ -161,7 +161,7 @@ static void *serve(void *p) {
             pthread_mutex_lock(&lock);
         } else if (w->kind == CALL) {
             pthread_mutex_unlock(&lock);
-            w->call(w->argument); // a copy, of this issue alone
+            w->call(w->argument); // a copy of the argument for this issue
             pthread_mutex_lock(&lock);
         } else if (w->kind == RECORD) {
             if (w->event->passed < w->number) w->event->passed = w->number;
@@ -179,7 +179,7 @@ static void *serve(void *p) {
     pthread_mutex_unlock(&lock);
     return NULL;
 }
-static void push(struct Stream *s, struct Work work) { // with the lock
+static void push(struct Stream *s, struct Work work) { // requires the lock
     struct Work *w = malloc(sizeof *w);
     *w = work;
     w->next = NULL;
@@ -190,26 +190,26 @@ static void push(struct Stream *s, struct Work work) { // with the lock
     pthread_cond_broadcast(&changed);
 }
 
-// SPPO_FAKE_FAULT has a process of its own go wrong at a call: "fail 300 FILE", "hang 300 FILE" or "die 300 FILE". The file is made then, and
-// where it exists nothing goes wrong, so that of many processes one does.
+// SPPO_FAKE_FAULT makes a process cause a fault at one of its calls: "fail 300 FILE", "hang 300 FILE" or "die 300
+// FILE". The file is created then. If it exists, nothing fails, so that only one of many processes does.
 static char env_mode[8], env_file[256];
 static long env_at;
 __attribute__((constructor)) static void steer(void) {
     const char *text = getenv("SPPO_FAKE_FAULT");
     if (!text || sscanf(text, "%7s %ld %255s", env_mode, &env_at, env_file) != 3) env_at = 0;
 }
-static int wrong_here(void) { // with the lock
+static int wrong_here(void) { // requires the lock
     if (!env_at || calls != env_at) return 0;
     FILE *f = fopen(env_file, "wx");
     if (!f) return 0;
     fclose(f);
     if (env_mode[0] == 'd') raise(SIGKILL);
     while (env_mode[0] == 'h') sleep(1);
-    fault = 1; // and so is every call that waits from now on
+    fault = 1; // from now on every call that waits fails, too
     return 1;
 }
 
-// enter counts a call and says whether it is the one to fail; it leaves the lock held, and out lets it go.
+// enter counts a call and reports whether it is the one to fail. It leaves the lock held; out releases it.
 static Result out(Result r) {
     pthread_mutex_unlock(&lock);
     return r;
@@ -227,7 +227,7 @@ static Result enter(int context) {
         Result r_ = enter(context); \
         if (r_ != OK) return out(r_); \
     } while (0)
-// What frees does its work even when it is made to fail, as it would after a fault.
+// Functions that free objects do so even if they are made to fail, as after a fault.
 #define LEAVE(done) \
     do { \
         Result r_ = enter(1); \
@@ -358,7 +358,7 @@ Result cuEventCreate(uintptr_t *p, unsigned flags) {
 }
 static int free_event(uintptr_t p) {
     if (!take(EVENT, p)) return 0;
-    return 1; // its memory stays: streams may still have it in their queues
+    return 1; // its memory stays, because streams may still have it in their queues
 }
 Result cuEventDestroy_v2(uintptr_t p) { LEAVE(free_event(p)); }
 static struct Node *capture(struct Stream *s, struct Work w) {
@@ -368,7 +368,7 @@ static struct Node *capture(struct Stream *s, struct Work w) {
     else s->graph->first = n;
     return s->graph->last = n;
 }
-static Result enqueue(uintptr_t stream, struct Work w) { // with the lock
+static Result enqueue(uintptr_t stream, struct Work w) { // requires the lock
     struct Object *o = find(STREAM, stream);
     if (!o || o->context != current) return out(INVALID_HANDLE);
     if (fault) return out(ILLEGAL_ADDRESS);
@@ -377,7 +377,7 @@ static Result enqueue(uintptr_t stream, struct Work w) { // with the lock
     else push(s, w);
     return out(OK);
 }
-Result cuEventRecord(uintptr_t e, uintptr_t s) { // both are of one context; who waits may be of another
+Result cuEventRecord(uintptr_t e, uintptr_t s) { // only waits may cross contexts
     ENTER(1);
     struct Object *of_event = find(EVENT, e), *of_stream = find(STREAM, s);
     if (!of_event || !of_stream || of_event->context != of_stream->context) return out(INVALID_HANDLE);
@@ -396,7 +396,7 @@ Result cuStreamWaitEvent(uintptr_t s, uintptr_t e, unsigned flags) {
     struct Event *event = (struct Event *)e;
     struct Stream *stream = (struct Stream *)s;
     if (!find(STREAM, s)) return out(INVALID_HANDLE);
-    if (event->graph && !stream->graph) stream->graph = event->graph; // so it comes to be captured, too
+    if (event->graph && !stream->graph) stream->graph = event->graph; // this captures the stream, too
     if (event->graph != stream->graph) return out(ISOLATION);
     if (stream->graph) {
         capture(stream, (struct Work){.kind = WAIT})->recorder = event->recorder;
@@ -423,7 +423,7 @@ struct Module {
     struct Kernel kernels[256];
     int count;
     uint64_t variable;
-    int shown; // it has been asked for
+    int shown; // the variable has been requested
 };
 Result cuModuleLoadData(uintptr_t *p, const char *image) {
     ENTER(1);
@@ -438,7 +438,7 @@ Result cuModuleLoadData(uintptr_t *p, const char *image) {
 Result cuModuleUnload(uintptr_t p) {
     LEAVE(take(MODULE, p) && (!((struct Module *)p)->shown || take(DEVICE_MEMORY, (uintptr_t)&((struct Module *)p)->variable)));
 }
-// Every module has a variable of 8 bytes, under any name.
+// Every module has a variable of 8 bytes under any name.
 Result cuModuleGetGlobal_v2(Ptr *at, size_t *bytes, uintptr_t p, const char *name) {
     ENTER(1);
     if (!find(MODULE, p) || !name) return out(INVALID_HANDLE);
@@ -467,7 +467,7 @@ Result cuFuncSetAttribute(uintptr_t f, int attribute, int value) {
     ((struct Kernel *)f)->shared = value;
     return out(OK);
 }
-// A tensor map here is what the emulator takes for one.
+// A tensor map has the format of the emulator.
 Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
                               const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {
     ENTER(0);
@@ -487,14 +487,14 @@ Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsign
     if (gx > 0x7fffffff || gy > 65535 || gz > 65535 || shared > ((struct Kernel *)f)->shared) return out(INVALID_VALUE);
     if (((struct Kernel *)f)->context != current) return out(INVALID_HANDLE);
     struct Work w = {.kind = LAUNCH, .kernel = (struct Kernel *)f, .grid = {gx, gy, gz}, .threads = bx, .shared = shared};
-    for (int i = 0; params[i]; i++) { // every argument is eight bytes, the list ends with a null
+    for (int i = 0; params[i]; i++) { // every argument has eight bytes; the list ends with a null
         if (i == 64) return out(INVALID_VALUE);
         memcpy(&w.arguments[i], params[i], 8);
     }
     return enqueue(s, w);
 }
 
-// Graphs. Streams of their own run what was captured, each launch behind what its stream has been given before.
+// Graphs. Separate streams run the captured work. Each launch runs after all earlier work of its stream.
 struct Exec {
     struct Graph *graph;
     struct Branch {
@@ -517,7 +517,8 @@ static void free_nodes(struct Graph *g) {
     for (struct Node *n = g->first, *next; n; n = next) next = n->next, free(n);
     free(g);
 }
-// joined says whether a stream's last work is a recording that the origin, or a stream that joins it later, waits for.
+// joined reports whether the last work of a stream is a recording that the origin, or a stream that joins it
+// later, waits for.
 static int joined(struct Graph *g, struct Stream *s) {
     struct Node *last = NULL;
     for (struct Node *n = g->first; n; n = n->next)
@@ -546,7 +547,7 @@ Result cuGraphInstantiateWithFlags(uintptr_t *p, uintptr_t graph, uint64_t flags
     if (!find(GRAPH, graph) || flags != 8) return out(INVALID_VALUE);
     struct Exec *x = calloc(1, sizeof *x);
     x->graph = calloc(1, sizeof *x->graph);
-    *x->graph = *(struct Graph *)graph, ((struct Graph *)graph)->first = NULL; // its nodes are the executable's now
+    *x->graph = *(struct Graph *)graph, ((struct Graph *)graph)->first = NULL; // now the executable's nodes
     for (struct Node *n = x->graph->first; n; n = n->next) {
         struct Branch *b = x->branches;
         while (b && b->captured != n->stream) b = b->next;
@@ -605,7 +606,7 @@ Result cuGraphExecDestroy(uintptr_t p) {
     return out(r);
 }
 
-// fake_call has a stream call a function: other stand-ins put their work there. The argument is copied.
+// fake_call makes a stream call a function, so that other stand-ins can run work on it. The argument is copied.
 Result fake_call(uintptr_t s, void (*call)(void *), const void *argument, size_t size) {
     struct Work w = {.kind = CALL, .call = call};
     if (size > sizeof w.argument) return INVALID_VALUE;
@@ -614,7 +615,7 @@ Result fake_call(uintptr_t s, void (*call)(void *), const void *argument, size_t
     return enqueue(s, w);
 }
 
-// How tests steer it. fake_reset forgets counts and faults, not what exists.
+// Functions with which tests control the driver. fake_reset resets counts and faults, but keeps objects.
 void fake_reset(int gpus, int64_t memory, int delay) {
     pthread_mutex_lock(&lock);
     devices = gpus, memory_total = memory, delay_us = delay;
@@ -632,7 +633,7 @@ int64_t fake_calls(void) {
     pthread_mutex_unlock(&lock);
     return n;
 }
-// fake_live is the number of things that exist beside contexts, which processes keep.
+// fake_live returns the number of objects except contexts, which processes keep.
 int64_t fake_live(void) {
     pthread_mutex_lock(&lock);
     int64_t n = 0;

@@ -1,6 +1,7 @@
-// NCCL among processes of one host, for tests, over the stand-in driver: what is asked for is done on its streams, which wait
-// there for their peers. Nothing blocks the host: joining is in progress until all members have joined. A team is a file
-// beside this library that all members map: what each brings is copied there, since nobody sees another process's memory.
+// A stand-in for NCCL between processes of one host, for tests, on top of the stand-in driver. Calls run on the
+// driver's streams, which wait there for their peers. Nothing blocks the host: joining is in progress until all
+// members have joined. A team is a file next to this library that all members map. Each member copies its data
+// there, because no process sees another's memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -27,10 +28,10 @@ struct Call {
     char *y;
     size_t count;
     int peer;           // of a message
-    struct Call *next;  // of a group of them
+    struct Call *next;  // next call of a group
 };
 #define MEMBERS 16
-#define SLOT (4 << 20) // bytes that a member can bring; what is not written takes no room
+#define SLOT (4 << 20) // maximum number of bytes of a member; unwritten bytes take no space
 struct Team {
     atomic_int ready;
     pthread_mutex_t lock;
@@ -38,10 +39,10 @@ struct Team {
     char path[512];
     int size, joined, left, present, aborted, channels;
     uint64_t meeting;
-    int untaken[MEMBERS]; // messages that a member has brought
+    int untaken[MEMBERS]; // messages that a member has sent
     _Alignas(64) char brought[MEMBERS][SLOT];
 };
-// Note is what stands before the bytes of each message that a member brings. The peer of one that was taken is -1.
+// Note precedes the bytes of each message. Its peer is -1 once the message has been received.
 struct Note {
     size_t size;
     int peer;
@@ -49,7 +50,7 @@ struct Note {
 typedef struct Comm {
     struct Team *team;
     int rank, error;
-    uintptr_t stream; // the only one: NCCL's calls are done in the order of issue on whatever streams
+    uintptr_t stream; // the only stream: NCCL runs calls in the order of issue on whatever streams
 } Comm;
 struct Work {
     Comm *comm;
@@ -59,7 +60,7 @@ struct Work {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int64_t comms, ids, polls, fail_poll;
 
-// open_team maps the file of a team. Whoever comes first makes it.
+// open_team maps the file of a team. The first member creates it.
 static struct Team *open_team(const ID *id, int size) {
     Dl_info info;
     char path[sizeof ((struct Team *)0)->path];
@@ -93,7 +94,7 @@ int ncclGetUniqueId(ID *id) {
     pthread_mutex_lock(&lock);
     memset(id, 0, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "team %d %lld", (int)getpid(), (long long)++ids);
-    memset(id->bytes + 64, 0x5a, 64); // both ends of it must arrive
+    memset(id->bytes + 64, 0x5a, 64); // both ends must arrive
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -109,7 +110,7 @@ int ncclCommInitRankConfig(Comm **out, int size, ID id, int rank, const unsigned
     struct Team *t = open_team(&id, size);
     if (!t || t->size != size) return INVALID_ARGUMENT;
     pthread_mutex_lock(&t->lock);
-    int alike = t->joined == 0 || t->channels == channels; // NCCL hangs if they are not
+    int alike = t->joined == 0 || t->channels == channels; // NCCL hangs if they differ
     t->joined++, t->channels = channels;
     pthread_mutex_unlock(&t->lock);
     if (!alike) return INVALID_ARGUMENT;
@@ -140,12 +141,12 @@ static int end(Comm *c, int abort) {
     pthread_mutex_lock(&lock);
     comms--;
     pthread_mutex_unlock(&lock);
-    return OK; // its memory stays: streams may still have it in their queues
+    return OK; // its memory stays, because streams may still have it in their queues
 }
 int ncclCommDestroy(Comm *c) { return end(c, 0); }
 int ncclCommAbort(Comm *c) { return end(c, 1); }
 
-static int meet(struct Team *t) { // with the lock
+static int meet(struct Team *t) { // requires the lock
     if (++t->present == t->size) {
         t->present = 0, t->meeting++;
         pthread_cond_broadcast(&t->changed);
@@ -172,7 +173,7 @@ static void sum(struct Team *t, char *y, size_t from, size_t count, int type) {
         else ((uint16_t *)y)[i - from] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
-// bring copies what a member brings to a collective; 0 if there is no room for it.
+// bring copies a member's data for a collective. It returns 0 if there is no space.
 static int bring(const struct Call *call, int members, char *to) {
     size_t n = call->count * size_of(call->type) * (call->op == SCATTER ? (size_t)members : 1);
     if (n > SLOT) return 0;
@@ -180,7 +181,7 @@ static int bring(const struct Call *call, int members, char *to) {
     return 1;
 }
 static void fail(struct Team *t) { t->aborted = 1, pthread_cond_broadcast(&t->changed); }
-// find returns the first message of a member for another, or NULL.
+// find returns the first message from one member to another, or NULL.
 static char *find(struct Team *t, int from, int to) {
     char *at = t->brought[from];
     for (int left = t->untaken[from]; left > 0;) {
@@ -191,8 +192,9 @@ static char *find(struct Team *t, int from, int to) {
     }
     return NULL;
 }
-// exchange sends and receives at once: it waits for those that this member's messages are for or come from, and for nobody else.
-static void exchange(struct Team *t, int rank, struct Call *calls) { // with the lock
+// exchange sends and receives at once. It waits only for members to which this one sends or from which it
+// receives.
+static void exchange(struct Team *t, int rank, struct Call *calls) { // requires the lock
     char *at = t->brought[rank], *end = at + SLOT;
     for (struct Call *c = calls; c; c = c->next)
         if (c->op == SEND) {
@@ -226,7 +228,7 @@ static void work(void *argument) {
         return;
     }
     if (!t->aborted && !bring(&w->call, t->size, t->brought[w->comm->rank])) fail(t);
-    if (!t->aborted && meet(t)) { // the lock stays: an abort waits until nobody writes to its rank's memory
+    if (!t->aborted && meet(t)) { // keeps the lock, so that an abort waits until no other member writes to its rank's memory
         switch (w->call.op) {
         case GATHER:
             for (int r = 0; r < t->size; r++) memcpy(w->call.y + r * bytes, t->brought[r], bytes);
@@ -244,7 +246,7 @@ static int issue(Comm *c, uintptr_t stream, struct Call call) {
     c->stream = stream;
     return fake_call(stream, work, &w, sizeof w) ? UNHANDLED : OK;
 }
-// Messages are those of a group, or of a group of one. A group is a thread's.
+// A single message is a group of one. Groups belong to threads.
 static __thread int depth;
 static __thread struct Call *pending, **last;
 static __thread Comm *pending_comm;
@@ -267,7 +269,8 @@ static int message(int op, const void *x, void *y, size_t n, int type, int peer,
 }
 int ncclSend(const void *x, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(SEND, x, NULL, n, type, peer, c, s); }
 int ncclRecv(void *y, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(RECV, NULL, y, n, type, peer, c, s); }
-// fits says whether a member's part and the whole lie apart, or the part in its place of the whole: NCCL knows no other way.
+// fits reports whether a member's part and the whole are disjoint, or the part is at its place in the whole. NCCL
+// supports no other layout.
 static int fits(const Comm *c, const char *part, const char *whole, size_t bytes) {
     return part + bytes <= whole || whole + bytes * c->team->size <= part || part == whole + bytes * c->rank;
 }
@@ -282,7 +285,8 @@ int ncclAllReduce(const void *x, void *y, size_t n, int type, int op, Comm *c, u
     return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){REDUCE, type, x, y, n, 0, NULL});
 }
 
-// fake_nccl_fail has the n-th poll from now report that a peer was lost; fake_nccl_live is the number of communicators.
+// fake_nccl_fail makes the n-th poll from now report that a peer was lost; fake_nccl_live returns the number of
+// communicators.
 void fake_nccl_fail(int64_t poll) {
     pthread_mutex_lock(&lock);
     polls = 0, fail_poll = poll;

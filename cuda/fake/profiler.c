@@ -1,5 +1,5 @@
-// A profiler for tests: what Nsight Systems does to be told of ranges, by the same tables (NVTX 3, nvtxTypes.h). It writes
-// down what it hears, one line a call.
+// A profiler for tests. Like Nsight Systems it receives ranges through tables of functions (NVTX 3, nvtxTypes.h).
+// It records one line per call.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static size_t length;
 static void hear(const char *what, const char *name) {
     pthread_mutex_lock(&lock);
     int n = snprintf(heard + length, sizeof heard - length, "%s%s\n", what, name);
-    if (length + n < sizeof heard) length += n; // else it has heard enough
+    if (length + n < sizeof heard) length += n; // otherwise the buffer is full
     heard[length] = 0;
     pthread_mutex_unlock(&lock);
 }
@@ -46,7 +46,7 @@ int InitializeInjectionNvtx2(const void *(*export)(uint32_t)) {
     version->injection(1);
     if (callbacks->table(0, &table, &count) || callbacks->table(7, &table, &count)) return 0;
     for (int module = CORE; module <= 6; module++)
-        if (!callbacks->table(module, &table, &count) || !count || table[count]) return 0; // a null ends it
+        if (!callbacks->table(module, &table, &count) || !count || table[count]) return 0; // null-terminated
     callbacks->table(CORE, &table, &count);
     if (count <= RANGE_POP) return 0;
     *table[RANGE_PUSH] = (Function)push;
@@ -54,7 +54,7 @@ int InitializeInjectionNvtx2(const void *(*export)(uint32_t)) {
     return 1;
 }
 
-// What tests read, and forget.
+// fake_heard returns the recorded lines to tests; fake_forget clears them.
 const char *fake_heard(void) { return heard; }
 void fake_forget(void) {
     pthread_mutex_lock(&lock);

@@ -1,5 +1,4 @@
-// Kernels for tests that need no emulator: those by which ranks meet. The entry points are the
-// emulator's.
+// Kernels for tests that need no emulator: the kernels of communication. The entry points are the emulator's.
 #include <stdint.h>
 #include <string.h>
 

@@ -32,7 +32,7 @@ var orderCases = []struct {
 	{"backward, by engine", ir.AttentionGrad, true, 260, 1},
 }
 
-// orderVariants are the columns of the table: head sizes that models have.
+// orderVariants lists the columns of the table: the head dimensions of models.
 var orderVariants = []struct {
 	name  string
 	fixed map[string]int64
@@ -41,8 +41,8 @@ var orderVariants = []struct {
 	{"heads of 128", map[string]int64{"head_dim": 128}},
 }
 
-// alikeInOrder lists variants with the same places as heads of 128: other head sizes, omitted and masked tiles, capped
-// scores.
+// alikeInOrder lists variants with the same places as head dimension 128: other head dimensions, omitted and
+// masked tiles, capped scores.
 var alikeInOrder = []struct {
 	name  string
 	fixed map[string]int64
@@ -149,7 +149,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOrderOfVariants: the places of a variant are those of heads of 128, line by line, so their verdicts hold for it.
+// TestOrderOfVariants checks that the places of a variant are those of head dimension 128, line by line, so that
+// their verdicts hold for it.
 func TestOrderOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -177,13 +178,13 @@ func TestOrderOfVariants(t *testing.T) {
 	}
 }
 
-// orderTable is the table of all verdicts.
+// orderTable holds all verdicts.
 type orderTable struct {
 	rows     []string // "kernels | place | omitted", in the order in which they were found
 	verdicts map[orderCell]string
 }
 
-// orderCell is a row, and the variant that its column is for.
+// orderCell is a cell of the table: a row, and the variant of its column.
 type orderCell struct{ row, variant string }
 
 func (o *orderTable) set(c orderCell, verdict string) {
@@ -248,7 +249,7 @@ func readOrder(text string) orderTable {
 	return o
 }
 
-// allowed is the verdict on an omission that shows nothing.
+// allowed is the verdict for an omission without effect.
 const allowed = "allowed"
 
 // omitted runs without a place and returns the effect.
@@ -273,7 +274,7 @@ func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]b
 // row returns the start of the place's row in the table.
 func (p *place) row() string { return fmt.Sprintf("%s | `%s` | `%s`", p.kernels, p.name, p.Kind) }
 
-// orderRun returns a function that runs an instruction with a seed and returns what it writes.
+// orderRun returns a function that runs an instruction with a seed and returns its results.
 func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, prefix int64, with map[string]int64) func(seed uint64) ([]byte, error) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	fixed := map[string]int64{"": 3, "n": n, "prefix": prefix, "keys": prefix + n, "window": prefix + n, "heads": 1, "kv_heads": 1,

@@ -190,8 +190,8 @@ type Comm struct {
 	handle uintptr
 }
 
-// Init starts to join a communicator and returns at once; Poll tells when it is ready. It uses at most the number of channels given, or
-// as many as NCCL chooses if that is 0.
+// Init starts to join a communicator and returns at once; Poll reports when it is ready. It uses at most the given
+// number of channels, or as many as NCCL chooses if that is 0.
 func (a *API) Init(ranks int, id ID, rank, channels int) (*Comm, error) {
 	cfg := config{
 		size: configSize, magic: configMagic, version: oldest, blocking: 0,

@@ -14,8 +14,9 @@ func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 	return run(t, suite{newDevice: newDevice})
 }
 
-// ShortConformance omits attention over many tiles: rings whose chunks are longer than a tile, and more queries than two tiles
-// hold. They take most of the time on emulated kernels. It is for devices whose kernels also run the whole suite on their own.
+// ShortConformance omits attention over many tiles: rings whose chunks are longer than a tile, and more queries
+// than two tiles hold. These take most of the time on emulated kernels. It is for devices whose kernels also run
+// the whole suite on their own.
 func ShortConformance(t *testing.T, newDevice func() vm.Device) {
 	run(t, suite{newDevice: newDevice, short: true})
 }
