@@ -235,6 +235,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
 			DataOptions: (*ir.DataOptions)(t.Data.Options),
 			Rotations:   plan.Graph().Rotations,
+			Sums:        plan.Sums(),
 		},
 	}
 	if t.Validates() {

@@ -342,6 +342,23 @@ func (m *Machine) Describe() string {
 	return text
 }
 
+// Kind is common to machines whose results agree bit by bit, apart from the number of cards.
+func (m *Machine) Kind() string {
+	kind := m.gpus[0].name
+	if m.blas == nil {
+		kind += ", own products"
+	}
+	for _, option := range []struct {
+		on   bool
+		name string
+	}{{m.collect != nil, "NCCL"}, {m.options.Tune, "tuned"}, {m.options.Portable, "portable"}, {m.options.ThreadsCopy, "threads copy"}} {
+		if option.on {
+			kind += ", " + option.name
+		}
+	}
+	return kind
+}
+
 // Abort implements vm.Transport.
 func (m *Machine) Abort(reason error) {
 	m.meeting.abort(reason)

@@ -325,6 +325,10 @@ type Run struct {
 	DataOptions *DataOptions `json:"data_options"` // of tokens
 
 	Rotations []Rotation `json:"rotations"` // rotations of rope, besides the plain one by theta
+
+	// Sums lists the decisions that determine in which order numbers are added. On one kind of device, programs of one model with equal
+	// lists give the same bits. A program that was written by hand may lack the list.
+	Sums []string `json:"sums,omitempty"`
 }
 
 // LRSchedules lists the learning-rate schedules after the warm-up, with transformers' names. All except constant fall to MinLR at the last

@@ -174,13 +174,20 @@ func entriesOf(p *ir.Program) []entry {
 	return list
 }
 
+// Division describes how the job is divided.
+func (j *Job) Division() store.Division {
+	d := store.Division{Sums: j.program.Run.Sums, Devices: slices.Compact(slices.Sorted(slices.Values(j.kinds)))}
+	for _, r := range j.program.Ranks {
+		d.DP, d.PP, d.SP = max(d.DP, int(r.DP)+1), max(d.PP, int(r.PP)+1), max(d.SP, int(r.SP)+1)
+	}
+	return d
+}
+
 // manifest describes a checkpoint of the job's current state, without its shards.
 func (j *Job) manifest() *store.Manifest {
 	m := &store.Manifest{
 		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
-	}
-	for _, r := range j.program.Ranks {
-		m.Made.DP, m.Made.PP, m.Made.SP = max(m.Made.DP, int(r.DP)+1), max(m.Made.PP, int(r.PP)+1), max(m.Made.SP, int(r.SP)+1)
+		Made: j.Division(),
 	}
 	for _, e := range entriesOf(j.program) {
 		m.Tensors = append(m.Tensors, e.Tensor)

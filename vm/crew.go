@@ -101,14 +101,22 @@ func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	return all, nil
 }
 
+// readiness describes a process that has loaded its ranks.
+type readiness struct{ Data, Kind string }
+
 // ready loads the ranks of all processes, and checks that they train on the same data.
 func (j *Job) ready(load func(r *rank) error) error {
 	mine := j.data()
 	answers, err := j.together(Order{What: OrderReady}, func() error { return j.each(load) })
-	for i, theirs := range answers {
-		if err == nil && string(theirs) != mine {
-			err = fmt.Errorf("process %d reads different data than process 0: %s instead of %s", i+1, theirs, mine)
+	for i, text := range answers {
+		var theirs readiness
+		if err := json.Unmarshal(text, &theirs); err != nil {
+			return fmt.Errorf("internal: %w", err)
 		}
+		if theirs.Data != mine {
+			return fmt.Errorf("process %d reads different data than process 0: %s instead of %s", i+1, theirs.Data, mine)
+		}
+		j.kinds = append(j.kinds, theirs.Kind)
 	}
 	return err
 }
@@ -160,7 +168,7 @@ func (j *Job) firstCause(err error) error {
 func (j *Job) obey(o Order) ([]byte, error) {
 	switch o.What {
 	case OrderReady:
-		return []byte(j.data()), nil
+		return json.Marshal(readiness{j.data(), j.kinds[0]})
 	case OrderSection:
 		return nil, j.runHere(o)
 	case OrderLoad:

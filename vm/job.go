@@ -21,6 +21,7 @@ type Options struct {
 	Stall Stall                                 // sections that make no progress
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
+	Kind  string                                // of the devices of this process; devices of one kind round alike
 }
 
 // Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After an
@@ -33,7 +34,8 @@ type Job struct {
 	transport Transport
 	tokens    Tokens
 	weights   Weights
-	origin    string // source of the weights that the run started from; empty: random
+	kinds     []string // Options.Kind of each process
+	origin    string   // source of the weights that the run started from; empty: random
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64     // steps done
@@ -80,7 +82,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		env.Tokens = tokens
 	}
-	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, weights: opts.Weights, crew: opts.Crew, reply: opts.Reply}
+	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, weights: opts.Weights, crew: opts.Crew, reply: opts.Reply, kinds: []string{opts.Kind}}
 	j.overseer.stall, j.overseer.lengths = opts.Stall, map[string][]time.Duration{}
 	for i := range p.Ranks {
 		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code]}
@@ -241,6 +243,9 @@ func (j *Job) Init(ctx context.Context) error {
 	j.step, j.skipped, j.norms, j.origin = 0, 0, nil, ""
 	return j.section(ctx, ir.SectionInit, 0)
 }
+
+// Kinds returns Options.Kind of every process; in a follower, only its own.
+func (j *Job) Kinds() []string { return j.kinds }
 
 // Failed returns the error that ended the job, or nil.
 func (j *Job) Failed() error { return j.dead }

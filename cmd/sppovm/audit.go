@@ -1,10 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math"
+	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -26,7 +32,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
 	flags.StringVar(&f.from, "from", "", "the `CHECKPOINT` to start from")
 	flags.StringVar(&f.to, "to", "", "the later `CHECKPOINT` to compare with")
-	flags.Float64Var(&f.tolerance, "tolerance", 0, "the largest difference of the weights, or of a kind of optimizer state, relative to the norm of its change; 0: every bit must be equal")
+	flags.Float64Var(&f.tolerance, "tolerance", 0, "where the two plans add in different orders: the largest difference of the weights, or of a kind of optimizer state, relative to the norm of its change; 0: 0.001 for f32, 0.3 for bf16")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
@@ -72,7 +78,7 @@ func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 	}
 	defer computer.close()
 	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil },
-		vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport})
+		vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Kind: computer.kind})
 	if err != nil {
 		return err
 	}
@@ -81,15 +87,16 @@ func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 
 // audited is the result of audit, with the JSON keys of --json.
 type audited struct {
-	From      int64   `json:"from"`
-	To        int64   `json:"to"`
-	Tensors   int     `json:"tensors"`
-	Values    int64   `json:"values"`
-	Differing int64   `json:"differing"` // values with differing bits
-	Worst     number  `json:"worst"`     // largest difference of weights or a kind of state, relative to the norm of its change
-	Where     string  `json:"where,omitempty"`
-	Tolerance float64 `json:"tolerance"`
-	Equal     bool    `json:"equal"`
+	From      int64    `json:"from"`
+	To        int64    `json:"to"`
+	Tensors   int      `json:"tensors"`
+	Values    int64    `json:"values"`
+	Differing int64    `json:"differing"` // values with differing bits
+	Worst     number   `json:"worst"`     // largest difference of weights or a kind of state, relative to the norm of its change
+	Where     string   `json:"where,omitempty"`
+	Reasons   []string `json:"reasons,omitempty"` // why bits may differ; none: they must not
+	Tolerance float64  `json:"tolerance"`         // of Worst; 0: every bit must be equal
+	Equal     bool     `json:"equal"`             // bit by bit, or within the tolerance
 
 	byRole map[string][2]float64 // squares of the norms of difference and change, by role
 	far    float64               // relative difference of the tensor named by Where
@@ -102,7 +109,14 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 	if err := j.Restore(env.Context, f.from); err != nil {
 		return cli.Wrong(err)
 	}
-	out := audited{From: int64(j.Steps()), To: to.Step, Tensors: len(to.Tensors), Tolerance: f.tolerance, byRole: map[string][2]float64{}}
+	from, err := store.ReadManifest(f.from)
+	if err != nil {
+		return cli.Wrong(fmt.Errorf("%s %w", f.from, err))
+	}
+	out := audited{From: int64(j.Steps()), To: to.Step, Tensors: len(to.Tensors), byRole: map[string][2]float64{}}
+	if out.Reasons = reasons(j.Division(), &from.Made, &to.Made); len(out.Reasons) > 0 {
+		out.Tolerance = cmp.Or(f.tolerance, rounding[p.Model.DType])
+	}
 	if out.To <= out.From {
 		return cli.Usagef("audit: %s is of step %d, which is not after step %d of %s", f.to, out.To, out.From, f.from)
 	}
@@ -130,9 +144,57 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 	for _, norms := range out.byRole {
 		out.Worst = max(out.Worst, number(math.Sqrt(norms[0]/max(norms[1], math.SmallestNonzeroFloat64))))
 	}
-	out.Equal = out.Differing == 0 || f.tolerance > 0 && float64(out.Worst) <= f.tolerance
+	out.Equal = out.Differing == 0 || float64(out.Worst) <= out.Tolerance
 	return f.tell(env, &out)
 }
+
+// rounding has the differences that the order of sums explains, relative to the norm of the change: many times those that were seen
+// over a few steps, and far less than a wrong result makes.
+var rounding = map[string]float64{"f32": 0.001, "bf16": 0.3}
+
+// reasons lists why a job may round differently from those that made the checkpoints. Between two checkpoints a run may have
+// continued under another plan, so both count.
+func reasons(mine store.Division, made ...*store.Division) (list []string) {
+	add := func(reason string) {
+		if !slices.Contains(list, reason) {
+			list = append(list, reason)
+		}
+	}
+	for _, m := range made {
+		switch {
+		case len(m.Sums) == 0 || len(mine.Sums) == 0:
+			add("a program or a checkpoint does not say in which order it adds")
+		case len(m.Devices) > 1 || !slices.Equal(m.Devices, mine.Devices):
+			add(fmt.Sprintf("device %s instead of %s", strings.Join(mine.Devices, " and "), strings.Join(m.Devices, " and ")))
+		}
+		theirs := map[string]string{}
+		for _, s := range m.Sums {
+			key, value, _ := strings.Cut(s, " = ")
+			theirs[key] = value
+		}
+		for _, s := range mine.Sums {
+			key, value, _ := strings.Cut(s, " = ")
+			was, ok := theirs[key]
+			switch {
+			case ok && was == value:
+			case digest.MatchString(value):
+				add("another " + key)
+			case ok:
+				add(fmt.Sprintf("%s = %s instead of %s", key, value, was))
+			default:
+				add(s)
+			}
+			delete(theirs, key)
+		}
+		for _, key := range slices.Sorted(maps.Keys(theirs)) {
+			add("no " + key)
+		}
+	}
+	return list
+}
+
+// digest matches values of ir.Run.Sums that mean nothing to people.
+var digest = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // gathered returns the job's values of an entry.
 func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
@@ -188,16 +250,29 @@ func (f *auditFlags) tell(env *cli.Env, out *audited) error {
 			return err
 		}
 	} else {
-		switch {
-		case out.Differing == 0:
-			fmt.Fprintf(env.Stdout, "steps %d to %d: all %d values of %d tensors are equal, bit by bit\n", out.From+1, out.To, out.Values, out.Tensors)
-		default:
-			fmt.Fprintf(env.Stdout, "steps %d to %d: %d of %d values differ; the largest difference of a role is %.3g of its change\n%s\n",
-				out.From+1, out.To, out.Differing, out.Values, float64(out.Worst), out.Where)
-		}
+		io.WriteString(env.Stdout, out.inWords())
 	}
 	if !out.Equal {
 		return cli.Silent(cli.Failed)
 	}
 	return nil
+}
+
+// inWords describes what was found.
+func (out *audited) inWords() string {
+	steps := fmt.Sprintf("steps %d to %d: ", out.From+1, out.To)
+	if out.Differing == 0 {
+		return steps + fmt.Sprintf("all %d values of %d tensors are equal, bit by bit\n", out.Values, out.Tensors)
+	}
+	text := steps + fmt.Sprintf("%d of %d values differ, by %.3g of the change of their kind; ", out.Differing, out.Values, float64(out.Worst))
+	if len(out.Reasons) == 0 {
+		text += "both add in the same order, so none may differ\n"
+	} else {
+		verdict := "which is within"
+		if !out.Equal {
+			verdict = "which is more than"
+		}
+		text += fmt.Sprintf("%s the tolerance of %g for another order of sums: %s\n", verdict, out.Tolerance, strings.Join(out.Reasons, "; "))
+	}
+	return text + out.Where + "\n"
 }

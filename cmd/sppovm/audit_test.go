@@ -4,16 +4,23 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/vm/store"
 )
 
-// rewrite copies a checkpoint with one bit of one value flipped and correct checksums, as broken hardware would
-// write it.
-func rewrite(t *testing.T, from, to string) {
+// flip changes one bit of one value in a shard, in the middle of a mantissa.
+func flip(_ *store.Manifest, shard []byte) { shard[len(shard)-9] ^= 1 }
+
+// rewrite copies a checkpoint after a change to its manifest and its second shard, with right checksums: as broken hardware would have
+// written it.
+func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard []byte)) {
 	t.Helper()
 	c, err := store.Open(from)
 	if err != nil {
@@ -25,7 +32,6 @@ func rewrite(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data[len(data)-9] ^= 1 // in the middle of a mantissa
 	folder, err := store.Create(filepath.Dir(to), 100, 1<<40)
 	if err != nil {
 		t.Fatal(err)
@@ -36,6 +42,7 @@ func rewrite(t *testing.T, from, to string) {
 		t.Fatal(err)
 	}
 	m := *c.Manifest
+	change(&m, data)
 	for i := range m.Shards {
 		text := data
 		if i != 1 {
@@ -71,22 +78,83 @@ func TestAudit(t *testing.T) {
 		}
 		return found
 	}
-	if found := check(true, "--set", "schedule.pp=1", "--set", "schedule.offload=none"); found.Differing != 0 || found.Values == 0 {
+	if found := check(true, "--set", "schedule.pp=1", "--set", "schedule.offload=none"); found.Differing != 0 || found.Values == 0 || found.Reasons != nil {
 		t.Errorf("%+v", found)
 	}
-	if found := check(false, "--set", "schedule.sp=1"); found.Differing == 0 {
+	if found := check(true, "--set", "schedule.sp=1"); found.Differing == 0 || found.Tolerance != 0.001 || !slices.Contains(found.Reasons, "sp = 1 instead of 2") {
 		t.Errorf("%+v", found)
 	}
-	check(true, "--set", "schedule.sp=1", "--tolerance", "0.1")
-	rewrite(t, "dir/step-3", "flipped/step-3")
-	found := check(false, "--to", "flipped/step-3", "--set", "schedule.pp=1")
-	if found.Differing != 1 || !strings.Contains(found.Where, " is ") {
+	check(false, "--set", "schedule.sp=1", "--tolerance", "1e-9")
+	rewrite(t, "dir/step-3", "flipped/step-3", flip)
+	for _, more := range [][]string{{"--set", "schedule.pp=1"}, {"--tolerance", "0.9"}} {
+		found := check(false, append([]string{"--to", "flipped/step-3"}, more...)...)
+		if found.Differing != 1 || !strings.Contains(found.Where, " is ") || found.Tolerance != 0 {
+			t.Errorf("%v: %+v", more, found)
+		}
+	}
+	rewrite(t, "dir/step-3", "elsewhere/step-3", func(m *store.Manifest, data []byte) {
+		flip(m, data)
+		m.Made.Devices = []string{"another device"}
+	})
+	found := check(true, "--to", "elsewhere/step-3", "--tolerance", "0.9")
+	if found.Differing != 1 || len(found.Reasons) != 1 || !strings.HasSuffix(found.Reasons[0], " instead of another device") {
 		t.Errorf("%+v", found)
 	}
-	check(false, "--to", "flipped/step-3")
 	all := launchCommand(t, "audit", 1, func(int) []string { return []string{"tiny.sppo", "--from", "dir/step-3", "--to", "dir/step-1"} })
 	end(t, all)
 	if all[0].code != cli.BadInput || !strings.Contains(all[0].errs.String(), "dir/step-1 is of step 1, which is not after step 3 of dir/step-3") {
 		t.Errorf("exit %d: %s", all[0].code, all[0].errs.String())
+	}
+}
+
+// The commands of docs/checkpoints.md print what it shows, apart from values and counts that depend on rounding. -update rewrites them.
+func TestAuditInDocs(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := filepath.Join(root, "docs/checkpoints.md")
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if err := os.Symlink(filepath.Join(root, "examples"), "examples"); err != nil {
+		t.Fatal(err)
+	}
+	var now strings.Builder
+	commands, skipping := 0, false
+	for line := range strings.Lines(string(text)) {
+		args, ok := strings.CutPrefix(line, "    $ sppovm ")
+		if skipping = skipping && !ok && strings.HasPrefix(line, "    "); skipping {
+			continue
+		}
+		now.WriteString(line)
+		if !ok {
+			continue
+		}
+		words := strings.Fields(args)
+		if slices.Contains(words, "flipped/step-3") {
+			rewrite(t, "run1/step-3", "flipped/step-3", flip)
+		}
+		all := launchCommand(t, words[0], 1, func(int) []string { return words[1:] })
+		out := end(t, all)
+		if all[0].code == cli.BadInput {
+			t.Fatalf("%s: %s", line, &all[0].errs)
+		}
+		for shown := range strings.Lines(out[0]) {
+			now.WriteString("    " + shown)
+		}
+		commands, skipping = commands+1, true
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(now.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rounded := regexp.MustCompile(`-?\d+(\.\d+)?(e-?\d+)? (in the checkpoint|recomputed|of the change)|\d\d+ of`)
+	want, got := rounded.ReplaceAllString(string(text), "-"), rounded.ReplaceAllString(now.String(), "-")
+	if diff := cmp.Diff(want, got); diff != "" && !*update || commands != 4 {
+		t.Errorf("%d commands, -page +run\n%s", commands, diff)
 	}
 }

@@ -125,7 +125,6 @@ func (m *bubbleMeter) ratio() float64 {
 
 // Questions that process 0 asks the others.
 const (
-	askKind      = "which kind of device?"
 	askStep      = "how long did the step take?"
 	askClock     = "what time is it?"
 	askTimelines = "when did each instruction run?"
@@ -138,11 +137,9 @@ func (m *bubbleMeter) ask(question string) ([][]byte, error) {
 	return m.others(question)
 }
 
-// reply answers for the ranks of this process, whose device is of the given kind.
-func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
+// reply answers for the ranks of this process.
+func (m *bubbleMeter) reply(question string) ([]byte, error) {
 	switch question {
-	case askKind:
-		return []byte(kind), nil
 	case askStep:
 		s, err := m.here()
 		if err != nil {
@@ -163,15 +160,6 @@ func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
 		return out.Bytes(), err
 	}
 	return nil, fmt.Errorf("internal: %q has no answer", question)
-}
-
-// kinds returns the kinds of devices of the other processes.
-func (m *bubbleMeter) kinds() (out []string, err error) {
-	all, err := m.ask(askKind)
-	for _, kind := range all {
-		out = append(out, string(kind))
-	}
-	return out, err
 }
 
 // gather fetches the timelines of the last step from the other processes and converts them to the clock of

@@ -40,10 +40,11 @@ func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 		}
 	}
 	pool := simd.NewPool(threads)
-	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), simd.ISA())
+	kind := simd.ISA()
 	if f.blas == "openblas" {
-		name += ", OpenBLAS"
+		kind += ", OpenBLAS"
 	}
-	return &computer{name: name, kind: simd.ISA(), threads: pool.Threads(), device: func(int) vm.Device { return cpu.New(pool) },
+	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), kind)
+	return &computer{name: name, kind: kind, threads: pool.Threads(), device: func(int) vm.Device { return cpu.New(pool) },
 		transport: transport, close: pool.Close}, nil
 }

@@ -31,7 +31,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	if err := m.Check(p); err != nil {
 		return nil, err
 	}
-	out := &computer{name: "cuda, " + m.Describe(), kind: m.Describe(), device: m.New, transport: m, slowed: true, notes: m.Notes, close: func() {}}
+	out := &computer{name: "cuda, " + m.Describe(), kind: m.Kind(), device: m.New, transport: m, slowed: true, notes: m.Notes, close: func() {}}
 	if w != nil {
 		w.OnFailure(m.Abort)
 		out.transport = &onGPUs{m, w}

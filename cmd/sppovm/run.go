@@ -220,12 +220,12 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
 	var show *progress
-	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Stall: f.watched(env, &show)}
+	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Stall: f.watched(env, &show), Kind: computer.kind}
 	if weights != nil {
 		options.Weights = weights
 	}
 	if w != nil {
-		options.Crew, options.Reply = w, func(question string) ([]byte, error) { return meter.reply(question, computer.kind) }
+		options.Crew, options.Reply = w, meter.reply
 	}
 	j, err := vm.Open(job.Program, open, options)
 	if err != nil {
@@ -250,7 +250,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		defer cancel()
 	}
 	show = f.progress(env, job.Program, computer.name)
-	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: show}
+	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, show: show}
 	if computer.notes != nil {
 		for _, note := range computer.notes() {
 			r.show.say("note: %s", note)
@@ -325,7 +325,6 @@ type training struct {
 	weights *startWeights // nil: the run does not start from a folder
 	meter   *bubbleMeter
 	device  string
-	kind    string // kind of device, which determines rounding
 	show    *progress
 	loss    float64 // loss of the last step
 	proven  int     // the last step whose weights have given a finite loss, in the following step or in validation
@@ -338,9 +337,7 @@ type training struct {
 
 // all trains from the start or a checkpoint until the last step, or until the user stops it.
 func (r *training) all(ctx context.Context) error {
-	if err := r.warn(); err != nil {
-		return err
-	}
+	r.warn()
 	resumed, err := r.start(ctx)
 	if err != nil {
 		return r.stopped(err) // there is no state to save yet
@@ -375,16 +372,14 @@ func (r *training) train(ctx context.Context) error {
 	return r.end(ctx)
 }
 
-// warn reports whether processes use different kinds of devices, so that results may differ in rounding from
-// those of one process.
-func (r *training) warn() error {
-	all, err := r.meter.kinds()
-	for i, kind := range all {
-		if kind != r.kind {
-			r.show.say("process %d computes on %s, process 0 on %s: losses may differ by rounding", i+1, kind, r.kind)
+// warn reports processes that use different kinds of devices, so that results may differ in rounding from those of one process.
+func (r *training) warn() {
+	kinds := r.job.Kinds()
+	for i, kind := range kinds {
+		if kind != kinds[0] {
+			r.show.say("process %d computes on %s, process 0 on %s: losses may differ by rounding", i, kind, kinds[0])
 		}
 	}
-	return err
 }
 
 // start sets the initial state of the run, and reports whether it comes from a checkpoint.

@@ -44,6 +44,10 @@ type Division struct {
 	DP int `json:"dp"`
 	PP int `json:"pp"`
 	SP int `json:"sp"`
+
+	// Results differ in rounding only if one of these does; see ir.Run.
+	Sums    []string `json:"sums,omitempty"`
+	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each once
 }
 
 // Tensor is an entry of a checkpoint: the values of one role of a parameter.

@@ -1,0 +1,69 @@
+package plan
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+)
+
+// Sums lists the decisions that determine in which order numbers are added, as KEY = VALUE. Two plans of one model with equal lists
+// give the same bits on one kind of device. Everything else only moves bytes or repeats arithmetic.
+func (p *Plan) Sums() []string {
+	par := &p.Parallel
+	list := []string{
+		fmt.Sprint("dp = ", par.DP), fmt.Sprint("sp = ", par.SP), fmt.Sprint("microbatch = ", par.Microbatch),
+		"subsequences = " + strings.Trim(fmt.Sprint(p.Subsequences.Lengths), "[]"),
+	}
+	if par.SP > 1 {
+		list = append(list, "sp_mode = "+par.SPMode)
+	}
+	shared, streamed, divided := p.Mux.Left || p.Mux.Right, p.Streams(), par.Zero >= ZeroGradients
+	gradients, common := p.gradientOrder()
+	if shared {
+		list = append(list, "mux = "+digest(p.Mux))
+	}
+	if streamed { // the ends of blocks of K and V depend on all of these
+		list = append(list, "keep = "+digest(p.Stream), "recompute = "+p.Recompute, "offload = "+digest(p.Offload))
+	}
+	if shared || streamed || !common {
+		list = append(list, fmt.Sprint("pp = ", par.PP), fmt.Sprint("virtual_stages = ", par.VirtualStages))
+	}
+	if streamed || divided { // divided gradients are completed in turns
+		list = append(list, fmt.Sprint("zero = ", par.Zero), "order = "+par.Order)
+	}
+	return append(list, "order of gradients = "+gradients)
+}
+
+// gradientOrder digests the order in which tasks add to the gradients of parameters, and reports whether all stages have the same.
+func (p *Plan) gradientOrder() (order string, common bool) {
+	orders := make([][]string, p.Parallel.Stages())
+	add := func(t Task) {
+		orders[t.Stage] = append(orders[t.Stage], fmt.Sprintf("%d.%d.%d", t.Microbatch, t.Subsequence, t.Piece))
+	}
+	for _, tasks := range p.Tasks {
+		late := map[Task]bool{}
+		for _, t := range tasks {
+			if t.Kind == WeightGrad {
+				late[t.As(Backward)] = true
+			}
+		}
+		for _, t := range tasks {
+			if t.Kind == WeightGrad || t.Kind == Backward && !late[t] {
+				add(t)
+			}
+		}
+	}
+	common = !slices.ContainsFunc(orders, func(x []string) bool { return !slices.Equal(x, orders[0]) })
+	if common {
+		orders = orders[:1]
+	}
+	return digest(orders), common
+}
+
+// digest shortens a value that people compare, but do not read.
+func digest(value any) string {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%+v", value)
+	return fmt.Sprintf("%016x", h.Sum64())
+}
