@@ -51,11 +51,11 @@ func newLayout(p *plan.Plan) *layout {
 		l.stages = append(l.stages, p.Layers(j))
 	}
 	l.consts = l.constNames()
-	l.pipeline, l.steps = walk.Pipeline(p), timeline(p)
+	l.pipeline, l.steps = walk.Pipeline(p), timeline(p, l.model)
 	l.eval, l.evalSteps = p, l.steps
 	if p.Mux.Left || p.Mux.Right {
 		l.eval = p.Unshared()
-		l.evalSteps = timeline(l.eval)
+		l.evalSteps = timeline(l.eval, l.model)
 	}
 	return l
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"sppo.dev/graph"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
 	"sppo.dev/schedule"
@@ -60,12 +61,11 @@ type item struct {
 	step
 }
 
-// timeline returns the order in which every rank issues its tasks and messages. It simulates the schedule with
-// one unit of time for a layer's forward, two for its backward or one for each half, and none for messages. A
-// message is placed at the end of its sender's task, both in the sender's order and in the receiver's. All
-// orders are therefore parts of a single order of all steps of the job in which every step comes after those it
-// waits for. So the job cannot deadlock, even if each rank runs one step at a time.
-func timeline(p *plan.Plan) [][]step {
+// timeline returns the order in which every rank issues its tasks and messages, which is that of walk.Times. A message is placed at
+// the end of its sender's task, both in the sender's order and in the receiver's. All orders are therefore parts of a single
+// order of all steps of the job in which every step comes after those it waits for. So the job cannot deadlock, even if each rank
+// runs one step at a time.
+func timeline(p *plan.Plan, g *graph.Model) [][]step {
 	items := make([][]item, p.Parallel.PP)
 	index := make([]map[plan.Task]int, p.Parallel.PP)
 	for r, tasks := range p.Tasks {
@@ -74,7 +74,7 @@ func timeline(p *plan.Plan) [][]step {
 			index[r][t] = i
 		}
 	}
-	starts, ends := walk.Times(p)
+	starts, ends := walk.Times(p, g)
 	for r := range p.Tasks {
 		for i, start := range starts[r] {
 			kind := running

@@ -717,7 +717,7 @@ func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	for _, z := range w.Sizes {
 		w.hidden = append(w.hidden, graph.Align(g.Layer.Values[g.Layer.Input].Bytes(z)))
 	}
-	w.starts, w.ends = w.Times()
+	w.starts, w.ends = w.Times(g)
 	w.held, w.arrivals = make([]ir.Bytes, len(w.Nodes)), make([][]arrival, len(p.Tasks))
 	held := make([][]ir.Bytes, len(p.Tasks))
 	for rank, tasks := range p.Tasks {

@@ -1,18 +1,24 @@
 package walk
 
 import (
+	"math"
 	"slices"
 
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 )
 
+// layerTime is the time of a layer's forward in the schedule that Times runs.
+const layerTime = 8
+
 // Times returns when every task of every stage begins and ends in a run of the schedule in which a layer's
-// forward takes one unit of time, its backward two, and messages none. If tasks are cut into pieces, each piece takes
-// that long, and a whole task takes as many times that as there are pieces. All tasks of a shared slot begin and end together;
-// if tasks are shared at the turnaround, so do those of every slot.
-func Times(p *plan.Plan) (starts, ends [][]int) {
+// forward takes layerTime, its backward twice that, the head as much as its FLOPs take at the speed of a layer, and messages no
+// time. If tasks are cut into pieces, each piece takes that long, and a whole task takes as many times that as there are pieces.
+// All tasks of a shared slot begin and end together; if tasks are shared at the turnaround, so do those of every slot.
+func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
 	c := Must(p)
-	from, to := c.Times()
+	from, to := c.Times(g)
 	for rank, tasks := range p.Tasks {
 		first := c.Firsts[rank]
 		starts, ends = append(starts, from[first:first+len(tasks)]), append(ends, to[first:first+len(tasks)])
@@ -21,20 +27,23 @@ func Times(p *plan.Plan) (starts, ends [][]int) {
 }
 
 // Times returns the same, indexed by task number.
-func (c *Walk) Times() (starts, ends []int) {
-	p := c.Plan
+func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
+	p, head := c.Plan, headTime(c.Plan, g)
 	starts, ends = make([]int, len(c.Nodes)), make([]int, len(c.Nodes))
 	arrives, free := make([]int, len(c.Nodes)), make([]int, len(p.Tasks))
-	most, pieces := slices.Max(p.LayersPerStage), max(1, p.MostPieces())
+	most, pieces := slices.Max(p.LayersPerStage)*layerTime, max(1, p.MostPieces())
 	began := map[plan.Slot]int{} // shared slots
 	for _, n := range c.Order {
 		s := &c.Nodes[n]
-		start, cost := max(arrives[n], free[s.Rank]), int(s.End-s.First)
+		start, cost := max(arrives[n], free[s.Rank]), int(s.End-s.First)*layerTime
 		if p.Mux.Right {
 			cost = most
 		}
 		if s.Kind == plan.Backward && !s.Split {
 			cost *= 2
+		}
+		if s.Kind == plan.Backward && int(s.Stage) == p.Parallel.Stages()-1 && !p.Mux.Right {
+			cost += head
 		}
 		switch t := c.Task(n); {
 		case s.Opens:
@@ -59,4 +68,22 @@ func (c *Walk) Times() (starts, ends []int) {
 		}
 	}
 	return starts, ends
+}
+
+// headTime returns the time of the head, forward and backward, for an average subsequence.
+func headTime(p *plan.Plan, g *graph.Model) int {
+	s := p.Train.Sequence
+	z := graph.Size{Sequence: s, Tokens: s, Rows: s, Batch: 1, SP: int64(p.Parallel.SP)}
+	var head ir.Flops
+	for i := range g.Head.Backward {
+		head += g.Head.Work(&g.Head.Backward[i], z).Flops
+	}
+	layer := g.Mean(func(kind int) ir.Seconds {
+		var sum ir.Flops
+		for _, flops := range g.LayerOf(kind).ForwardFlops(g.OfKind(z, kind)) {
+			sum += flops
+		}
+		return ir.Seconds(sum)
+	})
+	return int(math.Round(layerTime * float64(head) / float64(layer)))
 }
