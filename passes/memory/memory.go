@@ -81,9 +81,12 @@ type Meter struct {
 	*walk.Walk
 	*walk.Shapes
 	blocks Blocks
-	recent *[1 << 10]heldBytes // by slotOf; of the layers that ran last
+	recent *[1 << recentBits]heldBytes // by slotOf; of the layers that ran last
 	work   *walk.Work
 }
+
+// recentBits is the number of bits that slotOf returns: enough for all passes of a thousand subsequences.
+const recentBits = 12
 
 // heldBytes is what a block holds while it runs.
 type heldBytes struct {
@@ -93,7 +96,7 @@ type heldBytes struct {
 
 // NewMeter returns the meter of a walk's plan. It caches the bytes that blocks hold in b, and counts its work in w unless that is nil.
 func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
-	return &Meter{r, s, b, new([1 << 10]heldBytes), w}
+	return &Meter{r, s, b, new([1 << recentBits]heldBytes), w}
 }
 
 // Of returns the meter of a plan with other tasks of the same sizes.
@@ -571,7 +574,7 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 // working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the same, and comparing with the
 // last key is faster than looking up such a long key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
-	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z)]
+	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z, begins)]
 	if held.workingKey != key {
 		*held = heldBytes{key, r.blocks.Bytes(r.graph, b, pass, z, begins, r.passing)}
 	}
@@ -579,9 +582,13 @@ func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins p
 }
 
 // slotOf spreads subsequences and passes over the recent results.
-func slotOf(pass Direction, z graph.Size) int {
+func slotOf(pass Direction, z graph.Size, begins params) int {
 	const mix = 0x9e3779b97f4a7c15 // 2^64 over the golden ratio
-	return int((uint64(z.Prefix)<<3 + uint64(pass)) * mix >> 54)
+	key := uint64(z.Prefix)<<4 + uint64(pass)<<1
+	if begins != 0 {
+		key++
+	}
+	return int(key * mix >> (64 - recentBits))
 }
 
 // leave returns the bytes that a forward will leave.

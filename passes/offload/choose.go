@@ -722,21 +722,38 @@ func (h *chooser) couldFit() bool {
 }
 
 // copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls with the
-// number of turns and host memory grows: a number with which both are exceeded, or neither, decides.
+// number of turns and host memory grows: a number with which both are exceeded, or neither, decides. Host memory grows
+// almost evenly with the turns, so it is found near the number at which the host is just full.
 func (h *chooser) copyUntilFits(stage int) bool {
 	turns, from := h.leave(stage), h.lettersOf(stage)
-	few, many := -1, len(turns)+1
-	for n := len(turns); many-few > 1; n = (few + many) / 2 {
+	try := func(n int) (device, host ir.Bytes) {
 		h.turn(stage, from, turns[:n])
-		switch device, host := h.bound(stage); {
-		case device <= h.device && host <= h.host:
-			return true
-		case device > h.device && host > h.host, device > h.device && n == len(turns):
-			return false
+		return h.bound(stage)
+	}
+	device, most := try(len(turns))
+	if device > h.device || most <= h.host {
+		return device <= h.device
+	}
+	device, least := try(0)
+	if device <= h.device || least > h.host {
+		return device <= h.device && least <= h.host
+	}
+	few, many := 0, len(turns)
+	for guesses := 3; many-few > 1; guesses-- {
+		n := (few + many) / 2
+		if guesses > 0 { // where a line through both ends meets the host's memory, first below it, then above
+			share := float64(h.host-least) / float64(most-least)
+			n = few + int(share*float64(many-few)) + 1 - guesses%2
+			n = max(few+1, min(n, many-1))
+		}
+		device, host := try(n)
+		switch {
+		case (device <= h.device) == (host <= h.host):
+			return host <= h.host
 		case device > h.device:
-			few = n
+			few, least = n, host
 		default:
-			many = n
+			many, most = n, host
 		}
 	}
 	return false

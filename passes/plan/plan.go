@@ -394,10 +394,18 @@ func (p *Plan) Layers(stage int) []int {
 }
 
 // LayersOf returns the number of layers of a pipeline rank.
-func (p *Plan) LayersOf(rank int) int {
-	n := 0
-	for j := range p.LayersPerStage {
-		if p.Home(j) == rank {
+func (p *Plan) LayersOf(rank int) int { return p.layersBefore(rank, len(p.LayersPerStage)) }
+
+// layersBefore returns the number of layers that a pipeline rank has in the first virtual stages. Searches call it for every task,
+// so it visits only the rank's own stages: one in each round.
+func (p *Plan) layersBefore(rank, stages int) (n int) {
+	pp := p.Parallel.PP
+	for round, first := 0, 0; first < stages; round, first = round+1, first+pp {
+		j := first + rank
+		if p.Parallel.Placement == PlacedV && round%2 == 1 {
+			j = first + pp - 1 - rank
+		}
+		if j < stages {
 			n += p.LayersPerStage[j]
 		}
 	}
@@ -421,11 +429,7 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 
 // Span returns the range of the layers of a virtual stage among all layers of its rank, as in Placement.
 func (p *Plan) Span(stage int) (first, end int) {
-	for j := range stage {
-		if p.Home(j) == p.Home(stage) {
-			first += p.LayersPerStage[j]
-		}
-	}
+	first = p.layersBefore(p.Home(stage), stage)
 	return first, first + p.LayersPerStage[stage]
 }
 
