@@ -99,6 +99,7 @@ var libraries = map[string]string{
 	"github.com/parquet-go/parquet-go":    "corpus/prepare",
 	"golang.org/x/text":                   "tokenizer",
 	"google.golang.org/protobuf":          "tokenizer cmd/sppovm/watch",
+	"github.com/creack/pty":               "test",
 	"github.com/prometheus/client_golang": "cmd/sppovm/watch",
 	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
 }

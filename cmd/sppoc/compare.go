@@ -35,11 +35,11 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		rows, err := simulateAll(env, variants)
-		if err != nil {
+		if len(rows) == 0 {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "%s: simulated in virtual time\n", env.Name)
-		return tables[format](env.Stdout, rows)
+		return errors.Join(tables[format](env.Stdout, rows), err)
 	}
 }
 
@@ -47,20 +47,27 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 const sayEvery = 3 * time.Second
 
 // simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can, or if no
-// other value would help, the error is returned.
+// other value would help, it returns only the error; if the user stops it, the lines so far and an error.
 func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	var rows []result
 	var last error
 	failed, said := 0, time.Now()
+	w := cli.NewWatch(env)
+	defer w.End()
 	for i, v := range variants {
-		if err := env.Context.Err(); err != nil {
-			return nil, err
-		}
-		if time.Since(said) > sayEvery {
+		if !cli.IsTerminal(env.Stderr) && time.Since(said) > sayEvery {
 			said = time.Now()
 			fmt.Fprintf(env.Stderr, "%s: %d of %d\n", env.Name, i, len(variants))
 		}
-		row, err := v.simulate()
+		w.Say("simulating %d of %d: %s", i+1, len(variants), strings.Join(append([]string{v.file}, v.swept...), " "))
+		var row result
+		err := w.Do(func() (err error) {
+			row, err = v.simulate()
+			return err
+		})
+		if w.Stopped() {
+			return rows, fmt.Errorf("stopped after %d of %d", i, len(variants))
+		}
 		if hopeless(err) {
 			return nil, err
 		}
@@ -199,7 +206,7 @@ func oneJob(rows []result) bool {
 // simulate compiles a variant and runs one step. The program is released before the next variant is compiled.
 func (v *variant) simulate() (result, error) {
 	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}}
-	job, err := cli.OpenProgram(v.file, append(v.set[:len(v.set):len(v.set)], v.swept...))
+	job, err := cli.OpenProgram(nil, v.file, append(v.set[:len(v.set):len(v.set)], v.swept...))
 	if err != nil {
 		return c, v.asSwept(err)
 	}

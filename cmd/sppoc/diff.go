@@ -26,16 +26,18 @@ func diff(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		sets := [2][]string{*setA, *setB}
 		if *programs || cli.IsProgram(args[0]) || cli.IsProgram(args[1]) {
-			return diffPrograms(env.Stdout, args, sets, *context)
+			return diffPrograms(env, args, sets, *context)
 		}
-		return diffPlans(env.Stdout, args, sets)
+		return diffPlans(env, args, sets)
 	}
 }
 
-func diffPrograms(w io.Writer, files []string, sets [2][]string, context int) error {
+func diffPrograms(env *cli.Env, files []string, sets [2][]string, context int) error {
+	w := cli.NewWatch(env)
+	defer w.End()
 	var texts [2][]string
 	for i, file := range files {
-		job, err := cli.OpenProgram(file, sets[i])
+		job, err := cli.OpenProgram(w, file, sets[i])
 		if err != nil {
 			return err
 		}
@@ -45,22 +47,27 @@ func diffPrograms(w io.Writer, files []string, sets [2][]string, context int) er
 		}
 		texts[i] = strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	}
-	_, err := io.WriteString(w, unified(files[0], files[1], texts[0], texts[1], max(0, context)))
+	w.End()
+	_, err := io.WriteString(env.Stdout, unified(files[0], files[1], texts[0], texts[1], max(0, context)))
 	return err
 }
 
 // diffPlans prints one line for each differing value of two plans: its path, the old and the new value.
-func diffPlans(w io.Writer, files []string, sets [2][]string) error {
+func diffPlans(env *cli.Env, files []string, sets [2][]string) error {
+	w := cli.NewWatch(env)
+	defer w.End()
 	var flat [2]map[string]string
 	for i, file := range files {
-		job, err := cli.OpenPlan(file, sets[i], passes.Options{})
+		w.Say("searching")
+		job, err := cli.OpenPlan(file, sets[i], w.Options(passes.Options{}))
 		if err != nil {
 			return err
 		}
-		if err := job.Measure(); err != nil {
+		w.Say("simulating the program")
+		if err := w.Do(job.Measure); err != nil {
 			return cli.Wrong(err)
 		}
-		if err := job.Simulate(); err != nil {
+		if err := w.Do(job.Simulate); err != nil {
 			return err
 		}
 		if flat[i], err = flatten(job.Plan); err != nil {
@@ -86,7 +93,8 @@ func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 			fmt.Fprintf(&b, "%s: %s -> %s\n", k, old, now)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
+	w.End()
+	_, err := io.WriteString(env.Stdout, b.String())
 	return err
 }
 

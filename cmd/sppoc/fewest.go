@@ -12,7 +12,7 @@ const mostGPUs = 1 << 14
 
 // fewestGPUs returns the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
 // on the next smaller number. Open choices are searched separately for each number.
-func fewestGPUs(w *watch, file string, set []string) (string, error) {
+func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 	spec, err := cli.LoadSpec(file, set)
 	if err != nil {
 		return "", err
@@ -21,25 +21,29 @@ func fewestGPUs(w *watch, file string, set []string) (string, error) {
 	s := fleetSearch{w, file, set, map[int]string{}}
 	enough, few := 0, -1
 	for s.lacking(fleets, enough) != "" {
-		if s.watch.stopped() {
-			return "", fmt.Errorf("%s: the search was stopped before it found a number of GPUs that suffices", file)
+		if s.watch.Stopped() {
+			text := fmt.Sprintf("%s: the search was stopped before it found a number of GPUs that suffices", file)
+			if few >= 0 {
+				text += fmt.Sprintf("; %s are not enough", fleets[few])
+			}
+			return "", fmt.Errorf("%s", text)
 		}
 		if enough == len(fleets)-1 {
 			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
-	for enough-few > 1 && !s.watch.stopped() {
+	for enough-few > 1 && !s.watch.Stopped() {
 		if middle := (few + enough) / 2; s.lacking(fleets, middle) == "" {
 			enough = middle
 		} else {
 			few = middle
 		}
 	}
-	if s.watch.stopped() {
+	if s.watch.Stopped() {
 		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may suffice\n", fleets[enough]), nil
 	}
-	s.watch.say("the fastest plan on %s", fleets[enough])
+	s.watch.Say("the fastest plan on %s", fleets[enough])
 	words, err := s.plan(fleets[enough])
 	if err != nil {
 		return "", err
@@ -79,7 +83,7 @@ func fleetsOf(node int, unit string) []fleet {
 }
 
 type fleetSearch struct {
-	watch *watch
+	watch *cli.Watch
 	file  string
 	set   []string
 	known map[int]string // shortfall by fleet; "" if the job fits
@@ -93,7 +97,7 @@ func (s *fleetSearch) on(f fleet) []string {
 func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	lacking, known := s.known[i]
 	if !known {
-		s.watch.say("%s", fleets[i])
+		s.watch.Say("%s", fleets[i])
 		_, lacking = probe(s.watch, s.file, s.on(fleets[i]))
 		s.known[i] = lacking
 	}
@@ -102,7 +106,7 @@ func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 
 // plan describes the fastest plan on a fleet.
 func (s *fleetSearch) plan(f fleet) (string, error) {
-	job, err := cli.OpenPlan(s.file, s.on(f), s.watch.options(passes.Options{}))
+	job, err := cli.OpenPlan(s.file, s.on(f), s.watch.Options(passes.Options{}))
 	if err != nil {
 		return "", err
 	}

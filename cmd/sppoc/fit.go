@@ -26,7 +26,7 @@ const (
 // keep the job: each pinned value of the schedule is searched again. Then come more machines, smaller numbers
 // and shorter sequences. If no single change suffices, it leaves all pinned values to the search at once. All
 // suggestions are measured like the plan itself.
-func adviseFit(w *watch, job *cli.Job, set []string) error {
+func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
 	}
@@ -44,7 +44,7 @@ func adviseFit(w *watch, job *cli.Job, set []string) error {
 		}
 		ways = appendWay(w, ways, job, set, group...)
 	}
-	if w.stopped() && len(ways) == 0 {
+	if w.Stopped() && len(ways) == 0 {
 		return fmt.Errorf("%s does not fit; the search for changes that make it fit was stopped", file)
 	}
 	if len(ways) > 0 {
@@ -97,9 +97,9 @@ func bounded(p *plan.Plan) *plan.Memory {
 }
 
 // appendWay adds the first of several changes with which the job fits.
-func appendWay(w *watch, ways []way, job *cli.Job, set []string, changes ...string) []way {
+func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...string) []way {
 	for _, change := range changes {
-		if w.stopped() {
+		if w.Stopped() {
 			break
 		}
 		if found, ok := try(w, job, set, change); ok {
@@ -115,13 +115,13 @@ func appendWay(w *watch, ways []way, job *cli.Job, set []string, changes ...stri
 
 // try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
 // named as found, including the grid, which is then searched too.
-func try(w *watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
-	w.say("looking for what would fit, with %s", change)
+func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
+	w.Say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
-	if any, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || shortfall(any) != "" {
+	if any, err := cli.OpenPlan(asked.Spec.File, set, w.Options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || shortfall(any) != "" {
 		return way{}, false
 	}
-	job, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Patience: advicePatience}))
+	job, err := cli.OpenPlan(asked.Spec.File, set, w.Options(passes.Options{Patience: advicePatience}))
 	if err != nil || shortfall(job) != "" {
 		return way{}, false
 	}
@@ -148,8 +148,8 @@ func try(w *watch, asked *cli.Job, set []string, change string) (found way, ok b
 }
 
 // tryAll leaves the whole schedule to the search and returns how the found plan differs from the request.
-func tryAll(w *watch, job *cli.Job, set []string) string {
-	w.say("looking for what would fit, with the whole schedule open")
+func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
+	w.Say("looking for what would fit, with the whole schedule open")
 	keys, asked := search.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
 	for i, key := range keys {
@@ -157,7 +157,7 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 			all = append(all, key+"=auto")
 		}
 	}
-	free, err := cli.OpenPlan(job.Spec.File, all, w.options(passes.Options{Patience: advicePatience}))
+	free, err := cli.OpenPlan(job.Spec.File, all, w.Options(passes.Options{Patience: advicePatience}))
 	if err != nil || shortfall(free) != "" {
 		return ""
 	}

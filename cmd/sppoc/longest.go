@@ -29,7 +29,7 @@ const probePatience = 0.05
 // longestSequence finds the longest sequence with which the job fits, with all other settings as in the spec, and the
 // shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a whole
 // number of steps.
-func longestSequence(w *watch, file string, set []string) (string, error) {
+func longestSequence(w *cli.Watch, file string, set []string) (string, error) {
 	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
 		return "", err
@@ -50,7 +50,7 @@ func longestSequence(w *watch, file string, set []string) (string, error) {
 
 // sequenceSearch searches for the largest number of grid steps that fits.
 type sequenceSearch struct {
-	watch   *watch
+	watch   *cli.Watch
 	file    string
 	set     []string
 	grid    int64
@@ -61,23 +61,23 @@ type sequenceSearch struct {
 
 func (s *sequenceSearch) run(start int64) (string, error) {
 	fits, over := int64(0), start
-	for s.fits(over) && !s.watch.stopped() {
+	for s.fits(over) && !s.watch.Stopped() {
 		fits, over = over, 2*over
 		if over*s.grid > mostTokens {
 			return fmt.Sprintf("%s tokens fit; no limit was found below that\n", tokens(fits*s.grid)), nil
 		}
 	}
-	for over-fits > max(1, fits/fineness) && !s.watch.stopped() {
+	for over-fits > max(1, fits/fineness) && !s.watch.Stopped() {
 		if middle := (fits + over) / 2; s.fits(middle) {
 			fits = middle
 		} else {
 			over = middle
 		}
 	}
-	if s.watch.stopped() && fits > 0 {
+	if s.watch.Stopped() && fits > 0 {
 		return fmt.Sprintf("%s tokens fit (%d), with\n  %s\nthe search was stopped; more may fit\n", tokens(fits*s.grid), fits*s.grid, settings(s.best)), nil
 	}
-	if s.watch.stopped() {
+	if s.watch.Stopped() {
 		return "", fmt.Errorf("%s: the search was stopped before it found a sequence that fits", s.file)
 	}
 	if fits == 0 {
@@ -128,7 +128,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 	}
 	var enough []string
 	for _, change := range changes {
-		s.watch.say("%s tokens with %s", tokens(steps*s.grid), change)
+		s.watch.Say("%s tokens with %s", tokens(steps*s.grid), change)
 		set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid), change)
 		if _, lacking := probe(s.watch, s.file, set); lacking == "" {
 			enough = append(enough, "--set "+change)
@@ -141,8 +141,8 @@ func (s *sequenceSearch) limits(steps int64) string {
 }
 
 // probe returns a plan of a job and its shortfall, or "". It stops at the first plan that fits.
-func probe(w *watch, file string, set []string) (*plan.Plan, string) {
-	job, err := cli.OpenPlan(file, set, w.options(pass.Options{Fitting: true, Patience: probePatience}))
+func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
+	job, err := cli.OpenPlan(file, set, w.Options(pass.Options{Fitting: true, Patience: probePatience}))
 	if err != nil {
 		return nil, plainly(err)
 	}
@@ -152,7 +152,7 @@ func probe(w *watch, file string, set []string) (*plan.Plan, string) {
 // fits plans one length. A length without any plan does not fit.
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
-	s.watch.say("%s tokens", tokens(steps*s.grid))
+	s.watch.Say("%s tokens", tokens(steps*s.grid))
 	p, lacking := probe(s.watch, s.file, set)
 	if lacking != "" {
 		s.lacking, s.over = lacking, p

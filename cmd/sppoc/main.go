@@ -5,7 +5,6 @@
 //	import.go   import
 //	plan.go     plan, passes
 //	fit.go      suggests changes for a plan that does not fit
-//	watch.go    progress of searches on a terminal
 //	longest.go  the longest sequence that fits; fewest.go the fewest GPUs
 //	program.go  build, asm, verify, dump
 //	compare.go  compare
@@ -69,7 +68,8 @@ var app = cli.App{
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
 			Details: "FILE is a spec, a plan that --json wrote, or a Hugging Face model folder, which needs --cluster but\n" +
 				"no weights. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3.\n" +
-				"Ctrl-C ends a search: the best answer so far is printed, with exit code 0 if it fits. A second Ctrl-C aborts.\n\n" +
+				"Ctrl-C ends a search: the best answer so far is printed, with exit code 0 if it fits. A second Ctrl-C, or one during other\n" +
+				"work, aborts.\n\n" +
 				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
 				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
 				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work, in which\n" +

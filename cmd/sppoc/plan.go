@@ -49,12 +49,12 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		}
 		for _, question := range []struct {
 			asked  bool
-			answer func(w *watch, file string, set []string) (string, error)
+			answer func(w *cli.Watch, file string, set []string) (string, error)
 		}{{*longest, longestSequence}, {*fewest, fewestGPUs}} {
 			if question.asked {
-				w := watchFor(env)
+				w := cli.NewWatch(env)
 				text, err := question.answer(w, args[0], set)
-				w.end()
+				w.End()
 				io.WriteString(env.Stdout, text)
 				return err
 			}
@@ -81,30 +81,30 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if !whole || job.Plan.Memory.Fits {
 			return nil
 		}
-		w := watchFor(env)
+		w := cli.NewWatch(env)
 		advice := adviseFit(w, job, set)
-		w.end()
+		w.End()
 		return cli.DoesNotFit(advice)
 	}
 }
 
 // planned plans a job, and places and simulates it if all passes have run.
 func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cli.Job, whole bool, err error) {
-	w := watchFor(env)
-	defer w.end()
-	w.say("searching")
-	if job, err = cli.OpenPlan(file, set, w.options(o)); err != nil {
+	w := cli.NewWatch(env)
+	defer w.End()
+	w.Say("searching")
+	if job, err = cli.OpenPlan(file, set, w.Options(o)); err != nil {
 		return nil, false, err
 	}
 	if passes.Verify(job.Plan) != nil {
 		return job, false, nil
 	}
-	w.say("placing the plan")
-	if err := job.Measure(); err != nil {
+	w.Say("placing the plan")
+	if err := w.Do(job.Measure); err != nil {
 		return nil, false, cli.Wrong(err)
 	}
-	w.say("simulating the program")
-	return job, true, job.Simulate()
+	w.Say("simulating the program")
+	return job, true, w.Do(job.Simulate)
 }
 
 func listPasses(*pflag.FlagSet) cli.Action {

@@ -42,13 +42,18 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(path, file); err != nil {
 			return err
 		}
-		job, err := cli.OpenPlan(file, set, *options)
+		w := cli.NewWatch(env)
+		defer w.End()
+		w.Say("searching")
+		job, err := cli.OpenPlan(file, set, w.Options(*options))
 		if err != nil {
 			return err
 		}
-		if err := job.Compile(); err != nil {
+		w.Say("building the program")
+		if err := w.Do(job.Compile); err != nil {
 			return err
 		}
+		w.End()
 		if !job.Plan.Memory.Fits {
 			shortfall := sppo.Shortfall(&job.Plan.Memory)
 			if !*force {
@@ -82,24 +87,35 @@ func asm(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(*out); err != nil {
 			return err
 		}
-		program, err := cli.ReadProgram(args[0])
+		program, err := verified(env, args[0], *force)
 		if err != nil {
-			return err
-		}
-		if err := cli.Verify(args[0], program, *force); err != nil {
 			return err
 		}
 		return ir.WriteFile(*out, program)
 	}
 }
 
-func verify(*pflag.FlagSet) cli.Action {
-	return func(env *cli.Env, args []string) error {
-		program, err := cli.ReadProgram(args[0])
-		if err != nil {
+// verified reads a program and proves it. With force it tolerates only a memory shortfall.
+func verified(env *cli.Env, file string, force bool) (*ir.Program, error) {
+	w := cli.NewWatch(env)
+	defer w.End()
+	w.Say("verifying %s", file)
+	var program *ir.Program
+	if err := w.Do(func() (err error) {
+		if program, err = cli.ReadProgram(file); err != nil {
 			return err
 		}
-		if err := cli.Verify(args[0], program, false); err != nil {
+		return cli.Verify(file, program, force)
+	}); err != nil {
+		return nil, err
+	}
+	return program, nil
+}
+
+func verify(*pflag.FlagSet) cli.Action {
+	return func(env *cli.Env, args []string) error {
+		program, err := verified(env, args[0], false)
+		if err != nil {
 			return err
 		}
 		instructions := 0
@@ -131,29 +147,36 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
 		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
-			return dumpPlan(env.Stdout, args[0], *set, f)
+			return dumpPlan(env, args[0], *set, f)
 		}
-		job, err := cli.OpenProgram(args[0], *set)
+		w := cli.NewWatch(env)
+		defer w.End()
+		job, err := cli.OpenProgram(w, args[0], *set)
 		if err != nil {
 			return err
 		}
+		w.End()
 		return dumpProgram(env.Stdout, asAfter(job.Program, f.after), f)
 	}
 }
 
 // dumpPlan prints the plan as a pass left it.
-func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
+func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	if cli.IsProgram(file) {
 		return cli.Usagef("%s is a program: --after needs a spec or a plan", file)
 	}
-	job, err := cli.OpenPlan(file, set, passes.Options{StopAfter: f.after})
+	w := cli.NewWatch(env)
+	defer w.End()
+	w.Say("searching")
+	job, err := cli.OpenPlan(file, set, w.Options(passes.Options{StopAfter: f.after}))
 	if err != nil {
 		return err
 	}
+	w.End()
 	if f.format == "json" {
-		return job.Plan.WriteJSON(w)
+		return job.Plan.WriteJSON(env.Stdout)
 	}
-	return report.Write(w, job.Plan)
+	return report.Write(env.Stdout, job.Plan)
 }
 
 // asAfter removes from the program what later passes of code generation added: the events of sync, the

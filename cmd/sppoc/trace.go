@@ -35,10 +35,13 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		s := slices.Index(sectionNames(), section)
-		job, err := cli.OpenProgram(args[0], *set)
+		w := cli.NewWatch(env)
+		defer w.End()
+		job, err := cli.OpenProgram(w, args[0], *set)
 		if err != nil {
 			return err
 		}
+		w.Say("drawing the timeline")
 		timeline, err := sim.Run(job.Program, ir.Section(s), sim.Options{Spans: true})
 		if err != nil {
 			return cli.Wrong(err)
@@ -48,6 +51,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		err = cli.WriteFile(*out, func(w io.Writer) error { return trace.Write(w, job.Program, timeline, chosen) })
+		w.End()
 		if err == nil {
 			fmt.Fprintf(env.Stderr, "%s: simulated %s of %d ranks in %s; wrote %d of them to %s\n",
 				env.Name, section, len(job.Program.Ranks), timeline.Makespan, len(chosen), *out)

@@ -40,7 +40,7 @@ func TestTrace(t *testing.T) {
 	if err := json.Unmarshal(data, &trace); err != nil {
 		t.Fatal(err)
 	}
-	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
+	job, err := cli.OpenProgram(nil, "testdata/base/tiny.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,9 @@ func view(flags *pflag.FlagSet) cli.Action {
 		if trace.Is(files[0]) {
 			return cli.Usagef("%s is a trace: give the program that was run before it, as in %s view PROGRAM %s", files[0], env.Name, files[0])
 		}
-		var p page
+		w := cli.NewWatch(env)
+		defer w.End()
+		p := page{watch: w}
 		for _, file := range files {
 			if err := p.add(file, *set, *ranks); err != nil {
 				return err
@@ -65,6 +67,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 		if err := cli.WriteFile(*out, p.write); err != nil {
 			return err
 		}
+		w.End()
 		fmt.Fprintf(env.Stderr, "%s: %s; %s shows %d instructions of %d ranks\n", env.Name, p.source(), *out, p.spans, p.ranks)
 		return nil
 	}
@@ -72,6 +75,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 
 // page is the input of the page's script: a head in JSON, and the columns of numbers that it refers to.
 type page struct {
+	watch    *cli.Watch
 	programs []pageProgram
 	columns  bytes.Buffer
 	spans    int
@@ -178,13 +182,16 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	if len(files) > 1 {
 		return cli.Usagef("view: a figure shows one program; use a page to compare two")
 	}
-	job, t, chosen, err := simulated(files[0], set, ranks)
+	watch := cli.NewWatch(env)
+	defer watch.End()
+	job, t, chosen, err := simulated(watch, files[0], set, ranks)
 	if err != nil {
 		return err
 	}
 	program := job.Program
 	title := strings.TrimSuffix(filepath.Base(files[0]), ".sppo")
 	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, title, program, t, chosen) })
+	watch.End()
 	if err == nil {
 		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %d ranks\n", env.Name, out, len(chosen))
 	}
@@ -192,11 +199,12 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 }
 
 // simulated runs a step of a job and selects the ranks to show.
-func simulated(file string, set []string, ranks string) (*cli.Job, *sim.Timeline, []int, error) {
-	job, err := cli.OpenProgram(file, set)
+func simulated(w *cli.Watch, file string, set []string, ranks string) (*cli.Job, *sim.Timeline, []int, error) {
+	job, err := cli.OpenProgram(w, file, set)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	w.Say("drawing the timeline")
 	t, err := sim.Run(job.Program, ir.SectionStep, sim.Options{Spans: true})
 	if err != nil {
 		return nil, nil, nil, cli.Wrong(err)
@@ -216,7 +224,7 @@ func (p *page) add(file string, set []string, ranks string) error {
 		}
 		return err
 	}
-	job, t, chosen, err := simulated(file, set, ranks)
+	job, t, chosen, err := simulated(p.watch, file, set, ranks)
 	if err != nil {
 		return err
 	}

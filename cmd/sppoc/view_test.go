@@ -140,7 +140,7 @@ func act(t *testing.T, page, script string) {
 // A trace of the program is added to the page, rank by rank. A trace without a program, or of another program, is
 // refused.
 func TestViewOfATrace(t *testing.T) {
-	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
+	job, err := cli.OpenProgram(nil, "testdata/base/tiny.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestTaskNames(t *testing.T) {
 		{append(whole, "schedule.strategy=dualpipe-v", "schedule.virtual_stages=2", "model.layers=4", "train.batch=4"), "B3@1"},
 		{[]string{"schedule.mux=left"}, "B1.0@0"},
 	} {
-		job, err := cli.OpenProgram("testdata/base/tiny.sppo", c.set)
+		job, err := cli.OpenProgram(nil, "testdata/base/tiny.sppo", c.set)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 		case f.threads < 0 || f.tolerance < 0:
 			return cli.Usagef("audit: --threads and --tolerance must be 0 or more")
 		}
-		job, err := cli.OpenProgram(args[0], *set)
+		job, err := openProgram(env, args[0], *set)
 		if err != nil {
 			return err
 		}

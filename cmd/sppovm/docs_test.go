@@ -29,7 +29,7 @@ func TestRunInREADME(t *testing.T) {
 	if !found || !ended {
 		t.Fatalf("README.md has no run behind %q", begin)
 	}
-	job, err := cli.OpenProgram("examples/tiny.sppo", nil)
+	job, err := cli.OpenProgram(nil, "examples/tiny.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

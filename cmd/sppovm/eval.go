@@ -67,7 +67,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 				return err
 			}
 		}
-		job, holdout, err := openEval(args[0], *set)
+		job, holdout, err := openEval(env, args[0], *set)
 		if err != nil {
 			return err
 		}
@@ -88,9 +88,9 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 
 // openEval compiles a spec so that its program has a validation, or reads a program, which must have one. It returns the share of
 // the data that is held out.
-func openEval(file string, set []string) (*cli.Job, float64, error) {
+func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error) {
 	if cli.IsProgram(file) || filepath.Ext(file) == ".json" {
-		job, err := cli.OpenProgram(file, set)
+		job, err := openProgram(env, file, set)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -106,7 +106,7 @@ func openEval(file string, set []string) (*cli.Job, float64, error) {
 	if !spec.Train.Validates() {
 		set = append(set[:len(set):len(set)], "train.holdout=0.5", "train.eval_batch=1")
 	}
-	job, err := cli.OpenProgram(file, set)
+	job, err := openProgram(env, file, set)
 	return job, spec.Train.Holdout, err
 }
 

@@ -39,7 +39,7 @@ const killedSteps = "40"
 // undisturbed trains without kills and returns the arguments of the job and its losses. The folder is "whole".
 func undisturbed(t *testing.T) (args []string, want []float64) {
 	t.Helper()
-	job, err := cli.OpenProgram("tiny.sppo", []string{"train.steps=" + killedSteps})
+	job, err := cli.OpenProgram(nil, "tiny.sppo", []string{"train.steps=" + killedSteps})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -140,7 +140,7 @@ func TestPeaksArePlanned(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--steps", "1")
 	all := objects(t, out)
-	job, err := cli.OpenProgram("tiny.sppo", nil)
+	job, err := cli.OpenProgram(nil, "tiny.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // readProfile reads the profile that a run of a spec wrote.
 func readProfile(t *testing.T, spec, file string) (*ir.Program, *sim.Timeline) {
 	t.Helper()
-	job, err := cli.OpenProgram(spec, nil)
+	job, err := cli.OpenProgram(nil, spec, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestSampled(t *testing.T) {
 // The meter counts the measured steps and keeps the last.
 func TestMeterOfSomeSteps(t *testing.T) {
 	inBase(t)
-	job, err := cli.OpenProgram("tiny.sppo", nil)
+	job, err := cli.OpenProgram(nil, "tiny.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 				return err
 			}
 		}
-		job, err := cli.OpenProgram(args[0], *set)
+		job, err := f.compile(env, args[0], *set)
 		if err != nil {
 			return err
 		}
@@ -124,6 +124,28 @@ func run(flags *pflag.FlagSet) cli.Action {
 		}
 		return w.Close(f.run(env, job, w))
 	}
+}
+
+// compile compiles or reads a job. Processes that a launcher started show no progress, because they share its terminal.
+func (f *runFlags) compile(env *cli.Env, file string, set []string) (*cli.Job, error) {
+	if f.launch != nil {
+		return cli.OpenProgram(nil, file, set)
+	}
+	return openProgram(env, file, set)
+}
+
+// openProgram shows the progress of compiling a job. If the user asks to stop meanwhile, nothing runs.
+func openProgram(env *cli.Env, file string, set []string) (*cli.Job, error) {
+	w := cli.NewWatch(env)
+	defer w.End()
+	var job *cli.Job
+	if err := w.Do(func() (err error) {
+		job, err = cli.OpenProgram(w, file, set)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return job, nil
 }
 
 func (f *runFlags) check() error {

@@ -85,7 +85,7 @@ func TestRoundingWeightsWantsCast(t *testing.T) {
 	jobOf(t)
 	sppovm(t, t.Context(), "run", "job.sppo", "--weights", "hub", "--steps", "0", "-q", "--save", "start.ckpt")
 	sppovm(t, t.Context(), "export", "start.ckpt", "-o", "wide", "--dtype", "f32")
-	job, err := cli.OpenProgram("job.sppo", nil)
+	job, err := cli.OpenProgram(nil, "job.sppo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,19 +147,22 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 }
 
 // OpenProgram reads a program, or compiles a spec or a plan to one.
-func OpenProgram(file string, set []string) (*Job, error) {
+func OpenProgram(w *Watch, file string, set []string) (*Job, error) {
 	if IsProgram(file) {
 		if len(set) > 0 {
 			return nil, Usagef("%s is a program: --set needs a spec", file)
 		}
+		w.Say("reading %s", file)
 		program, err := ReadProgram(file)
 		return &Job{Program: program}, err
 	}
-	job, err := OpenPlan(file, set, passes.Options{})
+	w.Say("searching")
+	job, err := OpenPlan(file, set, w.Options(passes.Options{}))
 	if err != nil {
 		return nil, err
 	}
-	return job, job.Compile()
+	w.Say("building the program")
+	return job, w.Do(job.Compile)
 }
 
 // ReadProgram reads a program.

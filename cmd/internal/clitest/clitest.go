@@ -194,7 +194,7 @@ func fields(line string) []string {
 func prepare(t *testing.T, words []string) {
 	t.Helper()
 	if words[0] == "compile" {
-		job, err := cli.OpenProgram(words[1], nil)
+		job, err := cli.OpenProgram(nil, words[1], nil)
 		if err == nil {
 			err = ir.WriteFile(words[2], job.Program)
 		}

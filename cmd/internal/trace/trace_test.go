@@ -16,7 +16,7 @@ import (
 
 func open(t *testing.T, set ...string) *ir.Program {
 	t.Helper()
-	job, err := cli.OpenProgram("../../../examples/tiny.sppo", set)
+	job, err := cli.OpenProgram(nil, "../../../examples/tiny.sppo", set)
 	if err != nil {
 		t.Fatal(err)
 	}

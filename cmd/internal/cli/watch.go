@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"sppo.dev/passes"
+	"sppo.dev/passes/pass"
+)
+
+// Watch shows the progress of a command on a terminal, once it takes a while, and stops it at the user's request: a
+// search then ends with the best plan so far. A nil Watch does neither.
+type Watch struct {
+	context context.Context
+	out     io.Writer
+	done    chan struct{}
+	ended   sync.WaitGroup
+
+	mutex     sync.Mutex
+	doing     string
+	searching bool
+	best      pass.Progress
+	shown     bool
+	over      bool
+}
+
+// Times of the progress line, and its greatest length: it must not wrap, because only one line can be rewritten.
+const (
+	firstShown   = time.Second
+	shownEvery   = time.Second / 4
+	shownColumns = 79
+)
+
+// errStopped is the result of work that the user has ended.
+var errStopped = errors.New("stopped at the user's request")
+
+// NewWatch returns the watch of a command. End must be called before anything else is printed.
+func NewWatch(env *Env) *Watch {
+	w := &Watch{context: env.Context, out: env.Stderr, done: make(chan struct{})}
+	if IsTerminal(env.Stderr) {
+		w.ended.Add(1)
+		go w.show()
+	}
+	return w
+}
+
+// show rewrites the progress line until the end.
+func (w *Watch) show() {
+	defer w.ended.Done()
+	next := time.NewTimer(firstShown)
+	defer next.Stop()
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-next.C:
+			w.mutex.Lock()
+			w.shown = true
+			Overwrite(w.out, w.line())
+			w.mutex.Unlock()
+			next.Reset(shownEvery)
+		}
+	}
+}
+
+// line describes the current work.
+func (w *Watch) line() string {
+	text, ctrlC := w.doing, "Ctrl-C stops"
+	if w.searching {
+		ctrlC = "Ctrl-C takes the best so far"
+	}
+	if w.best.Planned > 0 {
+		text += fmt.Sprintf(": %d candidates, %d planned", w.best.Candidates, w.best.Planned)
+	}
+	if w.best.StepS > 0 {
+		text += fmt.Sprintf(", best %s", w.best.StepS)
+	}
+	if w.Stopped() {
+		ctrlC = "stopping; Ctrl-C aborts"
+	}
+	rest := shownColumns - len("; ") - len(ctrlC)
+	if utf8.RuneCountInString(text) > rest {
+		text = string([]rune(text)[:rest-3]) + "..."
+	}
+	return text + "; " + ctrlC
+}
+
+// Say sets the description of the current work.
+func (w *Watch) Say(format string, args ...any) {
+	if w == nil {
+		return
+	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.doing, w.best, w.searching = fmt.Sprintf(format, args...), pass.Progress{}, false
+}
+
+// Options adds the functions that show and stop a search to its options. The search is the current work.
+func (w *Watch) Options(o passes.Options) passes.Options {
+	if w == nil {
+		return o
+	}
+	w.mutex.Lock()
+	w.searching = true
+	w.mutex.Unlock()
+	o.Context = w.context
+	o.Progress = func(p pass.Progress) {
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		w.best = p
+	}
+	return o
+}
+
+// Do calls a function without partial results and returns its error. If the user asks to stop meanwhile, Do returns
+// another error at once. The function then goes on until the process ends, so nobody may read what it writes.
+func (w *Watch) Do(f func() error) error {
+	if w == nil || w.context == nil || w.Stopped() { // a search has been stopped already, and its result is wanted
+		return f()
+	}
+	type result struct {
+		err      error
+		panicked string
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r.panicked = fmt.Sprintf("%v\n\n%s", p, debug.Stack())
+			}
+			done <- r
+		}()
+		r.err = f()
+	}()
+	select {
+	case r := <-done:
+		if r.panicked != "" {
+			panic(r.panicked)
+		}
+		return r.err
+	case <-w.context.Done():
+		return errStopped
+	}
+}
+
+// Stopped reports whether the user has asked to stop.
+func (w *Watch) Stopped() bool { return w != nil && w.context != nil && w.context.Err() != nil }
+
+// End removes the progress line. It may be called twice.
+func (w *Watch) End() {
+	if w == nil || w.over {
+		return
+	}
+	w.over = true
+	close(w.done)
+	w.ended.Wait()
+	if w.shown {
+		Overwrite(w.out, "")
+	}
+}
