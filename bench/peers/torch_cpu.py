@@ -46,7 +46,6 @@ SHAPES = {
 WAYS = {"f32": ["f32"], "bf16": ["autocast", "masters", "pure"]}
 UNEQUAL = "pure"  # keeps less precision than ours
 LEARNING_RATE, BETAS, EPSILON, CLIP = 3e-4, (0.9, 0.95), 1e-8, 1.0
-COMPARED_STEPS = 3
 LOSS_TOLERANCE = {"f32": 2e-5, "bf16": 2e-3}  # relative
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,6 +54,7 @@ PARSER.add_argument("--dtype", action="append", choices=WAYS, help="only this ty
 PARSER.add_argument("--way", action="append", help="only this way of PyTorch, such as masters or masters,compiled; may be repeated")
 PARSER.add_argument("--rounds", type=int, default=7, help="rounds (default 7)")
 PARSER.add_argument("--seconds", type=float, default=4, help="length of a turn, rounded up to whole steps (default 4)")
+PARSER.add_argument("--compared", type=int, default=3, metavar="STEPS", help="first steps, whose losses must be the same (default 3)")
 PARSER.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each contestant (default: processors)")
 PARSER.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="seconds that count: elapsed or of the processor (default wall)")
 PARSER.add_argument("--out", default="out", help="folder of sppoc and sppovm (default out)")
@@ -304,22 +304,22 @@ def compare(options, name, dtype, ways):
         try:
             for c in contestants(options, name, dtype, pathlib.Path(text), ways):
                 all.append(c)
-                c.turn(0, 1, COMPARED_STEPS)  # also compiles and touches all memory
+                c.turn(0, 1, options.compared)  # also compiles and touches all memory
             for _ in range(options.rounds):
                 for c in all:
                     c.rates.append(c.turn(options.seconds, sequence * batch))
         finally:
             for c in all:
                 c.end()
-    return result(name, dtype, all[0], all[1:])
+    return result(options, name, dtype, all[0], all[1:])
 
 
-def result(name, dtype, ours, others):
+def result(options, name, dtype, ours, others):
     line = {"shape": name, "dtype": dtype, "tokens_per_s": round(statistics.median(ours.rates), 1), "peak_mib": round(ours.peak),
-            "losses": ours.losses[:COMPARED_STEPS], "pytorch": {}}
+            "losses": ours.losses[:options.compared], "pytorch": {}}
     for c in others:
         ratios = sorted(a / b for a, b in zip(ours.rates, c.rates))
-        off = max(abs(a / b - 1) for a, b in zip(ours.losses[:COMPARED_STEPS], c.losses))
+        off = max(abs(a / b - 1) for a, b in zip(ours.losses[:options.compared], c.losses))
         line["pytorch"][c.label] = {
             "tokens_per_s": round(statistics.median(c.rates), 1), "ratio": round(statistics.median(ratios), 3),
             "lowest": round(ratios[0], 3), "highest": round(ratios[-1], 3), "peak_mib": round(c.peak), "imported_mib": round(c.imported),
