@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
@@ -23,7 +24,7 @@ func TestPassesDocument(t *testing.T) {
 		_, body, _ := strings.Cut(Explain(name), "\n")
 		b.WriteString(strings.ReplaceAll(strings.ReplaceAll(body, "\nRuns after\n", "\nRuns after\n\n"), "\n  ", "\n- "))
 	}
-	plantest.Golden(t, "PASSES.md", b.Bytes())
+	irtest.Golden(t, "PASSES.md", b.Bytes())
 }
 
 func TestDefaultOrderKeepsItsConstraints(t *testing.T) {

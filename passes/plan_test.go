@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/partition"
@@ -41,8 +42,8 @@ func TestPlansOfSpecs(t *testing.T) {
 			t.Fatal(err)
 		}
 		base := strings.TrimSuffix(file, ".sppo")
-		plantest.Golden(t, base+".want", b.Bytes())
-		plantest.Golden(t, base+".json", plantest.JSON(t, p))
+		irtest.Golden(t, base+".want", b.Bytes())
+		irtest.Golden(t, base+".json", plantest.JSON(t, p))
 	}
 	files, _ := filepath.Glob("testdata/plan/*")
 	for _, file := range files {
@@ -72,7 +73,7 @@ func TestPlansOfThePaper(t *testing.T) {
 			t.Errorf("%s: bubble %.4f, and (PP-1)/N is %.4f", file, p.Time.BubbleRatio, bubble)
 		}
 	}
-	plantest.Golden(t, "testdata/paper/lengths.want", b.Bytes())
+	irtest.Golden(t, "testdata/paper/lengths.want", b.Bytes())
 }
 
 // TestReferenceTime compares with the figure worked out under the same assumptions, which leaves out the kernels
@@ -258,7 +259,7 @@ func TestReportOfWhatDoesNotFit(t *testing.T) {
 	if err := report.Write(&b, p); err != nil {
 		t.Fatal(err)
 	}
-	plantest.Golden(t, "testdata/report/over.want", b.Bytes())
+	irtest.Golden(t, "testdata/report/over.want", b.Bytes())
 	p.Memory.Fits = true
 	b.Reset()
 	if err := report.Write(&b, p); err != nil {

@@ -1,17 +1,12 @@
-// Package plantest has helpers for tests of the passes: example plans, sources of random numbers, golden
-// files.
+// Package plantest has helpers for tests of the passes: example plans, sources of random numbers.
 package plantest
 
 import (
 	"bytes"
-	"flag"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/examples"
 	"sppo.dev/graph"
@@ -19,29 +14,6 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes/plan"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
-
-// Golden compares text with a file of the package, or rewrites the file.
-func Golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatalf("%v; run the test with -update", err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s differs; run the test with -update if that is meant (-want +got):\n%s", name, diff)
-	}
-}
 
 // RunPlan and VerifyPlan are passes.Run with no options and passes.Verify, for tests of the packages that these import.
 var (

@@ -13,6 +13,7 @@ import (
 
 	"sppo.dev/examples"
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/pass"
@@ -308,7 +309,7 @@ func TestSearchReports(t *testing.T) {
 		if err := report.Write(&b, p); err != nil {
 			t.Fatal(err)
 		}
-		plantest.Golden(t, "testdata/search/"+name+".want", b.Bytes())
+		irtest.Golden(t, "testdata/search/"+name+".want", b.Bytes())
 	}
 }
 
