@@ -105,6 +105,10 @@ func (e *env) chunks(nodes []graph.Node) {
 }
 
 func (e *env) node(n *graph.Node) {
+	if n.Op == ir.Dropout && !e.s.training { // a validation drops nothing
+		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
+		return
+	}
 	if e.attends(n) {
 		e.attend(n)
 		e.offload(n)
@@ -174,7 +178,8 @@ func (e *env) find(value int) place {
 	v := &e.block.Values[value]
 	switch v.Kind {
 	case graph.Given:
-		e.put(value, e.s.documents[e.task.Microbatch], 0)
+		of := map[string]uint32{graph.ValuePositions: e.s.documents[e.task.Microbatch], graph.ValueDropout: e.s.dropout}
+		e.put(value, of[v.Name], 0)
 	case graph.Weight:
 		e.put(value, e.params[v.Param].weight, 0)
 	case graph.WeightGrad:
@@ -228,6 +233,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 			return s.constRef(graph.ConstEvalFirst)
 		}
 		return s.constRef(a.Const)
+	case graph.FromTensor:
+		return ir.Int(int64(s.index[graph.LayerPrefix(e.layer)+a.Const]))
 	case graph.FromLayer:
 		return ir.Int(s.model.Rotation(e.layer, a.Const))
 	case graph.NotFirst:

@@ -35,6 +35,7 @@ type stage struct {
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
 	spike     ir.View        // the largest gradient norm that updates weights, or absent
 	norm      uint32
+	dropout   uint32 // key of the step's dropout
 
 	split     map[plan.Task]bool   // backwards whose weight gradients are separate tasks
 	deferred  map[plan.Task][]*env // envs whose second halves these tasks have yet to run
@@ -149,6 +150,9 @@ func (s *stage) lowerInit() {
 	if s.plan.Train.Guard.Spikes > 0 {
 		s.spike = vector(s.result(ir.ResultSpike, 1), ir.F32, 1)
 	}
+	if s.model.Layer.Given(graph.ValueDropout) != graph.Missing {
+		s.dropout = s.resultOf(ir.ResultDropout, ir.I32, 2)
+	}
 	if s.last() && s.model.Masked {
 		s.weights[0] = s.result(ir.ResultWeight, 1)
 		if s.plan.Train.Validates() {
@@ -158,10 +162,12 @@ func (s *stage) lowerInit() {
 	s.end()
 }
 
-// result allocates a vector that the VM reads or fills.
-func (s *stage) result(name string, n int64) uint32 {
-	b := s.persist(name, ir.Bytes(n)*ir.F32.Bytes())
-	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: vector(b, ir.F32, n)})
+// result allocates a vector of numbers that the VM reads or fills.
+func (s *stage) result(name string, n int64) uint32 { return s.resultOf(name, ir.F32, n) }
+
+func (s *stage) resultOf(name string, d ir.DType, n int64) uint32 {
+	b := s.persist(name, ir.Bytes(n)*d.Bytes())
+	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: vector(b, d, n)})
 	return b
 }
 

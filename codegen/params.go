@@ -84,7 +84,7 @@ const (
 func (l *layout) constNames() []string {
 	names := []string{constPrev, constNext, graph.ConstReplica, graph.ConstEvalFirst}
 	names = append(names, graph.SPConstNames...)
-	names = append(names, l.model.RingConsts()...)
+	names = append(names, l.model.MemberConsts()...)
 	if l.model.Documents {
 		names = append(names, graph.ConstPosition)
 	}

@@ -80,10 +80,10 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, Optimizer: "muon",
 		PP: 1, SP: 4, DP: 2, Zero: "1", N: 3, Microbatch: 1, Partition: "flops", Offload: "none", Steps: steps},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of Q
-		Tuning: "adapter = lora(rank = 2, targets = [k_proj])",
+		Tuning: "adapter = lora(rank = 2, targets = [k_proj, o_proj], dropout = 0.3)",
 		PP:     2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full"},
 	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor one of attention
-		Tuning: "adapter = lora(rank = 2, alpha = 6, targets = [up_proj, down_proj])",
+		Tuning: "adapter = lora(rank = 2, alpha = 6, targets = [up_proj, down_proj], dropout = 0.2)",
 		PP:     2, SP: 1, DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab,
 		Tuning: "adapter = lora(rank = 4, alpha = 3, targets = [gate_up_proj])",
@@ -95,7 +95,7 @@ var outside = []Case{
 		Tuning: `freeze = ["pos", "embed", "layer.0-2", "layer.*.w2"]`,
 		PP:     3, SP: 2, SPMode: "ring", DP: 1, N: 1, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 6, Layers: 5, Sequence: 48, Vocab: tinyVocab, Optimizer: "muon", OptimizerOffload: "host",
-		Tuning: "adapter = lora(rank = 3, targets = all-linear)",
+		Tuning: "adapter = lora(rank = 3, targets = all-linear, dropout = 0.2)",
 		PP:     2, SP: 2, DP: 2, Zero: "2", N: 1, Microbatch: 1, VirtualStages: 2, Strategy: "zb-v", Partition: "flops", Offload: "carry", Recompute: "selective"},
 }
 

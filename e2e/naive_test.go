@@ -77,7 +77,9 @@ func naiveModel(t testing.TB, p *ir.Program) naive.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return naive.ConfigOf(model, int(p.Run.Sequence))
+	cfg := naive.ConfigOf(model, int(p.Run.Sequence))
+	cfg.Seed = p.Run.Seed
+	return cfg
 }
 
 // TestTraitsEqualNaive is E4 for models that differ further from the two families.
@@ -118,6 +120,7 @@ func checkNaive(t *testing.T, c Case) {
 	state := naive.State{Shapes: naive.Shapes(model)}
 	for step := 1; step <= c.Steps; step++ {
 		when := fmt.Sprintf("step %d", step)
+		model.Step = int64(step)
 		loss, want := naive.LossAndGrads(model, doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, step))
 		got, err := job.Step(t.Context())
 		if err != nil {
@@ -167,7 +170,8 @@ var tunings = []string{
 	`adapter = lora(rank = 4, alpha = 8)`,
 	`adapter = lora(rank = 3, targets = [q_proj, v_proj])`,
 	`adapter = lora(rank = 2, alpha = 5, targets = [k_proj, down_proj, up_proj])`,
-	`adapter = lora(rank = 4, targets = [qkv_proj, o_proj])`,
+	`adapter = lora(rank = 4, targets = [qkv_proj, o_proj], dropout = 0.4)`,
+	`adapter = lora(rank = 3, dropout = 0.1)`,
 	`adapter = lora(rank = 4, targets = [c_proj])`,
 	`freeze = [embeddings]`,
 	`freeze = [norms, biases]`,

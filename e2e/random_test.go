@@ -161,7 +161,7 @@ func drawTuning(r *rand.Rand) string {
 			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			targets = "[" + strings.Join(all[:between(r, 1, len(all))], ", ") + "]"
 		}
-		return fmt.Sprintf("adapter = lora(rank = %d, alpha = %d, targets = %s)", between(r, 1, 6), between(r, 1, 6), targets)
+		return fmt.Sprintf("adapter = lora(rank = %d, alpha = %d, targets = %s, dropout = %v)", between(r, 1, 6), between(r, 1, 6), targets, pick(r, 0, 0, 0.1, 0.5))
 	case 1:
 		all := []string{"embeddings", "attention", "mlp", "norms", "biases", "head", `"layer.0"`, `"layer.0-1"`, `"layer.1-3.w*"`, `"layer.*.ln*"`, `"layer.0-2"`}
 		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })

@@ -34,7 +34,7 @@ func TestResume(t *testing.T) {
 		{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", Window: "[8, 0]", KVHeads: 1, Positions: "rope", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 1, N: 3, Offload: "0.5", Recompute: "full"},
 		{Family: "llama", Window: "[3, 16, 0]", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 1, DP: 1, N: 8, Keep: "[]", Offload: "full"},
-		{Family: "llama", Tuning: "adapter = lora(rank = 3, alpha = 6)", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full", OptimizerOffload: "host"},
+		{Family: "llama", Tuning: "adapter = lora(rank = 3, alpha = 6, dropout = 0.2)", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full", OptimizerOffload: "host"},
 		{Family: "gpt", Tuning: `freeze = [embeddings, biases, "layer.0-2"]`, KVHeads: 4, Positions: "learned", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 2, Zero: "1", N: 3, Offload: "0.5"},
 	} {
 		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 8, 4, 48, tinyVocab

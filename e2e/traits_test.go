@@ -37,6 +37,7 @@ func listTraits() []trait {
 			return d.model.Window != "" && d.ask("keep") != "[k, v]" && d.over("subsequences")
 		},
 			planned: func(d *drawn) bool { return slices.Max(d.windows()) > 0 }},
+		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},
 		{name: "layers without a backward", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }, planned: func(d *drawn) bool { return d.plan.Untrained > 0 }},

@@ -44,6 +44,15 @@ func (b *builder) activation(name string, rows Rows, cols int64) int {
 	return b.value(Value{Name: name, Rows: rows, Cols: cols, DType: b.act})
 }
 
+// given returns a value of the step, which is added once.
+func (b *builder) given(v Value) int {
+	if i := b.Given(v.Name); i != Missing {
+		return i
+	}
+	v.Kind = Given
+	return b.value(v)
+}
+
 // param adds a parameter with its weight and gradient values and returns the weight.
 func (b *builder) param(p Param) int {
 	i := len(b.Params)

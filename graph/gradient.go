@@ -28,6 +28,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.AllToAll:      exchangeGradient,
 	ir.Cast:          castGradient,
 	ir.Axpby:         scaleGradient,
+	ir.Dropout:       dropoutGradient,
 	ir.Rotate:        func(*builder, Node) {}, // the rule for attention sends keys and their gradients round together
 	ir.LoadTokens:    func(*builder, Node) {},
 }
@@ -345,6 +346,13 @@ func (b *builder) inActivationType(g Arg) Arg {
 func scaleGradient(b *builder, n Node) {
 	dx := b.newGrad(n.Args[1].Value)
 	b.node(ir.Axpby, n.Attrs, all(dx), b.grad(n.Args[0]))
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+// dropoutGradient drops the elements of the gradient that the forward pass drops of x.
+func dropoutGradient(b *builder, n Node) {
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.Dropout, n.Attrs, all(dx), b.grad(n.Args[0]), n.Args[2])
 	b.contribute(n.Args[1].Value, all(dx))
 }
 

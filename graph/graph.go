@@ -36,7 +36,7 @@ const (
 	Weight                 // a parameter
 	WeightGrad             // its gradient, accumulated over the step
 	Loss                   // the sum that the head adds to
-	Given                  // a value of the step, the same for all layers: see ValuePositions and ValueWeight
+	Given                  // a value of the step, the same for all layers: see ValuePositions
 )
 
 // Value is one tensor of a block.
@@ -89,6 +89,7 @@ const (
 	FromConst                  // the rank's constant of that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
+	FromTensor                 // the tensor of the layer's parameter of that name
 	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
 )
 
@@ -97,7 +98,7 @@ type Attr struct {
 	Name   string
 	Source AttrSource
 	Value  ir.Attr // Literal; FromPrefix adds its integer
-	Const  string  // FromConst; FromLayer: RotationQ or RotationK
+	Const  string  // FromConst, FromTensor; FromLayer: RotationQ or RotationK
 }
 
 // Node is one operation. Args are in the order of the opcode's row.

@@ -33,7 +33,7 @@ const (
 	ConstVocab      = "vocab_first"    // first entry of its part of the vocabulary
 	ConstVocabValid = "vocab_valid"    // its vocabulary entries that are not padding
 	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
-	ConstMember     = "sp_member"      // k itself, for rings
+	ConstMember     = "sp_member"      // k itself
 	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it like the vocabulary
 	ConstReplica    = "replica"        // sequences of the batch before this replica's share
 	ConstEvalFirst  = "eval_replica"   // the same in a validation
@@ -270,6 +270,7 @@ const (
 const (
 	ValuePositions = "positions"   // positions of the tokens of a microbatch in their documents, in the order of the sequence
 	ValueWeight    = "loss.weight" // 1 / number of labels that count
+	ValueDropout   = "dropout.key" // key of the step's dropout
 )
 
 // positions returns the argument for the positions of a subsequence's tokens in their documents, or Missing without documents.
@@ -277,10 +278,7 @@ func (g *Model) positions(b *builder) Arg {
 	if !g.Documents {
 		return Arg{Value: Missing}
 	}
-	if v := slices.IndexFunc(b.Values, func(v Value) bool { return v.Name == ValuePositions }); v >= 0 {
-		return tail(v)
-	}
-	return tail(b.value(Value{Name: ValuePositions, Kind: Given, Rows: Whole, DType: ir.I32}))
+	return tail(b.given(Value{Name: ValuePositions, Rows: Whole, DType: ir.I32}))
 }
 
 func (g *Model) embedding(sequence int64, r *role) *Block {

@@ -153,11 +153,11 @@ func (g *Model) numberOf(producer int) int {
 	panic("internal: a layer that makes units again keeps what the plain one does not")
 }
 
-// moves reports whether a node only converts data which is kept in another form. An exchange of rows for heads is not among
+// moves reports whether a node only converts data which is kept in another form: its result is never saved. An exchange of rows for heads is not among
 // them: attention's gradient needs Q by heads, and nothing needs it by rows.
 func moves(n *Node) bool {
 	switch n.Op {
-	case ir.AllGather, ir.LoadTokens, ir.Rotate:
+	case ir.AllGather, ir.LoadTokens, ir.Rotate, ir.Dropout:
 		return true
 	case ir.AllToAll:
 		return n.Attrs[attrIndex(n.Op, "inverse")].Value.Bits != 0

@@ -36,13 +36,12 @@ func zigzag(turn string, k int) int64 {
 	return ir.ZigzagBehind
 }
 
-// RingConsts returns the additional constants that SPConst knows in a ring.
-func (g *Model) RingConsts() (names []string) {
-	if !g.ring() {
-		return nil
+// MemberConsts returns the additional constants that SPConst knows if ranks of a stage compute with different tokens.
+func (g *Model) MemberConsts() (names []string) {
+	if g.ring() || g.Replicates() && g.AdapterDropout > 0 {
+		names = append(names, ConstMember)
 	}
-	names = append(names, ConstMember)
-	for j := 1; j < g.SP; j++ {
+	for j := 1; g.ring() && j < g.SP; j++ {
 		names = append(names, turnConst(j))
 	}
 	return names

@@ -233,7 +233,7 @@ func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 	b.node(ir.Matmul, []Attr{truth("accumulate")}, into, all(down), all(b.param(up)))
 }
 
-// lower appends scale * (x A) of an adapter.
+// lower appends scale * (x A) of an adapter, after dropout of x.
 func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 	rank := int64(g.AdapterRank)
 	a := Param{
@@ -245,6 +245,9 @@ func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 	} else {
 		a = g.reduced(a)
 	}
+	if g.AdapterDropout > 0 {
+		x = g.dropout(b, x, a)
+	}
 	rows := b.Values[x].Rows
 	y := b.activation(m.Tensor()+".lora", rows, rank)
 	b.node(ir.Matmul, nil, all(y), all(x), all(b.param(a)))
@@ -253,5 +256,23 @@ func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 		b.node(ir.Axpby, []Attr{float("alpha", scale), float("beta", 0)}, all(z), all(y))
 		y = z
 	}
+	return y
+}
+
+// dropout appends dropout of x, the input of an adapter's first matrix.
+func (g *Model) dropout(b *builder, x int, a Param) int {
+	v := b.Values[x]
+	y := b.activation(strings.TrimSuffix(a.Name, "_a")+".dropped", v.Rows, v.Cols)
+	attrs := []Attr{
+		{Name: "tensor", Source: FromTensor, Const: a.Name}, float("rate", g.AdapterDropout),
+		from("first", FromFirst), constant("replica", ConstReplica), from("position", FromPrefix), from("batch", FromBatch),
+	}
+	if a.Start != "" {
+		attrs = append(attrs, constant("col", a.Start))
+	}
+	if v.Rows == Local && g.SP > 1 {
+		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
+	}
+	b.node(ir.Dropout, attrs, all(y), all(x), all(b.given(Value{Name: ValueDropout, Rows: Fixed, Count: 2, DType: ir.I32})))
 	return y
 }

@@ -136,7 +136,7 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 		return err
 	}
 	config := adapterConfig{
-		Base: m.Dir, Bias: "none", FanIn: m.arch.modelType == "gpt2", Infer: true, Init: true, Alpha: of.AdapterAlpha, Type: "LORA",
+		Base: m.Dir, Bias: "none", FanIn: m.arch.modelType == "gpt2", Infer: true, Init: true, Alpha: of.AdapterAlpha, Dropout: of.AdapterDropout, Type: "LORA",
 		Rank: of.AdapterRank, Targets: m.arch.names.targets(of), Task: "CAUSAL_LM",
 	}
 	text, err := json.MarshalIndent(&config, "", "  ")
@@ -235,8 +235,8 @@ func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
 	if init, ok := config.Init.(string); ok && slices.ContainsFunc(changingBase, func(name string) bool { return strings.HasPrefix(init, name) }) {
 		return fmt.Errorf("%s: init_lora_weights = %q is not supported, because it also changes the model's own matrices", file, init)
 	}
-	if config.Dropout != 0 {
-		m.notice("lora_dropout = %v: there is no dropout in training", config.Dropout)
+	if config.Dropout != of.AdapterDropout {
+		m.notice("lora_dropout = %v: this run has dropout = %v", config.Dropout, of.AdapterDropout)
 	}
 	return nil
 }

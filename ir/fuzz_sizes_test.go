@@ -329,6 +329,14 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		span := new(big.Int).Mul(number(in.Args[0].Rows()), number(max(1, value("chunks"))))
 		memberless := value("chunks") == 0 || value("member") >= 0 && value("member") < value("chunks")/2
 		return memberless && value("position") >= 0 && least(sum(number(value("position")), span), largest(53))
+	case ir.Dropout:
+		for _, name := range []string{"col", "first", "replica", "position", "member"} {
+			if !through(value(name), 0, 1<<53) {
+				return false
+			}
+		}
+		rate := in.Attr("rate").Float(consts)
+		return rate >= 0 && rate < 1 && (value("chunks") == 0 || value("member") < value("chunks")/2)
 	case ir.Attention, ir.AttentionGrad:
 		z, chunks := value("zigzag"), value("chunks")
 		return z >= 0 && z <= ir.ZigzagBehind && (chunks == 0 || value("member") >= 0 && value("member") < chunks/2)

@@ -63,16 +63,17 @@ type Model struct {
 	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
 	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
+	AdapterDropout float64  `json:"adapter_dropout,omitempty"` // share of the elements of an adapter's input that a step drops
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
-// identity returns the keys that define the function of its weights that a network computes. These exclude its name, its family and
-// the distribution of initial weights. Keys for rotation are excluded if nothing is rotated.
+// identity returns the keys that define the function of its weights that a network computes. These exclude its name, its family, the
+// distribution of initial weights and dropout, which only training steps apply. Keys for rotation are excluded if nothing is rotated.
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {
 		key := jsonKey(s.Type().Field(i))
-		if slices.Contains([]string{"name", "family", "init_std"}, key) {
+		if slices.Contains([]string{"name", "family", "init_std", "adapter_dropout"}, key) {
 			continue
 		}
 		value, field := "none", s.Field(i)

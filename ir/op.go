@@ -51,6 +51,7 @@ const (
 	Nesterov
 	Axpby
 	Normalize
+	Dropout
 	NumOps
 )
 
@@ -788,5 +789,25 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs:   []AttrInfo{{"eps", KindFloat, "added to the norm"}},
 		InPlace: true, Work: WorkMemory,
+	},
+	Dropout: {
+		Name: "dropout", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = x / (1 - rate) where the element's draw keeps it, which has the probability 1 - rate, and 0 elsewhere. A draw is a function of the key, the tensor, the token and the column only, so any division of the work drops the same elements. The gradient of dropout is dropout of dy.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
+			{Name: "x", Types: "T", Dims: "n*batch,c"},
+			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower and upper half"},
+		},
+		Attrs: []AttrInfo{
+			{"tensor", KindTensor, "the matrix that multiplies y: each has its own draws"},
+			{"rate", KindFloat, "probability of 0; below 1"},
+			{"col", KindInt, "column of the whole input that is the first of x"},
+			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
+			{"replica", KindInt, "sequences of the global batch before this replica's share"},
+			{"position", KindInt, "position of the first token in its sequence"},
+			attrBatch, attrChunks,
+			{"member", KindOption, "without chunks, the tokens are the block of n with this number; with chunks, those of two: of this number and of the one as far from the end"},
+		},
+		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; on the input of adapters Hu et al. 2021",
 	},
 }

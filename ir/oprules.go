@@ -137,7 +137,7 @@ func checkRow(row int64, w, grad View) error {
 // limitsValues reports whether CheckValues, or the verifier's check of peers, applies.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
-	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Send, Recv:
+	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Dropout, Send, Recv:
 		return true
 	case Attention, AttentionGrad:
 		return in.zigzag() || in.Attr("chunks").Bits != 0
@@ -165,6 +165,8 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 			return err
 		}
 		return checkPlace(member, chunks)
+	case Dropout:
+		return in.checkDropout(in.Attr("rate").Float(consts), value)
 	case Attention, AttentionGrad:
 		return in.checkMember(value)
 	case CrossEntropyStats, CrossEntropyGrad:
@@ -181,6 +183,19 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		return checkFirstEntry(value("first"), in.Arg("dtable").Rows())
 	}
 	return nil
+}
+
+// checkDropout checks that the elements have places that can be counted, and that some are kept.
+func (in *Instr) checkDropout(rate float64, value func(string) int64) error {
+	if !(rate >= 0 && rate < 1) {
+		return fmt.Errorf("rate is %g, not at least 0 and below 1", rate)
+	}
+	for _, name := range []string{"col", "first", "replica", "position", "member"} {
+		if n := value(name); n < 0 || n > maxPosition {
+			return fmt.Errorf("%s is %d, not 0 to %d", name, n, int64(maxPosition))
+		}
+	}
+	return checkPlace(value("member"), value("chunks"))
 }
 
 // checkRotation checks that a rotation exists and is no wider than a head.

@@ -276,8 +276,8 @@ type Result struct {
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
 // optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
-// program whose labels may be masked. ResultSpike, if a program has it, is filled before each step: the largest gradient norm
-// with which weights are updated.
+// program whose labels may be masked. ResultSpike and ResultDropout, if a program has them, are filled before each step: the largest
+// gradient norm with which weights are updated, and the key of the step's dropout.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
@@ -285,6 +285,7 @@ const (
 	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
 	ResultSpike    = "spike"       // f32 [1]
 	ResultStep     = "step"        // f32 [3]
+	ResultDropout  = "dropout"     // i32 [2]: a key of 64 bits, its lower half first
 
 	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that count
 	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that count

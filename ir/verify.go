@@ -182,17 +182,19 @@ type resultRule struct {
 	section  Section // to which it belongs
 	filled   bool    // the VM writes it before the section; otherwise it reads it after
 	elements int64   // 0: any number
+	dtype    DType
 }
 
 var resultRules = []resultRule{
-	{ResultLoss, SectionStep, false, 1},
-	{ResultEvalLoss, SectionEval, false, 1},
-	{ResultLosses, SectionEval, false, 0},
-	{ResultGradNorm, SectionStep, false, 2},
-	{ResultStep, SectionStep, true, 3},
-	{ResultWeight, SectionStep, true, 1},
-	{ResultEvalWeight, SectionEval, true, 1},
-	{ResultSpike, SectionStep, true, 1},
+	{ResultLoss, SectionStep, false, 1, F32},
+	{ResultEvalLoss, SectionEval, false, 1, F32},
+	{ResultLosses, SectionEval, false, 0, F32},
+	{ResultGradNorm, SectionStep, false, 2, F32},
+	{ResultStep, SectionStep, true, 3, F32},
+	{ResultWeight, SectionStep, true, 1, F32},
+	{ResultEvalWeight, SectionEval, true, 1, F32},
+	{ResultSpike, SectionStep, true, 1, F32},
+	{ResultDropout, SectionStep, true, 2, I32},
 }
 
 func resultRuleOf(name string) *resultRule {
@@ -226,8 +228,8 @@ func (v *codeVerifier) statesAndResults() {
 			v.reportCode(FindShape, "a second result %s", r.Name)
 		case err != nil:
 			v.reportCode(FindBounds, "result %s: %v", r.Name, err)
-		case r.View.DType != F32 || rule.elements > 0 && r.View.Elements() != rule.elements:
-			v.reportCode(FindShape, "result %s is %s[%d], not f32[%d]", r.Name, r.View.DType, r.View.Elements(), rule.elements)
+		case r.View.DType != rule.dtype || rule.elements > 0 && r.View.Elements() != rule.elements:
+			v.reportCode(FindShape, "result %s is %s[%d], not %s[%d]", r.Name, r.View.DType, r.View.Elements(), rule.dtype, rule.elements)
 		}
 		seen[r.Name] = true
 	}

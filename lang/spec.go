@@ -93,6 +93,7 @@ type Model struct {
 	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
 	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
+	AdapterDropout float64  `json:"adapter_dropout,omitempty"` // share of the elements of an adapter's input that a step drops
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 

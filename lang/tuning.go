@@ -65,7 +65,7 @@ func (g *Groups) UnmarshalJSON(text []byte) error {
 
 // Base returns the model without its adapters.
 func (m Model) Base() Model {
-	m.Adapter, m.AdapterRank, m.AdapterAlpha, m.AdapterTargets = "", 0, 0, nil
+	m.Adapter, m.AdapterRank, m.AdapterAlpha, m.AdapterDropout, m.AdapterTargets = "", 0, 0, 0, nil
 	return m
 }
 

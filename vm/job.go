@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -194,24 +195,26 @@ func (j *Job) runHere(o Order) error {
 // runRank runs a section on a rank.
 func (j *Job) runRank(r *rank, o Order, parameters, weight []float32) error {
 	if o.Section == ir.SectionStep {
-		err := errors.Join(r.fill(ir.ResultStep, parameters), r.fill(ir.ResultSpike, []float32{o.Guard.limit()}))
+		key := DropoutKey(j.program.Run.Seed, o.Round)
+		err := errors.Join(r.fill(ir.ResultStep, BytesOf(parameters)), r.fill(ir.ResultSpike, BytesOf([]float32{o.Guard.limit()})),
+			r.fill(ir.ResultDropout, binary.LittleEndian.AppendUint64(nil, key)))
 		if err != nil {
 			return err
 		}
 	}
-	if err := r.fill(weightOf[o.Section], weight); err != nil {
+	if err := r.fill(weightOf[o.Section], BytesOf(weight)); err != nil {
 		return err
 	}
 	return run(r.device, r.code, o.Section, o.Round)
 }
 
 // fill writes a result if the rank's code has it.
-func (r *rank) fill(name string, values []float32) error {
+func (r *rank) fill(name string, values []byte) error {
 	v, ok := r.result(name)
 	if !ok {
 		return nil
 	}
-	return r.device.Write(v, BytesOf(values))
+	return r.device.Write(v, values)
 }
 
 // weightOf names the results with the weight of a label.

@@ -8,24 +8,83 @@
 
 Each folder holds the adapter that a run starts from, in PEFT's format with a B that is not 0, and expected.json: the settings of the
 optimizer, the tokens of all steps as one stream, the loss of each step before its update, and the loss of the first window after the
-last. Everything is computed in f32."""
+last. Everything is computed in f32. Where there is dropout, PEFT's modules for it are replaced by one that drops the elements that a run
+of sppo with SEED drops; the last loss is without dropout."""
 
 import json
 import pathlib
 import sys
 
 import peft
+import numpy as np
 import torch
 import transformers as hub
 
-STEPS, SEQUENCE = 8, 16
+STEPS, SEQUENCE, SEED = 8, 16, 5
 ADAMW = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
 ADAPTERS = [
     ("llama", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])),
     ("qwen3", dict(r=2, lora_alpha=6, target_modules=["q_proj", "v_proj"])),
     ("phi3", dict(r=3, lora_alpha=3, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
     ("gpt2", dict(r=4, lora_alpha=4, target_modules=["c_attn", "attn.c_proj"], fan_in_fan_out=True)),
+    ("llama-dropout", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], lora_dropout=0.25)),
 ]
+TENSORS = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
+
+
+np.seterr(over="ignore")  # products are modulo 2^64
+
+
+def finish(z):
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xbf58476d1ce4e5b9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94d049bb133111eb)
+    return z ^ z >> np.uint64(31)
+
+
+GOLDEN = np.uint64(0x9e3779b97f4a7c15)
+
+
+def stream(seed, name):
+    """The key of the stream of a seed and a name."""
+    key = finish(np.uint64(seed) + GOLDEN)
+    for c in name.encode():
+        key = finish(key ^ np.uint64(c))
+    return key
+
+
+def draw(key, i):
+    """Value i of a stream: SplitMix64 with random access."""
+    return finish(key + (np.uint64(i) + np.uint64(1)) * GOLDEN)
+
+
+class Dropout(torch.nn.Module):
+    """Dropout of one sequence, as vm.Dropout draws it."""
+
+    def __init__(self, rate, tensor):
+        super().__init__()
+        self.rate, self.key, self.step = rate, stream(0, "dropout " + tensor), 0
+
+    def forward(self, x):
+        if self.step == 0:
+            return x
+        step = finish(stream(SEED, "dropout") + GOLDEN ^ np.uint64(self.step))
+        tokens = draw(draw(step ^ self.key, 0), np.arange(x.shape[1]))
+        columns = np.arange(x.shape[2])
+        bits = draw(tokens[:, None], columns // 2) >> (columns % 2 * 32).astype(np.uint64) & np.uint64(0xffffffff)
+        return x * torch.tensor(bits >= np.uint64(round(self.rate * 2**32)), dtype=x.dtype) / (1 - self.rate)
+
+
+def dropouts(model):
+    """Replaces the dropout of all adapters and returns the modules."""
+    modules = []
+    for name, module in model.named_modules():
+        for adapter, old in getattr(module, "lora_dropout", {}).items():
+            if isinstance(old, torch.nn.Dropout):
+                parts = name.split(".")
+                layer = next(int(part) for part in parts if part.isdigit())
+                module.lora_dropout[adapter] = Dropout(old.p, f"layer.{layer}.{TENSORS[parts[-1]]}.lora_a")
+                modules.append(module.lora_dropout[adapter])
+    return modules
 
 
 def load(folder):
@@ -43,7 +102,8 @@ def loss_of(model, tokens):
 def main(models, out):
     for seed, (name, arguments) in enumerate(ADAPTERS):
         torch.manual_seed(seed)
-        model = peft.get_peft_model(load(pathlib.Path(models) / name), peft.LoraConfig(task_type="CAUSAL_LM", **arguments))
+        base = load(pathlib.Path(models) / name.removesuffix("-dropout"))
+        model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **arguments))
         with torch.no_grad():
             for key, p in model.named_parameters():
                 if "lora_B" in key:
@@ -52,17 +112,22 @@ def main(models, out):
         model.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)
         config = json.loads((folder / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = name
+        config["base_model_name_or_path"] = name.removesuffix("-dropout")
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
         tokens = torch.randint(0, model.config.vocab_size, (STEPS * SEQUENCE + 1,)).tolist()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
         losses = []
+        drops = dropouts(model)
         for step in range(STEPS):
+            for module in drops:
+                module.step = step + 1
             loss = loss_of(model, window(tokens, step))
             losses.append(loss.item())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        for module in drops:
+            module.step = 0
         last = loss_of(model, window(tokens, 0)).item()
         (folder / "expected.json").write_text(json.dumps(dict(
             sequence=SEQUENCE, adamw=ADAMW, tokens=tokens, losses=losses, last=last)) + "\n")

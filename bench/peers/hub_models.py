@@ -103,7 +103,7 @@ def expected(folder):
 def generated(folder):
     """What the model writes greedily after PROMPT tokens, until there are as many as expected.json has, in f32, with the margin of
     each choice: the largest logit less the second."""
-    model = hub.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = kind(hub.AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = json.loads((pathlib.Path(folder) / "expected.json").read_text())["tokens"][:PROMPT]
     out = model.generate(torch.tensor([tokens]), do_sample=False, max_length=TOKENS + 1, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True)

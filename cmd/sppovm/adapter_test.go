@@ -39,7 +39,7 @@ func adapterJob(t *testing.T, name string) (model, adapter string, want expected
 	if err != nil {
 		t.Fatal(err)
 	}
-	model, adapter = filepath.Join(here, "../../hf/testdata/models", name), filepath.Join(here, "testdata/adapters", name)
+	model, adapter = filepath.Join(here, "../../hf/testdata/models", strings.TrimSuffix(name, "-dropout")), filepath.Join(here, "testdata/adapters", name)
 	text, err := os.ReadFile(filepath.Join(adapter, "expected.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &want)
@@ -51,6 +51,7 @@ func adapterJob(t *testing.T, name string) (model, adapter string, want expected
 	var config struct {
 		Rank    int      `json:"r"`
 		Alpha   float64  `json:"lora_alpha"`
+		Dropout float64  `json:"lora_dropout"`
 		Targets []string `json:"target_modules"`
 	}
 	if text, err = os.ReadFile(filepath.Join(adapter, hf.AdapterConfig)); err == nil {
@@ -66,12 +67,12 @@ func adapterJob(t *testing.T, name string) (model, adapter string, want expected
 cluster here = local(ranks = 4)
 %s
 train {
-  sequence = %d   steps = %d   lr_schedule = constant   grad_clip = 0   eval_batch = 0
+  sequence = %d   steps = %d   lr_schedule = constant   grad_clip = 0   eval_batch = 0   seed = 5
   optimizer = adamw(lr = %g, betas = [%g, %g], eps = %g, weight_decay = %g)
-  adapter = lora(rank = %d, alpha = %g, targets = [%s])
+  adapter = lora(rank = %d, alpha = %g, targets = [%s], dropout = %g)
   data = tokens("stream.bin", type = uint16, shuffle = off)
 }
-`, m.Text(), want.Sequence, len(want.Losses), a.LR, a.Betas[0], a.Betas[1], a.Eps, a.WeightDecay, config.Rank, config.Alpha, targets)
+`, m.Text(), want.Sequence, len(want.Losses), a.LR, a.Betas[0], a.Betas[1], a.Eps, a.WeightDecay, config.Rank, config.Alpha, targets, config.Dropout)
 	stream := make([]byte, 0, 2*len(want.Tokens))
 	for _, token := range want.Tokens {
 		stream = binary.LittleEndian.AppendUint16(stream, uint16(token))
@@ -93,7 +94,7 @@ func mustRead(t *testing.T, path string) []byte {
 	return text
 }
 
-var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2"}
+var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2", "llama-dropout"}
 
 // TestAdaptersEqualPEFT trains the adapters that PEFT has trained. The losses of eight steps agree under several
 // schedules. No bit of the model changes. The exported adapter has PEFT's form and can start another run. A merged
@@ -101,7 +102,8 @@ var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2"}
 func TestAdaptersEqualPEFT(t *testing.T) {
 	for i, name := range adapterModels {
 		schedule := []string{"pp = 2 sp = 2 subsequences = 2 align = 4", "sp = 2 sp_mode = ulysses dp = 1 subsequences = 2 align = 4 recompute = full zero = 1",
-			"pp = 2 sp = 1 subsequences = 4 align = 4 offload = full", "pp = 1 sp = 2 sp_mode = ring subsequences = 2 align = 4"}[i]
+			"pp = 2 sp = 1 subsequences = 4 align = 4 offload = full", "pp = 1 sp = 2 sp_mode = ring subsequences = 2 align = 4",
+			"pp = 2 sp = 2 sp_mode = ulysses subsequences = 2 align = 4 offload = full recompute = full"}[i]
 		t.Run(name, func(t *testing.T) {
 			model, adapter, want := adapterJob(t, name)
 			keys := []string{"run", "job.sppo", "--set", "model.dtype=f32", "--weights", model, "--json", "-q"}
@@ -121,10 +123,10 @@ func TestAdaptersEqualPEFT(t *testing.T) {
 			if !bytes.Equal(mustRead(t, "same/"+hf.AdapterWeights), mustRead(t, filepath.Join(adapter, hf.AdapterWeights))) {
 				checkSameAdapter(t, filepath.Join(adapter, hf.AdapterWeights), "same/"+hf.AdapterWeights)
 			}
-			again, _ := sppovm(t, t.Context(), append(keys, "--steps", "1", "--adapter", "adapter")...)
+			again, _ := sppovm(t, t.Context(), append(keys, "--steps", "1", "--adapter", "adapter", "--set", "train.adapter.dropout=0")...)
 			first := objects(t, again)[0]["loss"].(float64)
 			if !(math.Abs(first-want.Last) <= 1e-4*want.Last) {
-				t.Errorf("the exported adapter has loss %.7g, and PEFT's %.7g", first, want.Last)
+				t.Errorf("the exported adapter has, without dropout, loss %.7g, and PEFT's %.7g", first, want.Last)
 			}
 			sppovm(t, t.Context(), "export", "end.ckpt", "-o", "merged", "--merge", "--dtype", "f32")
 			plain := append(slices.Clone(keys), "--set", "train.adapter=none", "--steps", "1")

@@ -145,6 +145,14 @@ template <class T> DEV void store_some(T *p, const float *v, i64 left) {
         if (i < left) store(p + i, v[i]);
 }
 
+// Value i of the VM's counter-based generator, SplitMix64 with random access.
+DEV u64 draw(u64 key, u64 i) {
+    u64 z = key + (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+
 // EACH8 loops over n elements in groups of eight, using all threads of the grid.
 #define EACH8(i, n) \
     for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; i < (n); i += (i64)gridDim.x * blockDim.x * 8)

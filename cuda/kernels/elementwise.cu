@@ -1,4 +1,4 @@
-// Opcodes that work element by element: add, cast, fill, position_embed. A thread reads all its inputs before it
+// Opcodes that work element by element: add, cast, dropout, fill, position_embed. A thread reads all its inputs before it
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
@@ -79,3 +79,36 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
         }                                                                                       \
     }
 FOR_TYPES(POSITION)
+
+// dropout. A block has a row. Columns 2j and 2j+1 draw the lower and the upper half of value j of the token's stream, so eight
+// columns take four values, or five if the first is odd.
+template <class T>
+DEV void dropout(T *y, const T *x, const u32 *key, u64 tensor, u32 threshold, float scale, i64 cols, i64 col, i64 sequence, i64 position,
+                 i64 batch, i64 chunks, i64 member) {
+    const i64 row = blockIdx.x, token = row / batch, tokens = gridDim.x / batch, half = tokens / 2;
+    const i64 shift = !chunks ? member * tokens : token < half ? member * half : (chunks - 2 - member) * half;
+    const u64 step = (u64)key[0] | (u64)key[1] << 32;
+    const u64 stream = draw(draw(step ^ tensor, (u64)(sequence + row % batch)), (u64)(position + shift + token));
+    ROW8(c, cols) {
+        float v[8];
+        load_some(x + row * cols + c, v, cols - c);
+        const u64 first = (u64)(col + c);
+        const bool odd = first & 1;
+        u64 value = draw(stream, first / 2);
+        UNROLL for (int j = 0; j < 8; j += 2) {
+            const u64 next = odd || j < 6 ? draw(stream, first / 2 + j / 2 + 1) : 0;
+            const u32 low = (u32)value, high = (u32)(value >> 32);
+            v[j] = (odd ? high : low) >= threshold ? v[j] * scale : 0.0f;
+            v[j + 1] = (odd ? (u32)next : high) >= threshold ? v[j + 1] * scale : 0.0f;
+            value = next;
+        }
+        store_some(y + row * cols + c, v, cols - c);
+    }
+}
+
+#define DROPOUT(S, T)                                                                                                             \
+    KERNEL(dropout_##S, (T * y, const T *x, const u32 *key, i64 tensor, i64 threshold, double scale, i64 cols, i64 col, i64 sequence, \
+                         i64 position, i64 batch, i64 chunks, i64 member)) {                                                      \
+        dropout(y, x, key, (u64)tensor, (u32)threshold, (float)scale, cols, col, sequence, position, batch, chunks, member);      \
+    }
+FOR_TYPES(DROPOUT)

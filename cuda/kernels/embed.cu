@@ -61,14 +61,8 @@ DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64
 }
 FOR_TYPES(EMBED)
 
-// The generator of initial values: SplitMix64 with random access, then Box-Muller in f64. It draws the same values as
-// the VM's generator, up to the last bits of the f64 functions.
-DEV u64 draw(u64 key, u64 i) {
-    u64 z = key + (i + 1) * 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
-}
+// The generator of initial values: Box-Muller in f64. It draws the same values as the VM's generator, up to the last bits of the
+// f64 functions.
 DEV double uniform(u64 key, u64 i) { return (double)((draw(key, i) >> 11) + 1) * 0x1p-53; }
 
 #define INIT(S, T)                                                                                               \

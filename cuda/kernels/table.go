@@ -46,6 +46,7 @@ var table = [ir.NumOps]struct {
 	ir.Nesterov:          {"optimizer.cu", nesterov},
 	ir.Axpby:             {"optimizer.cu", axpby},
 	ir.Normalize:         {"optimizer.cu", normalize},
+	ir.Dropout:           {"elementwise.cu", dropout},
 }
 
 // activation launches the kernel for an activation function; all operands have the same shape and type.
@@ -207,6 +208,14 @@ func rope(b *binder) {
 	}
 	b.launch("rope_"+b.types("y", "x"), grid, "y", "x", "positions", b.int("heads"), dim, batch, b.int("position"), tabled,
 		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
+}
+
+// dropout has a block for each row, whose threads all compute the key of its token.
+func dropout(b *binder) {
+	r, c := b.shape("x")
+	rate, tensor := b.float("rate"), vm.DropoutTensor(b.program.Tensors[b.int("tensor")].Name)
+	b.launch("dropout_"+b.types("x"), rows(r), "y", "x", "key", int64(tensor), int64(vm.DropoutThreshold(rate)), float64(vm.DropoutScale(rate)),
+		c, b.int("col"), b.int("first")+b.int("replica"), b.int("position"), b.int("batch"), b.int("chunks"), b.int("member")).Block = rowThreads(c)
 }
 
 func embedRows(b *binder) {

@@ -297,6 +297,9 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	case ir.KindFactor:
 		return ir.Float([]float64{0, 0, 1, 1e-5, 30, math.Abs(r.NormFloat64())}[r.IntN(6)])
 	case ir.KindFloat:
+		if a.Name == "rate" { // a share
+			return ir.Float(r.Float64())
+		}
 		return ir.Float([]float64{0, 1, -0.5, 1e-5, 1e10, r.NormFloat64()}[r.IntN(6)])
 	case ir.KindBool:
 		in.set[a.Name] = r.IntN(2) == 0

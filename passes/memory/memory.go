@@ -295,6 +295,9 @@ func (r *tracker) persist() {
 		r.rests += layers * r.plan.HostStateBytes(r.graph, b)
 	}
 	scalars := ir.Bytes(4) // losses, the step's parameters, the norm of the gradients
+	if r.graph.Layer.Given(graph.ValueDropout) != graph.Missing {
+		scalars++
+	}
 	if r.graph.Masked {
 		scalars += 2 // weights of labels, in steps and validations
 	}

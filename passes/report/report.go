@@ -104,6 +104,9 @@ func trainedInWords(p *plan.Plan) string {
 	text := fmt.Sprintf("%s parameters trained, %s frozen", thousands(p.Parameters.Trained), thousands(p.Parameters.Frozen))
 	if m := &p.Model; m.Adapter != "" {
 		text += fmt.Sprintf("; %s of rank %d, alpha %g beside %s", m.Adapter, m.AdapterRank, m.AdapterAlpha, strings.Join(m.AdapterTargets, ", "))
+		if m.AdapterDropout > 0 {
+			text += fmt.Sprintf(", dropout %g", m.AdapterDropout)
+		}
 	}
 	if p.Untrained > 0 {
 		text += fmt.Sprintf("; the first %s without a backward", words.Plural(p.Untrained, "layer"))

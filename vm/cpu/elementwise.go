@@ -95,6 +95,49 @@ func initNormal(b *binder) func() {
 	}
 }
 
+func dropout(b *binder) func() {
+	rows, width := b.shape("x")
+	batch, position, sequence := b.int("batch"), b.int("position"), b.int("first")+b.int("replica")
+	if b.int("chunks") == 0 {
+		position += b.int("member") * (rows / batch)
+	}
+	tensor, col, rate := vm.DropoutTensor(b.device.program.Tensors[b.int("tensor")].Name), uint64(b.int("col")), b.float("rate")
+	y, x, key, pool, wide := b.mat("y"), b.mat("x"), b.ints("key"), b.device.pool, b.scratch(0)
+	if x.BF16 != nil {
+		wide = b.scratch(rows * width)
+	}
+	half, first := rows/batch/2, b.halves(position)
+	return func() {
+		draws := vm.NewDropout(uint64(uint32(key[0]))|uint64(uint32(key[1]))<<32, tensor, rate)
+		pool.Split(rows, max(1, 4096/width), func(lo, hi int) {
+			for r := lo; r < hi; r++ {
+				at := first[0] + r/batch
+				if r/batch >= half {
+					at = first[1] + r/batch - half
+				}
+				in := wideRowAt(x, r, width, wide)
+				if y.BF16 == nil {
+					draws.Row(int64(sequence+r%batch), int64(at), col, y.F32[r*width:], in)
+					continue
+				}
+				draws.Row(int64(sequence+r%batch), int64(at), col, in, in)
+				simd.Narrow(y.BF16[r*width:], in)
+			}
+		})
+	}
+}
+
+// halves returns the positions of the first token of each half of x, if its tokens begin at a position and are in order, or are two of the
+// chunks after it.
+func (b *binder) halves(position int) [2]int {
+	rows, _ := b.shape("x")
+	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")
+	if chunks > 0 {
+		return [2]int{position + member*half, position + (chunks-1-member)*half}
+	}
+	return [2]int{position, position + half}
+}
+
 // sumSq sums in f64. f32 values are first summed in f32 in blocks.
 func sumSq(b *binder) func() {
 	y, x, weight, pool := b.floats("y"), b.mat("x"), b.float("weight"), b.device.pool

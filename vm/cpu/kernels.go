@@ -39,6 +39,7 @@ var (
 		ir.Nesterov:          nesterov,
 		ir.Axpby:             axpby,
 		ir.Normalize:         normalize,
+		ir.Dropout:           dropout,
 	}
 	actions = [ir.NumOps]func(*binder) func() error{
 		ir.LoadTokens: loadTokens,

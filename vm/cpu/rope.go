@@ -37,11 +37,7 @@ func rope(b *binder) func() {
 		b.device.tables[key] = table
 	}
 	half, rest := len(table.Rates), float32(table.Rest)
-	tokens, chunks, member := rows/batch, b.int("chunks"), b.int("member")
-	first := [2]int{position, position + tokens/2} // first position of each half of the tokens
-	if chunks > 0 {
-		first = [2]int{position + member*(tokens/2), position + (chunks-1-member)*(tokens/2)}
-	}
+	tokens, first := rows/batch, b.halves(position)
 	table.positions = max(table.positions, first[1]+tokens-tokens/2)
 	pool, documents := b.device.pool, b.ints("positions")
 	y, x := b.mat("y"), b.mat("x")

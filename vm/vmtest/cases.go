@@ -48,6 +48,7 @@ var cases = [ir.NumOps]func(*suite){
 	ir.Nesterov:          caseNesterov,
 	ir.Axpby:             caseAxpby,
 	ir.Normalize:         caseNormalize,
+	ir.Dropout:           caseDropout,
 	ir.CopyD2H:           caseCopy(ir.CopyD2H),
 	ir.CopyH2D:           caseCopy(ir.CopyH2D),
 	ir.CopyD2D:           caseCopy(ir.CopyD2D),
@@ -904,6 +905,38 @@ func caseNormalize(s *suite) {
 	}
 	out := s.run(call{op: ir.Normalize, args: args{"y": s.out(rows, cols), "x": x, "sum": sum}, attrs: attrs{"eps": eps}})
 	s.equal("y", out["y"], want, s.dtype)
+}
+
+// caseDropout has tokens in order, those of a member in order, and two chunks; first columns that are even and odd; every element of
+// its inputs differs from 0, so that the zeros of a result are those that were dropped.
+func caseDropout(s *suite) {
+	const batch, n, first, replica, position, col = 2, 6, 1, 3, 5, 7
+	for _, cols := range []int{9, 300} {
+		for _, rate := range []float64{0, 0.1, 0.75} {
+			for _, place := range []struct{ chunks, member int }{{0, 0}, {0, 2}, {4, 0}, {4, 1}} {
+				s.sub(fmt.Sprint(cols, " rate ", rate, place), func(s *suite) {
+					x, key := s.normal(n*batch, cols), s.integers(1<<30, 2)
+					keys := key.ints()
+					mixed := uint64(uint32(keys[0])) | uint64(uint32(keys[1]))<<32 ^ naive.DropoutTensor("w")
+					want := naive.Dropout(x.data, cols, col, rate, mixed, func(row int) (sequence, at int) {
+						at = row / batch
+						switch {
+						case place.chunks == 0:
+							at += place.member * n
+						case at < n/2:
+							at += place.member * n / 2
+						default:
+							at += (place.chunks - 2 - place.member) * n / 2
+						}
+						return first + replica + row%batch, position + at
+					})
+					s.inPlace(call{op: ir.Dropout, args: args{"y": s.out(n*batch, cols), "x": x, "key": key}, attrs: attrs{
+						"tensor": 0, "rate": rate, "col": col, "first": first, "replica": replica, "position": position, "batch": batch,
+						"chunks": float64(place.chunks), "member": float64(place.member)}}, "y", "x", want)
+				})
+			}
+		}
+	}
 }
 
 func caseCopy(op ir.Op) func(*suite) {

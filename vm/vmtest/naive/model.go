@@ -57,9 +57,11 @@ type Config struct {
 	Adapter        string   `json:"adapter"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank"`
 	AdapterAlpha   float64  `json:"adapter_alpha"`
+	AdapterDropout float64  `json:"adapter_dropout"`
 	AdapterTargets []string `json:"adapter_targets"`
 
-	Sequence int `json:"-"` // tokens of one sequence
+	Sequence   int   `json:"-"` // tokens of one sequence
+	Seed, Step int64 `json:"-"` // of a training step, for dropout; Step 0: there is none
 }
 
 // ConfigOf parses a model from JSON.
@@ -549,7 +551,7 @@ func (m *model) linear(x []float64, weight, bias string) []float64 {
 	out := len(m.w[weight]) / in
 	y := MatMul(x, m.w[weight], m.w[bias], rows, out, in, false, false)
 	if a, b, ok := m.adapter(weight); ok {
-		low := MatMul(x, m.w[a], nil, rows, m.cfg.AdapterRank, in, false, false)
+		low := MatMul(m.dropped(x, in, a), m.w[a], nil, rows, m.cfg.AdapterRank, in, false, false)
 		addTo(y, scaled(MatMul(low, m.w[b], nil, rows, out, m.cfg.AdapterRank, false, false), m.adapterScale()))
 	}
 	return y
@@ -565,13 +567,23 @@ func (m *model) linearGrad(x, dy []float64, weight, bias string) []float64 {
 	dx := MatMul(dy, m.w[weight], nil, rows, in, out, false, true)
 	if a, b, ok := m.adapter(weight); ok {
 		rank := m.cfg.AdapterRank
-		low := MatMul(x, m.w[a], nil, rows, rank, in, false, false)
+		kept := m.dropped(x, in, a)
+		low := MatMul(kept, m.w[a], nil, rows, rank, in, false, false)
 		addTo(m.grads[b], scaled(MatMul(low, dy, nil, rank, out, rows, true, false), m.adapterScale()))
 		dlow := scaled(MatMul(dy, m.w[b], nil, rows, rank, out, false, true), m.adapterScale())
-		addTo(m.grads[a], MatMul(x, dlow, nil, in, rank, rows, true, false))
-		addTo(dx, MatMul(dlow, m.w[a], nil, rows, in, rank, false, true))
+		addTo(m.grads[a], MatMul(kept, dlow, nil, in, rank, rows, true, false))
+		addTo(dx, m.dropped(MatMul(dlow, m.w[a], nil, rows, in, rank, false, true), in, a))
 	}
 	return dx
+}
+
+// dropped is the input of an adapter's first matrix, or its gradient, after dropout.
+func (m *model) dropped(x []float64, cols int, a string) []float64 {
+	if m.cfg.AdapterDropout == 0 || m.cfg.Step == 0 {
+		return x
+	}
+	key := DropoutKey(m.cfg.Seed, m.cfg.Step, a)
+	return Dropout(x, cols, 0, m.cfg.AdapterDropout, key, func(row int) (sequence, position int) { return row % m.batch, row / m.batch })
 }
 
 func add(a, b []float64) []float64 {
