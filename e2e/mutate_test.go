@@ -30,8 +30,10 @@ var mutations = []mutation{
 	{"shift destination", true, (*mutant).shift},
 	{"overwrite before read", true, (*mutant).overwrite},
 	{"write again after read", true, (*mutant).rewrite},
-	{"share bytes", true, (*mutant).share},
+	{"share bytes", true, func(m *mutant) bool { return m.share(onlyWrites) }},
+	{"share bytes of the host", true, func(m *mutant) bool { return m.share(m.writesHost) }},
 	{"dead instruction", true, (*mutant).dead},
+	{"dead repetition", true, (*mutant).deadAgain},
 	{"read before write", true, (*mutant).hoist},
 	{"swap outputs", true, (*mutant).swapOutputs},
 	{"drop write of state", false, func(m *mutant) bool { return m.drop(m.writesState) }},
@@ -258,9 +260,14 @@ func (m *mutant) repeat(where func([]int) int) bool {
 	return true
 }
 
+// writesHost reports whether an instruction starts new results in host memory.
+func (m *mutant) writesHost(in *ir.Instr) bool {
+	return onlyWrites(in) && m.code.Buffers[in.Args[0].Buffer].Arena == ir.Host
+}
+
 // share moves a buffer onto another one that is in use at the same time.
-func (m *mutant) share() bool {
-	i := m.any(onlyWrites)
+func (m *mutant) share(suits func(*ir.Instr) bool) bool {
+	i := m.any(suits)
 	if i < 0 {
 		return false
 	}
@@ -303,6 +310,24 @@ func (m *mutant) dead() bool {
 	m.code.Arenas[arena] = end + b.Size
 	m.insert(i+1, in)
 	m.instrs()[i+1].Args[0].Buffer, m.instrs()[i+1].Args[0].Offset = uint32(len(m.code.Buffers)-1), 0
+	return true
+}
+
+// deadAgain repeats a write after its last reader, so that nothing reads it before it is overwritten. States and
+// results are read after the section.
+func (m *mutant) deadAgain() bool {
+	i := m.any(func(in *ir.Instr) bool {
+		of := in.Args
+		return m.writesNoState(in) && class(in) != ir.ClassComm && !slices.ContainsFunc(m.code.Results, func(r ir.Result) bool { return r.View.Buffer == of[0].Buffer })
+	})
+	if i < 0 {
+		return false
+	}
+	readers := m.readers(i, m.instrs()[i].Args[0])
+	if len(readers) == 0 {
+		return false
+	}
+	m.insert(readers[len(readers)-1]+1, m.instrs()[i])
 	return true
 }
 
