@@ -167,7 +167,11 @@ func measured(t *testing.T, files, fault string, args ...string) (got []string, 
 	dir := t.TempDir()
 	t.Setenv(outVariable, dir)
 	t.Setenv(filesVariable, files)
-	t.Setenv(quietVariable, "400ms")
+	quiet := "1m"
+	if strings.HasPrefix(fault, "hang") {
+		quiet = "1500ms" // where many other processes run, a stand-in needs half a second to start
+	}
+	t.Setenv(quietVariable, quiet)
 	t.Setenv(faultVariable, fault)
 	text := strings.Builder{}
 	status = command(t.Context(), args, &text, io.Discard)
