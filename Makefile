@@ -1,11 +1,11 @@
-# What a developer types. Everything is Go: no C compiler is needed, except by the race detector.
+# Commands for developers. Everything is Go; only the race detector needs a C compiler.
 
 GO          ?= go
 FUZZTIME    ?= 10m
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 
-# As go test prints, and at the end every test that was skipped, with its reason. Programs of tests are short-lived: collecting garbage
+# Prints the output of go test, followed by every skipped test with its reason. Test programs are short-lived, so collecting garbage
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
@@ -17,14 +17,14 @@ build: ## both commands, into bin/
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/sppoc ./cmd/sppovm
 
-run: build ## compile the example, train it, and let it write
+run: build ## compile the example, train it, and generate text
 	@mkdir -p out
 	bin/sppoc build examples/gpt-docs.sppo -o out/gpt-docs.sppb
 	rm -rf out/gpt-docs.ckpt
 	bin/sppovm run out/gpt-docs.sppb --save out/gpt-docs.ckpt
 	bin/sppovm sample --resume out/gpt-docs.ckpt --prompt "The schedule of a stage is " --max-tokens 220 --temperature 0.6
 
-test: ## all tests, those that take minutes in their short form
+test: ## all tests, slow ones in their short form
 	$(TEST) -timeout 30m ./...
 
 race: ## the concurrent packages under the race detector; needs gcc
@@ -32,27 +32,27 @@ race: ## the concurrent packages under the race detector; needs gcc
 	$(TEST) -race -timeout 20m -short ./codegen ./cuda
 	$(TEST) -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
-long: ## the tests that take hours: every combination of settings, every key of every job of the paper pinned
+long: ## tests that take hours: every combination of settings; every key of every job of the paper pinned
 	SPPO_LONG=1 $(TEST) -timeout 600m ./...
 
-fleet: ## jobs that people have, on the machines that they have: what plan says of each, held to its program
+fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleet -v -timeout 120m
 
-bench: ## speed, as ratios within one run
+bench: ## benchmarks, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
 
 kernels: ## compile every kernel for each kind of GPU: registers and spills; NVRTC comes from the package index, once
 	@bash cuda/nvrtc/get.sh out/nvrtc
 	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 30m -v -run '^TestCompile$$' ./cuda/kernels
 
-# Of the GPUs that kernels are compiled for here; on others, and under drivers too old for them, they are compiled there.
+# Architectures of precompiled kernels. Other GPUs, and drivers too old for these kernels, compile them when they run.
 GPUS  = 80 90 90a 100
 SMALL = -trimpath -ldflags='-s -w'
 
-# The most bytes of the bundle: machines with a GPU are often reached by links and services that take no large files.
+# Maximum size of the bundle in bytes: links and services to machines with a GPU often refuse large files.
 BUNDLE = 40000000
 
-gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu.tar.gz: binaries, compiled kernels, losses of the cpu
+gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: binaries, compiled kernels, losses of the cpu
 	rm -rf out/gpu out/gpu.tar.gz && mkdir -p out/gpu
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./cuda
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./e2e
@@ -67,7 +67,7 @@ gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu.tar.gz
 	tar -C out -czf out/gpu.tar.gz gpu
 	@bytes=$$(wc -c <out/gpu.tar.gz); echo "out/gpu.tar.gz: $$((bytes / 1000000)) MB"; test $$bytes -le $(BUNDLE) || { echo "the limit is $(BUNDLE) bytes" >&2; exit 1; }
 
-gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, then how fast it is, into bench/gpu
+gpu-check: gpu-bundle ## on a machine with a GPU: compare it with the cpu, then measure its speed, into bench/gpu
 	rm -rf out/gpu-results; OUT=out/gpu-results bash out/gpu/check.sh; status=$$?; cp out/gpu-results/20*.json bench/gpu/; exit $$status
 
 engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernetes; installs what is missing
@@ -76,7 +76,7 @@ engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernete
 release: ## archives for every platform with checksums, into out/release; equal sources give equal bytes
 	$(GO) run ./cmd/release
 
-release-check: ## the release twice, byte by byte, and go install of it from a proxy of files
+release-check: ## build the release twice and compare bytes; go install it from a file proxy
 	SPPO_LONG=1 $(GO) test -count 1 -v -timeout 30m ./cmd/release
 
 lint: ## formatting, vet, staticcheck
@@ -89,7 +89,7 @@ lint: ## formatting, vet, staticcheck
 paper: ## the paper's evaluation, simulated again: docs/paper.md, its tables and figures
 	$(GO) run ./cmd/paper
 
-records: ## published results beside predictions for the same jobs: docs/records.md
+records: ## compare published results with predictions for the same jobs: docs/records.md
 	$(GO) run ./cmd/records
 
 fuzz: ## every fuzz target for FUZZTIME

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Starts jobs of several processes on this computer by real engines, with the files of examples/cluster: torchrun, Open MPI, Slurm,
-# and Kubernetes' JobSet by a stand-in that reads the file and starts its pods as processes. Each job must end with exactly the
-# checkpoint of the same job in one process, also after one of its processes was killed.
+# Starts jobs of several processes on this computer with the files of examples/cluster: with torchrun, Open MPI and Slurm, and with
+# a stand-in for Kubernetes' JobSet, which reads the file and starts its pods as processes. Each job must end with exactly the
+# checkpoint of the same job in one process, even after one of its processes was killed.
 #
-# usage: check.sh OUT [ENGINE...], in the root of the repository; needs Go. What is missing is installed: Debian's packages as
-# root, and torch, which is large, into OUT/venv unless the Python of SPPO_PYTHON has it. An engine that cannot be had is skipped.
+# usage: check.sh OUT [ENGINE...], in the root of the repository; needs Go. The script installs missing Debian packages, which needs
+# root, and torch, which is large, into OUT/venv unless the Python in SPPO_PYTHON has it. It skips unavailable engines.
 set -u
 mkdir -p "$1" && out=$(cd "$1" && pwd) && shift
 engines=${*:-torchrun mpirun slurm jobset}
@@ -21,7 +21,7 @@ rm -rf "$out/jobs" && mkdir "$out/jobs" && cd "$out/jobs" || exit 1
 sppoc build "$root/examples/tiny.sppo" -o job.sppb --set 'train.data=random()' --set train.steps=$steps || exit 1
 sppovm run job.sppb -q --save reference || exit 1
 
-# folder makes a folder with the job, from which a script is started, and enters it.
+# folder creates a folder with the job, from which a script is started, and enters it.
 folder() { mkdir "$out/jobs/$1" && cd "$out/jobs/$1" && cp ../job.sppb . ; }
 
 # same compares the last checkpoint of a folder with the reference.
@@ -33,10 +33,10 @@ same() {
   fi
 }
 
-# workers lists the job's processes in the current folder, by the absolute name of the program that they run.
+# workers lists the job's processes in the current folder, by the absolute path of the program.
 workers() { pgrep -f "^[^ ]*sppovm run $PWD/job.sppb" ; }
 
-# reached waits until the run's log has a step.
+# reached waits until the run's log contains a step.
 reached() { # LOG STEP
   for _ in $(seq 600); do
     grep -q "\"step\":$2," "$1" 2>/dev/null && return 0
@@ -49,7 +49,7 @@ reached() { # LOG STEP
 # starts counts the starts of a run.
 starts() { grep -c '"run":' "$1"; }
 
-# try runs a script as an engine's user does: undisturbed, then with a process that is killed half-way.
+# try runs a script as a user would: undisturbed, then with a process that is killed halfway.
 try() { # NAME COMMAND...
   local name=$1
   shift
@@ -66,7 +66,7 @@ try() { # NAME COMMAND...
   [ "$(starts save-job.jsonl)" -ge 2 ] || fail "$name: the job was not started again"
 }
 
-# installed sees that a command is there, if need be by installing a Debian package.
+# installed ensures that a command is available, installing Debian packages if necessary.
 installed() { # COMMAND PACKAGE...
   command -v "$1" >/dev/null && return
   local command=$1
@@ -82,7 +82,7 @@ installed() { # COMMAND PACKAGE...
   fi
 }
 
-# pythonWith sets python to one that has a module, if need be by installing a package.
+# pythonWith sets python to an interpreter that has a module, installing a package if necessary.
 pythonWith() { # MODULE PACKAGE
   for python in "${SPPO_PYTHON:-}" python3 "$out/venv/bin/python"; do
     [ -n "$python" ] && "$python" -c "import $1" 2>/dev/null && return
@@ -108,7 +108,7 @@ checkMpirun() {
   try mpirun "$cluster/mpirun.sh" "$out/jobs/hosts"
 }
 
-# startSlurm starts a cluster of this computer alone, for this script.
+# startSlurm starts a cluster that consists of this computer, for this script.
 startSlurm() {
   slurm=$out/jobs/cluster
   mkdir "$slurm" "$slurm/state" "$slurm/spool" && mkdir -m 700 "$slurm/munge" || return 1
@@ -153,8 +153,7 @@ stopSlurm() {
   done
 }
 
-# queued submits the script as users do and waits for its end. Slurm lets a job that was queued again wait for two minutes, which
-# is shortened here.
+# queued submits the script as users do and waits for its end. Slurm delays a requeued job by two minutes, which is shortened here.
 queued() { # PROGRAM ARGUMENT...
   local id ended=0 waited=0
   id=$(sbatch --parsable --nodes 1 --ntasks-per-node 2 --oversubscribe "$cluster/slurm.sh" "$@") || return
@@ -162,12 +161,12 @@ queued() { # PROGRAM ARGUMENT...
   for _ in $(seq 1200); do
     case $(scontrol -o show job "$id" | grep -o 'JobState=[A-Z_]*') in
       *=PENDING)
-        ended=0 waited=$((waited + 1)) # started at once, the job would meet its revoked credential
+        ended=0 waited=$((waited + 1)) # started immediately, the job would use its revoked credential
         [ $waited -lt 20 ] || scontrol update "jobid=$id" starttime=now 2>/dev/null
         ;;
       *=COMPLETED) return ;;
       *=RUNNING | *=COMPLETING) ended=0 waited=0 ;;
-      *) ended=$((ended + 1)) ;; # which a job is for a moment while it is queued again
+      *) ended=$((ended + 1)) ;; # a requeued job is briefly in this state
     esac
     [ $ended -lt 50 ] || return
     sleep 0.2
@@ -190,7 +189,7 @@ checkSlurm() {
   folder slurm-warned || return
   queued "$PWD/job.sppb" --save-every 1h -q >log 2>&1 &
   if reached save-job.jsonl 10; then
-    scancel --signal=TERM --batch "$(cat id)" # what Slurm sends before the time limit
+    scancel --signal=TERM --batch "$(cat id)" # as Slurm does before the time limit
   fi
   wait $!
   same "slurm, warned before the time limit" save-job

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""LoRA as PEFT trains it on the tiny models of hub_models.py: the fixtures of adapters of sppovm.
+"""Trains LoRA with PEFT on the tiny models of hub_models.py: the adapter fixtures of sppovm.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors peft
     venv/bin/python bench/peers/hub_lora.py hf/testdata/models cmd/sppovm/testdata/adapters
     venv/bin/python bench/peers/hub_lora.py --measure MODEL ADAPTER TOKENS.json    # print the loss under an adapter
     venv/bin/python bench/peers/hub_lora.py --measure MODEL - TOKENS.json          # and of a model without one
 
-Each folder holds the adapter that a run starts from, in PEFT's format with a B that is not 0, and expected.json: the settings of the
+Each folder contains the initial adapter of a run, in PEFT's format with a B that is not 0, and expected.json: the settings of the
 optimizer, the tokens of all steps as one stream, the loss of each step before its update, and the loss of the first window after the
-last. Everything is computed in f32. Where there is dropout, PEFT's modules for it are replaced by one that drops the elements that a run
-of sppo with SEED drops; the last loss is without dropout."""
+last step. Everything is computed in f32. With dropout, PEFT's dropout modules are replaced by one that drops the same elements as a run
+of sppo with SEED; the last loss is without dropout."""
 
 import json
 import pathlib

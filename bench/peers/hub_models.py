@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Tiny random models as transformers saves them, with what transformers computes of them: the fixtures of package hf.
+"""Saves tiny random models with transformers, together with its results for them: the fixtures of package hf.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python bench/peers/hub_models.py hf/testdata/models
     venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
-    venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each writes after the first of expected.json
+    venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each generates after the first of expected.json
 
-Each folder holds config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean and the
-norm of its gradient over all parameters, computed in f32. Sizes are odd: heads whose width is not hidden / heads, one head of keys and
-values, a vocabulary that nothing divides. The tests of hf compare its results with these, and with those of a fresh run of this
-script where SPPO_HUB_PYTHON names a Python that has transformers."""
+Each folder contains config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean, and the
+norm of its gradient over all parameters, computed in f32. Sizes are unusual: a head dimension other than hidden / heads, one head of
+keys and values, a prime vocabulary. The tests of hf compare our results with these and, if SPPO_HUB_PYTHON names a Python that has
+transformers, with those of a new run of this script."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ import torch
 import transformers as hub
 
 TOKENS = 24
-PROMPT = 17  # past original_max_position_embeddings, where transformers changes the frequencies of longrope
+PROMPT = 17  # beyond original_max_position_embeddings, where transformers changes the frequencies of longrope
 SMALL = dict(vocab_size=37, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -30,7 +30,8 @@ GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, s
 
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
-# Name, class, config, type of the stored weights, bytes of a shard. The number of a row is its seed: add rows at the end. There is no token for padding: transformers does not train its row.
+# Name, class, config, type of the stored weights, bytes of a shard. The index of a row is its seed, so add rows at the end. There is no
+# padding token, because transformers does not train its row.
 MODELS = [
     ("llama", hub.LlamaConfig, dict(SMALL, head_dim=6), "bfloat16", None),
     ("llama-f32-shards", hub.LlamaConfig, dict(SMALL, num_key_value_heads=2), "float32", "3KB"),
@@ -75,12 +76,12 @@ MODELS = [
 
 
 def kind(config):
-    """The class of a model that also sees, or of one that does not."""
+    """The class of a vision model, or of a text model."""
     return hub.AutoModelForImageTextToText if hasattr(config, "vision_config") else hub.AutoModelForCausalLM
 
 
 def randomise(model):
-    """Norms and biases differ from their initial ones, so that a swapped pair shows."""
+    """Gives norms and biases different values, so that a swapped pair is detected."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:
@@ -88,7 +89,7 @@ def randomise(model):
 
 
 def expected(folder):
-    """Losses and the gradient's norm of the model as it was saved, in f32."""
+    """Returns the losses and the gradient norm of the saved model, in f32."""
     config = hub.AutoConfig.from_pretrained(folder)
     model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
@@ -101,8 +102,8 @@ def expected(folder):
 
 
 def generated(folder):
-    """What the model writes greedily after PROMPT tokens, until there are as many as expected.json has, in f32, with the margin of
-    each choice: the largest logit less the second."""
+    """Returns the greedy continuation of PROMPT tokens, up to the number of tokens in expected.json, in f32, with the margin of each
+    choice: the largest logit minus the second largest."""
     model = kind(hub.AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = json.loads((pathlib.Path(folder) / "expected.json").read_text())["tokens"][:PROMPT]
     out = model.generate(torch.tensor([tokens]), do_sample=False, max_length=TOKENS + 1, eos_token_id=None, pad_token_id=0,

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Learning rates of transformers' schedulers: the fixture of package vm.
+"""Prints learning rates of transformers' schedulers: the fixture of package vm.
 
     python3 -m venv venv && venv/bin/pip install torch transformers
     venv/bin/python bench/peers/lr_schedules.py > vm/testdata/lr_schedules.json
 
-Each object names a run by the keys of ir.Run and has the rates that get_scheduler's scheduler reports after 1, 2, ... steps, to two
-steps after the last. The tests of vm compare its own with them, and with those of a fresh run of this script where SPPO_HUB_PYTHON
-names a Python that has transformers."""
+Each object describes a run by the keys of ir.Run and contains the rates that get_scheduler's scheduler reports after 1, 2, ... steps,
+up to two steps after the last. The tests of vm compare our rates with these and, if SPPO_HUB_PYTHON names a Python that has
+transformers, with those of a new run of this script."""
 
 import json
 
@@ -32,7 +32,7 @@ def rates(schedule, warmup, min_lr=0.0, decay_steps=0, decay_type=""):
         optimizer.step()
         scheduler.step()
         values.append(scheduler.get_last_lr()[0])
-    if schedule == "cosine":  # transformers' cosine turns up again after its last step
+    if schedule == "cosine":  # transformers' cosine rises again after its last step
         values = values[:STEPS]
     return dict(run=dict(lr_schedule=schedule, lr=LR, steps=STEPS, warmup=warmup, min_lr=min_lr, decay_steps=decay_steps,
                          decay_type=decay_type), rates=values)

@@ -6,21 +6,20 @@
     venv/bin/python bench/peers/torch_cpu.py                                  # all shapes, f32 and bf16: an hour or two
     venv/bin/python bench/peers/torch_cpu.py --shape 6x384 --dtype bf16
 
-Both start from the same weights and read the same tokens, and both step with AdamW and clip gradients. Every contestant is a
-process of its own with --threads threads, one for each processor unless told otherwise. One runs at a time, for --seconds and
-whole steps; the others are stopped by SIGSTOP meanwhile. The ratio of a round is our tokens per second divided by theirs, so that
+Both start from the same weights and read the same tokens, and both train with AdamW and clip gradients. Every contestant is a
+separate process with --threads threads, by default one per processor. One runs at a time, for --seconds and whole steps, while
+the others are suspended with SIGSTOP. The ratio of a round is our tokens per second divided by theirs, so that
 a machine that slows down between rounds changes no ratio. On a machine that other programs use, threads wait for each other and
 elapsed time measures those programs: --threads 1 --clock cpu counts seconds of processor time instead.
 
-Standard output has a line of JSON for each shape and type: the median of the ratios with the lowest and the highest, for each way
-of training with PyTorch, and peaks of resident memory, for PyTorch also what importing it takes. After the shapes of a type comes
-the geometric mean over the fastest way of each. The exit status is 1 if losses of the first steps differ by more than rounding
-explains.
+Standard output has a line of JSON for each shape and type: the median, lowest and highest ratio for each mode of training with
+PyTorch, and peaks of resident memory, for PyTorch also the memory after importing it. The shapes of a type are followed by the
+geometric mean over the fastest mode of each. The exit status is 1 if losses of the first steps differ by more than rounding explains.
 
-bf16 compares training of equal precision: arithmetic in bf16, with weights and both moments of AdamW in f32, as our programs hold
-them. PyTorch has two ways: autocast, which converts f32 weights in each step, and "masters": parameters in bf16 with f32 copies,
-which AdamW steps. The way "pure" has no f32 at all: rounding swallows updates smaller than 1/512 of a weight. It is measured too,
-but its ratio counts for nothing. Each way runs eagerly and, where PyTorch finds a C++ compiler, by torch.compile."""
+bf16 compares training of equal precision: arithmetic in bf16, with weights and both moments of AdamW in f32, as in our programs.
+PyTorch has two such modes: autocast, which converts f32 weights in each step, and "masters", with bf16 parameters and f32 copies
+that AdamW updates. The mode "pure" has no f32 at all, so rounding loses updates smaller than 1/512 of a weight. It is measured, too,
+but its ratio is not used. Each mode runs eagerly and, if PyTorch finds a C++ compiler, with torch.compile."""
 
 import argparse
 import json
@@ -44,7 +43,7 @@ SHAPES = {
     "4x128-32k": (4, 128, 4, 32768, 1, 256, False),
 }
 WAYS = {"f32": ["f32"], "bf16": ["autocast", "masters", "pure"]}
-UNEQUAL = "pure"  # keeps less precision than ours
+UNEQUAL = "pure"  # has less precision than ours
 LEARNING_RATE, BETAS, EPSILON, CLIP = 3e-4, (0.9, 0.95), 1e-8, 1.0
 LOSS_TOLERANCE = {"f32": 2e-5, "bf16": 2e-3}  # relative
 
@@ -97,7 +96,7 @@ schedule whole {{
 
 
 def write_weights(folder, name, model):
-    """A folder as transformers would save it. Its matrices are transposed: [in, out]."""
+    """Writes a folder as transformers would. Its matrices are transposed: [in, out]."""
     layers, hidden, heads, sequence, _, vocab, tied = SHAPES[name]
     (folder / "config.json").write_text(json.dumps({
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads,
@@ -168,7 +167,7 @@ def make_model(name):
 
 
 def resident(pid, field):
-    """Memory of a process in MiB: VmRSS now, VmHWM at its peak."""
+    """Returns the memory of a process in MiB: VmRSS is the current value, VmHWM the peak."""
     for line in open(f"/proc/{pid}/status"):
         if line.startswith(field + ":"):
             return int(line.split()[1]) / 1024
@@ -181,7 +180,7 @@ def make_optimizer(parameters):
 
 
 def stepper(model, way):
-    """A function that takes tokens and labels through a step and returns the loss."""
+    """Returns a function that performs a step on tokens and labels and returns the loss."""
     import torch
     clip, parameters = torch.nn.utils.clip_grad_norm_, list(model.parameters())
     masters = [p.detach().clone().requires_grad_() for p in parameters] if way.startswith("masters") else parameters
@@ -225,7 +224,7 @@ def work(name, way, tokens, threads):
 
 
 class Contestant:
-    """A process that trains, stopped except in its turn."""
+    """A training process, suspended except during its turn."""
 
     def __init__(self, options, label, command, folder):
         self.options, self.label, self.losses, self.rates, self.imported, self.spent = options, label, [], [], 0, 0
@@ -245,14 +244,14 @@ class Contestant:
         return "loss" in record
 
     def now(self):
-        """The clock. A stopped process spends no time of the processor, so that of a turn starts where the last one ended."""
+        """Returns the clock. A suspended process uses no processor time, so a turn continues where the previous one ended."""
         if self.options.clock == "wall":
             return time.perf_counter()
         fields = open(f"/proc/{self.process.pid}/stat").read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def turn(self, seconds, tokens, least=1):
-        """Steps for a time, and returns tokens per second."""
+        """Trains for a time and returns tokens per second."""
         began = self.spent if self.options.clock == "cpu" else self.now()
         self.process.send_signal(signal.SIGCONT)
         steps, self.spent = 0, began
@@ -276,7 +275,7 @@ def can_compile():
 
 
 def contestants(options, name, dtype, folder, ways):
-    """Ours, then a process for each way of PyTorch."""
+    """Returns our process, then one for each mode of PyTorch."""
     import torch
     layers, hidden, heads, sequence, batch, vocab, tied = SHAPES[name]
     tokens = folder / "tokens.bin"
@@ -287,7 +286,7 @@ def contestants(options, name, dtype, folder, ways):
     write_weights(folder / "weights", name, make_model(name))
     (folder / "peer.sppo").write_text(spec(name, dtype, tokens))
     out = pathlib.Path(options.out)
-    # All states fit into memory: nothing is moved between arenas.
+    # The state fits in memory, so nothing is moved between arenas.
     subprocess.run([out / "sppoc", "build", folder / "peer.sppo", "--set", "cluster.device_memory=16GiB", "-o", folder / "peer.sppb"],
                    check=True, stdout=subprocess.DEVNULL)
     threads = str(options.threads)

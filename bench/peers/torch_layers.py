@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The models of bench/gpu by PyTorch, on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, attention by
-PyTorch's flash kernels or by cuDNN's, AdamW. A line of JSON for each model and way of fitting it, written as it is measured: its step
-time, or why it did not run. Run one configuration a call where time is short: what one leaves behind slows none down."""
+"""Measures the models of bench/gpu in PyTorch on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, attention
+with PyTorch's flash kernels or cuDNN's, AdamW. Prints a line of JSON for each model and configuration as soon as it is measured: its
+step time, or why it did not run. With little time, run one configuration per call, so that none slows down the next."""
 
 import argparse
 import gc
@@ -11,11 +11,11 @@ import statistics
 import time
 
 PARSER = argparse.ArgumentParser(description=__doc__)
-PARSER.add_argument("--only", metavar="NAME", help="of the runs the one of this name, such as 7b-128k")
+PARSER.add_argument("--only", metavar="NAME", help="only the run with this name, such as 7b-128k")
 PARSER.add_argument("--way", metavar="WAY", help="of the ways of fitting a model the one of this name, such as plain")
 PARSER.add_argument("--attention", choices=["flash", "cudnn"], help="of the two kernels of attention this one")
 PARSER.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that warms up")
-OPTIONS = PARSER.parse_args()  # before PyTorch, which takes its time to come
+OPTIONS = PARSER.parse_args()  # before importing PyTorch, which is slow
 
 import torch
 from torch import nn
@@ -37,11 +37,11 @@ SHAPES = {
 }
 WAYS = ["plain", "checkpointing", "save_on_cpu", "checkpointing and save_on_cpu"]
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-LOSS_TOKENS = 8192  # logits of so many tokens at a time
+LOSS_TOKENS = 8192  # number of tokens whose logits are computed at a time
 
 
 def rope(x, base=10000.0):
-    """Turns pairs of every head by their position; x is [batch, heads, tokens, dim]."""
+    """Rotates pairs of every head by their position; x is [batch, heads, tokens, dim]."""
     n, half = x.shape[-2], x.shape[-1] // 2
     rate = base ** (-torch.arange(half, device=x.device) / half)
     angle = torch.arange(n, device=x.device)[:, None] * rate
@@ -51,7 +51,7 @@ def rope(x, base=10000.0):
 
 
 def norm(layer, x):
-    """A norm in the type of x, as ours: autocast would make it f32, and a mixture of types takes no fused kernel."""
+    """A norm in the type of x, like ours. Autocast would make it f32, and mixed types prevent fused kernels."""
     with torch.autocast("cuda", enabled=False):
         weight, shape = layer.weight.to(x.dtype), layer.weight.shape
         if isinstance(layer, nn.LayerNorm):
@@ -60,7 +60,7 @@ def norm(layer, x):
 
 
 def attention(q, k, v, kernel):
-    """Causal, by one of KERNELS. Releases before 2.5 know no groups of queries."""
+    """Causal attention with one of KERNELS. Releases before 2.5 do not support grouped queries."""
     groups = q.shape[1] // k.shape[1]
     with sdpa_kernel(KERNELS[kernel]):
         if groups == 1:
@@ -158,7 +158,7 @@ def main():
             line = {"name": name, "by": "PyTorch " + torch.__version__, "way": way, "attention": kernel}
             try:
                 line["step_s"] = step_seconds(family, kernel, layers, tokens, way)
-            except (RuntimeError, MemoryError) as e:  # of which being out of memory is one
+            except (RuntimeError, MemoryError) as e:  # includes running out of memory
                 line["error"] = str(e).splitlines()[0][:200]
             print(json.dumps(line), flush=True)
             gc.collect()

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # usage: get.sh FOLDER
-# Brings NVIDIA's run-time compiler and disassembler into FOLDER/nvidia, from Python's package index, unless they are there.
-# They need no GPU and are not installed. Without pip or a network the script says so and succeeds: tests that want them skip.
+# Downloads NVIDIA's run-time compiler and disassembler from Python's package index to FOLDER/nvidia, unless they are there.
+# They need no GPU and are not installed. Without pip or a network, the script reports that and succeeds; tests that need them skip.
 set -euo pipefail
 folder=$1
-release=13.0 # of the compiler. make gpu-bundle compiles for GPUs with it, so their drivers must be as new.
+release=13.0 # of the compiler; make gpu-bundle compiles with it, so drivers of GPUs must be at least as new
 if compgen -G "$folder/nvidia/cu13/lib/libnvrtc.so*" >/dev/null && [ -x "$folder/nvidia/cu13/bin/nvdisasm" ]; then exit 0; fi
 skip() { echo "SKIPPED: no run-time compiler: $1"; exit 0; }
 command -v python3 >/dev/null || skip "there is no python3 to get it with"

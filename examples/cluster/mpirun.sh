@@ -1,10 +1,11 @@
 #!/bin/bash
-# Trains by Open MPI, in one process for each GPU, on the nodes of a file of hosts ("node1 slots=8" and so on):
+# Trains with Open MPI, with one process per GPU, on the nodes in a file of hosts ("node1 slots=8" and so on):
 #
 #   mpirun.sh hosts job.sppb --device cuda
 #
-# What follows the program goes to sppovm run. The folder of the job must be on a file system that all nodes share: checkpoints
-# are in save-NAME there. mpirun starts nothing again: this script does, up to RESTARTS times, from the newest checkpoint.
+# Arguments after the program are passed to sppovm run. The folder of the job must be on a file system that all nodes share;
+# checkpoints are written to save-NAME there. mpirun does not restart jobs, so this script restarts the job up to RESTARTS times,
+# from the newest checkpoint.
 set -u
 hosts=$1 program=$2
 shift 2
@@ -14,7 +15,7 @@ for try in $(seq 0 "${RESTARTS:-10}"); do
   mpirun --hostfile "$hosts" ${MPIRUN_FLAGS:-} -x MASTER_ADDR="$first" \
     "${SPPOVM:-sppovm}" run "$program" --save "$save" --save-every 10m --resume auto --record "$save.jsonl" "$@"
   code=$?
-  # 2 and 3: the input is wrong or does not fit, which another try does not change. 130: Ctrl-C.
+  # 2 and 3: wrong input, or the job does not fit, so a restart would not help. 130: Ctrl-C.
   case $code in 0 | 2 | 3 | 130) exit $code ;; esac
 done
 exit $code

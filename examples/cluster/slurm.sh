@@ -1,11 +1,12 @@
 #!/bin/bash
-# Trains on the nodes of a Slurm job, in one process for each GPU:
+# Trains on the nodes of a Slurm job, with one process per GPU:
 #
 #   sbatch --nodes 4 --ntasks-per-node 8 --gpus-per-node 8 slurm.sh job.sppb --device cuda
 #
-# What follows the program goes to sppovm run. The folder of the job must be on a file system that all nodes share: checkpoints
-# are in save-NAME there. Two minutes before the time limit Slurm warns this script, sppovm saves after the current step, and
-# the job is queued again. It then goes on from the newest checkpoint, and so it does after a process or a node was lost.
+# Arguments after the program are passed to sppovm run. The folder of the job must be on a file system that all nodes share;
+# checkpoints are written to save-NAME there. Slurm warns this script two minutes before the time limit. sppovm then saves after
+# the current step, and the job is queued again. It resumes from the newest checkpoint, as it does after the loss of a process or
+# a node.
 #SBATCH --job-name=sppo
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:TERM@120
@@ -27,11 +28,11 @@ trap warn TERM
 srun --kill-on-bad-exit=1 "${SPPOVM:-sppovm}" run "$program" --save "$save" --save-every 10m --resume auto --record "$save.jsonl" "$@" &
 wait $!
 code=$?
-if [ -n "$warned" ]; then # it was the warning that ended the wait
+if [ -n "$warned" ]; then # the warning ended the wait
   wait $!
   code=$?
 fi
-# 2 and 3: the input is wrong or does not fit, which another try does not change.
+# 2 and 3: wrong input, or the job does not fit, so a restart would not help.
 if [ "$code" -eq 0 ] && [ -z "$warned" ] || [ "$code" -eq 2 ] || [ "$code" -eq 3 ]; then
   exit "$code"
 fi

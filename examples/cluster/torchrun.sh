@@ -1,10 +1,10 @@
 #!/bin/bash
-# Trains by torchrun, in one process for each GPU. Start it on every node:
+# Trains with torchrun, with one process per GPU. Start it on every node:
 #
 #   NODES=4 GPUS=8 MASTER=node1 torchrun.sh job.sppb --device cuda
 #
-# What follows the program goes to sppovm run. The folder of the job must be on a file system that all nodes share: checkpoints
-# are in save-NAME there. If a process dies, torchrun starts all again, and they go on from the newest checkpoint.
+# Arguments after the program are passed to sppovm run. The folder of the job must be on a file system that all nodes share;
+# checkpoints are written to save-NAME there. If a process dies, torchrun restarts all, and they resume from the newest checkpoint.
 set -eu
 program=$1
 shift
