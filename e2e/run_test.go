@@ -141,7 +141,7 @@ type Result struct {
 	Grads    map[string][]float32 // gradients of step 1
 	Weights  map[string][]float32 // f32 masters, after the last step
 	Rounded  map[string][]float32 // weights as the forward pass reads them
-	Sums     []string             // of a random program's plan
+	Sums     []string             // order of sums in a random program's plan
 }
 
 // holds reports whether ranks hold a tensor in a role. Frozen tensors have no gradient.

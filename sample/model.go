@@ -56,7 +56,7 @@ func Open(m lang.Model, size Size, weights Weights, pool *simd.Pool) (*Model, er
 	if size.Tokens < 1 || size.Tokens > size.Sequence {
 		return nil, fmt.Errorf("internal: %d tokens of a sequence of %d", size.Tokens, size.Sequence)
 	}
-	m.AdapterDropout = 0 // which only training has
+	m.AdapterDropout = 0 // only for training
 	s := &Model{
 		graph: graph.New(m, graph.Split{SP: 1}, size.Sequence), code: &ir.Code{Name: "sample"}, places: map[placeKey]uint32{}, most: size.Tokens,
 	}

@@ -22,7 +22,7 @@ type Options struct {
 	Stall Stall                                 // sections that make no progress
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
-	Kind  string                                // of the devices of this process; devices of one kind round alike
+	Kind  string                                // kind of this process's devices; devices of one kind round alike
 }
 
 // Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After an

@@ -69,32 +69,34 @@ func (r Random) Normals(first uint64, out []float32, std float64) {
 // element of a tensor. Every device must draw from it, or a model would depend on the device.
 func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }
 
-// Dropout applies one dropout instruction. Every device must drop the same elements.
+// Dropout applies a dropout instruction. Every device must drop the same elements.
 type Dropout struct {
 	stream    Random
 	threshold uint32 // draws below it set an element to 0
 	scale     float32
 }
 
-// DropoutKey returns the key of a step, which the VM gives to instructions as ir.ResultDropout.
+// DropoutKey returns the key of a step, which the VM passes to instructions as ir.ResultDropout.
 func DropoutKey(seed, step int64) uint64 { return NewRandom(seed, "dropout", step).key }
 
-// DropoutTensor returns the key of a tensor. Its exclusive or with a step's key is the key of an instruction's stream.
+// DropoutTensor returns the key of a tensor. The exclusive or of the keys of step and tensor is the key of an
+// instruction's stream.
 func DropoutTensor(tensor string) uint64 { return NewRandom(0, "dropout "+tensor).key }
 
-// DropoutThreshold returns the number of draws, of all 2^32, that set an element to 0.
+// DropoutThreshold returns the number of draws, out of 2^32, that set an element to 0.
 func DropoutThreshold(rate float64) uint32 { return uint32(min(math.Round(rate*0x1p32), 0x1p32-1)) }
 
 // DropoutScale returns the factor of the elements that are kept.
 func DropoutScale(rate float64) float32 { return float32(1 / (1 - rate)) }
 
-// NewDropout returns the dropout for the keys of a step and of a tensor.
+// NewDropout returns the dropout for the given keys of a step and a tensor.
 func NewDropout(step, tensor uint64, rate float64) Dropout {
 	return Dropout{Random{step ^ tensor}, DropoutThreshold(rate), DropoutScale(rate)}
 }
 
-// Row applies dropout to a token's elements from a column on; out may be in. position is the token's in a sequence of the step's
-// batch. Columns 2j and 2j+1 draw the lower and the upper half of value j of the token's stream.
+// Row applies dropout to a token's elements from a column on; out may be in. position is the token's position in a
+// sequence of the step's batch. Columns 2j and 2j+1 use the lower and the upper half of value j of the token's
+// stream.
 func (d Dropout) Row(sequence, position int64, column uint64, out, in []float32) {
 	token := Random{Random{d.stream.Uint64(uint64(sequence))}.Uint64(uint64(position))}
 	for i, x := range in {

@@ -52,7 +52,7 @@ var fleetJobs = []string{
 	"llama-8b h100 1 1 128K",
 	"gpt-7b a100-80g 4 8 512K schedule.pp=4 schedule.sp=8",
 	"mistral-7b a100-80g 1 8 256K schedule.sp=4",
-	// The last stage has fewer layers for its head's sake, and ranks pass messages around the ring.
+	// The last stage has fewer layers because it also has the head, and ranks pass messages around the ring.
 	"llama-405b h200 4 8 128K model.layers=31 schedule.pp=4 schedule.sp=8 schedule.virtual_stages=4 schedule.subsequences=32 schedule.strategy=terapipe schedule.recompute=none schedule.offload=none",
 
 	"llama-3.2-1b h100 1 1 32K",

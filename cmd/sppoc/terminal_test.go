@@ -15,7 +15,8 @@ import (
 	"github.com/creack/pty"
 )
 
-// progress is one state of the progress line: text between a carriage return and the sequence that clears the rest of the line.
+// progress matches one state of the progress line: the text between a carriage return and the sequence that clears
+// the rest of the line.
 var progress = regexp.MustCompile(`\r([^\r\n]*)\x1b\[K`)
 
 // terminal runs sppoc on a terminal, presses Ctrl-C once the progress line is there, and returns the states of that line and
@@ -55,7 +56,8 @@ func terminal(t *testing.T, args ...string) (lines []string, rest string, code i
 	return lines, progress.ReplaceAllString(all.String(), ""), cmd.ProcessState.ExitCode()
 }
 
-// TestTerminal: commands that take over a second show their progress on one line, and Ctrl-C prints what they have so far.
+// TestTerminal checks that commands that take over a second show their progress on one line, and that Ctrl-C makes
+// them print their results so far.
 func TestTerminal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each command runs for a second before it shows its progress")
@@ -68,7 +70,7 @@ func TestTerminal(t *testing.T) {
 	}
 	for _, c := range []struct {
 		args []string
-		code int    // -1: 0 or 1, as it depends on what was found in time
+		code int    // -1: 0 or 1, depending on what was found in time
 		want string // regular expression
 	}{
 		{[]string{"plan", job}, 0, `(?s)It fits.*search = stopped`},

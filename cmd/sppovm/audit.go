@@ -148,12 +148,12 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 	return f.tell(env, &out)
 }
 
-// rounding has the differences that the order of sums explains, relative to the norm of the change: many times those that were seen
-// over a few steps, and far less than a wrong result makes.
+// rounding is the tolerance for differences due to the order of sums, relative to the norm of the change: many
+// times those measured over a few steps, and far less than those of wrong results.
 var rounding = map[string]float64{"f32": 0.001, "bf16": 0.3}
 
-// reasons lists why a job may round differently from those that made the checkpoints. Between two checkpoints a run may have
-// continued under another plan, so both count.
+// reasons lists why a job may round differently from the jobs that made the checkpoints. Between two checkpoints a
+// run may have continued under another plan, so both checkpoints are compared.
 func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	add := func(reason string) {
 		if !slices.Contains(list, reason) {
@@ -193,7 +193,7 @@ func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	return list
 }
 
-// digest matches values of ir.Run.Sums that mean nothing to people.
+// digest matches values of ir.Run.Sums that are not readable.
 var digest = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // gathered returns the job's values of an entry.
@@ -258,7 +258,7 @@ func (f *auditFlags) tell(env *cli.Env, out *audited) error {
 	return nil
 }
 
-// inWords describes what was found.
+// inWords describes the findings.
 func (out *audited) inWords() string {
 	steps := fmt.Sprintf("steps %d to %d: ", out.From+1, out.To)
 	if out.Differing == 0 {

@@ -107,7 +107,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// The commands of docs/checkpoints.md print what it shows, apart from values and counts that depend on rounding. -update rewrites them.
+// The commands in docs/checkpoints.md print the output shown there, except for values and counts that depend on
+// rounding. -update rewrites them.
 func TestAuditInDocs(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -394,7 +394,8 @@ func (r *training) train(ctx context.Context) error {
 	return r.end(ctx)
 }
 
-// warn reports processes that use different kinds of devices, so that results may differ in rounding from those of one process.
+// warn reports processes that use different kinds of devices, because their results may round differently from
+// those of one process.
 func (r *training) warn() {
 	kinds := r.job.Kinds()
 	for i, kind := range kinds {

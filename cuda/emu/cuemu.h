@@ -50,11 +50,12 @@ struct Block {
     unsigned char *fixed;         // shared memory of the variables of all kernels
     Slot (*slots)[2][32]; // by warp, then by parity of the operation number
 };
-// At a fixed distance from the thread's pointer, so that no use calls a function. A library that is opened at run time gets few such bytes.
+// These variables are at a fixed distance from the thread pointer, so that using them calls no function. A library
+// opened at run time gets few such bytes.
 #define NEAR_THREAD __thread __attribute__((tls_model("initial-exec")))
 extern NEAR_THREAD Fiber *fiber;
 extern NEAR_THREAD Block block;
-size_t place(size_t bytes); // reserves bytes of fixed and returns where they begin
+size_t place(size_t bytes); // reserves bytes of fixed and returns their offset
 void yield(const char *stop);
 void copy(void *to, const void *from, int bytes); // copies zeros if from is null
 void copied();                                    // completes the copies that this thread has begun

@@ -145,7 +145,7 @@ template <class T> DEV void store_some(T *p, const float *v, i64 left) {
         if (i < left) store(p + i, v[i]);
 }
 
-// Value i of the VM's counter-based generator, SplitMix64 with random access.
+// draw returns value i of the VM's counter-based generator, SplitMix64 with random access.
 DEV u64 draw(u64 key, u64 i) {
     u64 z = key + (i + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;

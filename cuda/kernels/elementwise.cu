@@ -80,8 +80,8 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
     }
 FOR_TYPES(POSITION)
 
-// dropout. A block has a row. Columns 2j and 2j+1 draw the lower and the upper half of value j of the token's stream, so eight
-// columns take four values, or five if the first is odd.
+// dropout. A block handles one row. Columns 2j and 2j+1 use the lower and the upper half of value j of the token's
+// stream, so eight columns use four values, or five if the first column is odd.
 template <class T>
 DEV void dropout(T *y, const T *x, const u32 *key, u64 tensor, u32 threshold, float scale, i64 cols, i64 col, i64 sequence, i64 position,
                  i64 batch, i64 chunks, i64 member) {

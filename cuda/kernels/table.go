@@ -210,7 +210,7 @@ func rope(b *binder) {
 		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
 }
 
-// dropout has a block for each row, whose threads all compute the key of its token.
+// dropout launches one block per row; all its threads compute the key of the row's token.
 func dropout(b *binder) {
 	r, c := b.shape("x")
 	rate, tensor := b.float("rate"), vm.DropoutTensor(b.program.Tensors[b.int("tensor")].Name)

@@ -127,8 +127,8 @@ func dropout(b *binder) func() {
 	}
 }
 
-// halves returns the positions of the first token of each half of x, if its tokens begin at a position and are in order, or are two of the
-// chunks after it.
+// halves returns the positions of the first token of each half of x. The tokens of x start at a position and are
+// in order or, with chunks, are two chunks of the sequence from there on.
 func (b *binder) halves(position int) [2]int {
 	rows, _ := b.shape("x")
 	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")

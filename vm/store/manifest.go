@@ -45,7 +45,7 @@ type Division struct {
 	PP int `json:"pp"`
 	SP int `json:"sp"`
 
-	// Results differ in rounding only if one of these does; see ir.Run.
+	// Results differ in rounding only if one of these differs; see ir.Run.
 	Sums    []string `json:"sums,omitempty"`
 	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each once
 }

@@ -907,8 +907,8 @@ func caseNormalize(s *suite) {
 	s.equal("y", out["y"], want, s.dtype)
 }
 
-// caseDropout has tokens in order, those of a member in order, and two chunks; first columns that are even and odd; every element of
-// its inputs differs from 0, so that the zeros of a result are those that were dropped.
+// caseDropout uses tokens in order, those of a member in order, and two chunks, with even and odd first columns.
+// No element of its inputs is 0, so the zeros of a result are the dropped elements.
 func caseDropout(s *suite) {
 	const batch, n, first, replica, position, col = 2, 6, 1, 3, 5, 7
 	for _, cols := range []int{9, 300} {

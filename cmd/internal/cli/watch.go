@@ -30,7 +30,8 @@ type Watch struct {
 	over      bool
 }
 
-// Times of the progress line, and its greatest length: it must not wrap, because only one line can be rewritten.
+// Times of the progress line, and its maximum length. The line must not wrap, because only one line can be
+// rewritten.
 const (
 	firstShown   = time.Second
 	shownEvery   = time.Second / 4
@@ -118,8 +119,9 @@ func (w *Watch) Options(o passes.Options) passes.Options {
 	return o
 }
 
-// Do calls a function without partial results and returns its error. If the user asks to stop meanwhile, Do returns
-// another error at once. The function then goes on until the process ends, so nobody may read what it writes.
+// Do calls a function without partial results and returns its error. If the user asks to stop meanwhile, Do
+// returns another error immediately. The function then continues until the process ends, so its results must not
+// be read.
 func (w *Watch) Do(f func() error) error {
 	if w == nil || w.context == nil || w.Stopped() { // a search has been stopped already, and its result is wanted
 		return f()

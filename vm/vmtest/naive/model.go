@@ -61,7 +61,7 @@ type Config struct {
 	AdapterTargets []string `json:"adapter_targets"`
 
 	Sequence   int   `json:"-"` // tokens of one sequence
-	Seed, Step int64 `json:"-"` // of a training step, for dropout; Step 0: there is none
+	Seed, Step int64 `json:"-"` // seed and number of a training step, for dropout; Step 0: no dropout
 }
 
 // ConfigOf parses a model from JSON.
@@ -577,7 +577,7 @@ func (m *model) linearGrad(x, dy []float64, weight, bias string) []float64 {
 	return dx
 }
 
-// dropped is the input of an adapter's first matrix, or its gradient, after dropout.
+// dropped applies dropout to the input of an adapter's first matrix, or to its gradient.
 func (m *model) dropped(x []float64, cols int, a string) []float64 {
 	if m.cfg.AdapterDropout == 0 || m.cfg.Step == 0 {
 		return x

@@ -372,9 +372,10 @@ func NumericGrad(f func(x []float64) float64, x []float64) []float64 {
 	return grad
 }
 
-// Dropout sets elements of x to 0 and divides the others by 1 - rate (Srivastava et al., 2014). Row r is the token at places(r), a
-// sequence and a position in it. key is that of the step and the tensor, and col the column of the whole input that is x's first.
-// Each element has 32 bits of SplitMix64 (Steele, Lea, Flood 2014) with random access: two columns of a token share a value.
+// Dropout sets elements of x to 0 and divides the others by 1 - rate (Srivastava et al., 2014). places gives the
+// sequence and position of the token in a row. key is the key of step and tensor; col is the column of the whole
+// input at which x starts. Each element uses 32 bits of SplitMix64 (Steele, Lea, Flood 2014) with random access,
+// so two columns of a token share a value.
 func Dropout(x []float64, cols, col int, rate float64, key uint64, places func(row int) (sequence, position int)) []float64 {
 	y := make([]float64, len(x))
 	for i, v := range x {
@@ -391,17 +392,17 @@ func Dropout(x []float64, cols, col int, rate float64, key uint64, places func(r
 	return y
 }
 
-// DropoutKey is the key of a step's dropout before the matrix of that name.
+// DropoutKey returns the key of a step's dropout before the matrix with the given name.
 func DropoutKey(seed, step int64, tensor string) uint64 {
 	return finish(named(seed, "dropout")+golden^uint64(step)) ^ DropoutTensor(tensor)
 }
 
-// DropoutTensor is the part of the key that depends on the matrix.
+// DropoutTensor returns the part of the key that depends on the matrix.
 func DropoutTensor(tensor string) uint64 { return named(0, "dropout "+tensor) }
 
 const golden = 0x9e3779b97f4a7c15
 
-// splitMix is value i of the stream of a key.
+// splitMix returns value i of a key's stream.
 func splitMix(key uint64, i int) uint64 { return finish(key + uint64(i+1)*golden) }
 
 func finish(z uint64) uint64 {
@@ -410,7 +411,7 @@ func finish(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// named is the key of the stream of a seed and a name.
+// named returns the key of the stream for a seed and a name.
 func named(seed int64, name string) uint64 {
 	key := finish(uint64(seed) + golden)
 	for _, c := range []byte(name) {
