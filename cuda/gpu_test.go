@@ -71,7 +71,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	}
 }
 
-// Captured and replayed sections train bitwise as individual calls do.
+// Captured and replayed sections train bitwise like individual calls.
 func TestGPUGraphs(t *testing.T) {
 	dir, p := wordsFolder(t), trainingProgram(t, "llama", "bf16", "pp=1", "sp=1", "offload=full")
 	p.Run.Steps = 20

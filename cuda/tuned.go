@@ -21,7 +21,7 @@ type tuned struct {
 	about  string // the card, and the releases of driver and libraries
 }
 
-// remember makes the cards of a machine that tunes cache their choices.
+// remember makes the cards of a tuning machine cache their choices.
 func (m *Machine) remember() error {
 	folder := cacheFolder(m.options.CacheDir)
 	if !m.options.Tune || folder == "" {

@@ -52,7 +52,7 @@ func TestResumeOnTokens(t *testing.T) {
 		save(t, p, path, 3)
 		checkResumed(t, "the same program"+options, p, path, whole)
 		checkResumed(t, "nothing divided"+options, compiled(c.unpiped(), options), path, whole)
-		for _, replicas := range []int{1, 4} { // the same tokens, in sums of another order
+		for _, replicas := range []int{1, 4} { // the same tokens, summed in another order
 			other := c
 			other.DP, other.Microbatch = replicas, 1
 			checkResumedClosely(t, fmt.Sprintf("%d replicas%s", replicas, options), compiled(other, options), path, whole)

@@ -386,6 +386,6 @@ func (m *Model) gpt2(c *config) {
 	c.want("scale_attn_weights", true)
 	c.want("scale_attn_by_inverse_layer_idx", false)
 	c.want("add_cross_attention", false)
-	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // the last changes only rounding
+	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // the last affects only rounding
 	m.dropout(c, "attn_pdrop", "embd_pdrop", "resid_pdrop")
 }

@@ -74,7 +74,7 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 	})
 }
 
-// newSources returns the tensors of a model that comes from no folder.
+// newSources returns the tensors of a model that did not come from a folder.
 func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, done func() error, err error) {
 	all, err := e.From.arch.names.layout(e.Tensors)
 	if err != nil {

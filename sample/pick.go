@@ -62,7 +62,7 @@ func (c *Choice) Pick(logits []float32, i int) int32 {
 		sum += shares[k]
 	}
 	kept, n := 0.0, 0
-	for n < len(shares) && kept < c.TopP*sum { // the token that crosses the limit stays
+	for n < len(shares) && kept < c.TopP*sum { // the token that crosses the limit is kept
 		kept += shares[n]
 		n++
 	}

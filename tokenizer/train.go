@@ -24,7 +24,7 @@ type Trainer struct {
 	words map[string]int64
 }
 
-// NewTrainer returns a trainer that has seen no text.
+// NewTrainer returns an empty trainer.
 func NewTrainer() *Trainer {
 	vocab, merges := baseVocab(), [][2]string{}
 	data, err := trainedFile(vocab, merges)

@@ -17,7 +17,7 @@ type Transport interface {
 	// f32 in the order of the members and rounded once, so they do not depend on the order of arrival.
 	Collective(rank int, members []int32, in *ir.Instr, y, x []byte) (func() error, error)
 	// Abort makes every current and future operation on every rank fail with an error that wraps ErrAborted
-	// and names the reason. Only the first reason counts.
+	// and names the reason. Only the first reason is kept.
 	Abort(reason error)
 }
 

@@ -168,8 +168,8 @@ func left(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// techniques lists those of the breakdown, with the paper's factors over Megatron for 13B at 512K and 65B at 640K. The
-// factor for full offload is over SPPO without offload.
+// techniques lists the techniques of the breakdown, with the paper's factors over Megatron for 13B at 512K and 65B at
+// 640K. The factor for full offload is over SPPO without offload.
 var techniques = []struct {
 	system string
 	paper  [2]string

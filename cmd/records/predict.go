@@ -21,7 +21,7 @@ type prediction struct {
 	ceiling  ceiling // ceiling for the published number of tokens
 }
 
-// ceiling is the speed of the job's arithmetic without anything else, at the kernels' rates.
+// ceiling is the speed of a job whose GPUs do only arithmetic, at the kernels' rates.
 type ceiling struct{ tgs, mfu float64 }
 
 // grid divides the lengths that are tried if the published one does not fit.

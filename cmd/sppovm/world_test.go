@@ -41,7 +41,7 @@ func launchAll(t *testing.T, processes int, args func(process int) []string, var
 	return launchCommand(t, "run", processes, args, variables...)
 }
 
-// launchCommand is launchAll for another command than run.
+// launchCommand is launchAll for a command other than run.
 func launchCommand(t *testing.T, command string, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
 	self, err := os.Executable()

@@ -44,8 +44,8 @@ KERNEL(sumsq_join, (const u64 *table)) {
     if (threadIdx.x == 0) *(float *)row[5] = (float)(as_double(row[6]) * sum);
 }
 
-// The sum is in index order; the threads only fetch. A norm that is not finite, or exceeds the limit, gives the
-// factor -1, with which updates change nothing.
+// The sum is in index order; the threads only fetch. A norm that is not finite, or exceeds the limit, sets the
+// factor to -1, so that updates change nothing.
 KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, double max_norm)) {
     SHARED(float, part, 256);
     double sum = 0;

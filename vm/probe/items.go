@@ -7,8 +7,7 @@ import (
 )
 
 // Matmul returns a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands are in a cache. The cost model
-// knows from the bandwidth how long reading them from memory takes, so the efficiency reflects the shape
-// only.
+// derives the time to read them from memory from the bandwidth, so the efficiency reflects the shape only.
 func Matmul(m, n, k int64, t ir.DType) Item {
 	return Item{
 		Name: fmt.Sprintf("matmul %s [%d,%d] x [%d,%d]", t, m, k, k, n), Op: ir.Matmul,
@@ -287,7 +286,7 @@ func Scatter(bytes int64, ranks int) Item {
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
-// Behind returns an item after a kernel, which it waits for, and before the next kernel, which waits for it.
+// Behind returns an item between two kernels: it waits for the first, and the second waits for it.
 func Behind(kernel, then Item) Item {
 	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)
 	kernel.Then = []Item{then}

@@ -219,7 +219,7 @@ func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	b.copy(v, first, int64(v.Bytes()))
 }
 
-// initial initialises an operand; on the host, by way of the device.
+// initial initialises an operand; on the host, through the device.
 func (b *builder) initial(v ir.View, a Arg) {
 	if b.code.Buffers[v.Buffer].Arena == ir.Host {
 		there, err := b.buffer("source", ir.Device, a)

@@ -62,8 +62,8 @@ type event struct {
 	waiting  []ir.Stream
 }
 
-// pool is a shared resource. Instructions that take up to its width run at full speed; beyond it, all are
-// slowed down equally.
+// pool is a shared resource. Instructions run at full speed while together they take at most its
+// width; beyond that, all are slowed down equally.
 type pool struct {
 	width      float64 // 0: unlimited
 	efficiency float64 // efficiency of a kernel that workers help

@@ -3,7 +3,7 @@ package simd
 import "math"
 
 // Mat is a row-major matrix stored as float32 or as bfloat16; exactly one of the slices is set. Ld is the number of
-// elements from one row to the next. Sizes come with each call.
+// elements from one row to the next. Each call passes the sizes.
 type Mat struct {
 	F32  []float32
 	BF16 []uint16
