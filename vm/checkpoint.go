@@ -135,7 +135,8 @@ func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
 	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
 }
 
-// remembered is data whose fingerprints are stored in a checkpoint, because positions in changed data mean nothing.
+// remembered is data whose fingerprints are stored in a checkpoint, because positions in changed
+// data are meaningless.
 type remembered interface {
 	Fingerprints() []corpus.Fingerprint
 	Unchanged(before []corpus.Fingerprint) error
@@ -226,7 +227,7 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		_, err = j.together(Order{What: OrderRestore, Question: everywhere}, func() error { return j.restoreHere(ctx, c) })
 	}
 	if err != nil {
-		j.dead = err // some ranks may have loaded
+		j.dead = err // some ranks may have loaded new values
 		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
 	}
 	j.step, j.skipped, j.norms, j.origin = c.Step, c.Skipped, slices.Clone(c.Norms), c.Origin
@@ -252,7 +253,7 @@ func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) er
 	return mine
 }
 
-// mine reports whether this process handles the shard that some rank wrote, possibly a rank of a larger job.
+// mine reports whether this process handles the shard that a rank wrote, possibly in a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
 // verifyHere verifies a follower's share and returns its findings as the answer.
@@ -309,8 +310,8 @@ func (j *Job) spread(c *Checkpoint) error {
 	return nil
 }
 
-// acceptsModel compares a checkpoint's model with the program's. A program that was not compiled may lack its
-// model.
+// acceptsModel compares a checkpoint's model with the program's. A hand-written program may not
+// describe its model.
 func (j *Job) acceptsModel(c *Checkpoint) error {
 	mine, theirs := j.program.Model.Difference(&c.Model)
 	switch {

@@ -11,18 +11,19 @@ import (
 	"sppo.dev/ir"
 )
 
-// Crew connects the processes of a job. One process leads: its job is used as if all ranks were in that process. The
-// others follow: their jobs carry out the leader's orders on their ranks.
+// Crew connects the processes of a job. One process is the leader: its job is used as if all ranks
+// were in that process. The others are followers: their jobs execute the leader's orders on their
+// ranks.
 type Crew interface {
-	Wires // a transport may use more of it than Here and Failed
+	Wires // Crew itself uses only Here and Failed
 	Leads() bool
-	// Order sends an order to all followers. Answers waits until all have carried it out, and returns their
-	// answers one by one.
+	// Order sends an order to all followers. Answers waits until all have executed it, and returns
+	// their answers one by one.
 	Order(o Order) error
 	Answers() ([][]byte, error)
 	// Ask sends an order to the process of a rank and waits for its answer.
 	Ask(rank int, o Order) ([]byte, error)
-	// Next returns a follower's next order. Answer reports that it was carried out.
+	// Next returns a follower's next order. Answer reports that it has been executed.
 	Next() (Order, error)
 	Answer(data []byte) error
 	// Inspect asks other processes what their ranks are doing, and waits this long for answers. The leader asks
@@ -134,8 +135,8 @@ func (j *Job) Others(question string) ([][]byte, error) {
 	return j.together(Order{What: OrderAsk, Question: question}, func() error { return nil })
 }
 
-// Follow carries out the leader's orders until it closes the job. An error of this process has been reported
-// to the others when Follow returns.
+// Follow executes the leader's orders until the leader closes the job. When Follow returns an error
+// of this process, the error has already been reported to the others.
 func (j *Job) Follow() error {
 	ended := make(chan struct{})
 	defer close(ended)
@@ -157,7 +158,7 @@ func (j *Job) Follow() error {
 	}
 }
 
-// firstCause replaces our error by that of another process if that caused ours.
+// firstCause replaces our error with the error of another process that caused it.
 func (j *Job) firstCause(err error) error {
 	if j.crew != nil && errors.Is(err, ErrAborted) && j.crew.Cause() != nil {
 		return j.crew.Cause()

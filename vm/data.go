@@ -99,7 +99,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 	return nil
 }
 
-// textData provides bytes, one token each. The end of the text is held out for validation.
+// textData provides bytes as tokens. The end of the text is held out for validation.
 type textData struct {
 	run         ir.Run
 	train, held []byte
@@ -239,7 +239,7 @@ func resolve(pattern, dir string) string {
 
 const special = `*?[\`
 
-// glob walks the folder before the first special character. A pattern without one must name a file.
+// glob searches the folder before the first special character. A pattern without special characters must name a file.
 func glob(pattern string) ([]string, error) {
 	at := strings.IndexAny(pattern, special)
 	if at < 0 {

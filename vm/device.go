@@ -6,8 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Device owns the memory and the execution of one rank. The loop in vm.go tells it what to issue. Issued
-// instructions run in the order of their stream; only events and messages order one stream against another.
+// Device owns the memory and the execution of one rank. The loop in vm.go issues its instructions.
+// Each stream runs its instructions in order; only events and messages order different streams.
 //
 // Load does everything expensive: it allocates both arenas in exactly the size that the code declares, and
 // binds every instruction of every section (cpu: a closure over slices; CUDA: a function and its launch
@@ -64,7 +64,7 @@ type Documents interface {
 	Tokens
 	// Marks is like Tokens for the values of load_tokens that are not tokens: ir.AsLabels or ir.AsPositions.
 	Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error
-	// Labels returns the number of labels that count in all sequences of a step or an eval section.
+	// Labels returns the number of labels that are not masked in all sequences of a step or an eval section.
 	Labels(section ir.Section, round int64) (int64, error)
 }
 

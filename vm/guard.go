@@ -23,7 +23,7 @@ func (g guard) limit() float32 {
 // that a resumed run skips the same steps.
 type norms []float32
 
-// A median needs a minimum number of norms to be meaningful, and old norms say little about the present.
+// A median is only meaningful over a minimum number of norms, and old norms are not representative.
 const fewestNorms, mostNorms = 10, 100
 
 // with appends a norm.
@@ -34,7 +34,7 @@ func (n norms) with(x float32) norms {
 	return append(slices.Clone(n), x)
 }
 
-// limit returns the largest norm that is not a spike: a multiple of the median, or 0 if there is no limit.
+// limit returns the largest norm that is not a spike, a multiple of the median. It returns 0 if there is no limit.
 func (n norms) limit(spikes float64) float32 {
 	if spikes <= 0 || len(n) < fewestNorms {
 		return 0

@@ -19,14 +19,15 @@ type Options struct {
 	Tokens    Tokens    // nil: the data set named by the program
 	Weights   Weights   // source of initial weights for Load; nil: the run starts from random weights
 
-	Stall Stall                                 // sections that make no progress
+	Stall Stall                                 // when sections count as stalled
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
 	Kind  string                                // kind of this process's devices; devices of one kind round alike
 }
 
-// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After an
-// error of Init, Step or Eval other than the context's, the job has failed for good and repeats the error.
+// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time.
+// After an error of Init, Step or Eval other than that of the context, the job has failed
+// permanently and returns the same error again.
 //
 // With a crew, the leader's job is used like any other; the others call Follow, then Close.
 type Job struct {
@@ -59,7 +60,7 @@ type StepResult struct {
 	TokensPerSecond float64
 }
 
-// rank is a goroutine that makes all calls to one device. For a rank of another process both are absent.
+// rank is a goroutine that makes all calls to one device. A rank of another process has neither.
 type rank struct {
 	index  int
 	code   *ir.Code
@@ -164,8 +165,8 @@ func (r *rank) one(f func(d Device) error) error {
 	return <-done
 }
 
-// section runs a section on all ranks at once. A step that has begun is completed even if the context is
-// cancelled: half a step would leave the model between two states.
+// section runs a section on all ranks at once. A step that has begun is completed even if the
+// context is cancelled, because half a step would leave the model in an inconsistent state.
 func (j *Job) section(ctx context.Context, section ir.Section, round int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -220,8 +221,8 @@ func (r *rank) fill(name string, values []byte) error {
 // weightOf names the results with the weight of a label.
 var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
 
-// labels returns the number of labels that count in a section, over all replicas. If the program counts all labels, it is 1 for
-// every section.
+// labels returns the number of labels in the loss of a section, over all replicas. If labels cannot
+// be masked, it returns 1.
 func (j *Job) labels(section ir.Section, round int64) (int64, error) {
 	counts := slices.ContainsFunc(j.ranks, func(r *rank) bool {
 		_, ok := r.result(weightOf[section])

@@ -182,8 +182,8 @@ type source struct {
 	stride int    // between rows
 }
 
-// meetYields is the number of times that a member yields before it blocks. The others usually arrive soon, and an awake
-// goroutine can be taken over by any idle processor.
+// meetYields is the number of times that a member yields before it blocks. The others usually
+// arrive soon, and any idle processor can take over a goroutine that yields.
 const meetYields = 200
 
 func (t *localTeam) meet() error {
@@ -234,7 +234,7 @@ func (m *localMember) run() error {
 	return t.meet()
 }
 
-// match refuses calls of members in this process that do not match.
+// match returns an error if the calls of members in this process do not match.
 func (m *localMember) match() error {
 	t, in := m.team, m.call.in
 	for i := range t.calls {

@@ -14,10 +14,10 @@ type PositionLosses struct {
 type PositionLoss struct {
 	First, End int64 // positions from 0; End is exclusive
 	Loss       float64
-	Tokens     int64 // tokens that count
+	Tokens     int64 // number of tokens with a loss
 }
 
-// Add adds the losses of consecutive tokens, given the position of the first. NaN losses do not count.
+// Add adds the losses of consecutive tokens, given the position of the first. NaN losses are ignored.
 func (p *PositionLosses) Add(position int64, losses []float32) {
 	for i, loss := range losses {
 		if loss != loss {
@@ -32,7 +32,7 @@ func (p *PositionLosses) Add(position int64, losses []float32) {
 	}
 }
 
-// Mean returns the mean loss of all tokens that count, and their number. If there are none, the loss is 0.
+// Mean returns the mean loss of all tokens with a loss, and their number. If there are none, the mean is 0.
 func (p *PositionLosses) Mean() (loss float64, tokens int64) {
 	for i := range p.sums {
 		loss, tokens = loss+p.sums[i], tokens+p.counts[i]

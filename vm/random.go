@@ -25,7 +25,7 @@ func NewRandom(seed int64, name string, numbers ...int64) Random {
 	return Random{key}
 }
 
-// Key returns the stream's key, for devices with their own generator code.
+// Key returns the stream's key, for devices that implement the generator themselves.
 func (r Random) Key() uint64 { return r.key }
 
 func mix(z uint64) uint64 {
@@ -66,7 +66,7 @@ func (r Random) Normals(first uint64, out []float32, std float64) {
 }
 
 // InitialValues returns the stream whose normal number row*columns+column is the initial value of that
-// element of a tensor. Every device must draw from it, or a model would depend on the device.
+// element of a tensor. Every device must use it, so that a model does not depend on the device.
 func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }
 
 // Dropout applies a dropout instruction. Every device must drop the same elements.

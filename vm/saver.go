@@ -248,7 +248,7 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 		defer mu.Unlock()
 		j.writer.shards = append(j.writer.shards, shards...)
 		failed = cmp.Or(failed, err) // on a full disk all ranks fail in the same way
-		return nil                   // a full disk is no reason to end the job
+		return nil                   // a full disk must not end the job
 	})
 	return cmp.Or(err, failed)
 }

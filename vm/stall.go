@@ -122,7 +122,7 @@ func (j *Job) situation() *situation {
 	return s
 }
 
-// inspected answers the questions of other processes.
+// inspected answers the requests of other processes.
 func (j *Job) inspected() []byte {
 	text, err := json.Marshal(j.situation())
 	if err != nil {

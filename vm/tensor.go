@@ -108,7 +108,7 @@ func rectangleOf(s *ir.State, consts []int64) rectangle {
 	return rect
 }
 
-// band returns a view of some of its rows.
+// band returns a view of some of the rectangle's rows.
 func (rect *rectangle) band(first, rows int64) ir.View {
 	v := rect.view
 	v.Offset += ir.Bytes(first*rect.cols) * v.DType.Bytes()

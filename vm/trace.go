@@ -59,7 +59,7 @@ func (t *Trace) Begin(section ir.Section, round int64) error {
 	return t.Device.Begin(section, round)
 }
 
-// Join ends the timeline, which is kept even if the section failed: it shows how far each stream got.
+// Join ends the timeline. It is kept even if the section failed, because it shows how far each stream got.
 func (t *Trace) Join() error {
 	err := t.Device.Join()
 	if t.spans.Off {

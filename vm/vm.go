@@ -51,8 +51,8 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// CheckProgram refuses programs that would hang or index out of range on any device. The verifier proves much
-// more; these are the properties that the VM itself relies on.
+// CheckProgram rejects programs that would hang or index out of range on any device. The verifier
+// proves much more. These are the properties that the VM itself relies on.
 func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
 		return fmt.Errorf("program %q has no ranks", p.Name)
@@ -144,7 +144,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 	return nil
 }
 
-// At names an instruction for an error: section, pc, mnemonic and spec line.
+// At describes an instruction in an error: section, pc, mnemonic and spec line.
 func At(p *ir.Program, section ir.Section, pc int, in *ir.Instr) string {
 	name := fmt.Sprintf("opcode %d", in.Op)
 	if in.Op < ir.NumOps {

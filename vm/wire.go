@@ -6,14 +6,14 @@ import (
 	"sppo.dev/ir"
 )
 
-// Wires connect ranks of this process with ranks of others. Local builds links and teams on them.
+// Wires connects ranks of this process with ranks of other processes. Local builds links and collectives on it.
 type Wires interface {
 	// Here reports whether a rank is in this process.
 	Here(rank int) bool
-	// Wire returns the channel from one rank to another, one of which is in this process. Both ends give the
-	// same purpose.
+	// Wire returns the channel from one rank to another, one of which is in this process. Both ends
+	// pass the same purpose.
 	Wire(from, to int, purpose string) Wire
-	// Failed tells the other processes why this one cannot continue.
+	// Failed tells the other processes the reason why this process cannot continue.
 	Failed(reason error)
 }
 

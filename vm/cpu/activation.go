@@ -14,7 +14,7 @@ type function struct {
 	backward func(dx, x, dy []float32)
 }
 
-// functions have the order of ir.Functions.
+// functions has the order of ir.Functions.
 var functions = []function{
 	ir.GeluTanh: {simd.Gelu, simd.GeluBackward},
 	ir.Gelu: {

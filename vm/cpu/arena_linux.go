@@ -20,7 +20,7 @@ func newArena(size int) ([]byte, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // optional: without it the pages are small
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // optional: without it, pages are small
 	skip := int(-uintptr(unsafe.Pointer(&memory[0])) & (hugePage - 1))
 	return memory[skip : skip+size : skip+size], func() { _ = unix.Munmap(memory) }, nil
 }

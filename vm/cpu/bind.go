@@ -12,9 +12,9 @@ import (
 // bound is an instruction that is ready to execute: everything that the program specifies about it has been looked
 // up.
 type bound struct {
-	kernel func()       // computes
-	action func() error // moves bytes or communicates; may fail
-	record bool         // neither: record or wait
+	kernel func()       // computation, or nil
+	action func() error // copy or communication, which may fail; or nil
+	record bool         // if there is neither: record rather than wait
 	stream ir.Stream
 	event  int32
 	top    [ir.NumArenas]ir.Bytes // highest byte touched
@@ -35,13 +35,13 @@ func (d *Device) bind(section ir.Section) error {
 	return nil
 }
 
-// binder resolves the operands of one instruction. Its first error is kept, so that kernels need not check.
+// binder resolves the operands of one instruction. It keeps the first error, so that kernels need no checks.
 type binder struct {
 	device *Device
 	in     *ir.Instr
 	consts []int64
 	stream *stream
-	used   int // scratch floats
+	used   int // number of scratch floats
 	err    error
 }
 
@@ -102,7 +102,7 @@ func (b *binder) int(name string) int       { return int(b.in.Attr(name).Int(b.c
 func (b *binder) bool(name string) bool     { return b.int(name) != 0 }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
 
-// shape returns the shape of an operand seen as a matrix.
+// shape returns the shape of an operand viewed as a matrix.
 func (b *binder) shape(name string) (rows, cols int) {
 	v := b.in.Arg(name)
 	return int(v.Rows()), int(v.Cols())
@@ -129,7 +129,7 @@ func (b *binder) typed(name string, want ir.DType) []byte {
 	return b.bytes(name)
 }
 
-// floats returns an operand of type f32, ints one of type i32.
+// floats returns an operand of type f32, and ints one of type i32.
 func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
 
 // ifFloats returns an operand of type f32, or nil if it is absent.
@@ -165,13 +165,13 @@ type scratch struct {
 
 func (s scratch) floats() []float32 { return s.stream.scratch[s.at : s.at+s.n] }
 
-// vector is an operand of type f32 or bf16 whose f32 values a kernel needs contiguously.
+// vector is an operand of type f32 or bf16 whose values a kernel needs as contiguous f32 numbers.
 type vector struct {
 	mat  simd.Mat
 	wide scratch
 }
 
-// vector binds one; its values are nil if it is absent.
+// vector binds a vector. Its values are nil if the operand is absent.
 func (b *binder) vector(name string) vector {
 	v := vector{mat: b.mat(name)}
 	if v.mat.BF16 != nil {

@@ -46,7 +46,7 @@ type Device struct {
 	// The section being issued. Written by Begin, while all streams are idle.
 	section    ir.Section
 	round      int64
-	generation uint64 // an event is recorded when it holds this value
+	generation uint64 // an event has been recorded if it holds this value
 
 	joined sync.WaitGroup
 	failed atomic.Bool
@@ -99,7 +99,7 @@ func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	return nil
 }
 
-// makeStreams creates the streams that the code uses, each with a queue for its longest section.
+// makeStreams creates the streams that the code uses, each with a queue that holds its longest section.
 func (d *Device) makeStreams() {
 	events := int32(0)
 	for s := range ir.NumSections {

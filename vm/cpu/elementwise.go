@@ -8,7 +8,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// each binds a kernel that works element by element on operands of one shape.
+// each binds a kernel that works element by element on operands of the same shape.
 func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
 	rows, cols := b.shape(outs[0])
 	mats := func(names []string) (list []simd.Mat) {
@@ -170,7 +170,7 @@ func gradNorm(b *binder) func() {
 			factor = limit / norm
 		}
 		if !(float32(norm) <= min(most[0], math.MaxFloat32)) {
-			factor = -1 // updates change nothing
+			factor = -1 // updates have no effect
 		}
 		y[0], y[1] = float32(norm), float32(factor)
 	}

@@ -23,7 +23,7 @@ func embed(b *binder) func() {
 	}
 }
 
-// embedScale returns the factor of rows of the table.
+// embedScale returns the factor that multiplies rows of the table.
 func (b *binder) embedScale() float32 {
 	if scale := float32(b.float("scale")); scale != 0 {
 		return scale

@@ -10,17 +10,17 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// pulseSide is the size of a pulse's square products: operands and result fit a core's own cache.
+// pulseSide is the size of the square matrices in a pulse. Operands and result fit into a core's private cache.
 const pulseSide = 128
 
-// pulseProducts is the number of products in a pulse, which take a few milliseconds.
+// pulseProducts is the number of products in a pulse. Together they take a few milliseconds.
 const pulseProducts = 100
 
-// Pulse measures the current speed of the processors. They are slower while another hyperthread uses the
-// core, or at a lower clock, and take longer while other programs run. It computes on all of them at once and
-// needs no shared memory.
+// Pulse measures the current speed of the processors. Processors are slower at a lower clock, while
+// another hyperthread uses the core, and while other programs run. Take uses all of them at once,
+// without shared memory.
 type Pulse struct {
-	operands [][]float32 // by processor: one buffer for all three
+	operands [][]float32 // by processor: one buffer for both operands and the result
 }
 
 // NewPulse returns a pulse for a number of processors.
@@ -42,7 +42,7 @@ func (p *Pulse) Take() time.Duration {
 	for i, x := range p.operands {
 		all.Go(func() {
 			for there.Add(1); there.Load() < int32(len(p.operands)); {
-				runtime.Gosched() // a goroutine that ran later would find idle processors
+				runtime.Gosched() // so that all goroutines run at the same time
 			}
 			slowest[i] = products(x)
 		})

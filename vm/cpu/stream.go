@@ -34,14 +34,14 @@ type stream struct {
 	peaks       [ir.NumArenas]ir.Bytes
 }
 
-// Queue entries besides instructions.
+// Queue entries that are not instructions.
 const (
 	endOfSection int32 = -1
 	endOfStream  int32 = -2
 	idle         int32 = -3 // the queue is empty
 )
 
-// event is recorded when its generation is the device's. Each stream that blocks on it has its bit set.
+// event has been recorded if its generation equals that of the device. Each stream that blocks on it has set its bit.
 type event struct {
 	generation atomic.Uint64
 	waiters    atomic.Uint32
@@ -108,7 +108,7 @@ func (s *stream) serve() {
 	}
 }
 
-// await returns the number of issued instructions, once there are new ones.
+// await waits for new instructions and returns the number of issued instructions.
 func (s *stream) await() uint64 {
 	for tries := 0; ; tries++ {
 		if to := s.published.Load(); to != s.done {
@@ -128,8 +128,8 @@ func (s *stream) await() uint64 {
 	}
 }
 
-// execute runs the entries up to a number and reports whether the stream has ended. A panic of a kernel fails
-// the device, and the stream continues with the next entry, which it skips.
+// execute runs the entries up to a number and reports whether the stream has ended. If a kernel
+// panics, the device fails, and the stream skips the remaining entries.
 func (s *stream) execute(to uint64) (ended bool) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -163,7 +163,7 @@ func stack() string {
 	return string(buffer[:runtime.Stack(buffer, false)])
 }
 
-// timed executes one instruction and records when.
+// timed executes one instruction and records its start and end.
 func (s *stream) timed(pc int32, spans *vm.Spans) {
 	d, begin := s.device, time.Since(spans.Start)
 	s.step(&d.bound[d.section][pc])

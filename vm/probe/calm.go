@@ -18,8 +18,9 @@ type Sample struct {
 	Pulse   time.Duration
 }
 
-// Sample measures a step of a job. It waits until the computer is calm, but in total no longer than samples
-// have taken: on a computer that is never calm, half of the time is lost, not all of it.
+// Sample measures a step of a job. It first waits until the computer is calm, but the total waiting
+// time is at most the time spent on samples, so that at most half of the time is lost on a computer
+// that is never calm.
 func (b *Bench) Sample(step func() (vm.StepResult, error)) (Sample, error) {
 	start := time.Now()
 	before := b.pulse()
@@ -50,8 +51,8 @@ func (b *Bench) pulse() time.Duration {
 // calmShare is the inverse of the share of measurements that are used.
 const calmShare = 3
 
-// Calm returns the seconds of the third of measurements with the fastest pulses, ascending; of all if there
-// is no pulse.
+// Calm returns, in ascending order, the seconds of the third of the measurements with the fastest
+// pulses, or of all measurements if there are no pulses.
 func Calm(samples []Sample) (seconds []float64) {
 	for _, s := range calmest(samples) {
 		seconds = append(seconds, s.Seconds)
@@ -73,8 +74,8 @@ func calmest(samples []Sample) []Sample {
 	return slices.DeleteFunc(slices.Clone(samples), func(s Sample) bool { return s.Pulse > limit })
 }
 
-// Disturbed returns the share of the counted samples whose pulse was slow: the computer was not calm for long
-// enough to do without them.
+// Disturbed returns the fraction of the used samples that had a slow pulse, because the computer
+// was not calm for long enough.
 func (b *Bench) Disturbed(samples ...[]Sample) float64 {
 	slow, all := 0, 0
 	for _, x := range samples {

@@ -18,7 +18,7 @@ type Facts struct {
 	DeviceMemory int64  // bytes per rank
 	HostMemory   int64  // bytes per node
 	PeakBF16     float64
-	PeakF32      float64 // from the data sheet; 0: the best measurement
+	PeakF32      float64 // from the data sheet; 0: use the best measurement
 	PeakSource   string  // the data sheet
 }
 
@@ -34,7 +34,7 @@ type Scale struct {
 	Cols   int64 // columns of a row of those kernels
 }
 
-// The scales of GPUs and of processors.
+// Scales for GPUs and for processors.
 var (
 	GPU = Scale{
 		DType: ir.BF16, Inner: 4096, Rows: []int64{128, 512, 1024, 2048, 4096, 8192}, Tokens: []int64{128, 512, 1024, 2048, 4096, 8192},
@@ -46,7 +46,8 @@ var (
 	}
 )
 
-// Figures is a measured machine. Notes state the origin of each figure, by the JSON name of its field.
+// Figures has the measured figures of a machine. Notes state the origin of each figure, by the JSON
+// name of its field.
 type Figures struct {
 	Machine   ir.Machine
 	Notes     map[string]string
@@ -77,7 +78,7 @@ func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, 
 	return f, nil
 }
 
-// figures derives them in the order of their dependencies.
+// figures derives all figures in the order of their dependencies.
 func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
 	p := &prober{Figures: &Figures{Notes: map[string]string{}}, facts: facts, scale: scale, take: take}
 	m := &p.Machine
@@ -98,8 +99,8 @@ func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
 	return p.Figures
 }
 
-// own measures an item on every rank of the node at the same time, as in training. Where ranks share
-// processors it uses one rank for each processor.
+// own measures an item on every rank of the node at the same time, as in training. If ranks share
+// processors, it uses one rank for each processor.
 func (p *prober) own(item Item) Timing {
 	if n := p.facts.Processors; n > 0 {
 		return p.take(item, n)
@@ -107,8 +108,8 @@ func (p *prober) own(item Item) Timing {
 	return p.take(item, p.facts.Ranks)
 }
 
-// start returns the time to start an instruction. On shared processors that is the time to spread a kernel
-// over several, which no measurement of all ranks at once includes.
+// start returns the time to start an instruction. On shared processors, this is the time to spread
+// a kernel over several processors, which measurements of all ranks at once do not include.
 func (p *prober) start() float64 {
 	if p.facts.Processors > 0 {
 		return 0
@@ -139,9 +140,9 @@ func (p *prober) latency() {
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	resident := min(cmp.Or(median(shares), 1), 1) // of a kernel that finds its own results in each processor's cache
+	resident := min(cmp.Or(median(shares), 1), 1) // for a kernel that finds its own results in each processor's cache
 
-	late, sum := 0.0, 0.0 // errors of measurements are relative, so short kernels say more
+	late, sum := 0.0, 0.0 // errors of measurements are relative, so short kernels are more informative
 	for _, item := range small {
 		alone, own := p.take(item, 1).Seconds, p.own(item).Seconds
 		weight := 1 / (own * own)
@@ -242,8 +243,8 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// memory measures the bandwidth of the fastest copy or kernel, and the efficiency, which is the median share
-// that kernels reach.
+// memory measures the bandwidth of the fastest copy or kernel, and the efficiency, which is the
+// median share of the bandwidth that kernels reach.
 func (p *prober) memory() {
 	m := &p.Machine
 	fastest := p.own(Copy(ir.CopyD2D, p.scale.Bytes))
@@ -261,7 +262,7 @@ func (p *prober) memory() {
 	p.note("copy_efficiency", "the median of %d memory-bound kernels; the slowest reaches %.2f", len(rates), rates[0]/m.MemoryBandwidth)
 }
 
-// products measures the peaks, and the share of them by rows.
+// products measures the peaks of matmuls, and the share of the peak by number of rows.
 func (p *prober) products() {
 	m, s := &p.Machine, p.scale
 	peaks := map[ir.DType]*float64{ir.BF16: &m.PeakBF16, ir.F32: &m.PeakF32}
@@ -370,8 +371,9 @@ func (p *prober) meeting() float64 {
 	return p.own(Behind(kernel, Gather(smallMessage, n))).Seconds - p.own(kernel).Seconds
 }
 
-// links measures the links between two ranks, and among all. A single rank has none, and networks are not
-// measured. Then the figures are those of copies to the host, which messages would have to pass.
+// links measures the links between two ranks, and among all ranks. A single rank has no links, and
+// networks are not measured; the figures are then those of copies to the host, through which
+// messages would have to pass.
 func (p *prober) links() {
 	m := &p.Machine
 	if p.facts.Ranks < 2 {

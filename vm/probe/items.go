@@ -15,7 +15,7 @@ func Matmul(m, n, k int64, t ir.DType) Item {
 	}
 }
 
-// Heads is the shape of attention apart from its tokens.
+// Heads is the shape of attention without its tokens.
 type Heads struct {
 	Heads, KVHeads, Dim int64
 }
@@ -66,7 +66,7 @@ func Layers(depth int, n int64, s Scale) Item {
 	return first
 }
 
-// layer is one layer of a stack while its items are listed. Values written twice share a buffer.
+// layer is one layer of a stack whose items are being listed. Values that are written twice share a buffer.
 type layer struct {
 	scale  Scale
 	tokens int64
@@ -148,7 +148,7 @@ func (l *layer) do(op ir.Op, attrs map[string]float64, args ...Arg) {
 	l.items = append(l.items, Item{Op: op, Args: args, Attrs: attrs})
 }
 
-// operand returns an operand of this layer alone.
+// operand returns an operand that only this layer uses.
 func (l *layer) operand(key string, t ir.DType, shape ...int64) Arg {
 	return Arg{Type: t, Shape: shape, Key: fmt.Sprint(key, " of ", l.index), Fresh: true}
 }
@@ -163,7 +163,7 @@ func (l *layer) shared(key string, cols int64) Arg {
 	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
 }
 
-// border returns the value before the layer of an index.
+// border returns the value between the layer with an index and the one before it.
 func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
@@ -230,7 +230,7 @@ func (l *layer) rope(x Arg, inverse bool) {
 }
 
 // MemoryBound returns kernels limited by memory bandwidth, on operands of about the given bytes and columns.
-// Results of the previous kernel are fresh; values kept for the backward pass, weights and moments are not.
+// Results of the previous kernel are in the cache; values saved for the backward pass, weights and moments are not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	rows := max(bytes/int64(t.Bytes())/cols, 1)
 	x := Arg{Type: t, Shape: []int64{rows, cols}}

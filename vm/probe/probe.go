@@ -31,7 +31,7 @@ type Bench struct {
 	Span time.Duration
 	// Rounds is the number of rounds in which Probe takes its measurements; 0: one.
 	Rounds int
-	// Pulse measures the current speed of the computer; nil: nothing else uses it.
+	// Pulse measures the current speed of the computer; nil: no other program uses it.
 	Pulse func() time.Duration
 	// Between is called after each round; may be nil.
 	Between func()
@@ -75,13 +75,13 @@ func (t Timing) Flops(latency float64) float64 {
 	return over(float64(t.Work().Flops), t.Seconds-latency)
 }
 
-// over divides by a positive time even if noise makes it negative.
+// over divides by a time, using a small positive one if noise made it negative.
 func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) }
 
 const (
 	// mostCopies limits the size of programs.
 	mostCopies = 4096
-	// runs is the minimum number of timed runs, after one for warming up.
+	// runs is the minimum number of timed runs, after one warm-up run.
 	runs = 5
 )
 

@@ -12,17 +12,17 @@ type Item struct {
 	Name  string // description with size
 	Op    ir.Op
 	Args  []Arg
-	Attrs map[string]float64 // those that are not 0
+	Attrs map[string]float64 // attributes that are not 0
 	Then  []Item             // instructions that follow it each time
 }
 
-// Arg is an operand with its own buffer. One without a shape is absent.
+// Arg is an operand with its own buffer. An operand without a shape is absent.
 type Arg struct {
 	Type  ir.DType
 	Shape []int64
 	Value float64 // initial contents; 0: random numbers, because arithmetic on zeros may be faster than on data
-	Fresh bool    // just written or read in training: all repetitions share the buffer
-	Key   string  // operands with the same key share one buffer, across an item and those that follow; they are fresh
+	Fresh bool    // in training, it has just been written or read, so all repetitions share the buffer
+	Key   string  // operands with the same key share one buffer, across an item and the following instructions; they are fresh
 }
 
 // builder builds the program of an item.
@@ -33,7 +33,7 @@ type builder struct {
 }
 
 // program repeats the item on a number of ranks in the step section; the init section initialises operands.
-// If two ranks exchange messages, the second receives what the first sends.
+// In an exchange of messages, the second rank receives the messages of the first.
 func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	p := &ir.Program{Name: it.Name, Lines: []string{""}, Passes: []string{"probe"}, Groups: []string{"all"}, Run: ir.Run{Seed: 1}}
 	members := make([]int32, ranks)
@@ -57,7 +57,7 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	return p, nil
 }
 
-// works returns the work of the item and of those that follow it in a program.
+// works returns the work of the item and of the instructions that follow it in a program.
 func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	for _, in := range p.Codes[0].Sections[ir.SectionStep] {
 		if in.Info().Class != ir.ClassSync && len(works) <= len(it.Then) {
@@ -67,9 +67,9 @@ func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	return works
 }
 
-// Instructions alternate between sets of operands, up to a number of bytes or sets, whichever is less:
-// training finds operands in memory, not in a cache that the same instruction has just filled, unless they
-// are fresh.
+// Instructions alternate between sets of operands, up to a limit on bytes and on the number of
+// sets. In training, operands that are not fresh are in memory, not in a cache that the same
+// instruction has just filled.
 const (
 	coldBytes = 64 << 20
 	mostSets  = 64
@@ -130,7 +130,7 @@ func (b *builder) then(s ir.Section, first, next ir.Stream) {
 }
 
 // instruction returns an item with its own operands, except for those that it shares with the first
-// instruction or by key. What it reads and nothing has written is initialised.
+// instruction or by key. Operands that are read but never written are initialised.
 func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
@@ -186,7 +186,7 @@ func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir
 	return v, true, err
 }
 
-// buffer places an operand after the last of its arena.
+// buffer places an operand after the last one of its arena.
 func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: a.Type}
 	for i, n := range a.Shape {
@@ -210,7 +210,7 @@ func (b *builder) put(s ir.Section, in ir.Instr) {
 	b.code.Sections[s] = append(b.code.Sections[s], in)
 }
 
-// again copies the values of the first operand of its kind, which is faster than drawing new ones.
+// again copies the values of the first operand of the same kind, which is faster than drawing new ones.
 func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	if !later || b.code.Buffers[v.Buffer].Arena == ir.Host {
 		b.initial(v, a)
@@ -238,7 +238,7 @@ func (b *builder) initial(v ir.View, a Arg) {
 	b.draw(v, a)
 }
 
-// drawn is the number of random values drawn for an operand; the rest repeats them, which is faster.
+// drawn is the number of random values drawn for an operand. The rest repeats them, which is faster.
 const drawn = 1 << 18
 
 func (b *builder) draw(v ir.View, a Arg) {

@@ -7,9 +7,9 @@ import (
 	"sppo.dev/vm"
 )
 
-// turns holds the measurements that figures ask for: first they are listed, then answered. They alternate in
-// several rounds, so that all are measured at the same speeds of a computer whose speed changes by the
-// second.
+// turns holds the measurements that figures request: they are first listed, then taken and
+// answered. Measurements alternate in several rounds, so that changes in the computer's speed
+// affect all of them equally.
 type turns struct {
 	timings []Timing
 	index   map[turn]int
@@ -38,8 +38,8 @@ func (t *turns) answer(item Item, ranks int) Timing {
 	return t.timings[t.index[turn{item.Name, ranks}]]
 }
 
-// measure takes all listed measurements, and reports each as soon as it is final. Programs stay open between
-// their turns.
+// measure takes all listed measurements, and reports each as soon as it is final. Programs stay
+// open between rounds.
 func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err error) {
 	took = make([][]Sample, len(t.timings))
 	jobs := make([]*vm.Job, len(t.timings))
@@ -85,8 +85,9 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	return took, err
 }
 
-// warm runs the item's program without measuring it. Its memory has rested for seconds during the turns of
-// others, and in a virtual machine such memory is slow to write at first. Training never lets it rest.
+// warm runs the item's program without measuring it. Its memory has been unused for seconds while
+// others were measured, and such memory is slow to write at first in a virtual machine. This does
+// not happen in training.
 func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
 	_, err := job.Step(ctx)
 	return t.failed(err)

@@ -14,13 +14,13 @@ import (
 type kind uint8
 
 const (
-	kindWork   kind = iota // work of the rank itself: takes its duration
+	kindWork   kind = iota // work of the rank itself, which takes its duration
 	kindRecord             // arg is an event
 	kindWait
 	kindMeet // arg is a port
 )
 
-// step is the part of an instruction that matters to clocks.
+// step is the part of an instruction that affects clocks.
 type step struct {
 	duration float64 // duration of the rank's own work, in seconds; on one processor if ranks share processors
 	work     int32   // work of a meeting: index into prices
@@ -31,7 +31,7 @@ type step struct {
 	op       ir.Op
 }
 
-// port is a connection of a code to other ranks: messages with a peer, or collectives of a group on a stream.
+// port is a connection of a code to other ranks: messages to or from a peer, or collectives of a group on a stream.
 type port struct {
 	team    bool
 	stream  ir.Stream // stream of collectives
@@ -194,7 +194,7 @@ func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
 // resolve returns the rank at the other end of a message port.
 func (w *port) resolve(p *ir.Program, rank int) int { return int(w.peer.Int(p.Ranks[rank].Consts)) }
 
-// checkPorts refuses peers and groups that a rank does not have.
+// checkPorts rejects peers and groups that a rank does not have.
 func checkPorts(p *ir.Program, rank int, b *binding) error {
 	for i := range b.ports {
 		port := &b.ports[i]

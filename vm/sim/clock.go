@@ -7,8 +7,8 @@ import (
 
 // clock is the time of a rank's stream.
 type clock struct {
-	now   float64 // when everything issued so far is done
-	cause moment  // why now is not earlier
+	now   float64 // when all instructions issued so far are done
+	cause moment  // the reason why now is not earlier
 	busy  float64
 }
 
@@ -72,7 +72,7 @@ func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
 	}
 }
 
-// books returns the pipeline's times if it ended here.
+// books returns the pipeline times as if the pipeline ended now.
 func (r *rank) books() Pipeline {
 	c := &r.clocks[ir.Compute]
 	return Pipeline{

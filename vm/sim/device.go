@@ -19,13 +19,13 @@ type Job struct {
 	shares  bool // time passes in Join for all ranks at once; nothing happens before
 
 	mu      sync.Mutex
-	running int // ranks that neither wait for others nor have finished the section
+	running int // number of ranks that neither wait for others nor have finished the section
 	blocked map[*rank]bool
 	last    ir.Section // the last one begun
 	failed  error
 }
 
-// New returns a job. Options about a single call of Run are ignored.
+// New returns a job. Options that apply to a single call of Run are ignored.
 func New(p *ir.Program, o Options) (*Job, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (j *Job) rest(w *world) error {
 	if len(j.blocked) > 0 {
 		return w.deadlock()
 	}
-	j.running = len(j.program.Ranks) // all are done: the next section may begin
+	j.running = len(j.program.Ranks) // all ranks are done, so the next section may begin
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (j *Job) fail(err error) {
 		delete(j.blocked, r)
 		select {
 		case r.wake <- j.failed:
-		default: // the rank that found the error
+		default: // the rank that reported the error
 		}
 	}
 }
@@ -237,7 +237,7 @@ func (d *device) Join() error {
 	return d.err
 }
 
-// report delivers the spans, each stream's in order.
+// report delivers the spans of each stream in order.
 func (d *device) report() {
 	if d.env.Spans == nil {
 		return

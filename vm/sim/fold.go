@@ -11,10 +11,10 @@ import (
 // fold divides ranks into classes, w.classes. One member of a class is simulated for all.
 //
 // Two ranks are in one class if they run the same code at the same speed, and each port of the code leads,
-// over a link of the same kind, to ranks of one class whose own port to the meeting is also the same.
-// Then the n-th operation on that port meets the same instruction of the same class for both, so all their
-// clocks are equal, by induction over the meetings in the order in which they take place. Classes start as
-// the ranks of one code and speed, and are split until this holds.
+// over a link of the same kind, to ranks of one class whose own port to the meeting is also the same. Then
+// the n-th operation on that port meets the same instruction of the same class for both, so all their
+// clocks are equal, by induction over the meetings in chronological order. Initially, a class contains all
+// ranks with the same code and speed; classes are split until the condition holds.
 func (w *world) fold(f *folding) {
 	w.classes = make([]int32, len(w.program.Ranks))
 	if w.options.NoFold || w.options.Jitter > 0 || w.options.shares(w.program) || !f.refine() {
@@ -24,7 +24,7 @@ func (w *world) fold(f *folding) {
 	}
 }
 
-// folding records where every port of every rank leads.
+// folding records the other ends of every port of every rank.
 type folding struct {
 	*world
 	ways    [][]way // by rank and port
@@ -32,8 +32,8 @@ type folding struct {
 	gathers map[gathering]*ends
 }
 
-// way is a port of a rank. Ports of a rank that lead to the same meeting are one way, named after the first
-// of them.
+// way is a port of a rank. Ports of a rank that lead to the same meeting form one way, identified
+// by the first of them.
 type way struct {
 	meets int32 // the peer, or the number of the member list
 	same  int32 // first port that leads to the same place
@@ -51,7 +51,7 @@ type ends struct {
 	ranks []int32
 	ports []int32 // by rank: its first port that leads here; -1: none
 	link  cost.Link
-	key   int32 // among all ends: equal numbers lead to the same classes in the same way
+	key   int32 // equal for ends that lead to the same classes in the same way
 }
 
 func newFolding(w *world) *folding {
@@ -166,8 +166,8 @@ func (f *folding) key(r int) string {
 	return string(k)
 }
 
-// numberEnds gives equal numbers to ends whose links are of one kind and whose ranks are in the same classes
-// and see the meeting in the same way.
+// numberEnds gives equal numbers to ends whose links are of the same kind and whose ranks are in
+// the same classes and take part in the meeting in the same way.
 func (f *folding) numberEnds() {
 	seen := map[string]int32{}
 	number := func(e *ends) {
@@ -235,7 +235,7 @@ func (w *world) connect(f *folding) {
 		for i := range ports {
 			x := &f.ways[r.index][i]
 			at := place{int32(r.index), x.same}
-			if ports[i].team || !ports[i].sends { // named by another
+			if ports[i].team || !ports[i].sends { // identified by another port
 				at = place{int32(w.ranks[w.classes[x.ranks[0]]].index), x.ports[0]}
 			}
 			if at.port < 0 { // no rank ever arrives

@@ -52,8 +52,9 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	return &Books{w, meetingsOf(p, section)}, nil
 }
 
-// Timeline returns the timeline of the measured ranks; the spans of other ranks are nil. A collective with ranks that
-// were not measured counts from the arrival of the first measured one. Begins of spans change as in Measured.
+// Timeline returns the timeline of the measured ranks; the spans of other ranks are nil. A
+// collective with ranks that were not measured begins with the arrival of the first measured rank.
+// Begins of spans change as in Measured.
 func (b *Books) Timeline(spans [][]Span) *Timeline { return b.replay(spans) }
 
 func (b *Books) replay(spans [][]Span) *Timeline {

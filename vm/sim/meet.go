@@ -75,7 +75,7 @@ func (w *world) duration(m *meeting) float64 {
 	return *price * w.jitterOf(m)
 }
 
-// match refuses a meeting of two different operations.
+// match returns an error for a meeting of two different operations.
 func (w *world) match(a, b arrival) error {
 	x, y := a.step(), b.step()
 	same := x.op == y.op
@@ -88,7 +88,7 @@ func (w *world) match(a, b arrival) error {
 	return fmt.Errorf("%s of %d bytes meets %s of %d bytes", w.at(a.rank, a.pc), w.prices.works[x.work].Bytes, w.at(b.rank, b.pc), w.prices.works[y.work].Bytes)
 }
 
-// at names a rank and one of its instructions.
+// at describes a rank and one of its instructions.
 func (w *world) at(r *rank, pc int) string {
 	p := w.program
 	code := &p.Codes[p.Ranks[r.index].Code]
@@ -129,7 +129,7 @@ func (w *world) deadlock() error {
 	return e
 }
 
-// missing describes the ranks that have not arrived at a rank's meeting, and where the first of them is.
+// missing describes the ranks that have not arrived at a rank's meeting, and the position of the first of them.
 func (w *world) missing(r *rank) string {
 	here := map[int32]bool{}
 	for _, x := range r.blocked.arrived {
@@ -152,7 +152,7 @@ func (w *world) missing(r *rank) string {
 		away = append(away[:mostBlocked], "...")
 	}
 	text := "rank " + strings.Join(away, ", ")
-	if len(w.ranks) == len(w.program.Ranks) { // one for each, so its position is known
+	if len(w.ranks) == len(w.program.Ranks) { // every rank is simulated, so its position is known
 		text += "; " + w.at(w.ranks[first], w.ranks[first].pc)
 	}
 	return text

@@ -128,8 +128,8 @@ func (c *Causes) meetings(rank int) *rankMeetings {
 	return m
 }
 
-// others returns the instructions that an instruction of a rank meets. Ranks that do the same work at the same
-// times represent each other.
+// others returns the instructions of other ranks that an instruction meets. Ranks that do the same
+// work at the same times represent each other.
 func (c *Causes) others(at Site) (out []Site) {
 	p, t := c.timeline.program, c.timeline
 	mine := c.meetings(at.Rank)
@@ -234,8 +234,8 @@ func (c *Causes) turn(at, before Site) Site {
 	return before
 }
 
-// nearly is the part of a section below which two times are equal: sums in different orders differ by
-// rounding.
+// nearly is the fraction of a section below which two times are treated as equal, because sums in
+// different orders differ by rounding.
 const nearly = 1e-12
 
 // Path returns the critical path of the section: from start to end without a gap, each segment the dependency
@@ -300,7 +300,7 @@ const (
 	NumSorts
 )
 
-// sorts lists names, the kinds of work of each sort, and the keys that reduce it.
+// sorts lists the name of each sort, its kinds of work, and the keys that reduce it.
 var sorts = [NumSorts]struct {
 	name   string
 	kinds  []ir.WorkKind
@@ -319,7 +319,7 @@ var sorts = [NumSorts]struct {
 
 func (s Sort) String() string { return sorts[s].name }
 
-// Remedy names the keys that reduce such work.
+// Remedy returns the keys that reduce such work.
 func (s Sort) Remedy() string { return sorts[s].remedy }
 
 // Kinds returns the kinds of work of the sort.

@@ -6,7 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run runs a section of all ranks, each as far as possible without others, and returns the timeline.
+// Run simulates a section of all ranks and returns the timeline. It runs each rank as far as
+// possible without the others.
 func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -71,7 +72,7 @@ func (w *world) advance(r *rank, release func(*rank)) error {
 			if done, err := w.meet(r, release); err != nil || !done {
 				return err
 			}
-			continue // it has already passed the meeting
+			continue // the rank has already passed the meeting
 		}
 		r.pc++
 	}

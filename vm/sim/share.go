@@ -29,18 +29,18 @@ type sharing struct {
 type queue struct {
 	pcs   []int32
 	at    int     // the current instruction
-	ready float64 // when it could begin
-	start float64 // when it did
+	ready float64 // when the current instruction could begin
+	start float64 // when it began
 }
 
-// link is a rank's connection to its host if copies take turns: one in progress, and one in the other
-// direction that waits.
+// link is a rank's connection to its host if copies take turns: one copy is in progress, and one in
+// the other direction may be waiting.
 type link struct {
 	taken, awaited bool
-	next           ir.Stream // the waiting one
+	next           ir.Stream // the stream that waits
 }
 
-// enter reports whether a stream may copy; otherwise it is next.
+// enter reports whether a stream may copy. Otherwise the stream is next.
 func (l *link) enter(s ir.Stream) bool {
 	if l.taken {
 		l.awaited, l.next = true, s
@@ -56,7 +56,7 @@ func (l *link) leave() (next ir.Stream, awaited bool) {
 	return l.next, awaited
 }
 
-// event may be awaited by other streams of its rank.
+// event is an event for which other streams of the rank may wait.
 type event struct {
 	recorded bool
 	waiting  []ir.Stream
@@ -122,8 +122,8 @@ func (p *pool) spreadSpeed() float64 {
 
 func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
 
-// ends returns when the first of its instructions ends if nothing else happens, and whether that is the one
-// with the workers.
+// ends returns the time at which the first of the pool's instructions ends if nothing else happens,
+// and whether it is the one with the workers.
 func (p *pool) ends() (at float64, helped bool) {
 	at = math.Inf(1)
 	if len(p.tasks) > 0 {
@@ -172,7 +172,7 @@ func (p *pool) pop(now float64, helped bool) (t task) {
 	return t
 }
 
-// Pools. The first is unlimited, each node has one of the others.
+// Pools. The first is unlimited; each node has one of the others.
 const (
 	poolFree       = 0
 	poolProcessors = 1
@@ -181,7 +181,7 @@ const (
 	poolsOfNode    = 3
 )
 
-// share runs the section of all ranks. Every rank needs its own clock, so none represents others.
+// share simulates the section of all ranks. Every rank needs its own clock, so none represents others.
 func (w *world) share() error {
 	s := newSharing(w)
 	for _, r := range w.ranks {
@@ -245,7 +245,7 @@ func (b *binding) queues() (q [ir.NumStreams]queue) {
 	return q
 }
 
-// pool returns the pool of a rank's instruction, and how much of it that takes.
+// pool returns the pool of a rank's instruction, and how much of the pool the instruction takes.
 func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
 	m := &s.program.Machine
 	node := 1 + r.index/max(1, m.GPUsPerNode)*poolsOfNode
@@ -277,7 +277,7 @@ func (s *sharing) next() (first *pool) {
 	return first
 }
 
-// start puts an instruction into a pool, given how much of it and how long at full speed it takes.
+// start puts an instruction into a pool, given the part of the pool that it takes and its time at full speed.
 func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	p.advance(s.now)
 	t.until, t.takes, t.number = p.work+seconds, takes, s.starts
@@ -397,7 +397,7 @@ func (s *sharing) record(r *rank, pc int, st *step) error {
 	return nil
 }
 
-// join makes a rank arrive at a meeting, which begins with the last of them.
+// join makes a rank arrive at a meeting, which begins when the last rank arrives.
 func (s *sharing) join(a arrival) error {
 	m, err := s.arrive(a)
 	if err != nil || len(m.arrived) < m.need {

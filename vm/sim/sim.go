@@ -1,5 +1,5 @@
 // Package sim runs programs in virtual time: the same instructions in the same order as on any device, with a
-// clock for each stream of each rank instead of work. Memory use does not depend on the size of the model.
+// clock for each stream of each rank instead of work. It does not allocate the memory of the model.
 //
 //	sim.go       Options; a world of ranks and the start of a section in it
 //	bind.go      from instructions to steps with durations from package ir/cost
@@ -19,7 +19,7 @@
 // turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
 // copies, share.go divides resources by the work in progress.
 //
-// The package knows no plan, spec or data.
+// The package does not depend on plans, specs or data.
 package sim
 
 import (
@@ -35,12 +35,12 @@ import (
 type Options struct {
 	// Slow multiplies the durations of a rank's own work: kernels and copies.
 	Slow map[int]float64
-	// Jitter is the standard deviation of the logarithm of a factor on every single duration; 0: none.
+	// Jitter is the standard deviation of the logarithm of a random factor for every duration; 0: none.
 	Jitter float64
 	Seed   uint64 // seed of the jitter
 	Round  int64  // round of the section that Run runs; each has its own jitter
 	Spans  bool   // keep the start and end of each instruction
-	// Scale multiplies the durations of kinds of work of all ranks; 1 if there is no entry.
+	// Scale multiplies the durations of kinds of work on all ranks. The factor is 1 for kinds without an entry.
 	Scale  map[ir.WorkKind]float64
 	NoFold bool // simulate every rank, even if one could represent several
 	// Contention makes the ranks of a node share copies to and from the host dynamically, instead of having a
@@ -144,7 +144,7 @@ func (w *world) work(r *rank, pc int, st *step) {
 	r.occupy(pc, st.stream, now, now+d)
 }
 
-// takesTurns reports whether an instruction is a copy that others of its rank may delay.
+// takesTurns reports whether an instruction is a copy that other copies of its rank may delay.
 func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
@@ -195,7 +195,7 @@ func mix(x uint64) uint64 {
 // unit returns a number in (0, 1].
 func unit(x uint64) float64 { return (float64(x>>11) + 1) / (1 << 53) }
 
-// check refuses programs that no device can run.
+// check rejects programs that no device can run.
 func check(p *ir.Program, o *Options) error {
 	if err := vm.CheckProgram(p); err != nil {
 		return err

@@ -20,7 +20,7 @@ type Timeline struct {
 	Makespan     ir.Seconds
 	Instructions int64   // number of instructions of all ranks
 	Class        []int32 // by rank of the job: index into Ranks
-	Ranks        []Rank  // one for all ranks that do the same work at the same times
+	Ranks        []Rank  // one entry for all ranks that do the same work at the same times
 
 	program *ir.Program
 	peak    float64 // FLOP/s of a device for the section's matmuls
@@ -93,7 +93,8 @@ func (s Split) Add(q Split) Split {
 	return Split{s.Ranks + q.Ranks, max(s.End, q.End), s.Compute + q.Compute, s.Copies + q.Copies, s.Communication + q.Communication}
 }
 
-// Bubble returns the rest: nothing was in progress on a rank, and other ranks determined when it continued.
+// Bubble returns the remaining time, in which nothing was in progress on a rank, and other ranks
+// determined when it continued.
 func (s Split) Bubble() ir.Seconds {
 	return max(0, s.End*ir.Seconds(s.Ranks)-s.Compute-s.Copies-s.Communication)
 }
@@ -136,10 +137,10 @@ func (w *world) timeline() *Timeline {
 // Rank returns the record of rank r of the job.
 func (t *Timeline) Rank(r int) *Rank { return &t.Ranks[t.Class[r]] }
 
-// Transfers returns how long the compute stream waited for copies between host and device.
+// Transfers returns the time for which the compute stream waited for copies between host and device.
 func (r *Rank) Transfers() ir.Seconds { return r.Waits[ir.D2H] + r.Waits[ir.H2D] }
 
-// Messages returns how long it waited for messages in progress.
+// Messages returns the time for which the compute stream waited for messages in progress.
 func (r *Rank) Messages() ir.Seconds {
 	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux] + r.Waits[ir.MuxIn]
 }
@@ -202,9 +203,9 @@ type Level struct {
 	Bytes ir.Bytes
 }
 
-// Memory returns how much of an arena rank r uses over time: each buffer from the start of the first
-// instruction that touches it to the end of the last one. Buffers that other sections or checkpoints use are
-// live all the time. It needs spans.
+// Memory returns the live bytes of an arena of rank r over time. Each buffer is live from the start
+// of the first instruction that uses it to the end of the last one. Buffers that other sections or
+// checkpoints use are always live. It needs spans.
 func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	code := &t.program.Codes[t.program.Ranks[r].Code]
 	lives := t.lives(code, t.Rank(r).Spans)
@@ -229,7 +230,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	return curve
 }
 
-// lives returns the lifetimes of the buffers of a code. If a buffer is never live, its end is before its begin.
+// lives returns the lifetimes of the buffers of a code. If a buffer is never live, its end is before its start.
 func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 	lives := make([]Span, len(code.Buffers))
 	for b := range lives {

@@ -1,11 +1,11 @@
-// Package store keeps checkpoints in folders.
+// Package store reads and writes checkpoint folders.
 //
 //	manifest.go  the contents of a checkpoint, and the checksums of its files
 //	write.go     writes shards and completes checkpoints
 //	folder.go    a folder of checkpoints: steps, retention, remains of killed runs
 //	read.go      an open checkpoint: checks, and reading any rectangle of a tensor
 //
-// A folder has one folder per checkpoint:
+// A folder contains one folder per checkpoint:
 //
 //	step-120/
 //	  manifest.json           written last

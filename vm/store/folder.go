@@ -132,7 +132,7 @@ func (f *Folder) clean() error {
 	return err
 }
 
-// Close lets other runs write to the folder.
+// Close unlocks the folder, so that other runs can write to it.
 func (f *Folder) Close() error {
 	if f.lock == nil {
 		return nil

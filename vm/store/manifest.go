@@ -16,7 +16,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// ManifestFile is the name of the file that makes a folder a checkpoint.
+// ManifestFile is the name of the manifest, which every checkpoint folder contains.
 const ManifestFile = "manifest.json"
 
 // Format is the version of the checkpoints that this package writes and reads. Versions 1 and 2 were single files.

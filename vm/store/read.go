@@ -20,7 +20,7 @@ type Checkpoint struct {
 	*Manifest
 	Dir   string
 	files []*safetensors.Folder
-	parts map[string][]located // by name of the entry
+	parts map[string][]located // by entry name
 	index map[string]*Tensor
 }
 

@@ -104,7 +104,7 @@ func (s *summed) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writeManifest writes the manifest into the folder of a checkpoint whose shards are complete.
+// writeManifest writes the manifest to the folder of a checkpoint with complete shards.
 func writeManifest(dir string, m *Manifest) error {
 	m.Format = Format
 	text, err := m.encode()

@@ -83,7 +83,7 @@ func plus(accumulate bool, before *value, x []float64) []float64 {
 	return out
 }
 
-// derivative differentiates sum(dy * forward(x)) by x.
+// derivative differentiates sum(dy * forward(x)) with respect to x.
 func derivative(x, dy []float64, forward func(x []float64) []float64) []float64 {
 	return naive.NumericGrad(func(x []float64) float64 {
 		total := 0.0

@@ -11,11 +11,12 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// models caches results of the naive attention by its operands. A suite that runs again on another
-// configuration of a device has the same operands, and the naive model is much slower than any device.
+// models caches the results of naive attention by its operands. A suite that runs again on another
+// configuration of a device has the same operands, and the naive model is much slower than any
+// device.
 var models sync.Map // [32]byte -> [][]float64
 
-// remembered calls a model, unless it has been called with the same operands.
+// remembered returns the result of a model, and calls it only if the result is not cached.
 func remembered(name string, a naive.AttentionShape, operands [][]float64, model func() [][]float64) [][]float64 {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %+v\n", name, a)

@@ -9,7 +9,7 @@ import (
 
 // ring is attention among members that each hold two chunks in zigzag order and a part of the prefix.
 type ring struct {
-	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix of each member
+	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: tokens before the chunks, for each member
 	softcap                                                float64
 }
 

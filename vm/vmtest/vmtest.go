@@ -193,7 +193,7 @@ func (s *suite) program(c call) *ir.Program {
 		}
 	}
 	code.Sections[ir.SectionStep] = []ir.Instr{instr}
-	for a := range code.Arenas { // a guard after the last buffer
+	for a := range code.Arenas { // also put a guard after the last buffer
 		code.Arenas[a] += guard
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: "all", Arena: ir.Arena(a), Size: code.Arenas[a]})
 	}

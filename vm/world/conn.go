@@ -22,7 +22,7 @@ import (
 // message has a field for everything that a message may contain; its kind determines which are set.
 type message struct {
 	Kind     string
-	Text     string    `json:",omitempty"` // for people, or the name of a value
+	Text     string    `json:",omitempty"` // a text for users, or the name of a value
 	Order    *vm.Order `json:",omitempty"` // its Data follows the JSON
 	Greeting *greeting `json:",omitempty"`
 	Hello    *hello    `json:",omitempty"`
@@ -41,7 +41,7 @@ const (
 	kindWire     = "wire"    // a connection for bytes
 	kindOrder    = "order"
 	kindAnswer   = "answer"
-	kindStop     = "stop"   // a user asks the job to stop
+	kindStop     = "stop"   // a user requests that the job stops
 	kindFailed   = "failed" // a process cannot continue
 	kindAbort    = "abort"  // the job cannot continue
 	kindEnd      = "end"    // the job has ended
@@ -61,7 +61,7 @@ type conn struct {
 
 func newConn(c net.Conn) *conn {
 	if tcp, ok := c.(*net.TCPConn); ok {
-		_ = tcp.SetKeepAliveConfig(keepAlive) // without it a dead host is noticed later
+		_ = tcp.SetKeepAliveConfig(keepAlive) // optional: without it, a dead host is noticed later
 		limitSilence(tcp)
 	}
 	return &conn{Conn: c, in: newReader(c)}

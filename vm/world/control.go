@@ -12,7 +12,7 @@ import (
 // control holds the state shared by a process's connections and its job.
 type control struct {
 	answers  []chan []byte // in process 0: by process
-	orders   chan vm.Order // in the others
+	orders   chan vm.Order // in the other processes
 	stop     chan struct{} // closed when a user asks to stop
 	stopOnce *sync.Once
 }
@@ -62,14 +62,14 @@ func (w *World) receive(process int, m message, data []byte) {
 	case kindEnd:
 		w.end()
 	case kindInspect:
-		go w.inspected(process, m.Text) // writing must not keep this connection from being read
+		go w.inspected(process, m.Text) // in a goroutine, because writing must not block reading from this connection
 	case kindState:
 		w.stated(m.Text, data)
 	case kindPut, kindValue:
 		w.board.put(m.Text, data)
 	case kindGet:
 		w.board.get(m.Text, func(value []byte) {
-			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // a lost process is noticed by its reader
+			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // the goroutine that reads from the process notices if it is lost
 		})
 	}
 }
@@ -149,14 +149,14 @@ func (w *World) Stop() {
 		w.receive(0, message{Kind: kindStop}, nil)
 		return
 	}
-	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if it is lost, all stop
+	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if the message is lost, all processes stop anyway
 }
 
 // Stopped is closed in process 0 when a user asks the job to stop.
 func (w *World) Stopped() <-chan struct{} { return w.control.stop }
 
-// Share distributes a value that one process creates. That process passes the function that creates it, the
-// others nil.
+// Share distributes a value that one process creates. That process passes the function that creates
+// it; the others pass nil.
 func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error) {
 	if create != nil {
 		value, err := create()
@@ -185,7 +185,7 @@ func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error
 	}
 }
 
-// board holds values by name, and the functions that wait for them.
+// board holds values by name, and the callbacks that wait for them.
 type board struct {
 	mu      sync.Mutex
 	values  map[string][]byte
@@ -206,7 +206,7 @@ func (b *board) put(name string, value []byte) {
 	}
 }
 
-// get calls a function with a value once it is there.
+// get calls a function with a value once the value is available.
 func (b *board) get(name string, f func(value []byte)) {
 	b.mu.Lock()
 	value, ok := b.values[name]

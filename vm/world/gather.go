@@ -27,11 +27,11 @@ type news struct {
 
 const (
 	newsArrived = "arrived"
-	newsAlive   = "alive" // it has answered a ping
+	newsAlive   = "alive" // the process has answered a ping
 	newsGone    = "gone"
 )
 
-// gathering is the list of processes that process 0 waits for.
+// gathering is the list of processes for which process 0 waits.
 type gathering struct {
 	w        *World
 	present  []*arrival
@@ -165,7 +165,7 @@ func (g *gathering) arrive(a *arrival) {
 	}
 	if holder := g.present[h.Process]; holder != nil {
 		if before := g.again[h.Process]; before != nil {
-			before.conn.Close() // it will try again
+			before.conn.Close() // the process will try again
 		}
 		g.again[h.Process] = a
 		g.ping(holder)
@@ -361,7 +361,7 @@ func (g *gathering) absent() string {
 	return "processes " + strings.Join(list[:last], ", ") + " and " + list[last]
 }
 
-// differs returns why a process of this job cannot take part, or nil.
+// differs returns the reason why a process of this job cannot take part, or nil.
 func (w *World) differs(h, mine *hello) error {
 	switch {
 	case h.Processes != mine.Processes:

@@ -62,7 +62,7 @@ func (w *World) inspect(process int) <-chan []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.writing[process] {
-		return answer // it does not even read
+		return answer // the process does not even read
 	}
 	q.asked++
 	name := fmt.Sprint(q.asked)
@@ -85,7 +85,7 @@ func (w *World) inspect(process int) <-chan []byte {
 // maxWaiting is the number of unanswered questions after which all are forgotten.
 const maxWaiting = 1 << 16
 
-// inspected answers a question.
+// inspected answers a request.
 func (w *World) inspected(process int, question string) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.answer

@@ -230,7 +230,7 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 			c.Close()
 			return fmt.Errorf("it was lost before all processes had connected: %s", broke(err))
 		case m.Kind == kindPing:
-			_ = c.write(message{Kind: kindPong}, nil) // if it is lost, so is the connection
+			_ = c.write(message{Kind: kindPong}, nil) // if the answer is lost, so is the connection
 		case m.Kind == kindWelcome && m.Welcome != nil:
 			w.conns, w.key, w.Members = []*conn{c}, m.Welcome.Key, m.Welcome.Members
 			return w.reachable()

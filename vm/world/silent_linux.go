@@ -12,9 +12,9 @@ import (
 func limitSilence(c *net.TCPConn) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return // it is closed
+		return // the connection is closed
 	}
 	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds())) // keep-alive remains
+		_ = unix.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds())) // optional: keep-alive also detects a lost host
 	})
 }

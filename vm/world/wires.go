@@ -16,7 +16,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Bytes travel between ranks in frames:
+// Bytes are sent between ranks in frames:
 //
 //	kind   1 byte
 //	wire   8 bytes, little-endian: the channel of the message
@@ -41,7 +41,7 @@ type wires struct {
 	done  sync.WaitGroup
 }
 
-// link is the connection with another process.
+// link is the connection to another process.
 type link struct {
 	net.Conn
 	in     *bufio.Reader
@@ -154,7 +154,7 @@ func (x *wire) Recv(y []byte) error {
 	return x.Arrived()
 }
 
-// write sends a frame, followed by the data if it has some.
+// write sends a frame, followed by its data, if any.
 func (l *link) write(kind byte, x *wire, b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +213,7 @@ func (w *World) receiveBytes(process int, l *link) {
 
 var errUnasked = errors.New("received bytes that were not expected")
 
-// offer records what the receiving end expects.
+// offer records the size that the receiving end expects.
 func (x *wire) offer(size uint64) error {
 	select {
 	case x.ready <- size:
@@ -261,7 +261,8 @@ func (ws *wires) close() {
 	ws.done.Wait()
 }
 
-// joinWires connects this process with every other: it connects to those before it and accepts those after it.
+// joinWires connects this process with all others: it connects to processes with lower numbers and
+// accepts connections from those with higher numbers.
 func (w *World) joinWires(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithTimeout(ctx, w.options.Timeout)
 	defer cancel()

@@ -12,7 +12,7 @@
 // the process at the other end is lost. If ranks communicate over TCP, every pair of processes has another
 // connection for the bytes of messages.
 //
-// The package knows neither the meaning of orders nor the contents of messages.
+// The package does not interpret orders or the contents of messages.
 package world
 
 import (
@@ -41,7 +41,7 @@ type Options struct {
 	Tell               func(what string) // receives progress: missing processes, rejected ones
 }
 
-// SecretVariable is the environment variable in which users give Options.Secret.
+// SecretVariable is the environment variable with which users set Options.Secret.
 const SecretVariable = "SPPO_JOB_SECRET"
 
 // Term is a value that must be equal in all processes.
@@ -132,8 +132,8 @@ func (w *World) name(process int) string {
 	return fmt.Sprintf("process %d (%s, on %s)", process, ranks, w.Members[process].Host)
 }
 
-// OnFailure registers a function to call once when a process cannot continue; it is called at once if that
-// has happened.
+// OnFailure registers a function to call once when a process cannot continue. If that has already
+// happened, it is called immediately.
 func (w *World) OnFailure(abort func(reason error)) {
 	w.mu.Lock()
 	cause := w.cause
@@ -147,7 +147,7 @@ func (w *World) OnFailure(abort func(reason error)) {
 // Failed implements vm.Wires.
 func (w *World) Failed(reason error) {
 	if w.fail(fmt.Errorf("%s failed: %w", w.name(w.options.Process), reason)) && !w.Leads() {
-		_ = w.conns[0].write(message{Kind: kindFailed, Text: reason.Error()}, nil) // if it is lost, all are told
+		_ = w.conns[0].write(message{Kind: kindFailed, Text: reason.Error()}, nil) // if the message is lost, process 0 notices and tells the others
 	}
 }
 
@@ -216,7 +216,7 @@ func (w *World) Cause() error {
 // aborted returns the error of operations that a failure interrupted.
 func (w *World) aborted() error { return fmt.Errorf("%w: %w", vm.ErrAborted, w.Cause()) }
 
-// farewell is how long a process waits for others to learn of its end.
+// farewell is the time for which a process waits until the others have received the news of its end.
 const farewell = 3 * time.Second
 
 // Close ends this process's part of the job, with its error if any. The other processes end when process 0 does,
@@ -250,7 +250,7 @@ func (w *World) awaitEnd() error {
 	}
 }
 
-// leave closes connections, our side first, and waits briefly until the others have received everything.
+// leave closes connections, first for writing, and waits briefly until the others have received everything.
 func (w *World) leave() {
 	for _, c := range w.conns {
 		if c != nil {

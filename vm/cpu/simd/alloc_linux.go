@@ -19,7 +19,7 @@ func Alloc(n int) []float32 {
 		if mem, err := unix.Mmap(-1, 0, bytes+hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err == nil {
 			at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 			mem = mem[-at&(hugePage-1):][:bytes]
-			_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // optional: without it the pages are small
+			_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // optional: without it, pages are small
 			return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(mem))), n)
 		}
 	}

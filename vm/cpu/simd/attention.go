@@ -90,7 +90,7 @@ type attentionPart struct {
 	leftLd    int // words of a row of a left operand of scores
 }
 
-// attentionPart returns the work of one head, whose products have the given operands.
+// attentionPart returns the work of one head for the given operands.
 func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) attentionPart {
 	f := attentionPart{Attention: a, s: s, seq: seq, head: head, perWord: perWord(operands...), dp: roundUp(a.HeadDim, active.nr)}
 	f.leftLd = f.dp
@@ -167,7 +167,8 @@ func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
 // right packs tokens as a right operand of products that sum over tokens: rows of dp elements in float32.
 func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.dp, tokens, f.HeadDim) }
 
-// product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b, with b and c in rows of bLd, cLd.
+// product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b. Rows of b and c
+// are bLd and cLd apart.
 func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	f.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
 }
@@ -275,7 +276,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	}
 	for j := range f.nq {
 		row := out[j*f.dp : j*f.dp+d]
-		if sum[j] == 0 { // no key of its document
+		if sum[j] == 0 { // the query sees no key
 			clear(row)
 			lse[f.lseAt(f.q0+j)] = float32(math.Inf(-1))
 			continue

@@ -153,7 +153,7 @@ type attentionBackward struct {
 	queries, keys  bool
 	k0, k1, q0, q1 int // in phases, queries are counted from the first of the chunk
 
-	kept  []float32 // in phases: score gradients by block of keys from panel on, then by tile
+	kept  []float32 // in phases: score gradients, by key block from panel on, then by tile
 	panel int
 
 	qT, doT, qRows, doRows, dqRows []float32 // queries and output gradients as strips, then as right operands; accumulators

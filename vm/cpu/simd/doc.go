@@ -1,4 +1,4 @@
-// Package simd holds the float32 primitives of the cpu device: matrix products, causal attention, normalisation,
+// Package simd has the float32 primitives of the cpu device: matrix products, causal attention, normalisation,
 // activation functions, cross-entropy rows, AdamW and conversions from and to bfloat16.
 //
 // It knows no programs, opcodes, buffers or ranks: all functions take slices and sizes. The kernels of opcodes in

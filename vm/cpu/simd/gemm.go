@@ -139,7 +139,7 @@ func roundUp(a, b int) int { return ceilDiv(a, b) * b }
 // words returns the number of packed words for n elements along k.
 func (g *gemmJob) words(n int) int { return ceilDiv(n, g.perWord) }
 
-// even returns the length of equal pieces of n, none longer than most, each a multiple of unit.
+// even returns the length of equal pieces of n that are at most `most` long, rounded to a multiple of unit.
 func even(n, most, unit int) int { return max(unit, roundUp(ceilDiv(n, ceilDiv(n, most)), unit)) }
 
 // part computes one rectangle of c.

@@ -2,5 +2,5 @@
 
 package simd
 
-// detect finds nothing beyond the portable set.
+// detect finds only the portable set.
 func detect() []*kernelSet { return nil }

@@ -16,7 +16,7 @@ func F32(x []float32, ld int) Mat { return Mat{F32: x, Ld: ld} }
 // BF16 wraps a bfloat16 matrix.
 func BF16(x []uint16, ld int) Mat { return Mat{BF16: x, Ld: ld} }
 
-// at returns the matrix that starts at an element.
+// at returns the submatrix that starts at an element.
 func (m Mat) at(row, col int) Mat {
 	off := row*m.Ld + col
 	if m.BF16 != nil {

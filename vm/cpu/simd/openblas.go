@@ -16,7 +16,7 @@ var openBLASNames = []string{"libopenblas.so.0", "libopenblas.so", "libopenblas.
 // coreType is the environment variable that overrides the processor type that OpenBLAS detects.
 const coreType = "OPENBLAS_CORETYPE"
 
-// blas is the library, once it is open.
+// blas is the library, once it has been opened.
 type blas struct {
 	once  sync.Once
 	err   error
@@ -38,10 +38,10 @@ func UseOpenBLAS(use bool) error {
 	return nil
 }
 
-// open finds the library and makes it serial: the parts of a product run on our own workers.
+// open finds the library and makes it single-threaded, because our own workers run the parts of a product.
 func (b *blas) open() error {
 	b.once.Do(func() {
-		// A release older than the processor falls back to kernels without AVX, unless the variable is set.
+		// Unless the variable is set, a release older than the processor falls back to kernels without AVX.
 		if _, told := os.LookupEnv(coreType); !told && active.name == "avx512" && os.Setenv(coreType, "SKYLAKEX") == nil {
 			defer os.Unsetenv(coreType)
 		}
@@ -74,7 +74,7 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 	if !b.use || a.BF16 != nil || bm.BF16 != nil || c.BF16 != nil || k == 0 {
 		return false
 	}
-	if max(m, n, k, a.Ld, bm.Ld, c.Ld) > math.MaxInt32 { // its integers have 32 bits
+	if max(m, n, k, a.Ld, bm.Ld, c.Ld) > math.MaxInt32 { // the library's integers have 32 bits
 		return false
 	}
 	parts, rows := max(1, min(p.Threads(), m*n/4096)), m >= n

@@ -8,7 +8,8 @@ type packed struct {
 	i, m, upTo int
 }
 
-// packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
+// packA gathers m rows of op(a), each kn long, into scratch. It does not transpose, because the
+// micro-kernel reads a with any strides.
 func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	words := g.words(kn)
 	t, at, room := &s.tile, 0, m*words
@@ -76,8 +77,8 @@ func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 	return m.at(row, col)
 }
 
-// lookAhead is the list of a sliver's cache lines, as offsets from its first element. While one sliver is in
-// use, the micro-kernel fetches the next, so that packing it does not wait for memory.
+// lookAhead is the list of a sliver's cache lines, as offsets from its first element. While one
+// sliver is in use, the micro-kernel prefetches the next, so that packing does not wait for memory.
 type lookAhead struct {
 	lines     []int
 	end       int // start of the kcMax zeros

@@ -7,7 +7,8 @@ import "unsafe"
 // is zero. The operands of a product then consist of words, as float32 operands do, and are half as long. Slices
 // of float32 hold the words.
 
-// perWord returns the number of elements in a word of the operands of a product: 2 if they are multiplied in pairs.
+// perWord returns the number of elements in a word of a product's operands: 2 if they are
+// multiplied in pairs, otherwise 1.
 func perWord(operands ...Mat) int {
 	for _, m := range operands {
 		if active.interleave == nil || m.BF16 == nil {

@@ -12,14 +12,14 @@ import (
 // Pool has no workers.
 type Pool struct {
 	workers []worker
-	open    []atomic.Pointer[job] // may have parts left to take
+	open    []atomic.Pointer[job] // jobs that may have remaining parts
 	jobs    sync.Pool
 }
 
-// worker is one goroutine. It looks for jobs unless it is busy, asleep or ended.
+// worker is one goroutine. It looks for jobs unless it is working, asleep or ended.
 type worker struct {
 	state  atomic.Int32
-	errand atomic.Pointer[func()] // runs before anything else
+	errand atomic.Pointer[func()] // a function to run before anything else
 	wake   chan struct{}
 	_      [64]byte // keeps states of adjacent workers on different cache lines
 }
@@ -31,19 +31,21 @@ const (
 	workerClosed
 )
 
-// job is one Run. It returns to the free list when the caller and every worker that joined have released it.
+// job is one call of Run. It is returned to the free list when the caller and every worker that
+// joined have released it.
 type job struct {
 	f       func(part int)
 	parts   int32
-	next    []share      // by thread: its remaining parts
+	next    []share      // by thread: remaining parts
 	left    atomic.Int32 // parts not yet finished
 	holders atomic.Int32
-	waiting atomic.Bool // the caller sleeps on finish
+	waiting atomic.Bool // the caller is blocked on finish
 	finish  chan struct{}
 }
 
-// share is the range of a thread's parts that are not yet taken. A thread runs its own parts before those of
-// others, so that it processes the same rows in successive kernels while they are in its processor's cache.
+// share is the range of a thread's parts that have not been taken yet. A thread runs its own parts
+// first, so that in successive kernels it processes the same rows while they are in its processor's
+// cache.
 type share struct {
 	part atomic.Int32
 	_    [60]byte // keeps adjacent shares on different cache lines
@@ -82,7 +84,7 @@ func (p *Pool) Threads() int {
 	return len(p.workers) + 1
 }
 
-// Close ends the workers once they are idle. Run still works afterwards, with the caller alone.
+// Close ends the workers once they are idle. Run still works afterwards, without workers.
 func (p *Pool) Close() {
 	for i := range p.workers {
 		w := &p.workers[i]
@@ -105,7 +107,7 @@ func (p *Pool) Close() {
 // Run calls f(0) to f(parts-1), each once, on the caller and on idle workers, and returns when all have returned.
 // The parts must not depend on one another.
 func (p *Pool) Run(parts int, f func(part int)) {
-	if parts > math.MaxInt32 { // a job counts parts in an int32
+	if parts > math.MaxInt32 { // a job stores numbers of parts in an int32
 		p.Run(parts/2, f)
 		p.Run(parts-parts/2, func(part int) { f(parts/2 + part) })
 		return
@@ -131,8 +133,8 @@ func (p *Pool) Run(parts int, f func(part int)) {
 	j.release(p)
 }
 
-// publish makes a job visible to workers and wakes as many as there are parts for, unless they are awake. It
-// returns the job's place, which is negative if there is none.
+// publish makes a job visible to workers and wakes as many workers as there are parts. It returns
+// the job's place, which is negative if there is none.
 func (p *Pool) publish(j *job) (place int) {
 	for place = range p.open {
 		if p.open[place].Load() == nil && p.open[place].CompareAndSwap(nil, j) {
@@ -150,7 +152,7 @@ func (p *Pool) withdraw(place int, j *job) {
 	}
 }
 
-// rouse ensures that n workers look for jobs.
+// rouse ensures that n workers are looking for jobs.
 func (p *Pool) rouse(n int) {
 	for i := range p.workers {
 		if n == 0 {
@@ -169,8 +171,8 @@ func (p *Pool) rouse(n int) {
 	}
 }
 
-// Errand runs f, which must be short, on a spinning worker, and reports whether there is one. The worker
-// remains available to Run.
+// Errand runs the short function f on a spinning worker, and reports whether there is one. The
+// worker remains available to Run.
 func (p *Pool) Errand(f *func()) bool {
 	if p == nil {
 		return false
@@ -187,14 +189,14 @@ func (p *Pool) Errand(f *func()) bool {
 	return false
 }
 
-// runErrand is called by a spinning worker, and once more after it stops spinning.
+// runErrand runs a pending errand. Workers call it while they spin, and once more after that.
 func (w *worker) runErrand() {
 	if f := w.errand.Load(); f != nil && w.errand.CompareAndSwap(f, nil) {
 		(*f)()
 	}
 }
 
-// first returns the first of a thread's parts, and the end of those of the thread before.
+// first returns the first of a thread's parts, which is also the end of the previous thread's parts.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
 
 // work runs parts until none is left: first the thread's own, then those of the next threads.
@@ -216,7 +218,7 @@ func (j *job) work(thread int) {
 	}
 }
 
-// wait returns when every part is finished. That is usually soon, so it spins for a while before it sleeps.
+// wait returns when every part is finished. This is usually soon, so it spins for a while before it blocks.
 func (j *job) wait() {
 	for range spinRounds {
 		if j.left.Load() == 0 {
@@ -231,7 +233,7 @@ func (j *job) wait() {
 	<-j.finish
 }
 
-// join acquires a job that another goroutine holds. The job may have been reused since it was found.
+// join acquires a job that another goroutine holds. It fails if the job has been reused since it was found.
 func (j *job) join() bool {
 	for n := j.holders.Load(); n > 0; n = j.holders.Load() {
 		if j.holders.CompareAndSwap(n, n+1) {
@@ -287,8 +289,8 @@ func (w *worker) help(p *Pool, thread int) bool {
 	return false
 }
 
-// park sleeps until there is a job. It misses neither a job nor an errand that arrives before the others see
-// that the worker is going to sleep.
+// park blocks until there is a job. It does not miss a job or an errand that arrives before other
+// goroutines see that the worker is about to block.
 func (w *worker) park(p *Pool) {
 	if !w.state.CompareAndSwap(workerLooking, workerParked) {
 		return
@@ -302,8 +304,8 @@ func (w *worker) park(p *Pool) {
 	<-w.wake
 }
 
-// relaxPauses is the number of pauses in a round. Threads that only yielded would move between processors and
-// lose their caches.
+// relaxPauses is the number of pauses in a round. Threads that only yield would move between
+// processors and lose their caches.
 const relaxPauses = 8
 
 // relax waits for half a microsecond and yields the processor to other goroutines.

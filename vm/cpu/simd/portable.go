@@ -272,8 +272,9 @@ func adamwPortable(w, m, v, g []float32, c *adamwConstants) {
 	}
 }
 
-// softmaxStripPortable turns scores, rows keys by nr queries, into probabilities relative to the new running
-// maximum and updates the running sums. alpha is the factor for earlier probabilities.
+// softmaxStripPortable converts the scores of rows keys by nr queries to probabilities relative to
+// the new running maximum, and updates the running sums. alpha receives the factor for earlier
+// probabilities.
 func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float32, scale float32) {
 	for j := range portableNR {
 		m := rowMax[j]
@@ -292,8 +293,8 @@ func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float3
 	}
 }
 
-// softmaxGradsPortable turns scores, rows keys by nr queries, into probabilities, and gradients of probabilities into
-// gradients of the scores before they were scaled.
+// softmaxGradsPortable converts the scores of rows keys by nr queries to probabilities, and
+// gradients of probabilities to gradients of the unscaled scores.
 func softmaxGradsPortable(s, ds []float32, ld, rows int, lse, delta []float32, scale float32) {
 	for i := range rows {
 		for j := range portableNR {

@@ -5,7 +5,7 @@ import "math"
 const (
 	// elementGrain is the minimum number of elements per part.
 	elementGrain = 8192
-	// sumBlock is the number of elements that are added in float32; blocks are added in float64.
+	// sumBlock is the number of elements that are added in float32. The sums of blocks are added in float64.
 	sumBlock = 4096
 	// rowBlock is the number of rows whose column sums are added together; blocks are then added in order.
 	rowBlock = 64
@@ -231,9 +231,9 @@ func eachRow(p *Pool, x Mat, rows, cols int, f func(i int, row []float32)) {
 	})
 }
 
-// SoftmaxGradient turns rows of logits into gradients of the cross-entropy, in place:
-// x = (exp(x - max)/sum - onehot(target)) * scale. A target outside 0..cols, such as one that belongs to another
-// shard of the vocabulary, subtracts nothing.
+// SoftmaxGradient converts rows of logits to gradients of the cross-entropy, in place: x = (exp(x -
+// max)/sum - onehot(target)) * scale. For a target outside 0..cols, such as a token of another
+// shard of the vocabulary, nothing is subtracted.
 func SoftmaxGradient(p *Pool, x Mat, max, sum []float32, target []int32, scale float32, rows, cols int) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()

@@ -29,7 +29,7 @@ func takeScratch() *scratch {
 	return s
 }
 
-// takePacked returns a scratch and keeps its packed contents.
+// takePacked returns a scratch whose packed contents are kept.
 func takePacked() *scratch {
 	for {
 		s, _ := scratches.recent.Get().(*scratch)
@@ -62,8 +62,8 @@ func (s *scratch) release() {
 	scratches.recent.Put(s)
 }
 
-// floats returns buffer number i with n elements of any content. It grows by doubling and does not keep the
-// contents.
+// floats returns buffer number i with n elements, whose contents are undefined. Buffers grow by
+// doubling.
 func (s *scratch) floats(i, n int) []float32 {
 	if cap(s.buf[i]) < n {
 		s.packed = packed{}

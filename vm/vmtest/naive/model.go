@@ -52,7 +52,7 @@ type Config struct {
 	AttnSoftcap  float64 `json:"attn_softcap"`
 	LogitSoftcap float64 `json:"logit_softcap"`
 	EmbedScale   float64 `json:"embed_scale"`
-	Tied         bool    `json:"tied"` // the output projection is the embedding
+	Tied         bool    `json:"tied"` // the output projection uses the embedding
 
 	Adapter        string   `json:"adapter"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank"`
@@ -72,7 +72,7 @@ func ConfigOf(model []byte, sequence int) Config {
 	return cfg
 }
 
-// layerRotation is the rotation of a layer.
+// layerRotation returns the rotation of a layer.
 func (cfg *Config) layerRotation(layer int) Rotation {
 	r := cfg.RopeConfig
 	if n := len(cfg.Windows); n > 0 && cfg.Windows[layer%n] > 0 && r.Local > 0 {

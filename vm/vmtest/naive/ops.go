@@ -112,7 +112,7 @@ func Rope(x []float64, batch, heads, headDim, prefix int, r Rotation) []float64 
 func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign float64) []float64 {
 	y := make([]float64, len(x))
 	half := len(r.Rates)
-	for start := 0; start < len(x); start += headDim { // one head of one row
+	for start := 0; start < len(x); start += headDim { // for each head of a row
 		position := float64(prefix + start/(heads*headDim)/batch)
 		for i, rate := range r.Rates {
 			sin, cos := math.Sincos(sign * position * rate)

@@ -15,7 +15,7 @@ type Optimizer struct {
 	NoDecay                                      []string // groups without weight decay; nil: norms and biases
 }
 
-// State is the optimizer's memory. Before the first step only Shapes is set, which only muon needs.
+// State is the optimizer's state. Before the first step only Shapes is set, which only muon needs.
 type State struct {
 	Shapes map[string][]int // rows and columns of matrices by name
 	M, V   Tensors
@@ -47,8 +47,8 @@ func (opt Optimizer) Decays(name string) bool {
 	return !slices.Contains(without, group)
 }
 
-// Update clips the gradients to a global norm of clip (0 means no clipping) and updates the weights in place by
-// one step at rate lr. It returns the norm before clipping and leaves grads unchanged.
+// Update clips the gradients to a global norm of clip (0 means no clipping) and updates the weights
+// in place with one step at rate lr. It returns the norm before clipping and does not change grads.
 func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64) (norm float64) {
 	if s.M == nil {
 		s.M, s.V = Tensors{}, Tensors{}
@@ -106,7 +106,7 @@ func (opt Optimizer) muon(lr, decay, factor float64, rows, cols int, w, grad, m 
 	}
 }
 
-// Orthogonalize brings the singular values of a matrix close to 1 by five iterations of Newton and Schulz.
+// Orthogonalize brings the singular values of a matrix close to 1 with five Newton-Schulz iterations.
 func Orthogonalize(x []float64, rows, cols int) []float64 {
 	norm := 0.0
 	for _, v := range x {
@@ -154,7 +154,8 @@ func transposed(x []float64, rows, cols int) []float64 {
 	return y
 }
 
-// Scalar returns one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1, for one weight w with gradient g and moments m and v.
+// Scalar returns the result of one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1,
+// for a weight w with gradient g and moments m and v.
 func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (newW, newM, newV float64) {
 	newM = opt.Beta1*m + (1-opt.Beta1)*g
 	newV = opt.Beta2*v + (1-opt.Beta2)*g*g

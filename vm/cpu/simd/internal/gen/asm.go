@@ -91,14 +91,14 @@ func (k kernel) resultOffset() int {
 	return (k.offset(last.name) + last.size() + 7) &^ 7
 }
 
-// fn emits one kernel for one set.
+// fn emits one kernel for one instruction set.
 type fn struct {
 	set
 	kernel    kernel
 	text      bytes.Buffer
 	constants map[string]bool // every constant that the file needs
-	vectors   int             // vector registers in use
-	ints      int             // integer registers in use
+	vectors   int             // number of vector registers in use
+	ints      int             // number of integer registers in use
 	labels    int
 	masked    bool // the body being emitted is for the tail
 }
@@ -122,7 +122,7 @@ func (f *fn) p(format string, args ...any) { fmt.Fprintf(&f.text, "\t"+format+"\
 
 func (f *fn) label(l string) { fmt.Fprintf(&f.text, "%s:\n", l) }
 
-// fresh returns a label not used before.
+// fresh returns a new label.
 func (f *fn) fresh(what string) string {
 	f.labels++
 	return fmt.Sprintf("%s%d", what, f.labels)

@@ -70,12 +70,12 @@ func (f *fn) heights() {
 	f.p("XORQ DX, DX")
 	f.p("MOVQ $%d, CX", f.mr)
 	f.p("DIVQ CX")
-	f.p("MOVQ AX, CX") // panels
+	f.p("MOVQ AX, CX") // number of panels
 	f.p("MOVQ AX, panels-8(SP)")
 	f.p("MOVQ %d(DI), AX", tileRows)
 	f.p("XORQ DX, DX")
 	f.p("DIVQ CX")
-	f.p("MOVQ DX, tall-16(SP)") // this many panels have one row more
+	f.p("MOVQ DX, tall-16(SP)") // number of panels with an additional row
 	f.p("MOVQ AX, height-24(SP)")
 	f.label("next")
 	f.p("SUBQ $1, panels-8(SP)")

@@ -2,7 +2,7 @@ package main
 
 import "strconv"
 
-// The constants of gelu's tanh form, as in the portable kernels.
+// The constants of the tanh form of gelu, as in the portable kernels.
 const (
 	geluC = 0.7978845608028654
 	geluA = 0.044715
