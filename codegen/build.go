@@ -1,7 +1,7 @@
 // Package codegen turns a plan into a program: lower.go expands tasks to instructions, place.go assigns addresses to
 // buffers, sync.go inserts the events, and build.go combines the codes of all stages with the constants of all ranks.
 //
-// Read build.go first, then lower.go. The package knows nothing about devices, and makes no decision that a plan makes.
+// The package does not depend on devices, and takes all decisions from the plan.
 package codegen
 
 import (
@@ -29,8 +29,9 @@ func Measure(plan *plan.Plan) error {
 	return err
 }
 
-// MeasureFit is Measure for a plan that may not fit. It returns the shortfall, or nil if the plan fits. If the bytes
-// that are live at once exceed an arena already, no placement fits: it places nothing, and leaves p.Memory as it is.
+// MeasureFit is like Measure, for a plan that may not fit. It returns the shortfall, or nil if the
+// plan fits. If the live bytes already exceed an arena, no placement can fit, so it places nothing
+// and does not change p.Memory.
 func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 	if err := passes.Verify(p); err != nil {
 		return nil, err
@@ -76,7 +77,7 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 		return nil, nil
 	}
 	program := l.program(codes)
-	return program, ir.VerifyHeader(program) // an edited plan may say anything of its run and machine
+	return program, ir.VerifyHeader(program) // an edited plan may have invalid figures of its run and machine
 }
 
 // each calls do for every stage, on all processors.
@@ -139,7 +140,8 @@ func (s *stage) place() (lives []ir.Life) {
 	return lives
 }
 
-// mostLive returns a lower bound of each arena: the most bytes that are live at once, without the padding of the highest.
+// mostLive returns a lower bound on each arena: the maximum number of bytes that are live at once,
+// without padding after the highest buffer.
 func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	base := s.placePersistent()
 	most = base
@@ -199,8 +201,8 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	return extent
 }
 
-// livesOf returns the lives of a section's buffers in an arena, and the buffers. A buffer that takes over the bytes of another extends
-// its life.
+// livesOf returns the lives of a section's buffers in an arena, and the buffers. If a buffer takes
+// over the bytes of another, their lives are joined.
 func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
 		if b := &s.buffers[i]; b.over > 0 {

@@ -17,7 +17,7 @@ type buffer struct {
 	size       ir.Bytes
 	persistent bool     // lives through every section
 	offset     ir.Bytes // given by place
-	start, end position // first and last instruction of its section that needs its bytes
+	start, end position // first and last instruction of its section that uses its bytes
 	over       uint32   // 1 plus the index of the buffer of the same size that it replaces; 0: none
 }
 

@@ -132,8 +132,8 @@ func (e *env) node(n *graph.Node) {
 	e.stageCachesOut(n)
 }
 
-// rename gives a value a new buffer in the same bytes if a node writes it again, after other nodes have read it or although none ever
-// does: a buffer stands for one value.
+// rename gives a value a new buffer with the same bytes if a node overwrites the value, because
+// each buffer represents a single value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	written := in.Info().Written()
 	for i, a := range n.Args {
@@ -243,8 +243,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 	panic("internal: attribute without a source")
 }
 
-// touchAll reports whether the values that a node accumulates into, if an attribute says so, have already been written in this step, and marks
-// them as written.
+// touchAll reports whether the values into which a node accumulates have already been written in
+// this step, and marks them as written.
 func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false
 	for i, o := range ir.Ops[n.Op].Operands {

@@ -72,9 +72,9 @@ type unitKey struct{ microbatch, subsequence, piece, layer, unit int }
 // savedUnit is the location of a unit: on the device, on the host, or both once its copy has been issued.
 type savedUnit struct {
 	device, host uint32
-	onHost       bool // was copied out
-	left         bool // the copy to the host has had its time
-	returned     bool // reload has been issued
+	onHost       bool // it has been copied to the host
+	left         bool // its device bytes have been released
+	returned     bool // its reload has been issued
 }
 
 // lower generates the code of stage i: sections, and buffers with their lives, without addresses and events.
@@ -416,7 +416,7 @@ func (s *stage) receive(t plan.Task) {
 	s.inputs[t] = b
 }
 
-// allocateInput creates the buffer of a task's input that another task produces.
+// allocateInput creates the buffer of a task's input, which another task produces.
 func (s *stage) allocateInput(t plan.Task) uint32 {
 	layers, name := s.stages[t.Stage], "ln1.in"
 	layer := layers[0]
@@ -536,7 +536,7 @@ func (s *stage) lowerEval() {
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)
-		s.hold(s.losses) // the VM reads them
+		s.hold(s.losses) // the VM reads the losses
 	}
 	s.end()
 }

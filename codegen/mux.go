@@ -10,13 +10,14 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Tasks that the ranks of several stages share: schedule/slot.go defines the order of actions. All ranks issue the messages of
-// a slot in one order, slot by slot, layer by layer, stage by stage.
+// This file emits tasks that the ranks of several stages share. schedule/slot.go defines the order
+// of actions. All ranks issue the messages of a slot in the same order: slot by slot, layer by
+// layer, stage by stage.
 
 // sharedSlot is a rank's work in a slot.
 type sharedSlot struct {
 	*stage
-	mine, all []plan.Task          // of this rank, of all ranks
+	mine, all []plan.Task          // tasks of this rank, and of all ranks
 	x         map[plan.Task]uint32 // the current rows of tasks, or their gradients
 	envs      map[plan.Task]*env   // for the current layer of tasks
 	adds      map[int][]sum        // [stage]: received contributions to gradients that are not yet added
@@ -242,8 +243,8 @@ func (w *sharedSlot) shareRows(tasks []plan.Task) {
 	})
 }
 
-// shareGradients sends the contributions of ranks to the gradients of tasks' rows to the ranks that run the tasks, which add
-// them in the order of ranks.
+// shareGradients sends each rank's contributions to the gradients of a task's rows to the rank that
+// runs the task, which adds them in the order of ranks.
 func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
@@ -396,8 +397,9 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	}
 }
 
-// lendingWay lists the rank that has a stage and those that begin to help it in a slot, in the order in which weights
-// go from one to the next, and the parameters of a layer that each and those after it read. A borrower gets new params.
+// lendingWay lists the rank that has a stage and the ranks that begin to help it in a slot, in the
+// order in which weights are passed on, and the parameters of a layer that each rank or a later one
+// reads. A borrower gets new params.
 func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed []plan.ParamSet) {
 	way = append([]int{w.plan.Home(t.Stage)}, w.plan.Sharing().Borrowers(t.Kind, t.Stage, slot)...)
 	needed = make([]plan.ParamSet, len(way)+1)
@@ -456,7 +458,7 @@ func (w *sharedSlot) returnGradients(round int) {
 	}
 }
 
-// addGradient adds a gradient on the stream of its message: nothing else waits for the sum.
+// addGradient adds a gradient on the stream of its message, because no other instruction waits for the sum.
 func (w *sharedSlot) addGradient(p *param, from, microbatch int) {
 	sum := p.whole(w.gradBuffer(p), ir.F32)
 	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, from)

@@ -9,21 +9,21 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Shared attention at the turn (mux = right). Helpers compute part of the attention of a task, over blocks of
-// its stage's keys that they hold. This applies to layers whose attention sees all earlier tokens; attention
-// with a window is short and stays with the owner. Rank k of a helper works with rank k of the owner, which has
-// the same heads.
+// This file emits shared attention at the turnaround (mux = right). Helpers compute part of the
+// attention of a task, over blocks of its stage's keys that they hold. This applies to layers
+// without a window; attention with a window is short and not shared. Rank k of a helper works with
+// rank k of the owner, which has the same heads.
 //
 // Stages go through a slot together: in each layer all owners send to all helpers, every rank computes, and all
-// helpers send back. The instructions of every rank are a part of this single order, stage by stage, even if a
-// rank helps others while it runs a task of its own. Queries and results travel on mux and mux_in, because
-// ranks wait for them. Blocks of keys travel on send_prev and their gradients on send_next, against the main
-// traffic of the pass.
+// helpers send back. The instructions of every rank follow this single order, stage by stage, even if a rank
+// helps others while it runs its own task. Queries and results use the streams mux and mux_in, because ranks
+// wait for them. Blocks of keys use send_prev and their gradients send_next, opposite to the main traffic of
+// the pass.
 
 // lentKey identifies the keys of a layer that a helper holds.
 type lentKey struct{ microbatch, layer int }
 
-// lentBlock is the keys and values that a stage lends, and their gradients once they exist.
+// lentBlock holds the keys and values that a stage sends to a helper, and their gradients once they exist.
 type lentBlock struct {
 	plan.Lending
 	k, v, dk, dv ir.View
@@ -298,9 +298,10 @@ func (s *stage) clear(in ir.Instr) {
 	}
 }
 
-// takeBack receives the gradients of the keys that a helper held. The stage has not touched those of the
-// helper's current block, so the received values are their first. The helper also has gradients from later
-// tasks for keys past that block: these are added, because the stage or the next helper has begun them.
+// takeBack receives the gradients of the keys that a helper held. For the helper's current block,
+// the stage has no gradients yet, so the received values initialise them. For keys after that
+// block, the helper has gradients from later tasks, which are added, because the stage or the next
+// helper already has contributions.
 func (e *env) takeBack(in ir.Instr, helper int) {
 	s, borders, lent := e.s, e.s.plan.HelpedBlocks(e.task), e.s.plan.Lent(e.task.Stage, helper)
 	fresh, more := graph.OverKeys(in, e.size, lent.First, borders[helper+1]), graph.OverKeys(in, e.size, borders[helper+1], lent.End)
@@ -338,7 +339,7 @@ func (s *stage) helpWith(tasks []plan.Task) *help {
 	return h
 }
 
-// rest runs all remaining phases: in each it receives from all, computes for all, and sends to all.
+// rest runs all remaining phases. In each phase, it receives from all stages, computes for all, and sends to all.
 func (h *help) rest() {
 	for h.next < h.phases {
 		parts := h.at(h.next)
@@ -368,7 +369,7 @@ func (h *help) at(phase int) (parts helpedParts) {
 	return parts
 }
 
-// helpedParts has a rank's parts of a phase. After each of their steps the rank continues its own task.
+// helpedParts has a rank's parts of a phase. After each step, the rank continues its own task.
 type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {

@@ -70,8 +70,8 @@ func (s *stage) optimizer() {
 	}
 }
 
-// update updates the part of a parameter whose optimizer state this rank has, and sends divided weights to all
-// ranks that use them. It returns the buffer that they are sent from, or -1.
+// update updates the part of a parameter whose optimizer state this rank holds, and sends divided
+// weights to all ranks that use them. It returns the buffer from which they are sent, or -1.
 func (s *stage) update(p *param) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(s.takeOver(p.grad), ir.F32)
@@ -103,7 +103,7 @@ func (s *stage) update(p *param) int {
 	return int(weight.Buffer)
 }
 
-// applyUpdate emits the optimizer's instructions for a parameter. Some tensors are given by name.
+// applyUpdate emits the optimizer's instructions for a parameter. The caller passes some of the tensors by name.
 func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
 	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/schedule"
 )
 
-// layout has what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of
-// constants and groups. The order of tensors does not depend on the number of stages, so neither does the
-// gradient norm.
+// layout holds the data that all ranks of a job share: the dataflow, the tensors of the model in
+// one global order, the names of constants and groups. The order of tensors does not depend on the
+// number of stages, so neither does the gradient norm.
 type layout struct {
 	plan      *plan.Plan
 	model     *graph.Model
@@ -139,9 +139,9 @@ type param struct {
 	grad      uint32
 	gradReady bool // grad has been allocated in this step
 	cut       plan.Slicing
-	zero      int     // stage of ZeRO, which defines what the rank has only for its slice
+	zero      int     // ZeRO stage, which defines what the rank holds only for its slice
 	sum       ir.View // the complete gradient, or its slice
-	owner     bool    // counts in the gradient norm (false on a tied copy)
+	owner     bool    // included in the gradient norm (false for a tied copy)
 	shared    *param  // the embedding whose weight this tied parameter uses on the same stage
 }
 

@@ -8,10 +8,11 @@ import (
 	"sppo.dev/ir"
 )
 
-// This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is NP-hard. It
-// runs first fit in several orders. The order determines the quality of the result, and skyline makes any order
-// fast: it finds the lowest gap over a span of time without visiting the lives in that span. Where gaps remain,
-// ejector moves lives above the target down.
+// This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is
+// NP-hard. It runs first fit in several orders. The order determines the quality of the result.
+// skyline makes every order fast, because it finds the lowest gap over a span of time without
+// visiting the lives in that span. If gaps remain, ejector moves lives that are above the target
+// down.
 
 // placeAlign divides every offset.
 const placeAlign = ir.Alignment
@@ -47,8 +48,8 @@ func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Byte
 	return p.offsets, extent
 }
 
-// calendar translates issue positions to instants, which are the distinct starts of lives. Two lives overlap if
-// and only if some instant is in both: the later of their starts.
+// calendar translates issue positions to instants, which are the distinct starts of lives. Two
+// lives overlap if and only if both contain the later of their starts.
 type calendar struct {
 	spans []span     // by life
 	load  []ir.Bytes // by instant: bytes live
@@ -152,8 +153,8 @@ func (p *placer) search() {
 
 func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
 
-// lower returns the next extent to try, which removes one eighth of the gaps. Larger reductions fail more
-// often, and smaller ones succeed but gain little.
+// lower returns the next extent to try, which removes one eighth of the gaps. Larger reductions
+// fail more often; smaller ones gain little.
 func (p *placer) lower() ir.Bytes {
 	return (p.extent - max((p.extent-p.bound)/8, placeAlign)) &^ (placeAlign - 1)
 }
@@ -190,10 +191,10 @@ func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 // orders lists comparison functions; lives that compare less are placed first. Crowd is the maximum number of
 // bytes live at once during each life.
 //
-// Where memory is fullest there is no room for gaps, so the lives that are there go first, then those at the
-// next fullest moment. This places lives outward in time from each peak and leaves the slack where memory is
-// not short. The first two orders do this and differ in how they stack the lives of one moment. The others
-// ignore time, which helps where all moments are alike.
+// When memory is fullest, there is no room for gaps, so the lives at that moment are placed first,
+// then those at the next fullest moment. This places lives outward in time from each peak and
+// leaves slack where memory is not short. The first two orders do this, and differ in how they
+// stack the lives of one moment. The others ignore time, which helps if all moments are alike.
 func orders(lives []life, crowd []ir.Bytes) []func(i, j int32) int {
 	crowded := func(i, j int32) int { return cmp.Compare(crowd[j], crowd[i]) }
 	start := func(i, j int32) int { return cmp.Compare(lives[i].start, lives[j].start) }

@@ -9,9 +9,9 @@ import (
 )
 
 // ejector packs placed lives into a smaller extent by ejection chains (Glover, "Ejection chains, reference
-// structures and alternating path methods", 1996). A life above the limit is moved to where it displaces the
-// cheapest others, which are then moved in the same way until all are placed. Ejecting a life makes its next
-// ejection more expensive, so that chains do not repeat.
+// structures and alternating path methods", 1996). A life above the limit is moved to the position at
+// which it displaces the cheapest other lives, which are then moved in the same way until all are placed.
+// Ejecting a life makes its next ejection more expensive, so that chains do not repeat.
 type ejector struct {
 	lives   []life
 	meets   meetings
@@ -21,7 +21,7 @@ type ejector struct {
 	near    []int32    // scratch of relay: the lives that overlap in time
 	rims    []rim      // scratch of spot
 	steps   int        // rims visited since the start; deterministic
-	budget  int        // of steps
+	budget  int        // maximum number of steps
 }
 
 // nowhere is the offset of a life that is not placed.
@@ -39,7 +39,7 @@ func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *eje
 // proportionally.
 func (e *ejector) price(i int32) float64 { return math.Sqrt(e.lives[i].area()) }
 
-// pack moves all lives below top, or reports that the budget did not suffice.
+// pack moves all lives below top, and reports whether the budget was sufficient.
 func (e *ejector) pack(top ir.Bytes) bool {
 	e.out = e.out[:0]
 	for i, at := range e.offsets {

@@ -45,7 +45,8 @@ func (r *ranges) add(b byteRange) {
 
 // skyline records which bytes are in use at which instants. It is a segment tree over the instants: each node
 // covers a span, and its children cover the halves. Any span is the union of few nodes, and the bytes of a node
-// are few ranges if lives are packed tightly. So a query is cheap however many lives overlap the span.
+// are few ranges if lives are packed tightly. A query is therefore cheap for any number of lives that overlap
+// the span.
 type skyline struct {
 	leaves int
 	whole  []ranges // by node: taken by lives that cover the node's span

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Tensors that are kept on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
-// its forwards and its backwards.
+// This file copies tensors that are kept on the host in layer order: hidden states between layers,
+// gradients between layers, and K and V of a layer between its forwards and its backwards.
 
 // stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
 func (s *stage) stageOut(reader plan.Task, x uint32) {
@@ -110,8 +110,8 @@ func (s *stage) cachesIn(t plan.Task) {
 	}
 }
 
-// recomputeCaches computes K and V of a layer from its inputs if a backward begins with that. Inputs on the host are loaded a few at
-// a time, ahead of use.
+// recomputeCaches computes K and V of a layer from its inputs, if a backward begins with this.
+// Inputs on the host are loaded a few at a time, in advance.
 func (s *stage) recomputeCaches(t plan.Task, layer int) {
 	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
 	if !s.plan.RecomputesCaches(t) || !b.Attends {

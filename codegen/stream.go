@@ -9,8 +9,9 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Streamed K and V: a subsequence has its own rows on the device, and attention processes the earlier rows block by
-// block, as the plan's queue of loads brings them from the host.
+// This file emits attention with streamed K and V: a subsequence has its own rows on the device,
+// and attention processes the earlier rows block by block, in the order in which the plan's queue
+// loads them from the host.
 
 // streams has the transfers of a section that are in progress.
 type streams struct {
@@ -25,7 +26,7 @@ type arrival struct {
 	buffers map[string]uint32
 }
 
-// streaming returns the streamed values of a layer: K, V and, for gradients, those of their gradients that are read.
+// streaming returns the streamed values of a layer: K, V and, for gradients, the gradients of K and V that are read.
 func streaming(b *graph.Block, grads bool) []*graph.Value {
 	var out []*graph.Value
 	for i := range b.Values {
@@ -79,8 +80,8 @@ func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
 	return name
 }
 
-// take returns the next load. It issues the loads that should be in transfer by then. Blocks that were sent before the last load
-// was taken have had time for their copies.
+// take returns the next load, and issues the loads that should be in transfer by then. The copies
+// of blocks that were sent before the last load was taken have had enough time.
 func (s *stage) take() arrival {
 	q := &s.streams
 	for _, b := range q.sent[0] {

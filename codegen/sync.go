@@ -7,11 +7,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// This phase uses events to order accesses to the same bytes from different streams, and orders nothing else.
+// This phase inserts the events that order conflicting accesses from different streams, and no others.
 //
-// Streams and conflicts form a partial order of the instructions. A wait is needed exactly where that order has
-// an edge between two streams that no other path implies, and an event exactly where such an edge starts. This
-// set is the transitive reduction, so it is unique, and removing any wait leaves a race.
+// Streams and conflicts form a partial order of the instructions. A wait is needed for exactly
+// those edges of this order that are between two streams and not implied by other paths, and an
+// event is needed at the start of each such edge. This set is the transitive reduction, so it is
+// unique, and removing any wait leaves a race.
 
 // synchronise inserts records and waits into a section that has none. Instructions of different streams that
 // touch the same bytes, at least one of them writing, then run in the order of the slice. It returns the new
@@ -51,8 +52,9 @@ type edge struct{ producer, consumer tick }
 
 // neededWaits returns the waits in the order of their consumers.
 //
-// The waits of one instruction are chosen latest producer first. An instruction can only have waited for
-// earlier ones, so anything that another of its waits implies is already known.
+// The waits of an instruction are chosen in order of producers, latest first. Because an
+// instruction can only wait for earlier ones, all orders that another wait implies are then already
+// known.
 func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	var edges []edge
 	var last clock                       // last instruction of each stream

@@ -34,8 +34,8 @@ const (
 // own reports whether a step belongs to one of the rank's own tasks.
 func (k stepKind) own() bool { return k <= sharing }
 
-// moment orders the steps of all ranks by time. At one time, messages come before the tasks that start then,
-// and in the order of their numbers.
+// moment orders the steps of all ranks by time. At the same time, messages come before tasks that
+// start, in the order of their numbers.
 type moment struct {
 	time    int
 	running bool

@@ -6,8 +6,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Saved tensors between forward and backward: where they are kept, when they leave the device, and when they
-// return. A unit is the smallest group of them that is offloaded or recomputed as one.
+// This file handles saved tensors between forward and backward: where they are kept, when they
+// leave the device, and when they return. A unit is the smallest group of saved tensors that is
+// offloaded or recomputed as one.
 
 // saveUnits makes a forward env store the values of each unit together. The block's input already has its
 // buffer.

@@ -9,11 +9,11 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A rank visits its layers: a visit is the work of one task in one layer. Stages 2 and 3 of ZeRO work at the boundaries of
-// visits. With stage 2, a backward visit that is followed by another layer's ends with a reduce-scatter of the layer's gradients:
-// each rank keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during
-// the computation of the previous visit, and freed at the end of their own. In a slot that ranks share, all own tasks form one
-// visit of a layer, which ends when the gradients of the helpers have been added.
+// A visit is the work of one task in one layer. Stages 2 and 3 of ZeRO act at the boundaries of visits. With stage 2,
+// a backward visit that is followed by another layer's ends with a reduce-scatter of the layer's gradients: each rank
+// keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during the
+// computation of the previous visit, and freed at the end of their own. In a slot that ranks share, all own tasks
+// form one visit of a layer, which ends when the gradients of the helpers have been added.
 type visits struct {
 	order  []visit               // visits of the section, except those that read no weights
 	done   int                   // number of these visits that have begun
@@ -35,10 +35,10 @@ type owed struct {
 	layer  int
 	from   []uint32 // operands of the collective
 	sum    ir.View  // of this visit
-	before bool     // p.sum has that of earlier visits
+	before bool     // p.sum contains the sum of earlier visits
 }
 
-// plan notes the visits of a section.
+// plan records the visits of a section.
 func (v *visits) plan(s *stage, steps []step) {
 	for _, st := range steps {
 		if st.kind != running && st.kind != sharing {
@@ -47,7 +47,7 @@ func (v *visits) plan(s *stage, steps []step) {
 		t := s.order.Tasks[s.index0][st.task]
 		if st.kind == sharing {
 			if t.Stage = s.index0; t.Stage > s.order.Tasks[s.index0][st.task].Slot() {
-				continue // the step has only others' tasks
+				continue // the step has only tasks of other ranks
 			}
 			t.Subsequence = s.order.Tasks[s.index0][st.task].Slot() - t.Stage
 		}

@@ -10,8 +10,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Slices of parameters. Ranks that hold the same matrix each complete a slice of its gradient and, with ZeRO,
-// keep optimizer state for that slice only. The sums and their order are the same either way.
+// This file divides parameters into slices. Each of the ranks that hold the same matrix completes a
+// slice of its gradient and, with ZeRO, keeps optimizer state for that slice only. The sums and
+// their order are the same with and without ZeRO.
 
 // slicePlace determines the first row of a rank's slice.
 type slicePlace struct {
@@ -24,8 +25,9 @@ func (c slicePlace) name() string {
 	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
 }
 
-// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of another constant's
-// name, it names one that has that constant's value on the first replica and 0 on others.
+// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of
+// another constant's name, it names a constant with that value on the first replica and 0 on
+// others.
 const constFirst = "first_replica"
 
 func onFirstReplica(name string) string {

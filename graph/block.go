@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Size is everything that the shapes of a task depend on.
+// Size holds all numbers that determine the shapes of a task.
 type Size struct {
 	Sequence int64 // S
 	Prefix   int64 // tokens before the subsequence
@@ -15,14 +15,15 @@ type Size struct {
 	SP       int64 // t
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
-	Window   int64 // tokens that attention of the layer sees, up to and including the query's own; 0: all
+	Window   int64 // tokens that a query of the layer attends to, including its own; 0: all
 }
 
 // chunkBytes bounds the logits of one chunk of the head's loop.
 const chunkBytes = 64 << 20
 
-// ChunkRows returns the number of rows per iteration of the head's loop: at most chunkBytes of f32 logits, in multiples of
-// 64, evenly over the subsequence. It does not depend on how layers are split over stages.
+// ChunkRows returns the number of rows per iteration of the head's loop: at most chunkBytes of f32
+// logits, in multiples of 64, spread evenly over the subsequence. It does not depend on the
+// division of layers over stages.
 func (g *Model) ChunkRows(s Size) int64 {
 	rows := s.Tokens * s.Batch
 	most := max(chunkBytes/(4*g.vocabLocal())/64*64, 64)
@@ -67,7 +68,8 @@ func (v *Value) Bytes(s Size) ir.Bytes {
 	return ir.Bytes(n) * v.DType.Bytes()
 }
 
-// View returns the part of its value's storage that an operand covers; the caller adds the buffer and its start.
+// View returns the part of a value's storage that an operand covers, without the buffer and its
+// start, which the caller adds.
 func (b *Block) View(a Arg, s Size) ir.View {
 	v := &b.Values[a.Value]
 	first, rows := int64(0), v.rowCount(s)
@@ -114,8 +116,8 @@ func (b *Block) View(a Arg, s Size) ir.View {
 	return out
 }
 
-// Instr builds the instruction of a node. view places an operand, and attr resolves attributes that Size does not know; both are
-// called for every operand and attribute in the order of the opcode's row.
+// Instr builds the instruction of a node. It calls view to place each operand, and attr for each
+// attribute that does not follow from Size, in the order of the opcode's row.
 func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
 	in := ir.Instr{Op: n.Op, Args: make([]ir.View, len(n.Args)), Attrs: make([]ir.Attr, len(n.Attrs))}
 	for i, a := range n.Args {
@@ -144,7 +146,7 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 	return in
 }
 
-// Work returns the cost of a node at a size, before anything is placed.
+// Work returns the work of a node at a size, before buffers are placed.
 func (b *Block) Work(n *Node, s Size) ir.Work {
 	in := b.Instr(n, s, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(1) })
 	return in.Work()
@@ -207,8 +209,9 @@ func (b *Block) Finishes(n *Node, a Arg) bool {
 	return true
 }
 
-// BeforeAttention is the number of forward nodes before the first one that reads K or V. BeforeCacheGrads is the number of backward
-// nodes before the first one that reads their gradients. Contributions of other ranks must have arrived by then.
+// BeforeAttention returns the number of forward nodes before the first one that reads K or V.
+// BeforeCacheGrads returns the number of backward nodes before the first one that reads their
+// gradients. Contributions of other ranks must arrive before these nodes.
 func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
 func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
 

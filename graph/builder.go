@@ -9,7 +9,7 @@ import (
 // builder appends values and nodes to a block.
 type builder struct {
 	Block
-	act     ir.DType // storage of activations and weights
+	act     ir.DType // storage type of activations and weights
 	split   Split
 	role    *role
 	nodes   *[]Node        // the list to which node appends: Forward or Backward
@@ -73,7 +73,7 @@ func (b *builder) param(p Param) int {
 // weightGrad returns the gradient value of a weight value.
 func (b *builder) weightGrad(w int) int { return w + 1 }
 
-// node appends an operation. args are in the order of the opcode's row; absent ones at the end may be omitted.
+// node appends an operation. args are in the order of the opcode's row; absent operands at the end may be omitted.
 func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, Arg{Value: Missing})
@@ -108,7 +108,7 @@ func seen(v int) Arg  { return Arg{Value: v, Span: Seen} }
 func flat(v int) Arg  { return Arg{Value: v, Span: Flat} }
 func chunk(v int) Arg { return Arg{Value: v, Span: Chunk} }
 
-// by returns an operand with each row split into one row for each head.
+// by returns an operand with each row split into one row per head.
 func by(heads int64, a Arg) Arg { a.Heads = heads; return a }
 
 func integer(name string, v int64) Attr   { return Attr{Name: name, Value: ir.Int(v)} }

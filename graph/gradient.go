@@ -53,8 +53,9 @@ func (b *builder) differentiate() {
 	b.halve()
 }
 
-// hoistCollectives moves collectives of the backward pass before the gradients of weights between them and
-// the nodes that produce their operands. These gradients need nothing from other ranks, so they run during the collective.
+// hoistCollectives moves each collective of the backward pass up to the node that produces its
+// operand. The weight gradients that were between them do not depend on other ranks, so they run
+// during the collective.
 func (b *builder) hoistCollectives(nodes []Node) {
 	for i, n := range nodes {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
@@ -73,15 +74,15 @@ func (b *builder) ofWeights(n Node) bool {
 
 // Halves of a backward pass.
 const (
-	InputGradient  = iota // the part that the previous layer waits for
+	InputGradient  = iota // the part that computes the input gradient, for which the previous layer waits
 	WeightGradient        // the rest: gradients of weights, and values that only these read, such as inputs gathered again
 )
 
-// halve assigns the nodes of the backward pass to its two halves. If they run separately, values of the first half that the second reads
-// must be kept.
-// Norms compute their weights' gradients in the first half, because one kernel computes both. Attention has nothing to defer, nor
-// does the head's loop, whose logits live for one chunk of rows. The second half reads no weight matrices, because ranks may
-// have divided them by then.
+// halve assigns the nodes of the backward pass to its two halves. If the halves run separately,
+// values of the first half that the second reads must be kept. Norms compute both gradients in the
+// first half, because one kernel computes both. Attention has nothing to defer. Nor does the loop
+// of the head, whose logits exist for one chunk of rows. The second half reads no weight matrices,
+// because ZeRO may have released the gathered matrices by then.
 func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
@@ -125,8 +126,8 @@ func (b *builder) readsMatrix(n *Node) bool {
 	})
 }
 
-// putOff appends a node to the second half. Values gathered in the first half are gathered again: keeping them would take
-// SP times the bytes.
+// putOff appends a node to the second half. Values gathered in the first half are gathered again,
+// because keeping them would take SP times the bytes.
 func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
 	n.Args = slices.Clone(n.Args)
 	for k, a := range n.Args {
@@ -173,7 +174,8 @@ func (b *builder) need(v int) Arg {
 // saves reports whether the results of a forward node are saved for the backward pass.
 func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
 
-// makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes that write to the same values.
+// makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes
+// that write the same values.
 func (b *builder) makeAgain(n Node) {
 	made := b.writes(&n)
 	for _, w := range b.Forward {
@@ -196,7 +198,7 @@ func (b *builder) repeat(n Node) {
 		}
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
-			if v.Kind == Cache { // its rows are there; the node is repeated for another result
+			if v.Kind == Cache { // its rows are still stored; the node is repeated for another result
 				v.Kind, v.Rows = Activation, b.split.attentionRows()
 			}
 			v.Name += ".again"
@@ -250,7 +252,7 @@ func (b *builder) hasValue(name string) bool {
 	return slices.ContainsFunc(b.Values, func(v Value) bool { return v.Name == name })
 }
 
-// contribute adds g to the gradient of v. Rules that can add in place use takeGrad first.
+// contribute adds g to the gradient of v. Rules that can add in place call takeGrad first.
 func (b *builder) contribute(v int, g Arg) {
 	old, ok := b.grads[v]
 	if !ok {
@@ -262,7 +264,8 @@ func (b *builder) contribute(v int, g Arg) {
 	b.grads[v] = all(sum)
 }
 
-// takeGrad removes and returns the contribution made so far, for a rule that adds to it in place, or Missing if there is none.
+// takeGrad removes and returns the gradient accumulated so far, for a rule that adds to it in
+// place. It returns Missing if there is none.
 func (b *builder) takeGrad(v int) Arg {
 	g, ok := b.grads[v]
 	if !ok {
@@ -320,7 +323,7 @@ func matmulGradient(b *builder, n Node) {
 	}
 }
 
-// writtenByMatmul distinguishes a gradient that belongs only to its value from one that other values share.
+// writtenByMatmul reports whether a matmul wrote a gradient, so that no other value shares it.
 func (b *builder) writtenByMatmul(g int) bool {
 	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.Matmul && n.Args[0].Value == g })
 }
@@ -434,8 +437,9 @@ func scatterGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// exchangeGradient is the inverse exchange. Gradients of caches are rounded before they are sent; those of heads that several
-// ranks hold are summed on the way.
+// exchangeGradient is the rule for the exchange: the inverse exchange. Gradients of caches are
+// rounded before they are sent. Gradients of heads that several ranks hold are summed by the
+// exchange.
 func exchangeGradient(b *builder, n Node) {
 	dy := b.inActivationType(b.grad(n.Args[0]))
 	attrs, inverse := slices.Clone(n.Attrs), attrIndex(ir.AllToAll, "inverse")
@@ -445,7 +449,7 @@ func exchangeGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// findUnits groups the values that forward writes and backward reads by the node that writes them.
+// findUnits groups the values that the forward writes and the backward reads, by the node that writes them.
 func (b *builder) findUnits() {
 	producers := map[int]int{} // producer -> index into Units
 	made := map[int]bool{}     // computed in the backward pass itself

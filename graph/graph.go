@@ -1,9 +1,9 @@
-// Package graph expresses a model as dataflow: the computation of one rank for one subsequence in the embedding, in a layer
-// and in the head, forward and backward. The backward half is derived from the forward half by one rule for each
-// opcode (gradient.go), so the saved values follow from the dataflow and are listed nowhere by hand.
+// Package graph expresses a model as dataflow: the computation of one rank for one subsequence in the embedding, in a
+// layer and in the head, forward and backward. The backward half is derived from the forward half by one rule for
+// each opcode (gradient.go). The saved values are derived from the dataflow as well.
 //
-// Read model.go for the layer and its traits, and block.go for how nodes become instructions of a given size. The package knows
-// nothing about stages, offload or addresses.
+// model.go builds the layer and its variants, and block.go turns nodes into instructions of a given
+// size. The package does not depend on stages, offload or addresses.
 package graph
 
 import "sppo.dev/ir"
@@ -11,16 +11,17 @@ import "sppo.dev/ir"
 // Rows defines how the first dimension of a value depends on the subsequence.
 type Rows uint8
 
-// Kinds of first dimensions. n is the subsequence's tokens, b the microbatch's sequences, t the SP size.
+// Kinds of first dimensions. n is the number of tokens in the subsequence, b the number of
+// sequences in the microbatch, and t the SP size.
 const (
 	Fixed       Rows = iota // Value.Count, for any subsequence
 	Local                   // n*b/t: this rank's rows
 	Full                    // n*b: the rows of the whole SP group
-	LocalTokens             // n/t: one row per token, regardless of the number of sequences
+	LocalTokens             // n/t: one row per token, for any number of sequences
 	Whole                   // rows of the whole sequence, S*b: K, V and their gradients
 	WholeTokens             // S/t: the rank's rows of the position table
 	WholeLocal              // S*b/t: in a ring, the rank's rows of the whole sequence of K, V and their gradients
-	SeenLocal               // a rank's rows up to the end of the subsequence, as they are passed around
+	SeenLocal               // a rank's rows up to the end of the subsequence, which are passed around the ring
 	ChunkRows               // rows of the current chunk of the head's loop
 )
 
@@ -57,8 +58,8 @@ type Span uint8
 // Spans.
 const (
 	All       Span = iota
-	Tail           // the rows of this subsequence; all rows if the value has no others
-	Seen           // the rows up to the end of this subsequence; all rows if the value has no others
+	Tail           // the rows of this subsequence; all rows if the value belongs to one subsequence
+	Seen           // the rows up to the end of this subsequence; all rows if the value belongs to one subsequence
 	Flat           // without the leading dimension of planes, which is 1
 	Chunk          // the rows of the current chunk of the head's loop; also for values of Rows Full
 	FrontHalf      // the first half of the rows of this subsequence
@@ -84,7 +85,7 @@ const (
 	FromBatch                  // sequences of the microbatch
 	FromPrefix                 // tokens before the subsequence
 	FromLocalPrefix            // tokens among them that each rank of a ring holds
-	FromWindow                 // tokens that attention of the layer sees
+	FromWindow                 // the attention window of the layer
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant of that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
@@ -107,13 +108,13 @@ type Node struct {
 	Args    []Arg
 	Attrs   []Attr
 	Chunked bool // part of the head's loop over rows
-	Weights bool // of the backward pass: leads only to gradients of weights, which are not needed before the optimizer
+	Weights bool // in the backward pass: contributes only to weight gradients, which are not needed before the optimizer
 }
 
 // Shard is the part of a parameter that a rank holds.
 type Shard uint8
 
-// Shards. The rank's rectangle starts, in the sharded dimension, at the constant that Param.Start names.
+// Kinds of shards. In the divided dimension, the rank's part starts at the constant that Param.Start names.
 const (
 	Replicated Shard = iota
 	ByRows
@@ -134,12 +135,12 @@ type Param struct {
 	Adapter bool   // belongs to an adapter, not to the model itself
 	Frozen  bool   // not trained: it has no gradient and no optimizer state
 	Reduce  string // group over which gradients of this parameter must still be summed: "sp", "kv" or none
-	Once    string // constant that is 1 on the rank whose copy counts in the gradient norm; empty: the copy of every rank counts
+	Once    string // constant that is 1 on the rank whose copy is included in the gradient norm; empty: every rank's copy is included
 	Tied    bool   // the head's copy of the embedding
 }
 
-// Unit is the smallest group of saved values that is offloaded or kept as one: the values that one forward node leaves for
-// the backward pass.
+// Unit is the smallest group of saved values that is kept, offloaded or recomputed as one: the
+// values that one forward node saves for the backward pass.
 type Unit struct {
 	Name     string
 	Number   int // number among the units of the layer that recomputes none
@@ -156,8 +157,8 @@ type Block struct {
 	Forward  []Node
 	Backward []Node
 	Halves   [2][]Node // Backward in two parts, for schedules that run the second part later: see halve
-	Between  []int     // values that the second half reads and does not compute, except weights
-	Caching  []Node    // the nodes of Forward that compute K and V from the input; empty if K and V do not outlive a task
+	Between  []int     // values that the second half reads but does not compute, except weights
+	Caching  []Node    // the nodes of Forward that compute K and V from the input; empty if K and V are freed with the task
 	Input    int       // value x; Missing for the embedding
 	Output   int       // forward result; Missing for the head
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head

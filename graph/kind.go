@@ -6,8 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Kinds of layers. All layers have one forward dataflow. Kinds differ in the attention window, which is part of
-// the size that work and shapes depend on, and in the role, which defines the required part of the backward dataflow.
+// Kinds of layers. All layers have one forward dataflow. Kinds differ in the attention window,
+// which is part of the size that determines work and shapes, and in the role, which defines the
+// required part of the backward dataflow.
 
 // kind is a set of layers with equal time and equal bytes.
 type kind struct {
@@ -34,7 +35,7 @@ func (g *Model) LayerOf(kind int) *Block { return g.kinds[kind].role.block }
 // Saves returns the units that layers of a kind may keep for their backward pass.
 func (g *Model) Saves(kind int) Units { return g.kinds[kind].role.saved }
 
-// Remakes returns the units among these that they may recompute instead.
+// Remakes returns the units of Saves that such layers may recompute instead.
 func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.recomputed }
 
 // LayersOf returns the number of layers of a kind.
@@ -47,12 +48,12 @@ func (g *Model) LayersOf(kind int) (n int) {
 	return n
 }
 
-// FullKind returns the first kind of layers whose attention sees all earlier tokens, or -1 if there is none.
+// FullKind returns the first kind of layers without a window, or -1 if there is none.
 func (g *Model) FullKind() int {
 	return slices.IndexFunc(g.kinds, func(k kind) bool { return k.window == 0 })
 }
 
-// Full reports whether attention of a layer sees all earlier tokens.
+// Full reports whether a layer has no window.
 func (g *Model) Full(layer int) bool { return g.windowOf(layer) == 0 }
 
 // Mean returns the mean over all layers of a value given for each kind.
@@ -96,7 +97,7 @@ func (g *Model) findKinds() {
 	}
 }
 
-// Earliest returns the first token that attention of a subsequence sees.
+// Earliest returns the first token that any query of a subsequence attends to.
 func (s Size) Earliest() int64 {
 	if s.Window == 0 {
 		return 0

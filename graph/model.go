@@ -21,7 +21,7 @@ const (
 	GroupBack        // the ranks of a stage in reverse order, for gathering K and V in a ring
 )
 
-// GroupNames has the names of groups in the order of the constants.
+// GroupNames lists the names of the groups in the order of the constants.
 var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
 
 // Constants of a rank that depend only on its position k in the SP group.
@@ -39,7 +39,7 @@ const (
 	ConstEvalFirst  = "eval_replica"   // the same in a validation
 )
 
-// SPConstNames lists the constants that SPConst knows.
+// SPConstNames lists the constants that SPConst accepts.
 var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
 
 // Split defines how the work of a stage is divided among its ranks and along the sequence.
@@ -49,11 +49,12 @@ type Split struct {
 	Whole  bool   // the sequence is undivided: no later subsequence reads its K and V
 	Stream Stream
 
-	Documents bool // a sequence may have several documents, and attention stays inside each
-	Masked    bool // some labels do not count
+	Documents bool // a sequence may contain several documents, and attention stays inside each
+	Masked    bool // some labels are excluded from the loss
 
-	// Gathers means that ranks of a ring gather K and V of a subsequence, and that each holds those of the whole sequence. This is needed
-	// if the attention of any layer has a window: the chunks of all earlier tokens, as they are passed around, do not form a window.
+	// Gathers reports whether the ranks of a ring gather K and V of a subsequence, so that each
+	// rank holds those of the whole sequence. This is needed if any layer has a window, because the
+	// chunks that are passed around contain all earlier tokens.
 	Gathers bool
 }
 
@@ -73,9 +74,9 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
-// Modes. In all of them, rows are divided between layers. In the first two, heads are divided in attention: K and V caches have a rank's
-// heads.
-// In a ring they have all heads of a rank's rows.
+// Modes of dividing a layer. In all of them, rows are divided outside attention. In the first two,
+// heads are divided inside attention, and K and V caches hold the heads of a rank. In a ring, they
+// hold all heads of a rank's rows.
 const (
 	ModeMegatron = "megatron" // weights of a layer are divided; rows are gathered before them and scattered after them
 	ModeUlysses  = "ulysses"  // weights of a layer are whole on every rank; rows are exchanged for heads around attention
@@ -91,10 +92,10 @@ type Model struct {
 	Split
 	Freeze    []string // of lang.Train
 	Embedding *Block
-	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; layers share its forward and have parts of its backward
+	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; all layers have its forward and a part of its backward
 	Head      *Block
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
-	Untrained int           // number of layers without a backward, counted from the first
+	Untrained int           // number of layers at the start that have no backward
 
 	sequence    int64
 	maps        []lang.LinearMap   // with adapters
@@ -131,7 +132,7 @@ func (g *Model) DType() ir.DType {
 	return ir.F32
 }
 
-// ulysses reports whether rows are exchanged for heads, which a single rank need not do.
+// ulysses reports whether rows are exchanged for heads, which a single rank does not need.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 
 // Replicates reports whether every rank holds the whole weights of a layer.
@@ -145,7 +146,7 @@ func (s Split) cacheKind(k Kind) Kind {
 	return k
 }
 
-// layerRows returns the kind of rows that the matmuls of a layer see.
+// layerRows returns the kind of rows on which the matmuls of a layer work.
 func (g *Model) layerRows() Rows {
 	if g.Replicates() {
 		return Local
@@ -213,7 +214,8 @@ func (g *Model) columns(name string, in, out, local int64, start string) Param {
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd})
 }
 
-// rows returns a matrix that writes to the residual stream. Its initial values shrink with depth, as in GPT-2.
+// rows returns a matrix whose product is added to the residual stream. Its initial values decrease
+// with depth, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std})
@@ -232,7 +234,7 @@ func (g *Model) divided(p Param) Param {
 	return p
 }
 
-// reduced returns a parameter that every rank holds, and whose gradient each rank computes from its own rows.
+// reduced returns a parameter that every rank holds. Each rank computes the gradient from its own rows.
 func (g *Model) reduced(p Param) Param {
 	if g.SP > 1 {
 		p.Reduce, p.Once = GroupNames[GroupSP], ConstOwner
@@ -260,7 +262,7 @@ func (g *Model) vocabTable(name string) Param {
 // BlockLayer is the name of the block of a layer.
 const BlockLayer = "layer"
 
-// Names of values that other packages use.
+// Names of values, for other packages.
 const (
 	ValueTokens = "tokens"
 	ValueLabels = "labels"
@@ -313,8 +315,8 @@ func (g *Model) embedding(sequence int64, r *role) *Block {
 	return &b.Block
 }
 
-// embedPositions adds the rows of the position table. Any token may have any position in its document, so ranks divide the
-// table as they divide the vocabulary.
+// embedPositions adds the rows of the position table. With documents, any token may have any
+// position, so ranks divide the table like the vocabulary.
 func (g *Model) embedPositions(b *builder, x int) int {
 	h, rows := int64(g.Hidden), ceilDiv(g.sequence, int64(g.SP))
 	pos := b.param(Param{Name: "pos", Shape: [2]int64{g.sequence, h}, Local: [2]int64{rows, h}, Shard: ByRows, Start: ConstPosition, Std: g.InitStd})
@@ -378,7 +380,7 @@ func (g *Model) normAttrs() []Attr {
 	return attrs
 }
 
-// branch appends a residual branch, x + f(x), with its norms; the bias of its output is added with it.
+// branch appends a residual branch, x + f(x), with its norms. The bias of its output is part of the same addition.
 func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group string, f func(x int) int) int {
 	in := x
 	if g.NormsBefore() {
@@ -457,7 +459,7 @@ func (g *Model) attention(b *builder, in int) int {
 	return g.leave(b, part, "attn.sum")
 }
 
-// enter gathers a rank's rows for the weights of a layer, and leave returns results to the rank's rows.
+// enter gathers the rows of all ranks for the matmuls of a layer, and leave reduces results to the rank's own rows.
 func (g *Model) enter(b *builder, x int, name string) int {
 	if g.Replicates() {
 		return x
@@ -483,8 +485,8 @@ type projection struct {
 	rotation string // RotationQ or RotationK; empty: V, which is neither normalized nor rotated
 }
 
-// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, where the model has them. Each
-// of them except the last writes a separate value.
+// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, where
+// the model has them. Each of these nodes except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
 	rotated := p.rotation != "" && g.rotation(p.rotation) != plainNone
@@ -590,9 +592,9 @@ func (g *Model) mlp(b *builder, x int) int {
 	return g.leave(b, part, "mlp.sum")
 }
 
-// head builds the final norm, the output projection and the loss. Training runs all of it in the backward pass,
-// by chunks of rows, so that only x outlives a chunk, and the logits of a subsequence never exist as a whole. The forward
-// half is for validation.
+// head builds the final norm, the output projection and the loss. Training runs all of it in the
+// backward pass, one chunk of rows at a time. Only x outlives a chunk, and the logits of a whole
+// subsequence never exist at once. The forward half is for validation.
 func (g *Model) head(r *role) *Block {
 	b := g.newBuilder("head")
 	b.role = r
@@ -617,7 +619,8 @@ func (g *Model) head(r *role) *Block {
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 
-	// The backward pass begins with the same nodes and continues in the same loop. Losses of single tokens are for validation.
+	// The backward pass begins with the same nodes and continues in the same loop. Only validation
+	// uses the losses of single tokens.
 	b.Backward = append(b.Backward, b.Forward...)
 	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
 	last := &b.Forward[len(b.Forward)-1]
@@ -641,7 +644,7 @@ func (g *Model) head(r *role) *Block {
 // losses has the values that the two halves of the head's loop share.
 type losses struct {
 	logits, stats int
-	labels        Arg // labels of the chunk, if some do not count
+	labels        Arg // labels of the chunk, if some are excluded from the loss
 	weight        Arg
 }
 

@@ -13,15 +13,16 @@ import (
 type Optimizer struct {
 	Name   string
 	States []State
-	Whole  bool   // the rule needs whole matrices: it gathers slices, and reads ConstSlice
+	Whole  bool   // the rule needs whole matrices: it gathers slices and reads ConstSlice
 	others string // the optimizer of all parameters except the matrices of layers; empty: this optimizer updates all
 	rule   func(*updater)
 }
 
-// State is a tensor that an optimizer keeps for each parameter from step to step, besides the f32 master of the weight. It has the
-// shape of the parameter, is divided among ranks as ZeRO divides the master, and starts as 0.
+// State is a tensor that an optimizer keeps for each parameter from step to step, in addition to
+// the f32 master weight. It has the shape of the parameter, is divided among ranks in the same way
+// as the master weight, and is initially 0.
 type State struct {
-	Name  string // its name in the rule, and the suffix of the buffer's name
+	Name  string // its name in the rule, which is also the suffix of the buffer's name
 	Role  ir.Role
 	DType ir.DType
 }
@@ -33,7 +34,7 @@ var Optimizers = []Optimizer{
 	{Name: "muon", States: []State{{"m", ir.RoleMomentum, ir.F32}}, Whole: true, others: "adamw", rule: muon},
 }
 
-// rounded has the same optimizers with states stored as bf16.
+// rounded lists the same optimizers with states stored as bf16.
 var rounded = func() (list []Optimizer) {
 	for _, o := range Optimizers {
 		o.States = slices.Clone(o.States)
@@ -67,8 +68,8 @@ func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
 
 // Inputs of an update: values of the parameter, the optimizer and the step. States have their own names.
 const (
-	UpdateWeight = "w"    // the f32 master of the rows whose optimizer state this rank has
-	UpdateCopy   = "copy" // the same rows rounded, if weights are bf16
+	UpdateWeight = "w"    // the f32 master of the rows whose optimizer state this rank holds
+	UpdateCopy   = "copy" // the same rows, rounded, if weights are bf16
 	UpdateGrad   = "grad" // gradient of these rows
 	UpdateStep   = "step"
 	UpdateNorm   = "norm"
@@ -78,9 +79,10 @@ const (
 // The caller sets its value.
 const ConstSlice = "slice"
 
-// Update returns the dataflow by which an optimizer updates a parameter at the end of a step, on a rank that has the state of one of
-// several equal slices of its local rows. The nodes of its block are in Forward, and its inputs are of kind Weight. An all_gather
-// collects the slices of all ranks.
+// Update returns the dataflow with which an optimizer updates a parameter at the end of a step, on
+// a rank that holds the state of one of several equal slices of its local rows. The nodes of its
+// block are in Forward, and the inputs are of kind Weight. An all_gather collects the slices of all
+// ranks.
 func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -91,7 +93,7 @@ func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices 
 	return g.updates[key]
 }
 
-// updateKey is everything that an update depends on.
+// updateKey contains everything that an update depends on.
 type updateKey struct {
 	settings lang.Optimizer
 	param    *Param
@@ -127,7 +129,7 @@ type updater struct {
 	values     map[string]int
 }
 
-// bring adds an input with the shape of the slice.
+// bring adds an input that has the shape of the slice.
 func (u *updater) bring(name string, d ir.DType) {
 	cols := u.cols
 	if u.param.Vector {
@@ -136,10 +138,10 @@ func (u *updater) bring(name string, d ir.DType) {
 	u.values[name] = u.value(Value{Name: name, Kind: Weight, Rows: Fixed, Count: u.rows, Cols: cols, DType: d})
 }
 
-// of returns an input of the update.
+// of returns the input of the update with a given name.
 func (u *updater) of(name string) Arg { return Arg{Value: u.values[name]} }
 
-// temporary adds a matrix that lives for part of the update.
+// temporary adds a matrix that is live during part of the update.
 func (u *updater) temporary(name string, rows, cols int64, d ir.DType) Arg {
 	return all(u.value(Value{Name: name, Rows: Fixed, Count: rows, Cols: cols, DType: d}))
 }
@@ -165,9 +167,9 @@ func sgd(u *updater) {
 		u.of(UpdateWeight), u.of("m"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
 }
 
-// muonSteps is the number of Newton-Schulz iterations, muonNorm the number added to the norm of the matrix before them, and
-// muonA, muonB and muonC the coefficients of each iteration, all from Jordan et al. 2024. muonScale makes the step as long as one of
-// AdamW (Liu et al. 2025).
+// muonSteps is the number of Newton-Schulz iterations, muonNorm the number added to the norm of the matrix before
+// them, and muonA, muonB and muonC the coefficients of each iteration, all from Jordan et al. 2024. muonScale gives
+// the step the same length as a step of AdamW (Liu et al. 2025).
 const (
 	muonSteps           = 5
 	muonNorm            = 1e-7
@@ -175,11 +177,11 @@ const (
 	muonScale           = 0.2
 )
 
-// muon is the rule of Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which needs the whole
-// matrix X.
-// Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the same from the right. Ranks that divide the
-// matrix between the layers' matmuls sum their contributions to G, whose side is the undivided dimension. Slices of ZeRO are gathered
-// first, so that its stages change no bit; ranks that would hold the same matrix without ZeRO repeat the iterations.
+// muon is the rule of Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which
+// needs the whole matrix X. Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the
+// same with G = X^T * X on the right. If the ranks of a stage divide the matrix, they sum their contributions to G,
+// which has the size of the undivided dimension. ZeRO's slices are gathered first, so that the ZeRO stage does not
+// change any bit. Ranks that would hold the same matrix without ZeRO repeat the iterations.
 func muon(u *updater) {
 	rows, cols := u.param.Local[0], u.cols
 	x := u.temporary("momentum", u.rows, cols, u.act)

@@ -16,7 +16,7 @@ func (s Units) Has(number int) bool { return s>>number&1 != 0 }
 // Len returns the number of units in the set.
 func (s Units) Len() int { return bits.OnesCount64(uint64(s)) }
 
-// Named policies of recomputation: the units of a layer that the backward pass recomputes instead of keeping.
+// Named recomputation policies. Each selects the units of a layer that the backward pass recomputes.
 const (
 	RecomputeNone          = "none"
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
@@ -29,12 +29,12 @@ const (
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     elementwise,
-	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // the cast rounds attention's result in a ring
+	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // in a ring, the cast rounds the result of attention
 	RecomputeFull:          func(*Node) bool { return true },
 	RecomputeFullKV:        func(*Node) bool { return true },
 }
 
-// findCaching collects the forward nodes that lead from the input to K and V, in order.
+// findCaching collects, in order, the forward nodes that compute K and V from the input.
 func (b *builder) findCaching() {
 	wanted := map[int]bool{}
 	for v := range b.Values {
@@ -52,8 +52,8 @@ func (b *builder) findCaching() {
 	slices.Reverse(b.Caching)
 }
 
-// RecomputedBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the
-// layer computes it.
+// RecomputedBy returns the units that a policy recomputes. The layer's input is never among them,
+// because no node of the layer computes it.
 func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	made := recomputes[policy]
 	if made == nil {
@@ -80,8 +80,9 @@ type remakeKey struct {
 	recomputed Units
 }
 
-// LayerWithout returns a layer of a kind whose backward pass recomputes some of its units. Its forward is that of every layer; its units
-// are the remaining ones, with their original numbers.
+// LayerWithout returns a layer of a kind whose backward pass recomputes some of its units. Its
+// forward is the same as in every layer. Its units are the remaining ones, with their original
+// numbers.
 func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, recomputed)
 }
@@ -109,9 +110,10 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 	}
 }
 
-// larger returns the units of a layer that keep more than those of the plain one: from the statistics of a norm alone, which the plain
-// one keeps where its backward pass does not read the norm's result, what the result leads to cannot be computed again. Such
-// a norm is computed again as well.
+// larger returns the units of a layer that keep more than the same units of the plain layer. If the
+// backward pass of the plain layer does not read the result of a norm, the plain layer keeps only
+// the norm's statistics. Values that depend on the result cannot be recomputed from the statistics,
+// so the norm is recomputed as well.
 func (g *Model) larger(b *Block) (units Units) {
 	for i := range b.Units {
 		u := &b.Units[i]
@@ -122,7 +124,7 @@ func (g *Model) larger(b *Block) (units Units) {
 	return units
 }
 
-// allUnits returns the units of Model.Layer, of which any layer's are a part.
+// allUnits returns the units of Model.Layer. Those of any layer are a subset.
 func (g *Model) allUnits() Units { return 1<<len(g.Layer.Units) - 1 }
 
 // number assigns numbers to the units of a layer.
@@ -132,8 +134,9 @@ func (g *Model) number(b *Block) {
 	}
 }
 
-// keepers returns the forward nodes whose results stay: those of units that are not recomputed. Values outside all units are needed only
-// to compute others, and are recomputed with them.
+// keepers returns the forward nodes whose results are kept: those of units that are not recomputed.
+// Values that belong to no unit are needed only to compute other values, and are recomputed with
+// them.
 func (g *Model) keepers(recomputed Units) map[int]bool {
 	keep := map[int]bool{}
 	for _, u := range g.Layer.Units {
@@ -150,7 +153,7 @@ func (g *Model) numberOf(producer int) int {
 			return u.Number
 		}
 	}
-	panic("internal: a layer that makes units again keeps what the plain one does not")
+	panic("internal: a layer that recomputes units keeps a value that the plain layer does not")
 }
 
 // moves reports whether a node only converts data which is kept in another form: its result is never saved. An exchange of rows for heads is not among

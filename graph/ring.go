@@ -7,16 +7,17 @@ import (
 	"sppo.dev/ir"
 )
 
-// Attention in a ring. Of every subsequence, rank k of t holds chunks k and 2t-1-k of 2t, and K and V of these
-// chunks only. Attention over its own keys is plain causal attention, because its rows are in order. Then the
-// keys of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j. All
-// queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk of a
-// lower rank, and none see its second chunk. Of a higher rank, the queries of the second chunk see both chunks, and
-// the others see none. In both cases that is half of all pairs, so each turn is the same work for every rank. All
-// ranks share one code, and differ in a constant for each rank and turn.
+// Attention in a ring. Each subsequence has 2t chunks; rank k of t holds chunks k and 2t-1-k, and K and V of only
+// these chunks. Attention over its own keys is plain causal attention, because its rows are in order. Then the keys
+// of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j. All
+// queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk of
+// a lower rank, and no query sees its second chunk. Queries of a rank's second chunk see both chunks of a higher
+// rank, and queries of its first chunk see neither. In both cases, half of all pairs are visible, so every rank has
+// the same work in each turn. All ranks share one code, with a constant for each rank and turn.
 //
-// In the backward pass the gradients of keys follow the keys around the ring, one turn later at each rank, so
-// that they end on their own rank. Each rank computes its part while they travel, and adds it when they arrive.
+// In the backward pass, the gradients of keys follow the keys around the ring, one turn later, so
+// that they end on the rank that owns the keys. Each rank computes its contribution while the
+// gradients are in transfer, and adds it when they arrive.
 
 // constTurn is the prefix of constants that specify, for each turn, whether the arriving keys come from a lower or
 // a higher rank.
@@ -69,8 +70,8 @@ func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient adds the gradient of such a gather for one half: every rank has a contribution to each row,
-// and these are added in f32.
+// chunksGradient adds the gradient of such a gather for one half. Every rank has a contribution to
+// each row, and the contributions are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
 	if _, ok := b.grads[x.Value]; !ok {
@@ -90,7 +91,7 @@ func (s Split) Chunks() int64 {
 	return 0
 }
 
-// Grid returns the number that divides the length of each subsequence.
+// Grid returns a number by which the length of each subsequence must be divisible.
 func (s Split) Grid() int64 { return max(int64(s.SP), s.Chunks()) }
 
 // attentionRows returns the rows that attention reads.
@@ -101,8 +102,8 @@ func (s Split) attentionRows() Rows {
 	return Full
 }
 
-// goRound visits a rank's own keys and values and then those of the others, whose transfer starts one turn
-// earlier.
+// goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts
+// one turn earlier.
 func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	for j := range b.split.SP {
 		nextK, nextV := k, v
@@ -145,7 +146,7 @@ func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	}
 }
 
-// ringGradient computes the gradients of all turns; it is called for the node of the first turn.
+// ringGradient computes the gradients of all turns. It is called once, for the node of the first turn.
 func ringGradient(b *builder, n Node) {
 	if n.Attrs[attrIndex(n.Op, "zigzag")].Source == FromConst {
 		return

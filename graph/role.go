@@ -11,14 +11,15 @@ import (
 	"sppo.dev/lang"
 )
 
-// The trained part of a model. A frozen parameter has no gradient, and the backward pass of a block omits everything that leads to no
-// gradient of a trained parameter: nodes, and the activations that only they read. Below the lowest layer with a trained tensor
-// no gradient is needed at all.
+// The trained part of a model. A frozen parameter has no gradient. The backward pass of a block
+// omits all nodes that do not contribute to the gradient of a trained parameter, and the
+// activations that only these nodes read. Below the lowest layer with a trained tensor no gradient
+// is needed at all.
 
 // role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
 type role struct {
 	frozen     map[string]bool // parameters, by their names in the block
-	input      bool            // the gradient of the block's input is needed
+	input      bool            // whether the gradient of the block's input is needed
 	block      *Block          // for layers: the block that saves everything that its backward reads
 	saved      Units           // for layers: units that may be kept
 	recomputed Units           // those among them that may be recomputed instead
@@ -72,9 +73,10 @@ func (g *Model) findRoles() {
 	}
 }
 
-// findSaved notes which units layers of a role may keep, and which of them they may recompute. Layers keep the values that their backward reads. If
-// it computes gradients of K and V, they may recompute all of these from their input, which they keep. Otherwise K and V have been freed by
-// then, and they recompute only what follows from other units.
+// findSaved records which units layers of a role may keep, and which of them they may recompute.
+// Layers keep the values that their backward reads. If the backward computes gradients of K and V,
+// layers may recompute all these values from their input, which they keep. Otherwise K and V have
+// already been freed, and layers can recompute only values that depend on other units.
 func (g *Model) findSaved(r *role) {
 	b := r.block
 	g.number(b)
@@ -164,10 +166,11 @@ func (p *Param) Group() string {
 	return lang.GroupMLP
 }
 
-// adapterStd returns the standard deviation of the initial A: that of PEFT's initial values, which are uniform up to 1/sqrt(rows).
+// adapterStd returns the standard deviation of the initial A. It equals that of PEFT's initial
+// values, which are uniform up to 1/sqrt(rows).
 func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
 
-// prune drops nodes from the backward pass that lead to no required gradient.
+// prune removes nodes that contribute to no required gradient from the backward pass.
 func (b *builder) prune() {
 	needed := map[int]bool{}
 	if b.role.input && b.Input != Missing {
@@ -211,8 +214,9 @@ func (b *builder) isResult(v int) bool {
 	return false
 }
 
-// adapt adds the contribution of a weight's adapter to the product of x and the weight: scale * (x A) B, from Hu et al. 2021.
-// A and B are divided among the ranks of a stage like the weight: B like its columns, or A like its rows.
+// adapt adds the contribution of a weight's adapter to the product of x and the weight: scale * (x A) B, from Hu et
+// al. 2021. A and B are divided among the ranks of a stage in the same way as the weight: B like the weight's
+// columns, or A like its rows.
 func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, w.Name) })
 	if i < 0 {

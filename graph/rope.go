@@ -8,8 +8,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// Before attention, a layer applies one instruction to queries and one to keys: it rotates them by their position, and multiplies queries
-// by a factor if the scale of scores is not 1/sqrt(head_dim).
+// Before attention, a layer applies one instruction to queries and one to keys. It rotates them
+// according to their position, and multiplies queries by a factor if the scale of scores is not
+// 1/sqrt(head_dim).
 
 // RotationQ and RotationK select the rotation of queries or of keys in an attribute.
 const (
@@ -17,7 +18,7 @@ const (
 	RotationK = "k"
 )
 
-// Values for rotations without a number.
+// Special values for rotations that have no number.
 const (
 	plainNone  = -2 // no layer rotates
 	byLayer    = -1 // layers differ
@@ -38,7 +39,7 @@ func (g *Model) rotation(of string) int64 {
 // Rotation returns the number of a layer's rotation if layers differ.
 func (g *Model) Rotation(layer int, of string) int64 { return g.turns[of][layer] }
 
-// findRotations lists the rotations that the layers need, each once, and gives each layer the number of its rotation.
+// findRotations lists the distinct rotations of all layers, and gives each layer the number of its rotation.
 func (g *Model) findRotations() {
 	g.turns = map[string][]int64{}
 	for _, of := range []string{RotationK, RotationQ} {

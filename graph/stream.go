@@ -9,15 +9,15 @@ import (
 // Attends reports whether a node reads K and V of earlier tokens.
 func (n *Node) Attends() bool { return n.Op == ir.Attention || n.Op == ir.AttentionGrad }
 
-// LooksBack reports whether the work of a node depends on the number of tokens before the subsequence.
+// LooksBack reports whether the work of a node depends on the number of tokens that precede the subsequence.
 func (b *Block) LooksBack(n *Node) bool {
 	return n.Attends() || slices.ContainsFunc(n.Args, func(a Arg) bool {
 		return a.Value != Missing && (a.Span == Seen || b.Values[a.Value].Rows == SeenLocal)
 	})
 }
 
-// Rows narrows an operand of an attention node to a range of tokens of K, V or their gradients. Streamed
-// values have a separate block for them; others have them at their offset.
+// Rows narrows an operand of an attention node to a range of tokens of K, V or their gradients. A
+// streamed value has a separate block for these tokens; other values contain them at an offset.
 func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	if a.Value == Missing {
 		return v

@@ -9,13 +9,14 @@ import (
 // LayerPrefix returns the prefix of the names of a layer's tensors: "layer.3.".
 func LayerPrefix(layer int) string { return fmt.Sprintf("layer.%d.", layer) }
 
-// Tensors lists the parameters of the whole model in their order, which does not depend on the division of the model.
+// Tensors lists the parameters of the whole model, in an order that does not depend on how the model is divided.
 func (g *Model) Tensors() (list []ir.Tensor) {
 	g.EachTensor(func(name string, p *Param) { list = append(list, ir.Tensor{Name: name, Shape: p.Shape}) })
 	return list
 }
 
-// EachTensor visits the parameters of the whole model by their names, in their order. A tied table is visited once.
+// EachTensor visits the parameters of the whole model, with their names, in the same order. A tied
+// table is visited once.
 func (g *Model) EachTensor(visit func(name string, p *Param)) {
 	block := func(b *Block, prefix string) {
 		for i := range b.Params {
@@ -31,7 +32,7 @@ func (g *Model) EachTensor(visit func(name string, p *Param)) {
 	block(g.Head, "")
 }
 
-// Parameters counts the elements of the model's tensors, trained and not trained.
+// Parameters returns the number of trained and of frozen elements in the model's tensors.
 func (g *Model) Parameters() (trained, frozen int64) {
 	g.EachTensor(func(_ string, p *Param) {
 		if n := p.Shape[0] * p.Shape[1]; p.Frozen {

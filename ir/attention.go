@@ -5,21 +5,22 @@ import (
 	"math"
 )
 
-// The work of an attention instruction, or of its gradient: its pairs of queries and keys.
+// This file determines the work of an attention instruction, or of its gradient: its pairs of queries and keys.
 
-// zigzag reports whether an instruction attends to keys of another member of a ring.
+// zigzag reports whether an instruction attends to the keys of another member of a ring.
 func (in *Instr) zigzag() bool {
 	a := in.Attr("zigzag")
 	return a.Const != 0 || a.Bits != 0
 }
 
-// AttentionPart is causal attention of some of an instruction's queries over its first keys, in tokens. Query r of the
-// part sees the keys from Prefix+r-Window+1 to Prefix+r that exist; every query of the part sees at least one, unless it is the
-// the first token of a document that begins after the keys. Its positions in documents begin at row Place.
+// AttentionPart is causal attention of some of an instruction's queries over its first keys, in
+// tokens. Query r of the part sees the keys from Prefix+r-Window+1 to Prefix+r that exist. Every
+// query of the part sees at least one key, unless its document begins after the keys. The positions
+// of the part in documents begin at row Place.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
-// most keys. All parts cover different queries. Queries that see no key belong to no part.
+// most keys. Parts do not overlap. Queries that see no key belong to no part.
 func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	s := in.attention()
 	if chunks := in.Attr("chunks").Int(consts); chunks != 0 {
@@ -44,11 +45,11 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	return parts
 }
 
-// attentionSize is the size of an attention instruction, in tokens.
+// attentionSize holds the sizes of an attention instruction, in tokens.
 type attentionSize struct{ n, keys, prefix, window, batch, chunks int64 }
 
-// attention reads the size from operands and literal attributes. No window is the same as a window of all tokens up to the last query,
-// and larger windows are cut to that.
+// attention reads the size from operands and literal attributes. Without a window, or if the window
+// is larger, the window is set to all tokens up to the last query.
 func (in *Instr) attention() attentionSize {
 	s := attentionSize{batch: max(1, int64(in.Attr("batch").Bits)), prefix: int64(in.Attr("prefix").Bits)}
 	s.chunks = int64(in.Attr("chunks").Bits)
@@ -68,7 +69,7 @@ func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
 	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
 
-// over limits a part to its first keys, all of which its window covers.
+// over limits a part to its first keys, which must all be inside its window.
 func (p AttentionPart) over(keys int64) AttentionPart {
 	p.Keys, p.Window = keys, p.Prefix+p.Queries
 	return p
@@ -95,14 +96,15 @@ func pairsBelow(n, first, keys int64) float64 {
 	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
 }
 
-// attentionWork returns 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
-// for the backward pass, which multiplies five such matrices instead of two. Members of a ring have equal shares of all
-// pairs. Keys that no query sees are not read, and their gradients change only if they are written.
+// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (QK and PV),
+// times a factor for the backward pass, which has five such products instead of two. Members of a
+// ring have equal shares of all pairs. Keys that no query sees are not read, and their gradients
+// are touched only if they are written rather than added to.
 func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
-	if in.zigzag() { // either half of the pairs is visible
+	if in.zigzag() { // half of the pairs is visible in both cases
 		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
 	}
 	w := memoryWork(in)
@@ -114,7 +116,8 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	return w
 }
 
-// unseenBytes returns the bytes of keys and values before the window that memoryWork counts, and of their gradients if they are added to.
+// unseenBytes returns the bytes of keys and values before the window, which memoryWork includes,
+// and of their gradients if these are added to.
 func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
 	unseen := s.firstSeen() * s.batch
 	if unseen == 0 {
@@ -168,7 +171,8 @@ func checkAttention(in *Instr) error {
 	return nil
 }
 
-// checkWindow checks that some query sees a key, and that results to which no key contributes have an earlier value.
+// checkWindow checks that at least one query sees a key, and that results without any contribution
+// already have a value.
 func checkWindow(in *Instr, s attentionSize) error {
 	continued := "accumulate"
 	if in.Op == AttentionGrad {
@@ -186,7 +190,7 @@ func checkWindow(in *Instr, s attentionSize) error {
 	return nil
 }
 
-// checkMember checks that a rank's place in a ring exists.
+// checkMember checks that a rank's position in a ring is valid.
 func (in *Instr) checkMember(value func(string) int64) error {
 	if z := value("zigzag"); in.zigzag() && (z < ZigzagBefore || z > ZigzagBehind) {
 		return fmt.Errorf("zigzag is %d, not %d or %d", z, ZigzagBefore, ZigzagBehind)
@@ -194,7 +198,7 @@ func (in *Instr) checkMember(value func(string) int64) error {
 	return checkPlace(value("member"), value("chunks"))
 }
 
-// checkPlace checks that the member exists in a ring with that many chunks.
+// checkPlace checks that a ring with that many chunks has the member.
 func checkPlace(member, chunks int64) error {
 	if chunks != 0 && (member < 0 || member >= chunks/2) {
 		return fmt.Errorf("member %d of a ring of %d", member, chunks/2)

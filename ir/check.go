@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// Check reports whether the program is well formed: every index refers to something, every row of the opcode
-// table has the operands and attributes that it names, and every name can be written. Both file forms represent
-// exactly the well-formed programs, so their readers may index without checks. Verify decides whether a program
-// is correct.
+// Check reports whether the program is well formed: every index is in range, every instruction has the operands
+// and attributes of its opcode's row, and every name can be written. Both file forms can represent exactly the
+// well-formed programs, so code that reads a decoded program need not check indices. Verify decides whether a
+// program is correct.
 func (p *Program) Check() error {
 	errs := p.malformed(1)
 	if len(errs) == 0 {
@@ -36,7 +36,7 @@ type checker struct {
 	where func() string // names the part under check in messages
 }
 
-// that reports a problem unless ok.
+// that reports a problem if ok is false.
 func (c *checker) that(ok bool, format string, args ...any) {
 	if !ok {
 		c.fail(format, args...)
@@ -68,7 +68,7 @@ func (c *checker) header() {
 	}
 }
 
-// names checks that names can be used as references: they differ and can be written.
+// names checks that names can be used as references: they must be distinct and writable.
 func (c *checker) names(what string, n int, name func(int) string) {
 	seen := make(map[string]bool, n)
 	for i := range n {
@@ -122,7 +122,7 @@ func (c *checker) code(code *Code) {
 func (c *checker) section(code *Code, s Section) {
 	events := code.Events[s]
 	c.where = func() string { return fmt.Sprintf("code %s, %s", code.Name, s) }
-	// Every event has its record, which bounds the memory that readers allocate for events.
+	// Every event must have a record instruction. This bounds the memory that readers allocate for events.
 	n := len(code.Sections[s])
 	c.that(events >= 0 && int(events) <= n, "%d events in %d instructions", events, n)
 	at := 0
@@ -136,7 +136,7 @@ func (c *checker) section(code *Code, s Section) {
 	}
 }
 
-// instr checks an instruction. It is called a million times, so it composes messages only for errors.
+// instr checks an instruction. It is called millions of times, so it formats messages only for errors.
 func (c *checker) instr(code *Code, in *Instr, events int32) {
 	if in.Op >= NumOps {
 		c.fail("opcode %d of %d", in.Op, NumOps)
@@ -178,7 +178,7 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 // inTable reports whether i indexes a table of n entries. Programs written by hand may omit the tables of provenance.
 func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
 
-// describeType names an element type that may be none.
+// describeType returns the name of an element type, which may be invalid.
 func describeType(d DType) string {
 	if d < NumDTypes {
 		return d.String()
@@ -193,8 +193,8 @@ func describeAttr(a *Attr) string {
 	return fmt.Sprint(int64(a.Bits))
 }
 
-// attr reports whether an attribute refers to something that exists. An attribute that selects code rather than a number must be
-// literal, so that checking a code once is enough for all ranks.
+// attr reports whether an attribute refers to something that exists. An attribute that selects
+// behaviour must be literal, so that checking a code once is enough for all its ranks.
 func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
 	if a.Const != 0 {
 		literalKind := kind == KindBool || kind == KindTensor || kind == KindGroup || kind == KindEvent || kind == KindFunction
@@ -264,5 +264,5 @@ func (c *checker) ranks() {
 	}
 }
 
-// errNotText is the reason to reject a header: JSON would replace the bytes silently.
+// errNotText reports a header that is not valid UTF-8, because JSON would silently replace the invalid bytes.
 var errNotText = errors.New("holds text that is not UTF-8")

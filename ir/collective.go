@@ -4,22 +4,22 @@ import (
 	"fmt"
 )
 
-// Collective is the row of an opcode in which all members of a group take part: which bytes of which member
-// go where. The verifier, the transports of every device and the cost model read it. It is the only description of a
-// collective.
+// Collective describes an opcode in which all members of a group take part: which bytes of which
+// member go where. It is the only description of a collective. The verifier, the transports of all
+// devices and the cost model read it.
 type Collective struct {
-	// Transfer returns what member `to` of a group of n gets from the x of member `from`. Neighbours' transfers that
-	// have the same place in y are added, in f32 and in group order.
+	// Transfer returns the bytes that member `to` of a group of n gets from the x of member `from`.
+	// Consecutive members' transfers to the same place in y are added, in f32 and in group order.
 	Transfer func(in *Instr, to, from, n int64) Transfer
-	// Everywhere collectives finish by copying the result of each member to the same place on all others.
+	// Everywhere means that the result of each member is finally copied to the same place on all others.
 	Everywhere bool
 	// Members returns the group size that the shapes of the operands imply, or 0 if they fit any group.
 	Members func(in *Instr) int64
-	// Check checks what holds for any group.
+	// Check checks the conditions that do not depend on the group.
 	Check func(in *Instr) error
-	// Shaped collectives depend on the rows and columns of the operands, not on their sizes only.
+	// Shaped means that the collective depends on the rows and columns of its operands, and not only on their sizes.
 	Shaped bool
-	// Traffic is the path that a fast implementation takes.
+	// Traffic is the path of the bytes in a fast implementation.
 	Traffic Traffic
 }
 
@@ -28,31 +28,31 @@ type Traffic uint8
 
 // Paths.
 const (
-	TrafficRing      Traffic = iota // t-1 steps, in each of which every member passes on 1/t of the whole
+	TrafficRing      Traffic = iota // t-1 steps; in each, every member passes on 1/t of the whole
 	TrafficNeighbour                // one step, in which every member passes on the whole
 	TrafficDirect                   // every member sends 1/t of the whole to every other at the same time
 )
 
-// Transfer is a rectangle of bytes that goes from one member's x to another's y.
+// Transfer is a rectangle of bytes that is sent from one member's x to another member's y.
 type Transfer struct {
 	Rows, Width      Bytes // 0: nothing is transferred
 	X, Y             Bytes // the first byte, from the start of the operand
 	XStride, YStride Bytes // from one row to the next
 }
 
-// run returns a transfer of adjacent bytes.
+// run returns a transfer of contiguous bytes.
 func run(x, y, n Bytes) Transfer { return Transfer{Rows: 1, Width: n, X: x, Y: y} }
 
 // Size returns the bytes of the transfer.
 func (p Transfer) Size() Bytes { return p.Rows * p.Width }
 
-// Packed returns the transfer with its rows adjacent in x, starting at byte 0.
+// Packed returns the same transfer from an x that contains only its rows, contiguous from byte 0.
 func (p Transfer) Packed() Transfer {
 	p.X, p.XStride = 0, p.Width
 	return p.simple()
 }
 
-// simple joins rows that are adjacent on both sides.
+// simple merges rows that are contiguous on both sides.
 func (p Transfer) simple() Transfer {
 	if p.Rows > 1 && p.XStride == p.Width && p.YStride == p.Width {
 		return run(p.X, p.Y, p.Size())
@@ -68,7 +68,7 @@ func (p Transfer) end(first, stride Bytes) Bytes {
 	return Plus(first, Plus(Times(p.Rows-1, stride), p.Width))
 }
 
-// collectives lists the rows by opcode. It is separate from Ops because its functions read operands by name.
+// collectives lists the rows by opcode. It is separate from Ops because its functions look up operands in Ops.
 var collectives = [NumOps]*Collective{
 	AllGather: {
 		Transfer: func(in *Instr, _, from, _ int64) Transfer {
@@ -110,18 +110,18 @@ var collectives = [NumOps]*Collective{
 // Collective returns the row of a collective, or nil for other opcodes.
 func (op Op) Collective() *Collective { return collectives[op] }
 
-// CollectiveWork returns the cost of a collective whose largest operand, the whole, has n bytes.
+// CollectiveWork returns the work of a collective whose largest operand, the whole, has n bytes.
 func CollectiveWork(op Op, n Bytes) Work { return Work{Kind: WorkCollective, Op: op, Bytes: n} }
 
-// Meeting is what one member of a collective exchanges with the others, by member.
+// Meeting lists the transfers of one member of a collective, by other member.
 type Meeting struct {
 	Gets       []Transfer // from the x of each member
 	Gives      []Transfer // of its own x to each member
 	Everywhere bool       // the result is then copied to all members
 }
 
-// Meeting returns the exchange of a member of a group of n. Programs that have not been verified may get an
-// error.
+// Meeting returns the transfers of a member of a group of n. It may return an error for a program
+// that has not been verified.
 func (in *Instr) Meeting(member, n int) (Meeting, error) {
 	c := in.Op.Collective()
 	if err := in.CheckRule(); err != nil {
@@ -138,7 +138,8 @@ func (in *Instr) Meeting(member, n int) (Meeting, error) {
 	return m, m.check(in)
 }
 
-// check checks that transfers lie inside the operands, and that only numbers are added or moved by rows.
+// check checks that transfers lie inside the operands, and that the elements are numbers if they
+// are added or moved by rows.
 func (m *Meeting) check(in *Instr) error {
 	for i, g := range m.Gets {
 		if out := m.Gives[i]; g.end(g.Y, g.YStride) > in.Y().Bytes() || max(g.end(g.X, g.XStride), out.end(out.X, out.XStride)) > in.X().Bytes() {
@@ -151,7 +152,7 @@ func (m *Meeting) check(in *Instr) error {
 	return nil
 }
 
-// Computes reports whether something is added or rows are not adjacent, so that copies alone do not suffice.
+// Computes reports whether values are added or rows are not contiguous, so that plain copies are not enough.
 func (m *Meeting) Computes() bool {
 	for i, g := range m.Gets {
 		if g.Rows > 1 || m.Gives[i].Rows > 1 || m.Adds(i) {
@@ -166,7 +167,7 @@ func (m *Meeting) Adds(i int) bool {
 	return i > 0 && m.Gets[i].Size() > 0 && m.Gets[i].Size() == m.Gets[i-1].Size() && m.Gets[i].Y == m.Gets[i-1].Y
 }
 
-// Sums calls f for each rectangle of the result with the members first .. end-1 whose transfers are added there.
+// Sums calls f for each rectangle of the result. The transfers of members first to end-1 are added there.
 func (m *Meeting) Sums(f func(first, end int) error) error {
 	for first, end := 0, 0; first < len(m.Gets); first = end {
 		for end = first + 1; end < len(m.Gets) && m.Adds(end); end++ {
@@ -180,7 +181,7 @@ func (m *Meeting) Sums(f func(first, end int) error) error {
 	return nil
 }
 
-// Y and X return the operands of a collective: the result, and the operand that a member contributes. They may be the same.
+// Y returns the result of a collective. It may be the same operand as X.
 func (in *Instr) Y() *View { return &in.Args[0] }
 
 // X returns the operand that a member of a collective contributes.
@@ -194,7 +195,7 @@ func (in *Instr) members() int64 {
 	return 0
 }
 
-// Differs describes the difference between two members' sides of a collective, or returns "".
+// Differs describes how two members' instructions of a collective differ, or returns "" if they agree.
 func (in *Instr) Differs(other *Instr) string {
 	switch {
 	case in.Op != other.Op:
@@ -242,7 +243,7 @@ func checkGather(in *Instr) error {
 	return nil
 }
 
-// checkRotate checks that input and output have one size and type.
+// checkRotate checks that input and output have the same size and type.
 func checkRotate(in *Instr) error {
 	y, x := in.Args[0], in.Args[1]
 	if y.DType != x.DType || y.Elements() != x.Elements() {
@@ -281,7 +282,7 @@ func allToAllSides(in *Instr) (tall, wide View) {
 	return in.Args[0], in.Args[1]
 }
 
-// allToAllTransfer returns a column block of the sender's rows, or inverse a row block of its columns.
+// allToAllTransfer returns a column block of the sender's rows or, for the inverse, a row block of its columns.
 func allToAllTransfer(in *Instr, to, from, n int64) Transfer {
 	tall, wide := allToAllSides(in)
 	size, rows, copies := tall.DType.Bytes(), Bytes(wide.Rows()), int64(in.Attr("copies").Bits)

@@ -19,7 +19,7 @@ func Decode(data []byte) (*Program, error) {
 	return p, nil
 }
 
-// checkPreamble checks that a file starts as a program that this build reads.
+// checkPreamble checks that a file is a program that this build can read.
 func checkPreamble(data []byte) error {
 	if len(data) < len(magic) || string(data[:len(magic)]) != magic {
 		return errors.New("it does not start like a .sppb file")
@@ -135,7 +135,7 @@ func decodeCodes(p *Program, parts [][]byte) error {
 
 var errTruncated = errors.New("truncated")
 
-// decoder reads a part. It keeps the first problem: from then on every read returns zero, and finish returns the problem.
+// decoder reads a part. After the first problem, every read returns zero, and finish returns the problem.
 type decoder struct {
 	data []byte
 	at   int
@@ -198,8 +198,8 @@ func (d *decoder) float() uint64 {
 	return v
 }
 
-// count reads the number of elements that take at least size bytes each, so that no list is larger than its
-// file.
+// count reads the length of a list whose elements take at least size bytes each, and checks that
+// the file is large enough.
 func (d *decoder) count(size int) int {
 	n := d.uint()
 	if n > uint64(d.left()/size) {
@@ -279,7 +279,8 @@ func (d *decoder) buffers(c *Code) {
 			d.fail(errors.New("a name shares more than its predecessor has"))
 			return
 		}
-		// Millions of buffers could share a long name; names that no compiler writes are refused.
+		// Reject names that no compiler writes: because prefixes are shared, millions of buffers
+		// could have a very long name.
 		if b.Name = name[:shared] + d.string(); len(b.Name) > maxNameBytes {
 			d.fail(fmt.Errorf("a name of %d bytes", len(b.Name)))
 			return
@@ -294,8 +295,8 @@ func (d *decoder) buffers(c *Code) {
 // maxNameBytes limits a buffer's name, because prefixes are shared.
 const maxNameBytes = 1 << 10
 
-// section takes all operands and all attributes from one array each: the headers of a million small slices
-// would cost twice as much.
+// section allocates all operands in one array and all attributes in another, because millions of
+// small slices would take twice the memory.
 func (d *decoder) section() []Instr {
 	n := d.count(4)
 	args := make([]View, d.count(1))
@@ -344,10 +345,10 @@ func (d *decoder) attrCount(n int) int {
 	return int(v)
 }
 
-// maxAttrs is the most attributes that a row may have; the mask in the file and the tests of the table rely on it.
+// maxAttrs is the maximum number of attributes in a row. The mask in the file and the tests of the table rely on it.
 const maxAttrs = 16
 
-// carve cuts a copy of model from the front of store; nil if it is empty.
+// carve copies model to the front of store and returns that part, or nil if model is empty.
 func carve[T any](store, model []T) (piece, rest []T) {
 	n := len(model)
 	if n == 0 {
@@ -377,7 +378,7 @@ func (d *decoder) provenance(p *Provenance) {
 	}
 }
 
-// view changes a copy of the base into the view.
+// view reads a view as its differences from the base.
 func (d *decoder) view(v *View) {
 	mask := d.byte()
 	if mask&viewBuffer != 0 {
@@ -427,7 +428,7 @@ func (d *decoder) ranks(p *Program) {
 	if n == 0 {
 		return
 	}
-	// Every rank takes at least a byte for each constant and group.
+	// The file has at least one byte per rank for each constant and group.
 	if n*(len(p.Consts)+len(p.Groups)) > d.left() {
 		d.fail(errTruncated)
 		return

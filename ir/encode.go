@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// The binary form, .sppb. Numbers are little-endian or varints (unsigned, or zigzag where they may be negative).
+// The binary form is .sppb. Numbers are little-endian or varints (unsigned, or zigzag if they may be negative).
 //
 //	magic     8 bytes "sppb\r\n\x1a\n"; the line ends reveal a transfer in text mode
 //	version   uint32
@@ -25,8 +25,9 @@ import (
 // delta from the end of the one before, size); states; results; then for each section: events, instructions, operands
 // in total, attributes in total, and the instructions.
 //
-// An instruction is coded against the one before it (provenance) and against the last one of its opcode in the
-// section (operands, attributes): layers repeat each other, so most fields are equal and most others are close.
+// An instruction is encoded as differences from the previous instruction (provenance) and from the
+// last instruction with its opcode in the section (operands, attributes). Layers resemble each
+// other, so most fields are equal and most others differ little.
 //
 //	opcode    byte
 //	stream    byte
@@ -53,7 +54,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// tableHash covers the meaning of the numbers in a file: every row, without its prose.
+// tableHash returns a hash of the meaning of the numbers in a file: all rows, without their documentation.
 var tableHash = sync.OnceValue(func() uint64 {
 	h := fnv.New64a()
 	for i := range Ops {
@@ -132,7 +133,7 @@ func Encode(w io.Writer, p *Program) error {
 	return e.err
 }
 
-// encoder collects a part in buf and keeps the running checksum of what was written.
+// encoder collects a part in buf and maintains the checksum of the bytes written.
 type encoder struct {
 	w   io.Writer
 	buf []byte
@@ -233,7 +234,7 @@ func (e *encoder) section(instrs []Instr) {
 	}
 }
 
-// newBases returns what the first instruction of each opcode is coded against.
+// newBases returns the values from which the first instruction of each opcode is encoded.
 func newBases() *[NumOps]Instr {
 	var bases [NumOps]Instr
 	for op := range bases {
@@ -267,7 +268,7 @@ func (e *encoder) provenance(p, base *Provenance) {
 	}
 }
 
-// Bits of an operand's mask; the dimensions follow.
+// Bits of an operand's mask. The bits of the dimensions follow.
 const (
 	viewBuffer = 1 << iota
 	viewOffset

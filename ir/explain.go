@@ -68,7 +68,7 @@ func (o *Operand) shapeText() string {
 	return "[" + o.Dims + "]"
 }
 
-// notes returns what a reader should know about an operand beyond its type.
+// notes describes an operand beyond its type.
 func (o *Operand) notes() []string {
 	var notes []string
 	if o.Adds != "" {

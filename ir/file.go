@@ -14,11 +14,11 @@ import (
 	"sppo.dev/infile"
 )
 
-// maxFile is the size limit of a program's file in bytes; a program for thousands of ranks has a tenth of it.
+// maxFile is the size limit of a program's file in bytes. A program for thousands of ranks takes a tenth of it.
 const maxFile = 2 << 30
 
-// ReadFile reads a program in either form, regardless of the file's name. If a file does not start as a program,
-// it reads only the start.
+// ReadFile reads a program in either form, regardless of the file's name. If the start is not that
+// of a program, it does not read the rest.
 func ReadFile(path string) (*Program, error) {
 	start, err := readStart(path)
 	if err != nil {
@@ -56,8 +56,8 @@ func readStart(path string) ([]byte, error) {
 	return start[:n], err
 }
 
-// looksBinary distinguishes the forms by content. If the start is damaged, the name decides, so that the
-// message is about the intended form.
+// looksBinary distinguishes the forms by content. If the start is damaged, it uses the file name,
+// so that the error message is about the intended form.
 func looksBinary(data []byte, path string) bool {
 	if strings.HasPrefix(string(data), magic[:4]) {
 		return true
@@ -77,8 +77,9 @@ func WriteFile(path string, p *Program) error {
 	})
 }
 
-// ReplaceFile writes a temporary file next to path and renames it: path has the whole result, or the old contents. A link is
-// followed and a file keeps its permissions. Pipes and devices are written to directly.
+// ReplaceFile writes a temporary file next to path and renames it, so that path contains either the
+// whole result or the old contents. Links are followed, and existing permissions are kept. Pipes
+// and devices are written directly.
 func ReplaceFile(path string, write func(*os.File) error) error {
 	target, mode := path, fs.FileMode(0o644)
 	if behind, err := filepath.EvalSymlinks(path); err == nil {
@@ -111,7 +112,7 @@ func writeInto(path string, write func(*os.File) error) error {
 	return speakOf(path, errors.Join(write(f), f.Close()))
 }
 
-// speakOf replaces the name of the temporary file in an error by the user's path.
+// speakOf replaces the name of the temporary file in an error with the user's path.
 func speakOf(path string, err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

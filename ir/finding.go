@@ -10,24 +10,24 @@ type FindingKind string
 
 // Kinds of findings.
 const (
-	FindMalformed     FindingKind = "malformed"     // an index refers to nothing, an operand is missing
-	FindHeader        FindingKind = "header"        // an impossible figure of the run, tensor or rank
-	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row rules out
+	FindMalformed     FindingKind = "malformed"     // an index is out of range, or an operand is missing
+	FindHeader        FindingKind = "header"        // an invalid figure of the run, a tensor or a rank
+	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row does not allow
 	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
 	FindPlace         FindingKind = "place"         // an operand in the wrong arena, an instruction on the wrong stream
 	FindOverlap       FindingKind = "overlap"       // an instruction writes over its own operands
 	FindEvent         FindingKind = "event"         // an event recorded twice, or never recorded
 	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
 	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
-	FindLife          FindingKind = "life"          // a value overwritten or changed while its buffer still represents the old one
+	FindLife          FindingKind = "life"          // a value overwritten or changed while the old value is still needed
 	FindDead          FindingKind = "dead"          // a result that is never read
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
-	FindCollective    FindingKind = "collective"    // members of a group that do not agree
+	FindCollective    FindingKind = "collective"    // members of a group that disagree
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other
 	FindCapacity      FindingKind = "capacity"      // more memory than the machine has
 )
 
-// Site is a place in a program.
+// Site is a position in a program.
 type Site struct {
 	Rank    int // None: every rank that runs the code
 	Code    string

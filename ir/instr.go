@@ -2,9 +2,9 @@ package ir
 
 import "math"
 
-// Attr is a scalar attribute: a literal, or a constant of the rank.
+// Attr is a scalar attribute: a literal, or a reference to a constant of the rank.
 type Attr struct {
-	Bits  uint64 // literal: the int64, or the float64's bits
+	Bits  uint64 // of a literal: the int64, or the bits of the float64
 	Const int32  // 0: literal; else 1 + index into Program.Consts
 }
 
@@ -22,7 +22,7 @@ func Bool(v bool) Attr {
 	return Int(0)
 }
 
-// ConstRef refers to entry i of Program.Consts.
+// ConstRef returns an attribute that refers to entry i of Program.Consts.
 func ConstRef(i int) Attr { return Attr{Const: int32(i) + 1} }
 
 // Int resolves an attribute of an integer kind for a rank with the given constants.
@@ -76,7 +76,7 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	return true, true
 }
 
-// AddsBy returns the attribute that makes an operand of direction WriteOrAdd add.
+// AddsBy returns the attribute that selects adding for an operand of direction WriteOrAdd.
 func (o *Operand) AddsBy() string {
 	if o.Adds != "" {
 		return o.Adds
@@ -84,8 +84,8 @@ func (o *Operand) AddsBy() string {
 	return attrAccumulate.Name
 }
 
-// Written returns the number of operands that are written at least in part; they precede those that are only
-// read.
+// Written returns the number of operands that are written at least in part. They precede the
+// operands that are only read.
 func (o *OpInfo) Written() int {
 	n := 0
 	for n < len(o.Operands) && o.Operands[n].Dir != Read {

@@ -1,17 +1,17 @@
 package ir
 
-// CurvePoint is {size, share}: an operation of size rows reaches share of the peak.
+// CurvePoint is {size, share}: an operation with size rows reaches this share of the peak.
 type CurvePoint = [2]float64
 
 // Machine has the figures of a cluster from which costs are computed. It is part of the program's header,
-// so that the simulator needs no spec. Its fields equal those of lang.Cluster, which converts to it directly:
-// the Go compiler reports any difference between the two.
+// so that the simulator needs no spec. It has the same fields as lang.Cluster, so that values can be
+// converted; the Go compiler reports any difference.
 type Machine struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`
 	GPUsPerNode          int          `json:"gpus_per_node"`
-	DeviceMemory         int64        `json:"device_memory"`          // bytes a GPU offers to the arena
-	HostMemory           int64        `json:"host_memory"`            // bytes a node offers to all its ranks' host arenas
+	DeviceMemory         int64        `json:"device_memory"`          // bytes of a GPU available to its arena
+	HostMemory           int64        `json:"host_memory"`            // bytes of a node available to the host arenas of all its ranks
 	PeakBF16             float64      `json:"peak_bf16"`              // FLOP/s, dense
 	PeakF32              float64      `json:"peak_f32"`               // FLOP/s
 	MemoryBandwidth      float64      `json:"memory_bandwidth"`       // bytes/s of device memory
@@ -33,7 +33,7 @@ type Machine struct {
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
 }
 
-// HalfDuplex reports whether a device's copies to and from its host take turns.
+// HalfDuplex reports whether a device can copy in only one direction at a time.
 func (m Machine) HalfDuplex() bool { return m.CopyDuplex == "half" }
 
 // HostMemoryPerRank returns the part of its node's memory that one rank may use.

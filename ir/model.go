@@ -7,12 +7,13 @@ import (
 	"strings"
 )
 
-// Model is the network that a program trains. It is part of the program's header and of checkpoints, because the names and shapes of
-// tensors do not define what is computed with them. Its fields equal those of lang.Model, which converts to it directly: the
-// Go compiler reports any difference between the two. In a program that was written by hand it may be empty.
+// Model describes the neural network that a program trains. It is part of the program's header and
+// of checkpoints, because the names and shapes of tensors do not determine the computed function.
+// It has the same fields as lang.Model, so that values can be converted; the Go compiler reports
+// any difference. In a hand-written program it may be empty.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // the family whose defaults the other keys had; nothing else depends on it
+	Family string `json:"family"` // the family that supplied the defaults; nothing else depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -35,7 +36,7 @@ type Model struct {
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
-	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not stretched; 0: as in other layers
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not scaled; 0: as in other layers
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
@@ -93,7 +94,7 @@ func jsonKey(f reflect.StructField) string {
 	return key
 }
 
-// empty reports whether a field has the value of a key that is not used.
+// empty reports whether a field has the value of an unused key.
 func empty(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
 // IsZero reports whether the model is empty, as in a program that does not describe its model.

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Looking up opcodes by name, and hints for unknown names.
+// This file finds opcodes by name, and suggests corrections for unknown names.
 
 var opByName = sync.OnceValue(func() map[string]Op {
 	m := make(map[string]Op, NumOps)
@@ -32,7 +32,7 @@ func opNames() []string {
 	return names
 }
 
-// findAttr returns the index of the attribute of a kind, or -1.
+// findAttr returns the index of the first attribute of a kind, or -1.
 func (o *OpInfo) findAttr(kind AttrKind) int {
 	return slices.IndexFunc(o.Attrs, func(a AttrInfo) bool { return a.Kind == kind })
 }
@@ -87,7 +87,7 @@ func suggest(name string, table map[string]int) string {
 	return nearest(name, slices.Sorted(maps.Keys(table)))
 }
 
-// nearest returns a hint at the word that was probably meant, or "".
+// nearest returns a hint that names the word that was probably meant, or "".
 func nearest(name string, words []string) string {
 	best, bestDistance := "", 1+max(len(name)/3, 1)
 	for _, w := range words {

@@ -75,7 +75,7 @@ type Dir uint8
 // Directions.
 const (
 	Read       Dir = iota
-	Write          // every byte is written, none read
+	Write          // every byte is written and none is read
 	ReadWrite      // updated in place
 	WriteOrAdd     // written, or added to if the attribute that the operand names is set
 )
@@ -98,7 +98,7 @@ type Operand struct {
 	Arena    Arena
 	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" if empty
 	Optional bool
-	Spare    bool // a by-product of the other results: it need not be read if one of them is
+	Spare    bool // a by-product: it may stay unread if another result is read
 	Doc      string
 }
 
@@ -132,14 +132,14 @@ func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption 
 // Functions are the elementwise functions of activation and glu, by the attribute's value.
 var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
 
-// Values of the attribute as of load_tokens.
+// Values of the attribute `as` of load_tokens.
 const (
 	AsTokens    = 0
 	AsLabels    = 1 // a token, or NoLabel if the run does not train to predict it
 	AsPositions = 2 // number of earlier tokens in the same document
 )
 
-// NoLabel is the label of a token that does not count in the loss. Any other negative number has the same meaning.
+// NoLabel is the label of a token that is excluded from the loss. All other negative numbers have the same meaning.
 const NoLabel = -1
 
 // Values of attributes of KindFunction.
@@ -186,17 +186,17 @@ const (
 	RuleZigzag
 )
 
-// Work is the cost of an instruction, independent of the machine.
+// Work is the amount of work in an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
 	Op    Op // for a collective: its row has the path of the bytes
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
-	Rows  int64 // size at which efficiency is looked up
-	DType DType // type of the factors of matmuls, which selects the peak
+	Rows  int64 // number of rows, which determines the efficiency
+	DType DType // element type of the factors of a matmul, which selects the peak rate
 }
 
-// OpInfo is the row of an opcode, the only place that describes it.
+// OpInfo is the row of an opcode and the only place that describes it.
 type OpInfo struct {
 	Name     string
 	Doc      string // first sentence: what it computes
@@ -213,7 +213,7 @@ type OpInfo struct {
 
 var (
 	onCompute = []Stream{Compute, Mux}
-	onArrival = []Stream{Compute, Mux, MuxIn} // also the streams on which its operand arrives
+	onArrival = []Stream{Compute, Mux, MuxIn} // also the streams on which an operand arrives
 	onColl    = []Stream{Coll, Mux}
 )
 
@@ -253,7 +253,8 @@ var (
 	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end"}
 )
 
-// Ops is the opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
+// Ops is the opcode table. The encoder, decoder, printer, parser, verifier and simulator use it,
+// and OPCODES.md is generated from it.
 var Ops = [NumOps]OpInfo{
 	LoadTokens: {
 		Name: "load_tokens", Class: ClassData, Streams: onCompute,

@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// Work functions, and the shape rules that dimensions cannot express.
+// This file has the work functions, and the shape rules that dimensions cannot express.
 
-// Work returns the cost of the instruction, independent of the machine. Attributes that it uses are literal.
+// Work returns the work of the instruction, independent of the machine. It uses only literal attributes.
 func (in *Instr) Work() Work {
 	switch kind := in.Info().Work; kind {
 	case WorkNone:
@@ -44,7 +44,7 @@ func (in *Instr) CheckRule() error {
 	return nil
 }
 
-// memoryWork counts the bytes of every operand once, and twice if it is read and written.
+// memoryWork counts the bytes of every operand: once if it is read or written, twice if both.
 func memoryWork(in *Instr) Work {
 	var bytes Bytes
 	for i := range in.Args {
@@ -59,7 +59,7 @@ func memoryWork(in *Instr) Work {
 	return Work{Kind: WorkMemory, Bytes: bytes}
 }
 
-// linkWork counts the bytes that cross the link: the largest operand, which for collectives is the whole.
+// linkWork counts the bytes that cross the link: those of the largest operand, which for collectives is the whole.
 func linkWork(in *Instr, kind WorkKind) Work {
 	var bytes Bytes
 	for i := range in.Args {
@@ -108,8 +108,8 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
-// checkUpdate checks that every operand has as many elements as the first, except operands with dimensions of their own. A gradient
-// may have more rows than its weight.
+// checkUpdate checks that every operand without explicit dimensions has as many elements as the
+// first operand. A gradient may have more rows than its weight.
 func checkUpdate(in *Instr) error {
 	first := in.Args[0]
 	for i, o := range in.Info().Operands {
@@ -145,8 +145,9 @@ func (in *Instr) limitsValues() bool {
 	return false
 }
 
-// CheckValues checks attributes that may differ by rank against what they count: tokens of the run, rows of a
-// tensor, entries of the vocabulary. Figures that a run leaves at 0 are unknown and limit nothing.
+// CheckValues checks attributes that may differ between ranks against their limits: tokens of the
+// run, rows of a tensor, entries of the vocabulary. Figures of the run that are 0 are unknown and
+// not used as limits.
 func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	switch in.Op {
@@ -209,7 +210,7 @@ func checkRotation(run *Run, number, dim int64) error {
 	return nil
 }
 
-// checkTokens checks that the sequences and tokens of a load exist.
+// checkTokens checks that the run has the sequences and tokens of a load.
 func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) error {
 	sequences := int64(run.Batch)
 	if s == SectionEval {
@@ -250,11 +251,11 @@ func checkCorner(row, col, rows, cols int64) error {
 	return nil
 }
 
-// maxPosition limits positions of tokens: angles are computed from them in float64, which represents no
-// larger integers exactly.
+// maxPosition limits token positions. Angles are computed from positions in float64, which cannot
+// represent all larger integers.
 const maxPosition = 1 << 53
 
-// checkFirstEntry checks that the entries of a part of the vocabulary are possible tokens.
+// checkFirstEntry checks that the entries of a part of the vocabulary are valid tokens.
 func checkFirstEntry(first, entries int64) error {
 	if first < 0 || Plus(first, entries) > math.MaxInt32+1 {
 		return fmt.Errorf("%d entries of the vocabulary from %d on exceed the 32 bits of tokens", entries, first)

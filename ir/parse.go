@@ -15,12 +15,12 @@ import (
 type SyntaxError struct {
 	File         string
 	Line, Column int    // from 1; columns count characters
-	Msg          string // what is wrong
-	Hint         string // a remedy, or empty
+	Msg          string // the problem
+	Hint         string // a suggested fix, or empty
 	Source       string // the line
 }
 
-// Error formats the error as compilers do: place and message, the line, a caret, a hint.
+// Error formats the error as compilers do: position and message, the line, a caret, a hint.
 func (e *SyntaxError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:%d:%d: error: %s", e.File, e.Line, e.Column, e.Msg)
@@ -73,7 +73,7 @@ type parseMistake struct {
 
 func (m *parseMistake) Error() string { return m.msg }
 
-// parser reads line by line: every construct of the form is one line or a block of lines.
+// parser reads line by line. Every construct is a single line or a block of lines.
 type parser struct {
 	file string
 	src  string
@@ -284,7 +284,7 @@ func (ps *parser) keyed(key string, lo, hi int64) (int64, error) {
 	return ps.number(key, lo, hi)
 }
 
-// lookup resolves a name that must have been defined.
+// lookup resolves a name, which must already be defined.
 func (ps *parser) lookup(what string, table map[string]int) (int, error) {
 	at := ps.mark()
 	name, err := ps.name(what)
@@ -298,7 +298,7 @@ func (ps *parser) lookup(what string, table map[string]int) (int, error) {
 	return i, nil
 }
 
-// choice reads one of a list of words.
+// choice reads a word that must be in a list.
 func (ps *parser) choice(what string, words []string) (int, error) {
 	at := ps.mark()
 	w := ps.word()

@@ -270,7 +270,7 @@ func slab[T any](store *[]T, n int) []T {
 	return piece
 }
 
-// side reads operands starting with the first, as many as fit into views.
+// side reads operands, starting with the first, until views is full.
 func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	n := 0
 	for ; n < len(views); n++ {
@@ -302,7 +302,7 @@ func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	return nil
 }
 
-// absent reads the dash that stands for no operand.
+// absent reads the dash that represents an absent operand.
 func (ps *parser) absent() bool {
 	at := ps.mark()
 	if ps.word() == "-" {
@@ -312,7 +312,7 @@ func (ps *parser) absent() bool {
 	return false
 }
 
-// operand reads a view and refuses an element type that the row excludes, while the position is known.
+// operand reads a view. It reports an element type that the row does not allow, while the position is still known.
 func (ps *parser) operand(row *OpInfo, o *Operand) (View, error) {
 	at := ps.mark()
 	v, err := ps.view()
@@ -374,7 +374,7 @@ func (ps *parser) shape(v *View) error {
 	}
 }
 
-// attrs reads attributes in any order. Only booleans and options may be missing.
+// attrs reads attributes, which may be in any order. Only booleans and options may be missing.
 func (ps *parser) attrs(in *Instr, events int32) error {
 	row := in.Info()
 	if len(row.Attrs) == 0 {
@@ -506,7 +506,7 @@ func (ps *parser) float(name string) (Attr, error) {
 	return Float(v), nil
 }
 
-// decision reads pass and spec line.
+// decision reads the pass and the spec line.
 func (ps *parser) decision(p *Provenance) error {
 	if !ps.take('!') {
 		return nil

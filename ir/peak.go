@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// Part is a use of memory.
+// Part is a purpose for which memory is used.
 type Part uint8
 
-// Uses of memory, most specific first: a buffer with two of these uses counts as the first.
+// Uses of memory, most specific first: a buffer with two of these uses is assigned to the first.
 const (
 	PartWeights Part = iota
 	PartOptimizer
@@ -27,7 +27,7 @@ const (
 	NumParts
 )
 
-// partInfo is the name of a use in reports and in JSON.
+// partInfo has the names of a use in reports and in JSON.
 var partInfo = [NumParts]struct{ name, key string }{
 	PartWeights:     {"weights", "weights"},
 	PartOptimizer:   {"optimizer", "optimizer"},
@@ -44,8 +44,9 @@ var partInfo = [NumParts]struct{ name, key string }{
 
 func (p Part) String() string { return partInfo[p].name }
 
-// operandParts lists the operands that determine the use of a buffer. A matmul with a transposed first factor computes
-// the gradient of a weight; the second factor of any other matmul is a weight.
+// operandParts lists the operands that determine the use of a buffer. A matmul with a transposed
+// first factor computes the gradient of a weight. In any other matmul, the second factor is a
+// weight.
 var operandParts = map[Op]map[string]Part{
 	Matmul:            {"b": PartWeights, "bias": PartWeights},
 	Embed:             {"table": PartWeights},
@@ -123,8 +124,8 @@ func (u *use) note(in *Instr, i int) {
 	}
 }
 
-// settle determines the use of values that pass from one task to another. A value that a backward receives from a forward was saved
-// for it.
+// settle determines the use of values that one task passes to another. A value that a backward
+// receives from a forward is a saved activation.
 func (u *use) settle() {
 	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
 	switch {
@@ -187,7 +188,7 @@ func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
 // Peak describes the contents of an arena of a rank at its peak. The parts add up to its bytes.
 type Peak struct {
 	Bytes   Bytes  `json:"bytes"` // the highest placed byte
-	At      string `json:"at"`    // the moment with the most live bytes in a step, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
+	At      string `json:"at"`    // the point in a step with the most live bytes, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
 	Parts   Parts  `json:"parts"`
 	Largest []Held `json:"largest"`
 }
@@ -199,7 +200,7 @@ type Held struct {
 	Bytes Bytes  `json:"bytes"`
 }
 
-// Parts has the bytes of each part. In JSON those of 0 bytes are omitted.
+// Parts has the bytes of each part. In JSON, parts of 0 bytes are omitted.
 type Parts [NumParts]Bytes
 
 // MarshalJSON implements json.Marshaler: an object with the parts in their order.
@@ -249,8 +250,8 @@ func (p *Part) UnmarshalText(text []byte) error {
 // mostHeld is the number of buffers that a Peak lists.
 const mostHeld = 10
 
-// Peaks describes each arena at its peak, given the lifetimes of all buffers. Without lives, they are
-// derived from the instructions.
+// Peaks describes each arena at its peak. lives has the lifetimes of all buffers; if it is nil,
+// they are derived from the instructions.
 func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	if lives == nil {
 		lives = c.lives()
@@ -264,17 +265,17 @@ func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 
 // Life is the range of instructions of one section during which a buffer owns its bytes.
 type Life struct {
-	Whole      bool // in all sections, at all times
+	Whole      bool // live in all sections at all times
 	Section    Section
-	First, End int // instructions; empty if the end is before the first
+	First, End int // instructions; the range is empty if End is before First
 }
 
 func (l *Life) at(s Section, pc int) bool {
 	return l.Whole || l.Section == s && l.First <= pc && pc <= l.End
 }
 
-// lives derives lifetimes from the instructions that use a buffer. A buffer last used by a stream other
-// than compute is live until the compute stream has waited for that use.
+// lives derives lifetimes from the instructions that use a buffer. If the last use is on a stream
+// other than compute, the buffer is live until the compute stream has waited for that use.
 func (c *Code) lives() []Life {
 	lives := make([]Life, len(c.Buffers))
 	touched := make([]bool, len(c.Buffers))
@@ -334,7 +335,7 @@ func (c *Code) awaited(s Section) []int {
 	return out
 }
 
-// peak assigns every byte of an arena to the buffer that owns it at the fullest moment.
+// peak assigns every byte of an arena to the buffer that owns it when the arena is fullest.
 func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
 	p := Peak{Bytes: c.Arenas[a], Largest: []Held{}}
 	section, pc := c.fullest(a, lives)

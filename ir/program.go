@@ -1,10 +1,10 @@
-// Package ir is the contract between compiler and VM: the opcode table, programs, their binary and text
-// forms, and the verifier.
+// Package ir is the interface between compiler and VM: the opcode table, programs, their binary and
+// text forms, and the verifier.
 //
-// Read op.go first: all other files use its table. program.go and instr.go define programs; check.go
-// decides whether one is well formed; encode.go and decode.go are the binary form; text.go and parse.go the
-// text form; verify.go and its parts decide whether a program is correct; explain.go writes the reference. The
-// package knows nothing about specs, plans or devices.
+// All files use the table in op.go. program.go and instr.go define programs, and check.go decides
+// whether a program is well formed. encode.go and decode.go implement the binary form, text.go and
+// parse.go the text form. verify.go and the other verify files decide whether a program is correct.
+// explain.go writes the reference page. The package does not depend on specs, plans or devices.
 package ir
 
 import "math"
@@ -43,11 +43,11 @@ const (
 
 func (a Arena) String() string { return [...]string{"device", "host"}[a] }
 
-// Stream is an in-order queue of a rank. Streams run concurrently; only events order them.
+// Stream is an in-order queue of a rank. Streams run concurrently, ordered only by events.
 type Stream uint8
 
-// Streams of every rank. Send and receive have one for each direction and neighbour, so that a message
-// waiting for its peer delays nothing else.
+// Streams of every rank. There is one for each direction and neighbour, so that a message that
+// waits for its peer delays nothing else.
 const (
 	Compute  Stream = iota
 	D2H             // offload
@@ -66,7 +66,7 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
-// Alignment divides the offset of every placed buffer: a pair of cache lines, and suitable for GPU copies.
+// Alignment divides the offset of every placed buffer. It equals two cache lines and is suitable for GPU copies.
 const Alignment Bytes = 256
 
 // Buffer is a named range of an arena. Two buffers with disjoint lifetimes may share bytes.
@@ -106,7 +106,7 @@ func (v View) Dims() []int64 {
 	return v.Shape[:n]
 }
 
-// Elements returns the product of the dimensions, saturated; 0 for an absent view.
+// Elements returns the product of the dimensions, saturated. It is 0 for an absent view.
 func (v View) Elements() int64 {
 	if !v.Present() || v.Shape[0] == 0 {
 		return 0
@@ -125,7 +125,7 @@ func product(dims []int64) int64 {
 // Bytes returns the extent of the view, saturated.
 func (v View) Bytes() Bytes { return Times(Bytes(v.Elements()), v.DType.Bytes()) }
 
-// Rows and Cols treat the view as a matrix: the last dimension against all others.
+// Rows returns the product of all dimensions except the last. With Cols, it treats the view as a matrix.
 func (v View) Rows() int64 {
 	d := v.Dims()
 	if len(d) == 0 {
@@ -161,7 +161,8 @@ var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "
 
 func (p Phase) String() string { return phaseNames[p] }
 
-// OfTask reports whether instructions of the phase belong to a task of the pipeline: to a forward, a backward or a weight gradient.
+// OfTask reports whether instructions of the phase belong to a task of the pipeline: a forward, a
+// backward or a weight gradient.
 func (p Phase) OfTask() bool {
 	return p == PhaseForward || p == PhaseBackward || p == PhaseWeights
 }
@@ -176,11 +177,11 @@ type Provenance struct {
 	Layer       int32  // global index, or None
 	Stage       int16  // virtual stage
 	Line        uint16 // index into Program.Lines: the spec line
-	Pass        uint8  // index into Program.Passes: the pass that decided it
+	Pass        uint8  // index into Program.Passes: the pass that made the decision
 	Phase       Phase
 }
 
-// Section is a straight-line part of a program. The VM joins all streams at its end.
+// Section is a straight-line part of a program. At its end, the VM waits for all streams.
 type Section uint8
 
 // Sections: once at the start, once per step, once per validation sequence.
@@ -195,7 +196,7 @@ var sectionNames = [NumSections]string{"init", "step", "eval"}
 
 func (s Section) String() string { return sectionNames[s] }
 
-// Code is shared by ranks with the same role: instructions, buffers, places.
+// Code has the instructions, buffers and addresses shared by ranks that do the same work.
 type Code struct {
 	Name     string
 	Buffers  []Buffer
@@ -206,7 +207,7 @@ type Code struct {
 	Results  []Result           // views that the VM reads after a section
 }
 
-// Role is the part of its tensor's state that a persistent buffer has.
+// Role is the part of a tensor's state that a persistent buffer holds.
 type Role uint8
 
 // Roles. The weight is read by the forward pass; the master is its f32 original if the weight is bf16 (f32
@@ -221,7 +222,7 @@ const (
 	NumRoles
 )
 
-// roles gives the suffix of the buffers and the use of memory for each role.
+// roles has the buffer suffix and the use of memory of each role.
 var roles = [NumRoles]struct {
 	name string
 	part Part
@@ -244,13 +245,13 @@ func roleNames() (names []string) {
 	return names
 }
 
-// Tensor is a parameter of the model, as a whole.
+// Tensor is a whole parameter of the model.
 type Tensor struct {
 	Name  string   `json:"name"`
 	Shape [2]int64 `json:"shape"` // vectors are {n, 1}; without padding
 }
 
-// State maps the rectangle of a tensor that a rank has. Row i, column j of the view is element
+// State describes the rectangle of a tensor that a rank holds. Row i, column j of the view is element
 // (Row0+i, Col0+j) of the tensor; elements beyond the tensor's shape are padding.
 type State struct {
 	Tensor int32
@@ -287,11 +288,11 @@ const (
 	ResultStep     = "step"        // f32 [3]
 	ResultDropout  = "dropout"     // i32 [2]: a key of 64 bits, its lower half first
 
-	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that count
-	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that count
+	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that are included in the loss
+	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that are included in the loss
 )
 
-// Rank is one device's copy of a code. Its constants and groups contain the differences among ranks.
+// Rank is one rank of a job. Ranks with the same code differ in their constants and groups.
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
@@ -299,7 +300,7 @@ type Rank struct {
 	DP, PP, SP int32     // coordinates, for reports
 }
 
-// Run is what the VM must know about the training run.
+// Run describes the training run for the VM.
 type Run struct {
 	Sequence      int64    `json:"sequence"`
 	Batch         int      `json:"batch"`          // sequences per step, all replicas
@@ -353,14 +354,14 @@ type DataOptions struct {
 	Masks     string    `json:"masks"`     // off | on | ignore
 }
 
-// Packs reports whether a sequence may have several documents.
+// Packs reports whether a sequence may contain several documents.
 func (o *DataOptions) Packs() bool { return o != nil && o.Documents != "" && o.Documents != "off" }
 
 // Marked reports whether labels may be masked, at the ends of documents or by masks.
 func (o *DataOptions) Marked() bool { return o.Packs() || o != nil && o.Masks == "on" }
 
-// Rotation describes how rope rotates each head: the pairs (i, i+len(Rates)), pair i by Rates[i] radians per token. Elements after the
-// last pair are not rotated.
+// Rotation describes how rope rotates each head. It rotates the pair (i, i+len(Rates)) by Rates[i]
+// radians per token. Elements after the last pair are not rotated.
 type Rotation struct {
 	Rates []float64 `json:"rates"`
 	Scale float64   `json:"scale"` // factor of the rotated elements
@@ -386,7 +387,7 @@ type Program struct {
 	Run        Run
 	Model      Model
 	Machine    Machine
-	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention: the basis of MFU
+	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention, from which MFU is computed
 	Lines      []string // spec lines that instructions refer to: "file:line: text"
 	Passes     []string
 	Consts     []string // names of per-rank constants

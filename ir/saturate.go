@@ -11,7 +11,7 @@ import (
 // 64-bit number. A saturated size exceeds every buffer, because arenas are smaller than that. The operands of
 // both functions must not be negative.
 
-// Plus returns a+b, or math.MaxInt64 where the sum exceeds it.
+// Plus returns a+b, or math.MaxInt64 if the sum exceeds it.
 func Plus[T ~int64](a, b T) T {
 	if sum := a + b; sum >= 0 {
 		return sum
@@ -19,7 +19,7 @@ func Plus[T ~int64](a, b T) T {
 	return math.MaxInt64
 }
 
-// Times returns a*b, or math.MaxInt64 where the product exceeds it.
+// Times returns a*b, or math.MaxInt64 if the product exceeds it.
 func Times[T ~int64](a, b T) T {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi != 0 || lo > math.MaxInt64 {
@@ -28,9 +28,9 @@ func Times[T ~int64](a, b T) T {
 	return T(lo)
 }
 
-// Locate returns the range of arena bytes of a view. It fails unless the view is in its buffer, the buffer
-// is in its arena, and the first byte is at a multiple of the element's size. It accepts any view, well formed or
-// not: devices rely on it without knowing whether the program was verified.
+// Locate returns the range of arena bytes of a view. It fails unless the view is in its buffer, the
+// buffer is in its arena, and the first byte is at a multiple of the element's size. It accepts any
+// view, well formed or not, so that devices are safe even if a program was not verified.
 func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	if int64(v.Buffer) >= int64(len(c.Buffers)) {
 		return 0, 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(c.Buffers))

@@ -10,7 +10,7 @@ type shadow struct {
 	size   Bytes
 }
 
-// segment is a run of bytes up to the next segment.
+// segment is the range of bytes from its start to the next segment.
 type segment struct {
 	start Bytes
 	state
@@ -22,10 +22,11 @@ type state struct {
 	writer access             // last write of this section
 	reads  [NumStreams]uint32 // number on each stream of the last read since
 	past   past
-	origin uint32 // 1 + the instruction that moved the value out of bytes to which it may return; 0: none
+	origin uint32 // 1 + the instruction that moved the value away from bytes to which it may return; 0: none
 }
 
-// access is an operand of an instruction, which is identified by its stream and its number there, from 1.
+// access is an operand of an instruction. The instruction is identified by its stream and its
+// number in the stream, from 1.
 type access struct {
 	stream  Stream
 	operand uint8
@@ -39,15 +40,15 @@ type past uint8
 const (
 	readOnce  past = 1 << iota // since it was written or changed
 	readTwice                  // or more often
-	readAsWas                  // as the section found it, before the section wrote it
-	replaced                   // the section has overwritten the value that it found
+	readAsWas                  // with the value from before the section, which the section had not written yet
+	replaced                   // the section has overwritten the value from before the section
 )
 
-// byVM is the stream of writes by the VM before a section; everything follows them.
+// byVM is the stream of writes by the VM before a section. All instructions come after these writes.
 const byVM = NumStreams
 
-// blockSegments is the maximum number of segments in a block: large enough for a short list of blocks, small
-// enough to move.
+// blockSegments is the maximum number of segments in a block: large enough to keep the list of
+// blocks short, and small enough that moving a block is cheap.
 const blockSegments = 64
 
 func newShadow(size Bytes) *shadow {
@@ -92,7 +93,7 @@ func (s *shadow) next(c *cursor) bool {
 	return c.block < len(s.blocks)
 }
 
-// cut starts a segment at addr and returns it.
+// cut splits the segment at addr and returns the one that starts there.
 func (s *shadow) cut(addr Bytes) cursor {
 	c := s.find(addr)
 	seg := *s.at(c)
@@ -116,7 +117,7 @@ func (s *shadow) cut(addr Bytes) cursor {
 	return c
 }
 
-// visit calls f for the segments of a range, cut to it, and merges those that are equal afterwards.
+// visit calls f for the segments of a range, split at its ends, and then merges equal neighbours.
 func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
 	if lo >= hi {
 		return

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// The rules of a row for the shapes and element types of its operands, compiled once from its text.
+// This file compiles the rules of a row for the shapes and element types of its operands, once, from their text.
 
 // factor is one part of a dimension: a number, an attribute, or a name that the instruction binds.
 type factor struct {
@@ -23,7 +23,7 @@ const (
 	factorName
 )
 
-// shapeRule is what a row says about its operands, in a form ready to be applied.
+// shapeRule is the compiled form of a row's rules for its operands.
 type shapeRule struct {
 	dims  [][][]factor // by operand and dimension; nil accepts any shape
 	sizes []int        // attributes that shapes depend on
@@ -63,7 +63,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	}
 	r.names = len(names)
 	for i := range row.Attrs {
-		// the rules beyond dimensions use the same kinds of numbers
+		// the rules that dimensions cannot express use the same kinds of numbers
 		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleCollective) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// The text form, .sppir. It has exactly the contents of the binary form; parse.go reads it back.
+// The text form is .sppir. It has exactly the same contents as the binary form; parse.go reads it.
 //
 //	sppir 3
 //	program "tiny"
@@ -49,15 +49,17 @@ import (
 //
 //	rank 0 stage0 dp=0 pp=0 sp=0 $next=1 @sp=[0,1]
 //
-// An instruction is one line: its stream; its provenance (phase I F B W O E, microbatch, subsequence, layer, pipeline
-// stage, each omitted if it does not apply); its opcode; its operands, with those that are written to the left of the "="; its
-// attributes; and after "!" the pass and the spec line that it comes from. An operand is a buffer, the offset in bytes
-// if it is not 0, element type and shape; "-" is an absent operand, omitted at the end of a side. A set boolean is its
-// bare name; an unset one is omitted. "$" refers to a constant of the rank, "@" to a group, "e" to an event. A name
-// with characters other than letters, digits, ".", "_" and "-" is in quotes. "#" starts a comment.
+// An instruction is one line. It has a stream, a provenance (phase I F B W O E, microbatch,
+// subsequence, layer, pipeline stage, each omitted if it does not apply), an opcode, operands,
+// attributes, and after "!" the pass and the spec line that it comes from. Written operands are to
+// the left of "=". An operand has a buffer, the offset in bytes if it is not 0, an element type and
+// a shape; "-" is an absent operand, which is omitted at the end of a side. A boolean that is set
+// is written as its name; one that is not set is omitted. "$" refers to a constant of the rank, "@"
+// to a group, "e" to an event. A name with characters other than letters, digits, ".", "_" and "-"
+// is in quotes. "#" starts a comment.
 const textMagic = "sppir"
 
-// phaseLetters lists the phases as written in the text form.
+// phaseLetters has the letter of each phase in the text form.
 const phaseLetters = "IFBOEW"
 
 // Print writes the text form. Equal programs give equal text.
@@ -65,8 +67,8 @@ func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }
 
 // Printer writes the text form, optionally with comments for readers.
 type Printer struct {
-	// Annotate adds comments: to each instruction its number and the addresses of its operands, to each wait
-	// what it waits for. The text still parses.
+	// Annotate adds comments: the number of each instruction and the addresses of its operands, and
+	// the work for which each wait waits. The text can still be parsed.
 	Annotate bool
 }
 
@@ -88,7 +90,7 @@ func (pr Printer) Print(w io.Writer, p *Program) error {
 }
 
 // PrintRank writes the code that one rank runs, with the rank's constants filled
-// in. The output is for reading and does not parse.
+// in. The output is for reading and cannot be parsed.
 func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	if err := p.Check(); err != nil {
 		return fmt.Errorf("cannot print: %w", err)
@@ -195,7 +197,7 @@ func (t *printer) definitions(word string, names []string) {
 	}
 }
 
-// record writes a struct of plain data by its JSON tags.
+// record writes a struct of plain data, named by its JSON tags.
 func (t *printer) record(word string, v any) {
 	t.printf("%s {\n", word)
 	s := reflect.ValueOf(v)
@@ -208,7 +210,7 @@ func (t *printer) record(word string, v any) {
 	t.str("}\n\n")
 }
 
-// jsonText returns a value as JSON on one line; Check has shown that this works.
+// jsonText returns a value as JSON on one line. Check has ensured that this succeeds.
 func jsonText(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -348,7 +350,7 @@ func (t *printer) origin(start, column int, letter byte, v int64) {
 	}
 }
 
-// operation writes opcode, operands and attributes; operands begin at column or later.
+// operation writes the opcode, the operands and the attributes. Operands begin at column or later.
 func (t *printer) operation(c *Code, in *Instr, column int) {
 	row := in.Info()
 	t.str(row.Name)

@@ -2,17 +2,17 @@ package ir
 
 import "fmt"
 
-// Quantities are distinct types, so that bytes are never added to seconds.
+// Quantities have distinct types, so that bytes cannot be added to seconds.
 type (
 	// Bytes is a size or an offset in an arena.
 	Bytes int64
-	// Flops counts floating-point operations; a multiply-add is two.
+	// Flops is a number of floating-point operations; a multiply-add counts as two.
 	Flops float64
 	// Seconds is a duration.
 	Seconds float64
 )
 
-// String prints with a binary prefix and three significant digits.
+// String formats the size with a binary prefix and three significant digits.
 func (b Bytes) String() string {
 	v, unit := float64(b), 0
 	for unit < 4 && (v >= 1024 || v <= -1024) {
@@ -24,7 +24,7 @@ func (b Bytes) String() string {
 	return fmt.Sprintf("%.*f %s", digitsAfterPoint(v), v, [...]string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
 }
 
-// String prints in the largest unit that leaves a whole part.
+// String formats the duration in the largest unit in which it is at least 1.
 func (s Seconds) String() string {
 	v := float64(s)
 	switch {

@@ -29,10 +29,10 @@ func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
 type VerifyOptions struct {
 	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
 	AllowUnread       bool // accept results that are never read
-	AllowReuse        bool // accept buffers that hold one value after another, as in programs that measure instructions
+	AllowReuse        bool // accept buffers that hold several values one after another, as in programs that measure instructions
 }
 
-// findingLimit is the number of findings worth reading at once.
+// findingLimit is the maximum number of findings in an error.
 const findingLimit = 20
 
 // Verify checks a program. The error is a *VerifyError.
@@ -94,7 +94,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 	return unread, !slices.Contains(unsound, true)
 }
 
-// verifyCapacity compares arenas with the memory of the machine, if that is known.
+// verifyCapacity compares the arenas with the memory of the machine, if it is known.
 func verifyCapacity(p *Program, all *findings) {
 	limits := [NumArenas]Bytes{Device: Bytes(p.Machine.DeviceMemory), Host: p.Machine.HostMemoryPerRank()}
 	for i := range p.Codes {
@@ -110,7 +110,7 @@ func verifyCapacity(p *Program, all *findings) {
 	}
 }
 
-// codeVerifier checks what all ranks of a code share.
+// codeVerifier checks the properties that all ranks of a code share.
 type codeVerifier struct {
 	p    *Program
 	code *Code
@@ -119,7 +119,7 @@ type codeVerifier struct {
 	unread []result
 }
 
-// instructions checks everything that does not depend on order.
+// instructions checks the properties of instructions that do not depend on order.
 func (v *codeVerifier) instructions() {
 	v.buffers()
 	v.statesAndResults()
@@ -179,7 +179,7 @@ func (v *codeVerifier) buffers() {
 // resultRule is a rule for a result that the VM uses.
 type resultRule struct {
 	name     string
-	section  Section // to which it belongs
+	section  Section // the section that it belongs to
 	filled   bool    // the VM writes it before the section; otherwise it reads it after
 	elements int64   // 0: any number
 	dtype    DType

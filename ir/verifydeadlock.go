@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// job runs the communication of a section, rank by rank in issue order, without data or time.
+// job executes the communication of a section, rank by rank in issue order, without data or time.
 type job struct {
 	v       *ranksVerifier
 	next    []int  // by rank: position in the traffic of its code
@@ -20,7 +20,7 @@ type meeting struct {
 	arrived int
 }
 
-// deadlock runs the section and reports ranks that do not reach its end.
+// deadlock executes the section and reports ranks that do not reach its end.
 func (v *ranksVerifier) deadlock() {
 	n := len(v.p.Ranks)
 	j := job{v: v, next: make([]int, n), blocked: make([]bool, n), group: make([][]*meeting, n)}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// The header: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
-// unknown, because programs written by hand do not need them.
+// This file verifies the header: the run, the machine, the tensors, and their distribution over
+// ranks. Figures of the run that are 0 are unknown, because hand-written programs do not need them.
 
 // headerRule is a rule for a number or a name in the header.
 type headerRule struct {
@@ -30,7 +30,7 @@ func VerifyHeader(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyHeader checks the header, each figure by itself and in relation to others.
+// verifyHeader checks each figure of the header, alone and in relation to others.
 func verifyHeader(p *Program, all *findings) {
 	r := &p.Run
 	decays, decayTypes := r.LRSchedule == LRStableDecay, []string{""}
@@ -81,7 +81,7 @@ func counts(n int) bool { return n >= 0 && n <= math.MaxInt32 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// verifyMachine checks that no figure of the machine is negative, and that its names exist.
+// verifyMachine checks that no figure of the machine is negative, and that its names are known.
 func verifyMachine(m *Machine, all *findings) {
 	if !slices.Contains([]string{"", "full", "half"}, m.CopyDuplex) {
 		all.add(headerFinding("machine: copy_duplex is %q, which must be full or half", m.CopyDuplex))
@@ -105,7 +105,7 @@ func verifyMachine(m *Machine, all *findings) {
 	}
 }
 
-// verifyTensors checks that the elements of tensors can be counted, also in bytes.
+// verifyTensors checks that the numbers of elements and bytes of tensors do not overflow.
 func verifyTensors(p *Program, all *findings) {
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
@@ -118,8 +118,8 @@ func verifyTensors(p *Program, all *findings) {
 // elements returns the size of a tensor, saturated. Its dimensions are positive.
 func (t *Tensor) elements() int64 { return Times(t.Shape[0], t.Shape[1]) }
 
-// verifyCoordinates checks that there are ranks, and that no two have the same coordinates if the program
-// gives them.
+// verifyCoordinates checks that there are ranks, and that no two ranks have the same coordinates,
+// if any are given.
 func verifyCoordinates(p *Program, all *findings) {
 	if len(p.Ranks) == 0 {
 		all.add(headerFinding("the program has no ranks: it needs at least one"))
@@ -139,7 +139,7 @@ func verifyCoordinates(p *Program, all *findings) {
 }
 
 // verifyRoles checks what the VM needs for training: results that it reads and fills, and every tensor stored
-// once. A program without states, or without updates of weights, trains nothing and has no such rules.
+// once. A program without states, or without updates of weights, trains nothing and is exempt from these rules.
 func verifyRoles(p *Program, all *findings) {
 	has := map[string]bool{}
 	updates, holds := false, false
@@ -181,8 +181,8 @@ type rectangle struct{ row, endRow, col, endCol int64 }
 type held map[rectangle]bool
 
 // verifyStates checks that the rectangles on all ranks cover each role of a tensor once. Equal
-// rectangles on several ranks are copies, and one inside another is a part that a rank keeps besides the
-// whole.
+// rectangles on several ranks are copies. A rectangle inside another is a part that a rank keeps in
+// addition to the whole.
 func verifyStates(p *Program, all *findings) {
 	type key struct {
 		tensor int32
@@ -283,8 +283,8 @@ func (h held) covers(t *Tensor) string {
 	return untiled(t, h.outermost())
 }
 
-// untiled returns why rectangles do not tile a tensor, or "". They tile it if their areas add up to its own
-// and every corner except its four is shared by an even number of them.
+// untiled returns why rectangles do not tile a tensor, or "". They tile it if their areas add up to
+// the tensor's area and every corner, except the tensor's four, belongs to an even number of them.
 func untiled(t *Tensor, rects []rectangle) string {
 	area := int64(0)
 	corners := map[[2]int64]bool{}

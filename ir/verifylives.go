@@ -6,23 +6,23 @@ import (
 	"sort"
 )
 
-// Lifetimes and values.
+// This file verifies lifetimes and values.
 //
-// A byte belongs to the buffer through which it was last written, and may be read only through that buffer. A
-// section starts with the values of the init section, unless some section writes another buffer to the same bytes.
-// Steps and evaluations may run in any number and order, so values that only one of them writes may not be read
-// by the next before they are written again.
+// A byte belongs to the buffer through which it was last written, and may be read only through that
+// buffer. A section starts with the values of the init section, unless any section writes another
+// buffer to the same bytes. Steps and evaluations may run in any number and order, so the next
+// section may not read values that only one of them writes before they are written again.
 //
 // In a section a buffer has one life, which ends when another buffer is written over any of its bytes. Each
-// byte of it has one value: it is written once, perhaps changed in place, and then read. So a read sees the
-// value that its name represents, wherever it is issued. There are three exceptions. First, values that the
-// section found at its start, such as optimizer state and weights, may be read, then changed in place or
-// overwritten once, and not read again. Second, a value that was moved away for a reload or rotation, and that
-// nothing else has read, may be overwritten by the copy or rotation that returns it to the same bytes. Third,
-// an instruction may change in place a value that only other such instructions have read.
+// byte of it has one value: it is written once, possibly changed in place, and then read. A read therefore
+// sees the same value at any point of the section. There are three exceptions. First, values that the section
+// found at its start, such as optimizer state and weights, may be read, then changed in place or overwritten
+// once, and not read again. Second, a value that was moved away for a reload or rotation, and that nothing
+// else has read, may be overwritten by the copy or rotation that returns it to the same bytes. Third, an
+// instruction may change in place a value that only other such instructions have read.
 //
-// Part of every result is read: in its section, in a later one, by the VM, or for a checkpoint.
-// Operands that the opcode's row marks as spare are exempt.
+// At least part of every result must be read: in its section, in a later one, by the VM, or for a
+// checkpoint. Operands that the opcode's row marks as spare are exempt.
 
 // changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
 // its value in place.
@@ -37,14 +37,14 @@ func (in *Instr) changes(j int) bool {
 	return reads && writes
 }
 
-// noteRead records that part of what an access wrote has been read.
+// noteRead records that part of the bytes that an access wrote have been read.
 func (o *orderer) noteRead(a access) {
 	if i := o.instrAt(a); i != None {
 		o.read[i] |= 1 << a.operand
 	}
 }
 
-// abuse reports a value that differs from the one that its buffer represents, once per instruction.
+// abuse reports, once per instruction, the use of a value that is not the one that its buffer represents.
 func (o *orderer) abuse(i, other int, format string, args ...any) {
 	if o.abused != i+1 && !o.v.AllowReuse {
 		o.abused = i + 1
@@ -52,7 +52,7 @@ func (o *orderer) abuse(i, other int, format string, args ...any) {
 	}
 }
 
-// found marks the bytes of states, which steps and evaluations find unchanged.
+// found marks the bytes of states, whose values persist from one section to the next.
 func (o *orderer) found() {
 	for i := range o.v.code.States {
 		s := &o.v.code.States[i]
@@ -91,7 +91,7 @@ func (o *orderer) otherOf(in *Instr, st *state) int {
 	return o.instrAt(st.writer)
 }
 
-// begin starts the value of operand j.
+// begin records that operand j writes a new value.
 func (o *orderer) begin(i int, in *Instr, j int) {
 	view, arena := &in.Args[j], in.Info().Operands[j].Arena
 	name := o.v.code.Buffers[view.Buffer].Name
@@ -119,7 +119,7 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 		}
 	})
 	if back {
-		next.origin = 0 // it has returned
+		next.origin = 0 // the value has returned
 	}
 	o.shadows[arena].replace(lo, hi, next)
 }
@@ -150,8 +150,8 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 	return origin
 }
 
-// bringsBack reports whether an instruction returns a value to the place from which its origin moved it out,
-// and nothing else has read it there.
+// bringsBack reports whether an instruction returns a value to the place from which its origin
+// moved it, and nothing else has read it there.
 func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
 		return false
@@ -163,7 +163,7 @@ func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 		moved.Args[1].Bytes() == in.Args[0].Bytes()
 }
 
-// stranger reports bytes that belong to a buffer other than the one through which they are read.
+// stranger reports bytes that are read through a buffer other than the one that they belong to.
 func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
 	o.v.report(FindUninitialised, o.section, i, o.instrAt(st.writer), "reads %s, but bytes 0x%x to 0x%x now hold %s",
 		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
@@ -219,8 +219,9 @@ func (o *orderer) readByVM(name string, view *View) {
 	})
 }
 
-// lives checks the values that sections need at their start: the init section must have written them, and no
-// other section may leave another buffer there. Checkpoints need the same of every state except gradients.
+// lives checks the values that sections need at their start. The init section must have written
+// them, and no other section may leave another buffer there. The same applies to every state that
+// checkpoints need, that is, all except gradients.
 func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 	for s, o := range sections {
 		for _, n := range o.needs {
@@ -307,8 +308,8 @@ func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
 	return list
 }
 
-// verifyUnread reports results that are never read. A collective is useful if another member reads its own
-// result.
+// verifyUnread reports results that are never read. A collective is not reported if any other
+// member reads its own result.
 func verifyUnread(p *Program, unread [][]result, all *findings) {
 	u := unusedCollectives{p: p, calls: map[[2]int][][]int32{}, unused: map[collective]bool{}}
 	for c, list := range unread {

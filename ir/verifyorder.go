@@ -2,13 +2,13 @@ package ir
 
 import "fmt"
 
-// Order. Issue order is the order of the instructions of a section. An instruction comes after all earlier
-// instructions on its stream, and a wait comes after its record and everything that precedes the record. A
-// clock for each stream has its position relative to every stream; the end of a section joins all streams.
-// Messages order nothing: a rank must not depend on another's timing. The contents of bytes are checked in
-// verifylives.go.
+// This file verifies order. Issue order is the order of the instructions in a section. An instruction
+// comes after all earlier instructions on its stream, and a wait comes after its record and everything
+// that precedes the record. A clock for each stream holds its position relative to every stream; the
+// end of a section joins all streams. Messages do not order instructions, because a rank must not
+// depend on another rank's timing. The contents of bytes are checked in verifylives.go.
 
-// clock counts, for each stream, the instructions that precede something.
+// clock counts, for each stream, the instructions that precede a point.
 type clock [NumStreams]uint32
 
 func (c *clock) join(o *clock) {
@@ -28,7 +28,7 @@ func (v *codeVerifier) order() {
 	v.lives(&sections)
 }
 
-// orderer walks a section.
+// orderer visits the instructions of a section.
 type orderer struct {
 	v       *codeVerifier
 	section Section
@@ -37,7 +37,7 @@ type orderer struct {
 	number  [NumStreams][]int32 // instructions of each stream, by number - 1
 	shadows [NumArenas]*shadow
 	needs   []need
-	ended   []int32            // [buffer]: 1 + the instruction that wrote another buffer over it; 0: none
+	ended   []int32            // [buffer]: 1 + the instruction that overwrote it through another buffer; 0: none
 	read    []uint8            // [instruction]: a bit for each operand that was read later, at least in part
 	raced   int                // 1 + the last instruction with a race
 	abused  int                // 1 + the last instruction with a finding about values
@@ -110,7 +110,7 @@ func (o *orderer) sync(i int, in *Instr) {
 	}
 }
 
-// access checks reads before writes: an instruction may do both to the same bytes.
+// access checks reads before writes, because an instruction may read and write the same bytes.
 func (o *orderer) access(i int, in *Instr) {
 	for j := range in.Args {
 		if reads, _ := in.Access(j); reads {
@@ -137,7 +137,7 @@ func (o *orderer) comesAfter(s Stream, a access) bool {
 	return a.stream == byVM || o.clocks[s][a.stream] >= a.number
 }
 
-// forgive treats stream s as ordered after an access from now on, so that one missing wait is one finding.
+// forgive treats stream s as ordered after an access from now on, so that one missing wait leads to one finding.
 func (o *orderer) forgive(s Stream, a access) {
 	o.clocks[s][a.stream] = max(o.clocks[s][a.stream], a.number)
 }

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Agreement among ranks. Every section is checked separately, because all ranks run the same sections in the
-// same order.
+// This file verifies that ranks agree. Every section is checked separately, because all ranks run
+// the same sections in the same order.
 //
 // The proof against deadlock is stricter than streams require: every rank runs its instructions one after
-// another in issue order, and each message blocks the whole rank until its peers arrive. A job that ends this
-// way ends on any device: instructions that streams let start earlier never start later, and where
-// communication kernels run one at a time they do so in this order.
+// another in issue order, and each message blocks the whole rank until its peers arrive. A job that ends
+// under these rules ends on any device: streams only let instructions start earlier, and devices that run
+// communication kernels one at a time run them in this order.
 
 // channel is a connection between two ranks on which messages keep their order.
 type channel uint8
@@ -39,7 +39,7 @@ type traffic struct {
 	groups [][]int32 // by group
 }
 
-// link is one end of a channel, without the rank and so without the peer.
+// link is one end of a channel, independent of the rank and its peer.
 type link struct {
 	peer    Attr
 	channel channel
@@ -111,7 +111,7 @@ func (v *ranksVerifier) instr(rank int, i int32) *Instr {
 	return &v.codeOf(rank).Sections[v.section][i]
 }
 
-// verifyGroups checks that the members of a group agree on it.
+// verifyGroups checks that all members of a group have the same list of members.
 func verifyGroups(p *Program, all *findings) {
 	for r := range p.Ranks {
 		for g, members := range p.Ranks[r].Groups {
@@ -135,8 +135,8 @@ func verifyGroups(p *Program, all *findings) {
 	}
 }
 
-// disagrees returns a member that sees a group differently, or None. If all members name the same first one
-// and each has the first one's list, all lists are equal. Comparing all with all would take cubic time.
+// disagrees returns a member whose list of members differs, or None. It compares each member's list
+// with that of the first member, because comparing all pairs would take cubic time.
 func disagrees(p *Program, g int, members []int32) int {
 	first := int(members[0])
 	if !slices.Equal(p.Ranks[first].Groups[g], members) {
@@ -150,7 +150,8 @@ func disagrees(p *Program, g int, members []int32) int {
 	return None
 }
 
-// gathers compares the group sizes that operands imply with those of the groups, and checks that every rank has the groups that its code uses.
+// gathers checks that operands imply the actual sizes of groups, and that every rank has the groups
+// that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
 		group int
@@ -183,7 +184,7 @@ func (v *ranksVerifier) gathers() {
 	}
 }
 
-// conversation has the messages of one channel from one rank to another, as both ends see them.
+// conversation has the messages of one channel from one rank to another: the sends and the receives.
 type conversation struct{ sends, recvs []int32 }
 
 type channelKey struct {
@@ -226,7 +227,7 @@ func (v *ranksVerifier) messages() {
 	}
 }
 
-// mergeSorted joins two lists in issue order; usually the first is empty.
+// mergeSorted merges two lists in issue order. The first is usually empty.
 func mergeSorted(a, b []int32) []int32 {
 	if len(a) == 0 {
 		return b
@@ -262,7 +263,7 @@ func (v *ranksVerifier) mismatch(rank int, i int32, other *Site, format string, 
 	v.addOnce(Finding{Kind: FindMessage, At: v.site(rank, i), Other: other, Msg: fmt.Sprintf(format, args...)})
 }
 
-// collectives checks that the members of a group do the same.
+// collectives checks that the members of a group run matching collectives.
 func (v *ranksVerifier) collectives() {
 	for g := range v.p.Groups {
 		for r := range v.p.Ranks {

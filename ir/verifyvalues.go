@@ -2,7 +2,7 @@ package ir
 
 import "fmt"
 
-// Checks of the values of attributes on each rank, with constants filled in.
+// This file checks the values of attributes on each rank, with constants filled in.
 
 // verifyConstants checks the values of a rank's attributes.
 func verifyConstants(p *Program, all *findings) {
@@ -38,7 +38,7 @@ func verifyConstants(p *Program, all *findings) {
 type valueSite struct {
 	section  Section
 	i        int
-	constant bool // differs among the ranks of a code
+	constant bool // whether the value differs among the ranks of a code
 }
 
 func valueSites(c *Code) []valueSite {

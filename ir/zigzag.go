@@ -2,8 +2,9 @@ package ir
 
 import "fmt"
 
-// Rings of ranks that each have two chunks of a sequence's tokens: of 2t chunks, member k of t has the k-th
-// and the k-th from the end, so that causal attention is equal work for all of them in every turn.
+// In a ring, each rank holds two chunks of a sequence's tokens. Of 2t chunks, member k of t holds
+// the k-th and the k-th from the end, so that causal attention is the same amount of work for all
+// members in every turn.
 
 // Values of the attribute zigzag: the position of the member whose keys are attended to.
 const (
@@ -19,8 +20,8 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// checkRing checks that another member has as many keys as this rank, and that attention continues from the
-// results over the rank's own.
+// checkRing checks that another member has as many keys as this rank, and that attention continues
+// from the results over the rank's own keys.
 func checkRing(in *Instr) error {
 	batch, prefix := int64(in.Attr("batch").Bits), int64(in.Attr("prefix").Bits)
 	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// checker has the rules that involve several keys. In its spec every single value has the right type and
-// range.
+// checker applies the rules that involve several keys, to a spec in which every single value has
+// the right type and range.
 type checker struct {
 	*Spec
 	report func(*Diagnostic)
@@ -30,7 +30,7 @@ func (c *checker) fail(key string, code Code, hint, format string, args ...any) 
 	c.report(c.Diagnose(key, code, format, args...).WithHint("%s", hint))
 }
 
-// culprit returns the first of the keys that the user wrote, for diagnostics to point at.
+// culprit returns the first of the keys that the user wrote, so that diagnostics can point at it.
 func (c *checker) culprit(keys ...string) string {
 	for _, k := range keys {
 		if c.Written(k) {
@@ -141,7 +141,7 @@ func (c *checker) decay() {
 	}
 }
 
-// sizes checks sp, pp and dp against model and machines. A size left to the passes counts as 1.
+// sizes checks sp, pp and dp against the model and the cluster. A size that is auto is treated as 1.
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)

@@ -41,11 +41,11 @@ const (
 type CodeInfo struct {
 	Code    Code
 	Doc     string
-	Example string // a text that fails with this code, or passes this package if Later is set
+	Example string // a spec that fails with this code or, if Later is set, is accepted by this package
 	Later   bool   // reported by a later phase
 }
 
-// exampleBase is imported by the examples of codes as "base.sppo"; their own blocks take precedence.
+// exampleBase is the text of "base.sppo", which the examples of codes import. Their own blocks take precedence.
 const exampleBase = `model small {
   family = gpt
   layers = 4

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Pos is a position in a source text. Lines and columns count from 1, columns in characters. The zero Pos is
-// no position.
+// Pos is a position in a source text. Lines and columns count from 1, columns in characters. The
+// zero Pos means that there is no position.
 type Pos struct {
 	File   string `json:"file"`
 	Line   int    `json:"line"`
@@ -24,7 +24,7 @@ func (p Pos) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Diagnostic is one error in the user's input: its position, the problem, and a remedy.
+// Diagnostic is one error in the user's input: its position, the problem, and a suggested fix.
 type Diagnostic struct {
 	Code    Code
 	Pos     Pos
@@ -34,7 +34,7 @@ type Diagnostic struct {
 	Width   int    // characters to underline, at least 1
 }
 
-// newDiagnostic points at a span; hint may be empty.
+// newDiagnostic returns a diagnostic that points at a span; hint may be empty.
 func newDiagnostic(code Code, at span, hint, format string, args ...any) *Diagnostic {
 	d := &Diagnostic{Code: code, Message: short(fmt.Sprintf(format, args...)), Hint: hint, Pos: at.pos(), Source: at.line(), Width: 1}
 	if at.src != nil {
@@ -44,7 +44,7 @@ func newDiagnostic(code Code, at span, hint, format string, args ...any) *Diagno
 	return d
 }
 
-// WithHint sets the remedy.
+// WithHint sets the suggested fix.
 func (d *Diagnostic) WithHint(format string, args ...any) *Diagnostic {
 	d.Hint = fmt.Sprintf(format, args...)
 	return d
@@ -67,8 +67,8 @@ func (d *Diagnostic) Error() string {
 	return b.String()
 }
 
-// window returns the source line in three parts, the second to be underlined. A line too long for a screen is
-// cut to the surroundings of that part.
+// window splits the source line into three parts, of which the second is underlined. A line that is
+// too long for a screen is cut to the text around that part.
 func (d *Diagnostic) window() (before, marked, after string) {
 	const most, lead = 160, 40
 	line := []rune(d.Source)
@@ -109,7 +109,7 @@ func short(message string) string {
 	return message
 }
 
-// clean removes control characters, so that a hostile file cannot reach the terminal with them.
+// clean removes control characters, so that a malicious file cannot send them to the terminal.
 func clean(line string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r == utf8.RuneError {
@@ -142,7 +142,7 @@ func (ds Diagnostics) Unwrap() []error {
 // maxDiagnostics limits the number of diagnostics that are reported.
 const maxDiagnostics = 50
 
-// Err returns nil if there is no diagnostic, else the first ones, sorted and without duplicates.
+// Err returns nil if there are no diagnostics. Otherwise it returns the first ones, sorted and without duplicates.
 func (ds Diagnostics) Err() error {
 	if len(ds) == 0 {
 		return nil
@@ -157,7 +157,7 @@ func (ds Diagnostics) Err() error {
 	return sorted[:min(len(sorted), maxDiagnostics)]
 }
 
-// source is the part of a text that a Spec keeps: the positions of written values and of blocks.
+// source is the part of a text that a Spec keeps: the positions of values and blocks.
 type source struct {
 	values map[string]span // by key, such as "schedule.sp"; elements as "train.data[0]"
 	blocks map[string]span // by name, such as "schedule"
@@ -170,7 +170,7 @@ func (s *source) find(key string) (at span, written bool) {
 	if at, ok := s.values[key]; ok {
 		return at, true
 	}
-	for part := key; part != ""; { // the nearest enclosing part that was written
+	for part := key; part != ""; { // find the nearest enclosing part that was written
 		i := strings.LastIndexAny(part, ".[")
 		if i < 0 {
 			return s.blocks[part], false
@@ -183,8 +183,9 @@ func (s *source) find(key string) (at span, written bool) {
 	return span{}, false
 }
 
-// At returns the position of the value of a key such as "schedule.sp". For a key that was left out it returns
-// the position of its call or block. Elements of lists are named as in "schedule.subsequences[3]".
+// At returns the position of the value of a key such as "schedule.sp". For an omitted key it
+// returns the position of its call or block. Elements of lists are named as in
+// "schedule.subsequences[3]".
 func (s *Spec) At(key string) Pos {
 	at, _ := s.source.find(key)
 	return at.pos()

@@ -19,8 +19,8 @@ const (
 	isBad // already reported
 )
 
-// value is the result of an expression. Its span, the position for diagnostics, is where it was written. The span of a parameter is
-// that of its argument.
+// value is the result of an expression. Its span, which diagnostics point at, is the text of the
+// expression or, for a parameter, that of its argument.
 type value struct {
 	kind  valueKind
 	num   float64
@@ -53,10 +53,11 @@ func (v value) String() string {
 	return v.name + "(...)"
 }
 
-// Int returns a whole number that its key has checked; a name such as auto gives 0.
+// Int returns the value as an integer. The key has checked that it is a whole number or a name such
+// as auto, which gives 0.
 func (v value) Int() int { return int(v.num) }
 
-// Auto reports whether the choice is left to the passes.
+// Auto reports whether the passes choose the value.
 func (v value) Auto() bool { return v.kind == isName && v.name == "auto" }
 
 // numbers returns the numbers of a list.
@@ -70,12 +71,12 @@ func (v value) numbers() (list []float64) {
 // binding is the value of a name.
 type binding struct {
 	value value
-	given bool // by an argument, so diagnostics point there
+	given bool // set by an argument, at which diagnostics point
 	at    span
 	bad   bool // already reported, so uses are silent
 }
 
-// scope is a chain of names: a block's own, then the file's.
+// scope is a chain of name tables: that of a block, then that of the file.
 type scope struct {
 	names map[string]*binding
 	outer *scope
@@ -107,7 +108,7 @@ type evaluator struct {
 	report func(*Diagnostic)
 }
 
-// expr returns false after reporting a diagnostic.
+// expr evaluates an expression. It returns false after reporting a diagnostic.
 func (e *evaluator) expr(n *exprNode) (value, bool) {
 	left, ok := e.term(n.First)
 	for _, next := range n.Rest {

@@ -7,7 +7,7 @@ import (
 )
 
 // Explain describes a key ("schedule.offload", or "offload" if that is unique), a block ("model"), the code of a diagnostic
-// ("lengths-sum"), a word of the glossary ("bubble") or a value of a key ("ulysses"). For "" it lists the topics. An unknown
+// ("lengths-sum"), a glossary term ("bubble") or a value of a key ("ulysses"). For "" it lists the topics. An unknown
 // word is an error that names the nearest topic.
 func Explain(word string) (string, error) {
 	if word == "" {
@@ -51,7 +51,7 @@ func Explain(word string) (string, error) {
 	return "", fmt.Errorf("unknown word %q", word)
 }
 
-// nearestTopic takes keys by their names first, so that a typing error in a bare name finds its key.
+// nearestTopic compares the word with the bare names of keys first, so that a misspelled bare name finds its key.
 func nearestTopic(word string) string {
 	var paths []string
 	byName := map[string]string{}
@@ -171,7 +171,7 @@ func explainKey(k *Key) string {
 	return b.String()
 }
 
-// withRange returns the type with the bounds that say something.
+// withRange describes the type with its bounds, if they carry information.
 func (t valueType) withRange() string {
 	words := t.String()
 	n := t.number
@@ -205,7 +205,8 @@ func labelled(label, text string) string {
 
 var backquotes = regexp.MustCompile("`([^`]*)`")
 
-// wrap breaks text into lines for a terminal; code quotes, which are for the pages, go where they hold one word.
+// wrap breaks text into lines for a terminal. It removes the backquotes around single words, which
+// only the reference pages need.
 func wrap(text, indent string) string {
 	const width = 88
 	text = backquotes.ReplaceAllString(text, "$1")

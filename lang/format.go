@@ -9,13 +9,13 @@ import (
 )
 
 // Format writes a specification in the standard style. It changes only blanks and line ends, so the meaning
-// stays the same. It is idempotent and keeps comments. A text with syntax errors is not formatted; the errors
-// are returned as Diagnostics.
+// stays the same. It is idempotent and keeps comments. If the text has syntax errors, it returns them as
+// Diagnostics.
 //
-// The style: indentation of two blanks, one blank around operators, none inside brackets; `=` aligned over
-// consecutive lines with one key each, trailing comments aligned over consecutive lines; keys that the user
-// put on one line stay there, separated by three blanks; at most one empty line, none at the edges of a
-// block.
+// The style is: indentation by two blanks; one blank around operators and none inside brackets; `=`
+// aligned over consecutive lines with one key each; trailing comments aligned over consecutive
+// lines; at most one empty line, and none at the edges of a block. Keys on the same line stay
+// there, separated by three blanks.
 func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
@@ -70,8 +70,8 @@ func (l *line) String() string {
 
 func (l *line) width() int { return 2*l.indent + utf8.RuneCountInString(l.code) }
 
-// layout cuts tokens into lines and spaces them. In a block over several lines, nothing follows its `{` or
-// precedes its `}` on their lines.
+// layout divides tokens into lines and sets the blanks between them. In a block of several lines,
+// nothing follows `{` or precedes `}` on the same line.
 func layout(toks []lexer.Token) []*line {
 	var lines []*line
 	for _, row := range rows(toks) {
@@ -103,7 +103,7 @@ type row struct {
 	toks    []lexer.Token
 	depth   int         // open brackets before it
 	inBlock bool        // directly inside the braces of a block
-	before  lexer.Token // the token before it, which tells a sign from a subtraction
+	before  lexer.Token // the preceding token, which distinguishes a sign from a subtraction
 }
 
 // rows splits at line ends, after the `{` of a block over several lines, and before its `}`.
@@ -143,7 +143,7 @@ func rows(toks []lexer.Token) []row {
 	return out
 }
 
-// bracesOverLines marks the braces of blocks over several lines.
+// bracesOverLines marks the braces of blocks that span several lines.
 func bracesOverLines(toks []lexer.Token) map[int]bool {
 	several := map[int]bool{}
 	opening := -1
@@ -161,7 +161,7 @@ func bracesOverLines(toks []lexer.Token) map[int]bool {
 	return several
 }
 
-// soleKey returns the index of the `=` of a line with exactly one `key = value` or `let`, else 0.
+// soleKey returns the index of `=` in a line with exactly one `key = value` or `let`, and 0 for other lines.
 func soleKey(code []lexer.Token, r row) int {
 	at, depth := 0, 0
 	for i, t := range code {
@@ -241,7 +241,7 @@ func comment(text string) string {
 	return "# " + strings.TrimLeft(body, "\t")
 }
 
-// collapse keeps one of several empty lines, and none at the start, the end, or the edges of brackets.
+// collapse reduces several empty lines to one, and removes those at the start, the end, and the edges of brackets.
 func collapse(lines []*line) []*line {
 	var out []*line
 	for i, l := range lines {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Term is a word of reports and messages that is not a key.
+// Term is a word that reports and messages use and that is not a key.
 type Term struct {
 	Name string
 	Doc  string
@@ -14,26 +14,26 @@ type Term struct {
 
 // Terms is the glossary.
 var Terms = []Term{
-	{"activation", "A tensor that a forward pass computes. Those that the backward pass reads are saved: kept on the device, offloaded to the host, or recomputed."},
-	{"alpha", "The share of the activation bytes saved for a subsequence that is offloaded, from 0 to 1."},
-	{"arena", "One allocation of a rank: device memory, or pinned host memory. The compiler gives each buffer a fixed address in it."},
+	{"activation", "A tensor that the forward pass computes. If the backward pass needs it, it is kept on the device, offloaded to the host, or recomputed."},
+	{"alpha", "The fraction of a subsequence's saved activation bytes that is offloaded, from 0 to 1."},
+	{"arena", "A rank's single allocation of device memory, or of pinned host memory. The compiler gives each buffer a fixed address in it."},
 	{"bubble", "Time in which a rank has nothing to run while the pipeline fills, turns around or drains. The bubble of a step is idle time divided by busy time, over all ranks."},
-	{"exposed", "Time in which computation waits for copies between device and host."},
-	{"footprint", "The bytes that a plan needs in each arena, as predicted before buffers are placed."},
-	{"mfu", "Model FLOPs utilisation: the FLOPs of the model, with causal attention and without recomputation, divided by the FLOPs that the GPUs could do at their peak rate in the same time."},
+	{"exposed", "Exposed copies are copies between device and host for which computation waits."},
+	{"footprint", "The number of bytes that a plan needs in each arena, predicted before buffers are placed."},
+	{"mfu", "Model FLOPs utilisation: the FLOPs of the model, with causal attention and without recomputation, divided by the FLOPs that the GPUs could execute at their peak rate in the same time."},
 	{"rank", "One GPU of a job, or its counterpart on the CPU. Rank (d*pp + i)*sp + k is member k of stage i of replica d."},
-	{"replica", "One of schedule.dp copies of the pipeline. Each takes its own sequences of the batch."},
-	{"stage", "A contiguous part of the layers, on the sp ranks that share it. A virtual stage is one of several stages on the same rank."},
+	{"replica", "One of schedule.dp copies of the pipeline. Each processes its own sequences of the batch."},
+	{"stage", "A contiguous group of layers, and the sp ranks that share them. A virtual stage is one of several stages on the same rank."},
 	{"subsequence", "A contiguous chunk of a sequence. Chunks pass through the pipeline one after another, like microbatches in other systems; see schedule.subsequences."},
 	{"task", "The forward or the backward pass of one subsequence through one stage, or the deferred part of a split backward pass."},
-	{"tgs", "Tokens per GPU and second."},
+	{"tgs", "Tokens per GPU per second."},
 	{"turn", "The point at which a stage changes from the forward pass of the last subsequence to its backward pass."},
 	{"type-0", "Activations that later subsequences read: K and V."},
-	{"type-1", "Activations that only the backward pass reads. They may be offloaded or recomputed."},
+	{"type-1", "Activations that only the backward pass reads. They can be offloaded or recomputed."},
 	{"unit", "The smallest group of saved activations that is offloaded or recomputed as one."},
 }
 
-// FindTerm returns a word of the glossary, or nil.
+// FindTerm returns the glossary entry for a name, or nil.
 func FindTerm(name string) *Term {
 	i := slices.IndexFunc(Terms, func(t Term) bool { return strings.EqualFold(t.Name, name) })
 	if i < 0 {
@@ -64,7 +64,7 @@ func (k *Key) values() []string {
 	return names
 }
 
-// explainValue describes the keys that accept a word: in full if there is one, else by name.
+// explainValue describes the keys that accept a word: in full if there is only one, otherwise by name.
 func explainValue(word string) string {
 	var takers []*Key
 	var paths []string

@@ -1,13 +1,13 @@
 // Package lang reads specifications (.sppo): it parses, resolves, checks, formats and explains them.
 //
-// grammar.go turns text into a tree and survives syntax errors. load.go follows imports, binds names and
-// selects the blocks that count. eval.go computes values with their dimensions. keys.go is the table of keys
-// that checks, documents, completes and fills the Spec. check.go has the rules that involve several keys.
-// Every error in a spec is a Diagnostic (diag.go, codes.go). format.go defines the standard style; explain.go answers
-// questions from the table of keys.
+// grammar.go turns text into a tree and survives syntax errors. load.go follows imports, binds names and selects the
+// blocks to use. eval.go computes values with their dimensions. keys.go is the table of keys, by which values are
+// checked, documented, completed and stored in the Spec. check.go has the rules that involve several keys. Every
+// error in a spec is a Diagnostic (diag.go, codes.go). format.go defines the standard style; explain.go describes
+// keys, values and terms.
 //
-// The package knows what may be written. It does not know what a schedule does, which values the compiler
-// supports, or whether a plan fits. It imports no other package of this module.
+// The package defines which specs are well formed. It does not know what a schedule does, which
+// values the compiler supports, or whether a plan fits. It imports no other package of this module.
 package lang
 
 import (
@@ -17,8 +17,8 @@ import (
 
 // A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so
 // subtraction needs a blank on at least one side of its sign. A name may start with a digit only in the form
-// digits, letter, digits, letter (1f1b). A unit directly follows its number (80GiB, 32GB/s): with a blank
-// between them `5 s = 3` would have two readings.
+// digits, letter, digits, letter (1f1b). A unit directly follows its number (80GiB, 32GB/s): otherwise `5 s
+// = 3` would be ambiguous.
 var tokenRules = []lexer.SimpleRule{
 	{Name: "Comment", Pattern: `#[^\n]*`},
 	{Name: "NL", Pattern: `\n`},
@@ -144,8 +144,8 @@ type (
 	}
 )
 
-// No lookahead except where a rule asks for it, so that an error is reported at the first wrong token, not at
-// the start of its rule.
+// The parser looks ahead only where a rule asks for it, so that errors are reported at the first
+// wrong token rather than at the start of a rule.
 var (
 	fileParser  = participle.MustBuild[fileNode](participle.Lexer(tokens), participle.UseLookahead(0))
 	entryParser = participle.MustBuild[entryNode](participle.Lexer(tokens), participle.UseLookahead(0))

@@ -30,10 +30,10 @@ type Block struct {
 
 // Blocks lists the kinds of blocks in their usual order.
 var Blocks = []Block{
-	{blockModel, "The network: `model NAME { ... }`. All sizes are global, before any division over ranks.", true},
-	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. Shipped clusters are imported, as in `import \"clusters/a100-80g.sppo\"`.", true},
+	{blockModel, "The neural network: `model NAME { ... }`. All sizes are those of the whole model, before it is divided over ranks.", true},
+	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for an instance of a cluster that has parameters. To use a shipped cluster, import it: `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
-	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be omitted: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
+	{blockSchedule, "The scheduling choices that you want to fix: `schedule NAME { ... }`. The block may be omitted, because the compiler chooses everything that is `auto`. Schedules of other systems are available for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the value of `optimizer`: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
 	{blockGuard, "Arguments of the value of `guard`: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
 	{blockAdapter, "Arguments of the value of `adapter`: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
@@ -64,7 +64,7 @@ type valueType struct {
 	text   bool
 }
 
-// callType is a call such as adamw(...). Its named arguments are keys of a block, all of them or those that args lists.
+// callType is a call such as adamw(...). Its named arguments are the keys of a block, or only those listed in args.
 type callType struct {
 	name  string
 	block string
@@ -88,7 +88,8 @@ func (c *callType) arguments() (names []string) {
 	return names
 }
 
-// Key is one row of the table of keys: it checks, documents and completes a value, and puts it into the Spec.
+// Key is one row of the table of keys. It defines how a value is checked, documented, completed and
+// stored in the Spec.
 type Key struct {
 	Block   string
 	Name    string
@@ -137,7 +138,7 @@ func bytes(least float64) valueType {
 	return valueType{number: &number{dim: dimBytes, whole: true, min: least, max: maxBytes}}
 }
 
-// share returns the type of a positive part of a whole.
+// share returns the type of a fraction: above 0 and at most 1.
 func share() valueType {
 	return valueType{number: &number{above: true, max: 1}}
 }
@@ -171,21 +172,21 @@ func setCurve(v value) []CurvePoint {
 	return points
 }
 
-// Keys is the table of all keys, ordered for readers within each block.
+// Keys is the table of all keys, in reading order within each block.
 var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapterKeys, dataKeys, scheduleKeys)
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
-		Doc: "The family of published models whose traits are the defaults of the other keys. It has no other effect, and any of these keys may be given.",
+		Doc: "The family of published models that determines the defaults of the other keys. It has no other effect, and every key may be overridden.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of transformer layers. They are divided over the pipeline stages, so there must be at least as many layers as stages.",
+		Doc: "Number of transformer layers. Layers are divided over the pipeline stages, so there must be at least as many layers as stages.",
 		set: func(s *Spec, v value) { s.Model.Layers = v.Int() }},
 	{Block: blockModel, Name: "hidden", takes: whole(1, 1<<24), Example: "4096",
 		Doc: "Width of the residual stream. It must be divisible by `heads` unless `head_dim` is given.",
 		set: func(s *Spec, v value) { s.Model.Hidden = v.Int() }},
 	{Block: blockModel, Name: "heads", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of query heads. They are divided over the SP ranks.",
+		Doc: "Number of query heads. Heads are divided over the SP ranks.",
 		set: func(s *Spec, v value) { s.Model.Heads = v.Int() }},
 	{Block: blockModel, Name: "kv_heads", takes: whole(1, maxRanks), Derived: "heads", Example: "8",
 		Doc:    "Number of key and value heads; fewer than `heads` means grouped-query attention. It must divide `heads`.",
@@ -200,22 +201,22 @@ var modelKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.FFN = v.Int() },
 		derive: deriveFFN},
 	{Block: blockModel, Name: "vocab", takes: whole(2, maxCount), Example: "50304",
-		Doc: "Number of tokens in the vocabulary. Text as bytes needs 256. The compiler pads it to a multiple of `sp`, so any number is allowed.",
+		Doc: "Number of tokens in the vocabulary. Text read as bytes needs 256. The compiler pads it to a multiple of `sp`, so any number is allowed.",
 		set: func(s *Spec, v value) { s.Model.Vocab = v.Int() }},
 	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
-		Doc: "Type in which weights and activations are stored. Sums and weight gradients are always f32, and so is optimizer state unless `train.optimizer.moments` says otherwise.",
+		Doc: "Data type of stored weights and activations. Sums and weight gradients are always f32. Optimizer state is f32 unless `train.optimizer.moments` is set.",
 		set: func(s *Spec, v value) { s.Model.DType = v.name }},
 	{Block: blockModel, Name: "norm", takes: names(RMSNorm, LayerNorm), Default: "rmsnorm", Example: "layernorm",
-		Doc: "The norm of residual branches and before the output projection: RMSNorm with weights, or LayerNorm with weights and biases.",
+		Doc: "The norm in residual branches and before the output projection: RMSNorm with weights, or LayerNorm with weights and biases.",
 		set: func(s *Spec, v value) { s.Model.Norm = v.name }},
 	{Block: blockModel, Name: "norm_offset", takes: notNegative(dimCount), Default: "0", Example: "1",
-		Doc: "Number added to the weights of a norm, including those of `qk_norm`, before they multiply. Gemma uses 1.",
+		Doc: "Number added to the weights of a norm, including those of `qk_norm`, before the multiplication. Gemma uses 1.",
 		set: func(s *Spec, v value) { s.Model.NormOffset = v.num }},
 	{Block: blockModel, Name: "norm_place", takes: names(NormPre, NormPost, NormPrePost), Default: "pre", Example: "post",
 		Doc: "Position of the norm in a residual branch: before attention and MLP, after them (OLMo-2), or both (Gemma-2).",
 		set: func(s *Spec, v value) { s.Model.NormPlace = v.name }},
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
-		Doc: "Number added to a variance before its square root is taken.",
+		Doc: "Number added to the variance before the square root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
 	{Block: blockModel, Name: "activation", takes: names("silu", "gelu", "gelu_tanh", "relu2"), Default: "silu", Example: "gelu_tanh",
 		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
@@ -227,7 +228,7 @@ var modelKeys = []*Key{
 		Doc: "Which linear maps have biases: the projections to Q, K and V (`qkv`), the output projection of attention (`attn_out`), or those of the MLP (`mlp`).",
 		set: setBias},
 	{Block: blockModel, Name: "qk_norm", takes: names(QKNormNone, QKNormHead, QKNormAll), Default: "none", Example: "head",
-		Doc: "RMSNorm of queries and keys before they are rotated: of each head separately (Qwen3, Gemma-3), or of all heads of a token together (OLMo-2).",
+		Doc: "RMSNorm of queries and keys before rotation: for each head separately (Qwen3, Gemma-3), or for all heads of a token together (OLMo-2).",
 		set: func(s *Spec, v value) { s.Model.QKNorm = v.name }},
 	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone).orList(names(PositionsRope, PositionsNone), 1, maxRanks), Default: "rope", Example: "[rope, rope, rope, none]",
 		Doc: "Position information: a learned table of `train.sequence` rows, rotary embedding of Q and K, or none. A list is a pattern that repeats over the layers.",
@@ -236,37 +237,37 @@ var modelKeys = []*Key{
 		Doc: "Base of the rotary frequencies with `positions = rope`. Longer sequences need a larger base.",
 		set: func(s *Spec, v value) { s.Model.RopeTheta = v.num }},
 	{Block: blockModel, Name: "rope_partial", takes: share(), Default: "1", Example: "0.75",
-		Doc: "Share of each head that is rotated, counted from its start.",
+		Doc: "Fraction of each head that is rotated, starting with its first elements.",
 		set: func(s *Spec, v value) { s.Model.RopePartial = v.num }},
 	{Block: blockModel, Name: "rope_scaling", takes: names(ScalingNone, ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope), Default: "none", Example: "llama3",
-		Doc: "How rotary frequencies are stretched for sequences longer than those of the original training: all equally (`linear`), only slow ones (`llama3`, `yarn`), or each by its own factor (`longrope`).",
+		Doc: "How rotary frequencies are scaled for sequences longer than those in the original training: all by the same factor (`linear`), only low frequencies (`llama3`, `yarn`), or each by its own factor (`longrope`).",
 		set: func(s *Spec, v value) { s.Model.RopeScaling = v.name }},
 	{Block: blockModel, Name: "rope_factor", takes: valueType{number: &number{min: 1, max: maxRate}}, Derived: "1 with longrope; needed by linear, llama3 and yarn", Example: "8",
-		Doc:    "Factor by which `rope_scaling` stretches the context; with `longrope` only `rope_amplitude` depends on it.",
+		Doc:    "Factor by which `rope_scaling` extends the context. With `longrope`, it only affects `rope_amplitude`.",
 		set:    func(s *Spec, v value) { s.Model.RopeFactor = v.num },
 		derive: func(s *Spec) { s.Model.RopeFactor = whereScaled(s, 1, ScalingLongRope) }},
 	{Block: blockModel, Name: "rope_original", takes: whole(1, maxCount), Derived: "none; needed by llama3, yarn and longrope", Example: "8K",
-		Doc:    "Longest sequence of the original training, in tokens.",
+		Doc:    "Longest sequence in the original training, in tokens.",
 		set:    func(s *Spec, v value) { s.Model.RopeOriginal = v.Int() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "rope_low", takes: positive(dimCount), Derived: "1 with llama3", Example: "1",
-		Doc:    "`llama3`: frequencies with fewer turns than this in `rope_original` tokens are stretched by the full factor.",
+		Doc:    "`llama3`: frequencies with fewer turns than this in `rope_original` tokens are scaled by the full factor.",
 		set:    func(s *Spec, v value) { s.Model.RopeLow = v.num },
 		derive: func(s *Spec) { s.Model.RopeLow = whereScaled(s, 1, ScalingLlama3) }},
 	{Block: blockModel, Name: "rope_high", takes: positive(dimCount), Derived: "4 with llama3", Example: "4",
-		Doc:    "`llama3`: frequencies with more turns than this in `rope_original` tokens are not stretched.",
+		Doc:    "`llama3`: frequencies with more turns than this in `rope_original` tokens are not scaled.",
 		set:    func(s *Spec, v value) { s.Model.RopeHigh = v.num },
 		derive: func(s *Spec) { s.Model.RopeHigh = whereScaled(s, 4, ScalingLlama3) }},
 	{Block: blockModel, Name: "rope_fast", takes: positive(dimCount), Derived: "32 with yarn", Example: "32",
-		Doc:    "`yarn`: frequencies with more turns than this in `rope_original` tokens are not stretched (beta_fast).",
+		Doc:    "`yarn`: frequencies with more turns than this in `rope_original` tokens are not scaled (beta_fast).",
 		set:    func(s *Spec, v value) { s.Model.RopeFast = v.num },
 		derive: func(s *Spec) { s.Model.RopeFast = whereScaled(s, 32, ScalingYarn) }},
 	{Block: blockModel, Name: "rope_slow", takes: positive(dimCount), Derived: "1 with yarn", Example: "1",
-		Doc:    "`yarn`: frequencies with fewer turns than this in `rope_original` tokens are stretched by the full factor (beta_slow).",
+		Doc:    "`yarn`: frequencies with fewer turns than this in `rope_original` tokens are scaled by the full factor (beta_slow).",
 		set:    func(s *Spec, v value) { s.Model.RopeSlow = v.num },
 		derive: func(s *Spec) { s.Model.RopeSlow = whereScaled(s, 1, ScalingYarn) }},
 	{Block: blockModel, Name: "rope_truncate", takes: names("true", "false"), Derived: "true with yarn", Example: "false",
-		Doc:    "`yarn`: whether the indices of the pairs where stretching begins and is complete are rounded to integers.",
+		Doc:    "`yarn`: whether the pair indices at which scaling begins and ends are rounded to integers.",
 		set:    func(s *Spec, v value) { s.Model.RopeTruncate = v.name == "true" },
 		derive: func(s *Spec) { s.Model.RopeTruncate = s.Model.RopeScaling == ScalingYarn }},
 	{Block: blockModel, Name: "rope_amplitude", takes: positive(dimCount), Derived: "yarn: 0.1 * ln(rope_factor) + 1; longrope: sqrt(1 + ln(rope_factor) / ln(rope_original)); else 1", Example: "1.19",
@@ -274,41 +275,41 @@ var modelKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.RopeAmplitude = v.num },
 		derive: func(s *Spec) { s.Model.RopeAmplitude = s.Model.amplitude() }},
 	{Block: blockModel, Name: "rope_short", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1, 1.02, 1.5, 2]",
-		Doc:    "`longrope`: factors that stretch each rotated pair if `train.sequence` is at most `rope_original`.",
+		Doc:    "`longrope`: scaling factor of each rotated pair if `train.sequence` is at most `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeShort = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "rope_long", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1.05, 2, 20, 60]",
-		Doc:    "`longrope`: factors that stretch each rotated pair if `train.sequence` is longer than `rope_original`.",
+		Doc:    "`longrope`: scaling factor of each rotated pair if `train.sequence` is longer than `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeLong = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "window", takes: whole(0, maxTokens).orList(whole(0, maxTokens), 1, maxRanks), Default: "0", Example: "4K",
-		Doc: "Number of tokens that attention sees, up to and including the query's own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also limits work and streamed K and V.",
+		Doc: "Number of tokens that a query attends to, including its own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also reduces work and the traffic of streamed K and V.",
 		set: setWindow},
 	{Block: blockModel, Name: "layer_types", takes: names(LayerSliding, LayerFull).orList(names(LayerSliding, LayerFull), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
 		Doc:    "Which layers have the window, as a pattern that repeats over the layers; `window` must then be one number.",
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},
 	{Block: blockModel, Name: "rope_local_theta", takes: notNegative(dimCount), Default: "0", Example: "10000",
-		Doc: "Base of the rotary frequencies in layers with a window; `rope_scaling` then does not apply to these layers. 0: the same as in other layers. Gemma-3 uses 10000.",
+		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. 0 uses the frequencies of the other layers. Gemma-3 uses 10000.",
 		set: func(s *Spec, v value) { s.Model.RopeLocalTheta = v.num }},
 	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
 		Doc:    "Factor that multiplies attention scores before the softmax.",
 		set:    func(s *Spec, v value) { s.Model.AttnScale = v.num },
 		derive: func(s *Spec) { s.Model.AttnScale = 1 / math.Sqrt(float64(max(1, s.Model.HeadDim))) }},
 	{Block: blockModel, Name: "attn_softcap", takes: notNegative(dimCount), Default: "0", Example: "50",
-		Doc: "Bound c on attention scores, which become c * tanh(score / c) before the softmax; 0 means no bound. Gemma-2 uses 50.",
+		Doc: "Bound c on attention scores: each score becomes c * tanh(score / c) before the softmax. 0 means no bound. Gemma-2 uses 50.",
 		set: func(s *Spec, v value) { s.Model.AttnSoftcap = v.num }},
 	{Block: blockModel, Name: "logit_softcap", takes: notNegative(dimCount), Default: "0", Example: "30",
-		Doc: "Bound c on the logits, which become c * tanh(logit / c); 0 means no bound. Gemma-2 uses 30.",
+		Doc: "Bound c on the logits: each logit becomes c * tanh(logit / c). 0 means no bound. Gemma-2 uses 30.",
 		set: func(s *Spec, v value) { s.Model.LogitSoftcap = v.num }},
 	{Block: blockModel, Name: "embed_scale", takes: positive(dimCount).orNames("sqrt_hidden"), Default: "1", Example: "sqrt_hidden",
-		Doc: "Factor that multiplies rows of the embedding when they are read; `sqrt_hidden` is the square root of `hidden`, rounded to `dtype`, as in Gemma.",
+		Doc: "Factor that multiplies embedding vectors. `sqrt_hidden` is the square root of `hidden`, rounded to `dtype`, as in Gemma.",
 		set: setEmbedScale},
 	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
-		Doc: "Whether the output projection uses the embedding table.",
+		Doc: "Whether the output projection shares its weights with the embedding table.",
 		set: func(s *Spec, v value) { s.Model.Tied = v.name == "true" }},
 	{Block: blockModel, Name: "init_std", takes: positive(dimCount), Default: "0.02", Example: "0.02",
-		Doc: "Standard deviation of initial weights. For the output projections of a layer it is divided by sqrt(2 * layers).",
+		Doc: "Standard deviation of initial weights. For the output projections of each layer, it is divided by sqrt(2 * layers).",
 		set: func(s *Spec, v value) { s.Model.InitStd = v.num }},
 }
 
@@ -317,52 +318,52 @@ var clusterKeys = []*Key{
 		Doc: "Number of machines.",
 		set: func(s *Spec, v value) { s.Cluster.Nodes = v.Int() }},
 	{Block: blockCluster, Name: "gpus_per_node", takes: whole(1, maxRanks), Example: "8",
-		Doc: "Devices of one machine; on the cpu device, ranks.",
+		Doc: "Number of devices per machine; for the cpu device, number of ranks.",
 		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
 	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
-		Doc: "Bytes of one device available to its arena: its memory minus that used by the driver and libraries.",
+		Doc: "Memory of one device that sppo may use: its total memory minus the memory used by the driver and libraries.",
 		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
-		Doc: "Bytes of one node available to the host arenas of all its ranks.",
+		Doc: "Host memory of one node that sppo may use, for all its ranks together.",
 		set: func(s *Spec, v value) { s.Cluster.HostMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "peak_bf16", takes: positive(dimCompute), Example: "312TFLOPS",
-		Doc: "Peak rate of dense bf16 matrix products of one device. The sparse figures of data sheets are twice as high.",
+		Doc: "Peak rate of dense bf16 matrix products on one device. Data sheets also list sparse rates, which are twice as high.",
 		set: func(s *Spec, v value) { s.Cluster.PeakBF16 = v.num }},
 	{Block: blockCluster, Name: "peak_f32", takes: positive(dimCompute), Example: "19.5TFLOPS",
-		Doc: "Peak rate of f32 arithmetic of one device, without reduced-precision tensor cores.",
+		Doc: "Peak rate of f32 arithmetic on one device, without reduced-precision tensor cores.",
 		set: func(s *Spec, v value) { s.Cluster.PeakF32 = v.num }},
 	{Block: blockCluster, Name: "memory_bandwidth", takes: positive(dimRate), Example: "2039GB/s",
 		Doc: "Rate of device memory.",
 		set: func(s *Spec, v value) { s.Cluster.MemoryBandwidth = v.num }},
 	{Block: blockCluster, Name: "d2h_bandwidth", takes: positive(dimRate), Example: "32GB/s",
-		Doc: "Rate of copies from one device to its host. It limits how much can be offloaded behind computation.",
+		Doc: "Rate of copies from one device to its host. It limits how much can be offloaded while the device computes.",
 		set: func(s *Spec, v value) { s.Cluster.D2HBandwidth = v.num }},
 	{Block: blockCluster, Name: "h2d_bandwidth", takes: positive(dimRate), Example: "32GB/s",
 		Doc: "Rate of copies from the host to one device.",
 		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
-		Doc: "Rate of host copies shared by all devices of a node, each way; 0 if there is no shared limit.",
+		Doc: "Limit on the combined rate of host copies of all devices of a node, in each direction; 0 means no limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
 		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
 		set: func(s *Spec, v value) { s.Cluster.CopyDuplex = v.name }},
 	{Block: blockCluster, Name: "parallelism", takes: notNegative(dimCount), Default: "0", Example: "8",
-		Doc: "Number of processors that the ranks of a node share, if they are threads of one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: every instruction uses one processor, and one kernel at a time also uses idle processors.",
+		Doc: "Number of processors that the ranks of a node share if they are threads on one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: every instruction uses one processor, and one kernel at a time also uses idle processors.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
-		Doc: "If ranks share processors: the share of the combined rate of all processors that a kernel reaches when it runs on all of them.",
+		Doc: "If ranks share processors: the fraction of the combined rate of all processors that a kernel reaches when it runs on all of them.",
 		set: func(s *Spec, v value) { s.Cluster.SpreadEfficiency = v.num }},
 	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
-		Doc: "Rate of one device to the others of its node, each way.",
+		Doc: "Rate between one device and the others of its node, in each direction.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_network_bandwidth", takes: positive(dimRate), Example: "200GB/s",
-		Doc: "Rate of one node to the others, each way, shared by its devices.",
+		Doc: "Rate between one node and the others, in each direction, shared by its devices.",
 		set: func(s *Spec, v value) { s.Cluster.NodeNetworkBandwidth = v.num }},
 	{Block: blockCluster, Name: "nvlink_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time for an empty message from one device to another of its node.",
+		Doc: "Time for an empty message between two devices of a node.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkLatency = v.num }},
 	{Block: blockCluster, Name: "network_latency", takes: notNegative(dimDuration), Example: "10us",
-		Doc: "Time for an empty message from one node to another.",
+		Doc: "Time for an empty message between two nodes.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
 		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
@@ -456,7 +457,7 @@ var trainKeys = []*Key{
 		Doc: "The source of the training tokens.",
 		set: setData},
 	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.05; 0 for tokens", Example: "0.1",
-		Doc: "Share of the data, at its end, that is reserved for validation; 0 switches validation off. In a mixture, the share of each part.",
+		Doc: "Fraction of the data, taken from its end, that is reserved for validation; 0 disables validation. In a mixture, it applies to each part.",
 		set: func(s *Spec, v value) { s.Train.Holdout = v.num },
 		derive: func(s *Spec) {
 			if s.Train.Holdout = 0.05; s.Train.Data.Options != nil {
@@ -464,10 +465,10 @@ var trainKeys = []*Key{
 			}
 		}},
 	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
-		Doc: "Steps from one validation to the next; 0 means only at the end.",
+		Doc: "Number of steps between validations; 0 means only at the end of the run.",
 		set: func(s *Spec, v value) { s.Train.EvalEvery = v.Int() }},
 	{Block: blockTrain, Name: "eval_batch", takes: whole(0, maxCount), Default: "8", Example: "16",
-		Doc: "Number of sequences per validation; 0 switches validation off.",
+		Doc: "Number of sequences per validation; 0 disables validation.",
 		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
 }
 
@@ -515,23 +516,23 @@ func (v value) path() string {
 
 var dataKeys = []*Key{
 	{Block: blockData, Name: "type", takes: names("auto", "uint16", "uint32"), Default: "auto", Example: "uint16",
-		Doc: "Type of the tokens in flat files, little-endian. `auto`: the type in the header, otherwise `uint16` for a vocabulary of at most 65536, as in nanoGPT. Manifests and indexes state their own type.",
+		Doc: "Type of the tokens in flat files, which are little-endian. `auto`: the type in the header, or, without a header, `uint16` if the vocabulary is at most 65536, as in nanoGPT. Manifests and indexes contain their own type.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Type = v.name }},
 	{Block: blockData, Name: "header", takes: names("auto", "none", "llmc"), Default: "auto", Example: "none",
-		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by magic number and size, and Megatron's files by their index.",
+		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by its magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end the data starts again. `on`: the tokens are cut into such windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a run resumes exactly, under any division over ranks.",
+		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end of the data, it starts again at the beginning. `on`: the tokens are cut into such windows, and each window is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, with any division over ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: after any number of sequences, the count of each part is within a few of its share. A part restarts at its end. `[]`: all files form one stream.",
+		Doc: "Weights of a mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. A part that ends starts again. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
 			}
 		}},
 	{Block: blockData, Name: "tokenizer", takes: valueType{text: true}, Default: `""`, Example: `"tokenizers/mine"`,
-		Doc: "A tokenizer.json, a SentencePiece model or a folder with one. The files are then text, or jsonl if their names say so, and are tokenized when they are opened. They may be at most 256 MiB in size; for more, and for compressed files and parquet, use `sppoc tokenize`.",
+		Doc: "A tokenizer.json, a SentencePiece model, or a folder that contains one. The data files are then text or, if their names end in .jsonl, jsonl, and are tokenized when they are opened. Their size is limited to 256 MiB; for larger or compressed files and parquet, use `sppoc tokenize`.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Tokenizer = v.path() }},
 	{Block: blockData, Name: "field", takes: valueType{text: true}, Default: `"text"`, Example: `"content"`,
 		Doc: "The jsonl field that contains the text.",
@@ -540,17 +541,17 @@ var dataKeys = []*Key{
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
-		Doc: "Whether a sequence holds several documents that do not see each other: attention stays inside a document, positions restart with each, and a document's last token has no label. Boundaries come from the `index` of the data, or follow each token with the given ID. A step takes at most as long as one over whole sequences.",
+		Doc: "Whether a sequence contains several independent documents: attention stays inside a document, positions restart with each document, and a document's last token has no label. Documents end where the `index` of the data says, or after each token with the given ID. A step takes at most as long as without documents.",
 		set: func(s *Spec, v value) {
 			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
 				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
 			}
 		}},
 	{Block: blockData, Name: "pack", takes: names("cut", "whole"), Default: "cut", Example: "whole",
-		Doc: "How documents come to sequences. `cut`: one after another; what does not fit continues in the next sequence, as a document of its own. `whole`: a document that does not fit begins the next sequence, and padding follows the one before, whose labels do not count; only documents longer than a sequence are cut. Needs `documents`. Sequences of whole documents take 8 bytes of memory each.",
+		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes 8 bytes of memory.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
-		Doc: "Whether labels count only where the data's masks say so, as `sppoc tokenize --prompt` writes them. The loss is the mean over the labels that count. Data with masks needs `on`, or `ignore` to count all labels.",
+		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. Data with masks needs `on`, or `ignore` to train on all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
@@ -566,7 +567,7 @@ var adapterKeys = []*Key{
 		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map draws its own elements. The draws depend on the seed, the step, the tensor and the element only, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
-		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, as in models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names of GPT-2. `all-linear`: all of them, fused as in the models of `family`.",
+		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as in the models of `family`.",
 		set: setTargets},
 }
 
@@ -574,22 +575,22 @@ func beta() valueType { return valueType{number: &number{above: true, max: 1, be
 
 var optimizerKeys = []*Key{
 	{Block: blockGuard, Name: "spikes", takes: notNegative(dimCount), Default: "0", Example: "10",
-		Doc: "From the eleventh step on, a step is skipped if the norm of its gradients exceeds this many times the median of the last 100 steps that were not skipped. 0 skips only steps whose norm is not finite.",
+		Doc: "From the eleventh step on, a step is skipped if its gradient norm is more than this many times the median norm of the last 100 steps that were not skipped. 0 skips only steps with a norm that is not finite.",
 		set: func(s *Spec, v value) { s.Train.Guard.Spikes = v.num }},
 	{Block: blockGuard, Name: "stop", takes: whole(1, maxTokens), Default: "10", Example: "1",
 		Doc: "Number of consecutive skipped steps after which the run ends with an error.",
 		set: func(s *Spec, v value) { s.Train.Guard.Stop = v.Int() }},
 	{Block: blockOptimizer, Name: "lr", takes: positive(dimCount), Default: "3e-4", Example: "1e-3",
-		Doc: "Highest learning rate, reached after the warm-up.",
+		Doc: "Highest learning rate, which is reached after the warm-up.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},
 	{Block: blockOptimizer, Name: "momentum", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.9 with sgd, 0.95 with muon", Example: "0.9",
-		Doc: "Share of the running sum of gradients that is kept in each step.",
+		Doc: "Fraction of the running sum of gradients that is kept in each step.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Momentum = v.num },
 		derive: func(s *Spec) {
 			s.Train.Optimizer.Momentum = map[string]float64{"sgd": 0.9, "muon": 0.95}[s.Train.Optimizer.Kind]
 		}},
 	{Block: blockOptimizer, Name: "betas", takes: valueType{}.orList(beta(), 2, 2), Default: "[0.9, 0.95]", Example: "[0.9, 0.999]",
-		Doc: "Decay of the running means of the gradient and of its square.",
+		Doc: "Decay rates of the running means of the gradient and of its square.",
 		set: func(s *Spec, v value) {
 			s.Train.Optimizer.Beta1, s.Train.Optimizer.Beta2 = v.list[0].num, v.list[1].num
 		}},
@@ -597,10 +598,10 @@ var optimizerKeys = []*Key{
 		Doc: "Number added to the square root of the second moment.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Eps = v.num }},
 	{Block: blockOptimizer, Name: "weight_decay", takes: notNegative(dimCount), Default: "0.1", Example: "0.01",
-		Doc: "Decoupled weight decay, multiplied by the learning rate. It applies to all tensors except those of `no_decay`.",
+		Doc: "Decoupled weight decay, multiplied by the learning rate. It applies to all tensors except those in `no_decay`.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.WeightDecay = v.num }},
 	{Block: blockOptimizer, Name: "no_decay", takes: valueType{}.orList(names(TensorGroups...), 0, len(TensorGroups)), Default: "[norms, biases]", Example: "[norms, biases, embeddings]",
-		Doc: "Groups of tensors without weight decay. The default includes all tensors with one dimension, as in transformers' Trainer. A tied table belongs to the embeddings.",
+		Doc: "Groups of tensors without weight decay. The default includes all one-dimensional tensors, as in transformers' Trainer. A tied embedding table belongs to `embeddings`.",
 		set: func(s *Spec, v value) {
 			s.Train.Optimizer.NoDecay = 0
 			for _, item := range v.list {
@@ -608,16 +609,16 @@ var optimizerKeys = []*Key{
 			}
 		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
-		Doc: "The type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16, Llama 3 with f32. A bf16 number has about three digits and cannot represent smaller changes, so `betas` and `momentum` are limited to 0.99 with it.",
+		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16, Llama 3 with f32. A bf16 number has a precision of about three digits, so smaller changes would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. It is cheapest inside a node. `auto` tries all divisors.",
+		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. `auto` tries all divisors.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
-		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries every number that the counts of GPUs and layers allow.",
+		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries every number that is possible with the given GPUs and layers.",
 		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},
 	{Block: blockSchedule, Name: "dp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Number of replicas of the whole pipeline, which process different sequences of the batch. `auto` tries the divisors of the batch.",
@@ -626,34 +627,34 @@ var scheduleKeys = []*Key{
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` works best with a small number of subsequences, or when the number of heads is not divisible by `sp`. `auto` tries the first two.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "ZeRO stage: what ranks with the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, reduced when the backward pass moves to another layer. " +
-			"3: also the weights of layers, gathered before each forward and backward. `auto` tries all if there are such ranks. Results change only by rounding, and only under 2 or 3 if a layer has several backward passes in a step.",
+		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
+			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting changes results only by rounding, and only under 2 or 3 if a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())
 			}
 		}},
 	{Block: blockSchedule, Name: "optimizer_offload", takes: names("auto", "none", "host"), Default: "auto", Example: "host",
-		Doc: "Where the optimizer state and the master weights of matrices are stored between updates. `none`: on the device. `host`: in host memory; blocks of them pass through the device at the end of each step. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device. Results do not change.",
+		Doc: "Where the optimizer state and the master weights of matrices are stored between updates. `none`: on the device. `host`: in host memory; at the end of each step, they pass through the device in blocks. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device's memory. The setting does not change results.",
 		set: func(s *Spec, v value) { s.Schedule.OptimizerOffload = v.name }},
 	{Block: blockSchedule, Name: "checkpoint_copy", takes: names("off", "on"), Default: "off", Example: "on",
 		Doc: "Whether the plan leaves host memory for the copy of weights and optimizer state that `sppovm run --save-every` makes. `sppoc plan` reports the size of this copy. If it does not fit, `--save-every` needs `--save-wait`, with which training waits for its checkpoints. Results do not change.",
 		set: func(s *Spec, v value) { s.Schedule.CheckpointCopy = v.name }},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
-		Doc: "Sequences that one task processes together. `auto` tries several if sequences are short.",
+		Doc: "Number of sequences that one task processes together. `auto` tries several if sequences are short.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
-		Doc: "Chunks into which a sequence is cut for the pipeline: their number, or a list of their lengths that adds up to `train.sequence`. `auto` tries numbers that grow by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
+		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "auto", Example: "length",
-		Doc: "What is equal for all subsequences: floating-point operations (later subsequences are shorter, because attention looks back), predicted time, or length. `auto` is `flops`, unless another is clearly faster for the chosen plan. A list of lengths in `subsequences` overrides it.",
+		Doc: "Quantity that is made equal for all subsequences: floating-point operations (later subsequences are then shorter, because they attend to more tokens), predicted time, or length. `auto` is `flops`, unless another value is clearly faster for the chosen plan. A list of lengths in `subsequences` overrides this key.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
-		Doc: "Boundaries between subsequences are multiples of this number. It must be a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches sizes, it also tries values that make the first subsequence shorter, if the step becomes faster.",
+		Doc: "Boundaries between subsequences are multiples of this number. It must be a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches for sizes, it also tries values that make the first subsequence shorter.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
-		Doc: "Which of K and V stay on the device between forward and backward. The rest is kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
-			"in the backward pass with their gradients, so that host memory limits the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or is clearly faster.",
+		Doc: "Which of K and V stay on the device between forward and backward. Those not listed are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
+			"in the backward pass with their gradients. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return
@@ -664,30 +665,30 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
-		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order the device holds K and V of one layer, " +
-			"and those of the others are on the host, as are the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or is clearly faster.",
+		Doc: "Order of work inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order, the device holds K and V of one layer, " +
+			"and those of the other layers are on the host. So are the hidden states between layers, unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), all of a layer except its input (`full`), outputs of norms and activation functions (`selective`), or all except attention (`keep_attention`). `full_kv` is `full`, and also recomputes K and V of a layer, once for all subsequences when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it weighs recomputation of units, in the order of time per byte, against copies to the host.",
+		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), all of a layer except its input (`full`), the outputs of norms and activation functions (`selective`), or all except attention (`keep_attention`). `full_kv` extends `full`: it also recomputes K and V of a layer, once for all subsequences, when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it compares recomputation with copies to the host, and recomputes the units with the lowest time per byte first.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
-		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while this one turns around. The others are for comparison. " +
-			"Also with subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
-			"for a smaller bubble, or for none with more activations. With whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and with two virtual stages per rank, arranged there and back, `zb-v` and `dualpipe-v`. " +
+		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns around. The other strategies are for comparison. " +
+			"These also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
+			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. These need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +
 			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Number of groups of layers per rank, assigned round-robin. It divides the bubble. `auto` tries up to 16, if `strategy` supports them. " +
-			"With `order = layer`, the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, one layer per group first.",
+		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports them. " +
+			"With `order = layer`, the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
-		Doc: "Activations that are on the host between forward and backward: none, all, a share, a list with a share for each subsequence, or a policy. " +
-			"`adaptive`: as much as can be copied during the next task. `carry`: copies may lag, and drain by the turnaround. `memory`: the lowest peak without exposed copies. `auto` takes what gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
+		Doc: "Which activations are in host memory between forward and backward: none, all, a share, a list with a share for each subsequence, or a policy. " +
+			"`adaptive` offloads as much as can be copied during the next task. With `carry`, copies may lag, but finish by the turnaround. `memory` gives the lowest peak without exposed copies. `auto` gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take over part of the tasks next to the bubble: not at all, at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over blocks of keys that they hold), or both (`on`). `auto` tries all if a rank has one virtual stage.",
+		Doc: "Whether idle stages take over part of the tasks next to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over blocks of keys that they hold), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 

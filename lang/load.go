@@ -22,8 +22,8 @@ type Options struct {
 	ReadFile func(name string) ([]byte, error) // nil: the function ReadFile
 }
 
-// Load reads and checks a specification. Errors in the spec are returned as Diagnostics. If a file cannot
-// be read, the error is that of reading it.
+// Load reads and checks a specification. Errors in the spec are returned as Diagnostics. If a file
+// cannot be read, it returns the read error.
 func Load(file string, opts Options) (*Spec, error) {
 	text, err := opts.readFile(file)
 	if err != nil {
@@ -84,7 +84,7 @@ func (o Options) readFile(name string) ([]byte, error) {
 	return ReadFile(name)
 }
 
-// ReadFile reads the text of a spec, which is a regular file of at most MaxFileBytes.
+// ReadFile reads the text of a spec, which must be a regular file of at most MaxFileBytes.
 func ReadFile(name string) ([]byte, error) { return infile.Read(name, MaxFileBytes) }
 
 type loader struct {
@@ -98,7 +98,7 @@ type loader struct {
 	main   *sourceText
 	global *scope
 	loaded map[string]bool // by path: true once done, false while its imports are followed
-	blocks []*blockRef     // in the order of reading: imports before the importing file
+	blocks []*blockRef     // in the order in which they were read: imports before the importing file
 	flags  []*flagRef
 
 	byFamily map[*Key]bool // keys that have the default of the model's family
@@ -113,7 +113,7 @@ type blockRef struct {
 
 func (b *blockRef) head() span { return tokenSpan(b.src, b.node.Tokens[0]) }
 
-// flagRef is one --set. The last one for a key counts.
+// flagRef is one --set flag. The last one for a key takes effect.
 type flagRef struct {
 	path string
 	src  *sourceText
@@ -149,7 +149,8 @@ func (l *loader) loadFile(src *sourceText, file *fileNode, key string, shipped b
 	l.loaded[key] = true
 }
 
-// Limits on the depth of imports and on their number. Each file is read once, but links can give a file many names.
+// Limits on the depth of imports and on their number. Each file is read only once, but links can
+// give a file many names.
 const (
 	maxImports = 32
 	maxFiles   = 256
@@ -199,14 +200,15 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	l.loadFile(imported, file, fullName, false, depth+1)
 }
 
-// isInside reports whether a file is in or below the folder of the spec, after following links. A spec from elsewhere may
-// import any file that its user can read; an error must not print it.
+// isInside reports whether a file is in or below the folder of the spec, after following links. A
+// spec from another source may import any file that its user can read, so error messages must not
+// print other files.
 func (l *loader) isInside(name string) bool {
 	relative, err := filepath.Rel(target(l.main.dir), target(name))
 	return err == nil && filepath.IsLocal(relative)
 }
 
-// target returns the absolute path that a name leads to, or the name itself if it leads nowhere.
+// target returns the absolute path that a name resolves to, or the name itself if it does not resolve.
 func target(name string) string {
 	if absolute, err := filepath.Abs(name); err == nil {
 		name = absolute
@@ -281,7 +283,7 @@ func plainError(err error) string {
 	return err.Error()
 }
 
-// importHint names the most similar shipped file, or all.
+// importHint suggests the most similar shipped file, or lists all of them.
 func (l *loader) importHint(name string) string {
 	if l.opts.Shipped == nil {
 		return ""
@@ -296,7 +298,7 @@ func (l *loader) importHint(name string) string {
 	return "shipped are " + strings.Join(files, ", ")
 }
 
-// bind assigns a value to a name; name is the token that introduces it.
+// bind assigns a value to a name; name is the token that defines it.
 func (l *loader) bind(src *sourceText, sc *scope, name lexer.Token, n *exprNode) {
 	at := tokenSpan(src, name)
 	if old := sc.names[name.Value]; old != nil {
@@ -329,7 +331,7 @@ func (l *loader) readFlags() {
 	}
 }
 
-// pathHint suggests the key meant by a wrong path: the same name in a block, or a similar path.
+// pathHint suggests the key that a wrong path may have meant: the same name in another block, or a similar path.
 func pathHint(wrong string) string {
 	var paths, same []string
 	for _, k := range Keys {
@@ -399,7 +401,7 @@ func blockHint(wrong string) string {
 	return "blocks are " + strings.Join(quoted(kinds), ", ")
 }
 
-// keyHint searches the block first, then other blocks for the same name.
+// keyHint suggests a similar key of the block, or the same name in another block.
 func keyHint(block, wrong string) string {
 	var inBlock []string
 	for _, k := range KeysOf(block) {
@@ -425,7 +427,7 @@ func (c *callType) hint(wrong string) string {
 	return "it takes " + strings.Join(quoted(args), ", ")
 }
 
-// needBlocks reports missing blocks at the start of the file, because there is no better place.
+// needBlocks reports missing blocks, with the start of the file as their position.
 func (l *loader) needBlocks() {
 	var missing []string
 	for _, kind := range Blocks {
@@ -441,8 +443,8 @@ func (l *loader) needBlocks() {
 		"the spec has no %s", strings.Join(quoted(missing), ", "))
 }
 
-// choose returns the block of a kind to use. The file's own blocks take precedence over imported ones, and a block with parameters
-// counts only if there is no other.
+// choose returns the block of a kind to use. The file's own blocks take precedence over imported
+// ones, and a block with parameters is used only if there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
 	var own, imported []*blockRef
 	for _, b := range l.blocks {
@@ -677,7 +679,7 @@ func (n *exprNode) asCall() *callNode {
 	return f.Call
 }
 
-// fillKeys sets the keys of a block that apply to their values: from a flag, from the text, or the default.
+// fillKeys sets the keys of a block that apply, from a flag, from the text, or to the default.
 func (l *loader) fillKeys(block string, head span, values map[string]namedValue, applies func(name string) bool) {
 	var missing []string
 	for _, k := range KeysOf(block) {
@@ -776,7 +778,7 @@ func (l *loader) fillArguments(k *Key, v value) {
 	l.fillKeys(block, v.at, values, call.has)
 }
 
-// valueOf evaluates a default as a table has it.
+// valueOf evaluates a default value written as in a spec.
 func (k *Key) valueOf(text string) value {
 	src := &sourceText{name: k.Path(), text: text}
 	fail := func(d *Diagnostic) { panic("internal: default of " + k.Path() + ": " + d.Error()) }
@@ -790,7 +792,7 @@ func (k *Key) valueOf(text string) value {
 	return v
 }
 
-// derive computes keys that were left out and follow from others.
+// derive computes the omitted keys whose defaults depend on other keys.
 func (l *loader) derive() {
 	for _, k := range Keys {
 		if k.derive != nil && !l.byFamily[k] && !l.spec.Written(k.Path()) {

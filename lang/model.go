@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// Family is a row of the families of models: the defaults in which its members differ from those of the keys.
+// Family is a row of the table of model families: its name, and the defaults of keys for its models.
 type Family struct {
 	Name     string
 	Doc      string
 	Defaults map[string]string // by key of the model, as written in a spec
 }
 
-// Families is the table of all families. Sizes are not among their defaults.
+// Families is the table of all families. Families have no defaults for sizes.
 var Families = []Family{
 	{"gpt", "GPT: LayerNorm, GELU, biases, learned positions", map[string]string{
 		"norm": "layernorm", "activation": "gelu_tanh", "gated": "false", "bias": "[qkv, attn_out, mlp]", "positions": "learned"}},
@@ -45,7 +45,7 @@ var Families = []Family{
 		"window": "1K", "layer_types": "[sliding, sliding, sliding, sliding, sliding, full]", "rope_local_theta": "10000"}},
 }
 
-// defaultsInWords lists the defaults as written in a spec, in the order of the keys.
+// defaultsInWords lists the defaults as they would be written in a spec, in the order of the keys.
 func (f *Family) defaultsInWords() string {
 	var words []string
 	for _, k := range modelKeys {
@@ -74,7 +74,7 @@ func (s *Spec) familyDefault(k *Key) string {
 	}
 	defaults := Families[i].Defaults
 	if isRopeKey(k.Name) && s.Model.RopeScaling != defaults["rope_scaling"] {
-		return "" // the family's numbers belong to the family's scaling
+		return "" // the family's numbers only apply to the family's scaling
 	}
 	switch w := s.Model.Windows; k.Name {
 	case "layer_types": // applies to the one window of all layers
@@ -89,12 +89,12 @@ func (s *Spec) familyDefault(k *Key) string {
 	return defaults[k.Name]
 }
 
-// isRopeKey reports whether a key is used only by some scalings.
+// isRopeKey reports whether only some scalings use a key.
 func isRopeKey(name string) bool {
 	return slices.ContainsFunc(ropeKeys, func(k ropeKey) bool { return k.name == name })
 }
 
-// Methods of stretching rotary frequencies.
+// Methods of scaling rotary frequencies.
 const (
 	ScalingNone     = "none"
 	ScalingLinear   = "linear"
@@ -103,7 +103,7 @@ const (
 	ScalingLongRope = "longrope"
 )
 
-// scalings lists the methods that stretch.
+// scalings lists the methods except ScalingNone.
 var scalings = []string{ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope}
 
 // ropeKey is a key that only some scalings use.
@@ -114,7 +114,7 @@ type ropeKey struct {
 	given  func(*Model) bool
 }
 
-// ropeKeys is the table of these keys.
+// ropeKeys is the table of keys that only some scalings use.
 var ropeKeys = []ropeKey{
 	{"rope_factor", scalings, scalings[:3], func(m *Model) bool { return m.RopeFactor != 0 }},
 	{"rope_original", scalings[1:], scalings[1:], func(m *Model) bool { return m.RopeOriginal != 0 }},
@@ -136,7 +136,8 @@ func whereScaled(s *Spec, value float64, by ...string) float64 {
 	return 0
 }
 
-// amplitude returns the default of rope_amplitude: that of Peng et al. (2023) for yarn, of Ding et al. (2024) for longrope.
+// amplitude returns the default of rope_amplitude, from Peng et al. (2023) for yarn and from Ding
+// et al. (2024) for longrope.
 func (m *Model) amplitude() float64 {
 	switch {
 	case m.RopeFactor <= 1:
@@ -148,12 +149,12 @@ func (m *Model) amplitude() float64 {
 	return 1
 }
 
-// Rotated returns the number of elements of a head that are rotated, in pairs of (i, i+Rotated/2).
+// Rotated returns the number of elements of a head that are rotated, in pairs (i, i+Rotated/2).
 func (m *Model) Rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
 
 func setBias(s *Spec, v value) {
 	s.Model.Bias = []string{}
-	for _, group := range []string{BiasQKV, BiasAttnOut, BiasMLP} { // one order, so that equal sets are equal
+	for _, group := range []string{BiasQKV, BiasAttnOut, BiasMLP} { // in a fixed order, so that equal sets compare equal
 		if slices.ContainsFunc(v.list, func(item value) bool { return item.name == group }) {
 			s.Model.Bias = append(s.Model.Bias, group)
 		}
@@ -210,7 +211,8 @@ type Problem struct {
 	Message string
 }
 
-// Problems lists the errors that prevent a model, whose sizes are positive, from being built. It also checks the model of an edited plan.
+// Problems lists the errors that prevent the compiler from building a model with positive sizes. It
+// also checks the model of an edited plan.
 func (m *Model) Problems() (found []Problem) {
 	fail := func(keys string, code Code, hint, format string, args ...any) {
 		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
@@ -230,8 +232,8 @@ func (m *Model) Problems() (found []Problem) {
 	return found
 }
 
-// foreignValues lists values that no key could have set: names that its keys do not take, numbers out of range. A value that
-// the scaling does not use is 0.
+// foreignValues lists values that no key could have set, such as unknown names and numbers out of
+// range. Values that the scaling does not use must be 0.
 func (m *Model) foreignValues() (found []Problem) {
 	keys, s := keysByName(), reflect.ValueOf(*m)
 	for i := range s.NumField() {
@@ -326,7 +328,7 @@ func (m *Model) ropeProblems() (found []Problem) {
 	return found
 }
 
-// Local reports whether a layer has rotary frequencies with its own base.
+// Local reports whether a layer uses the base rope_local_theta.
 func (m *Model) Local(layer int) bool { return m.RopeLocalTheta != 0 && m.WindowOf(layer) != 0 }
 
 // Rates returns the angles by which the rotated pairs of a layer turn from one position to the next, in radians.
@@ -345,10 +347,10 @@ func (m *Model) Rates(layer int, sequence int64) []float64 {
 	return rates
 }
 
-// stretch returns the divisor of a frequency: llama3 as in Llama 3.1's published code, yarn after Peng et al. (2023), longrope after Ding
-// et al. (2024).
+// stretch returns the number by which a frequency is divided: llama3 as in Llama 3.1's published
+// code, yarn after Peng et al. (2023), longrope after Ding et al. (2024).
 func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
-	unstretched := 0.0 // share of the frequency that is not stretched
+	unstretched := 0.0 // weight of the original frequency
 	switch m.RopeScaling {
 	case ScalingNone:
 		return 1
@@ -368,7 +370,8 @@ func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
 	return 1 / ((1-unstretched)/m.RopeFactor + unstretched)
 }
 
-// yarnPairs returns the pairs between which stretching ramps up: nothing is stretched before the first, everything from the second on.
+// yarnPairs returns the range of pairs over which scaling increases: pairs before the first are not
+// scaled, and pairs from the second on are scaled fully.
 func (m *Model) yarnPairs(width int) (low, high float64) {
 	pair := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(m.RopeOriginal)/(turns*2*math.Pi)) / (2 * math.Log(m.RopeTheta))

@@ -19,7 +19,8 @@ func nearest(word string, candidates []string) string {
 	return best
 }
 
-// distance counts the insertions, deletions, changes and swaps of neighbours that turn a into b.
+// distance returns the number of insertions, deletions, substitutions and swaps of adjacent
+// characters that turn a into b.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

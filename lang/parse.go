@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Limits protect time and stack against hostile input; real specs stay far below them.
+// These limits protect time and stack against malicious input. Real specs stay far below them.
 const (
 	MaxFileBytes    = 256 << 10
 	maxNesting      = 64
@@ -24,7 +24,7 @@ type sourceText struct {
 	hidden bool   // diagnostics must not show its lines
 }
 
-// span is a range of source text. The zero span is no position.
+// span is a range of source text. The zero span means that there is no position.
 type span struct {
 	src        *sourceText
 	start, end lexer.Position
@@ -122,7 +122,7 @@ func visible(tokens []lexer.Token) []lexer.Token {
 	return out
 }
 
-// parseTokens returns the index in tokens of the offending one, or -1.
+// parseTokens parses the tokens. After an error it also returns the index of the offending token, otherwise -1.
 func parseTokens[N any](p *participle.Parser[N], tokens []lexer.Token) (*N, int) {
 	list := tokenList(visible(tokens))
 	peeking, err := lexer.Upgrade(&list)
@@ -201,8 +201,8 @@ func tooDeep(toks []lexer.Token) int {
 	return -1
 }
 
-// openAt returns the indexes of the brackets open before token i, outermost first. A block's closing brace
-// closes everything left open in it.
+// openAt returns the indexes of the brackets that are open before token i, outermost first. A
+// block's closing brace also closes all brackets inside the block.
 func openAt(toks []lexer.Token, i int) []int {
 	var open []int
 	for j, t := range toks[:i] {
@@ -240,8 +240,8 @@ func lineEnd(toks []lexer.Token, i int) int {
 	return i
 }
 
-// repair returns the tokens without the statement that contains the offending token i, or with a block closed
-// before it, so that each attempt gets further.
+// repair returns the tokens without the statement that contains the offending token i, or with a
+// block closed before it, so that each attempt parses more of the file.
 func repair(toks []lexer.Token, i int) []lexer.Token {
 	open := openAt(toks, i)
 	inBlock := len(open) > 0 && toks[open[0]].Value == "{"
@@ -270,14 +270,14 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 	return dropStatement(toks, from, to)
 }
 
-// unfinished reports whether the text before i ends within `key = value`.
+// unfinished reports whether the tokens before i end in the middle of `key = value`.
 func unfinished(toks []lexer.Token, i int) bool {
 	prev, before := previous(toks, i, 1), previous(toks, i, 2)
 	return isOperator(prev.Value) || prev.Type == tokName && !isOperator(before.Value)
 }
 
-// dropStatement removes tokens from..to. It keeps a closing brace of an earlier block, and removes a block
-// that the statement opens.
+// dropStatement removes tokens from..to. It keeps the closing brace of an earlier block, and also
+// removes a block that the statement opens.
 func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
 	depth, keep := 0, -1
 	for j := from; j < to; j++ {
@@ -360,7 +360,7 @@ func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 	return expectation(src, toks, i, open)
 }
 
-// expectation describes what could be at token i instead; open are the brackets around it.
+// expectation describes the tokens that would be valid at i; open lists the brackets around it.
 func expectation(src *sourceText, toks []lexer.Token, i int, open []int) *Diagnostic {
 	at, prev, found := tokenSpan(src, toks[i]), previous(toks, i, 1), describe(toks[i])
 	fail := func(hint, format string, args ...any) *Diagnostic {
@@ -411,7 +411,7 @@ func strayDiagnostic(at span, t lexer.Token) *Diagnostic {
 	return newDiagnostic(Syntax, at, hint, "unexpected character %q", t.Value)
 }
 
-// previous returns the n-th token before i, not counting comments; the zero token if there is none.
+// previous returns the n-th token before i, not counting comments, or the zero token if there is none.
 func previous(toks []lexer.Token, i, n int) lexer.Token {
 	for i--; i >= 0; i-- {
 		if toks[i].Type == tokComment {

@@ -3,8 +3,8 @@ package lang
 import "slices"
 
 // Spec is a checked specification: every name is resolved, every value is in the base unit of its dimension
-// (tokens, bytes, bytes per second, FLOP per second, seconds). It has only plain values, so that a Plan can
-// carry parts of it and be read back without the file.
+// (tokens, bytes, bytes per second, FLOP per second, seconds). It consists of plain values, so that a Plan
+// can contain parts of it and can be read back without the file.
 type Spec struct {
 	File     string // as given on the command line
 	Name     string // name of the schedule block, for reports
@@ -16,7 +16,7 @@ type Spec struct {
 	source *source // positions and text, for diagnostics of later phases
 }
 
-// Values of traits that other packages use.
+// Values of model keys that other packages use.
 const (
 	LayerNorm   = "layernorm"
 	RMSNorm     = "rmsnorm"
@@ -38,11 +38,12 @@ const (
 	PositionsNone    = "none"
 )
 
-// Model is the network. All sizes are global, before any division over ranks. Its fields equal those of ir.Model, to which it
-// converts directly. Fields that change the function that the model computes are also part of ir.Model's identity.
+// Model describes the neural network. All sizes are those of the whole model, before it is divided
+// over ranks. It has the same fields as ir.Model, so that values can be converted. Fields that
+// change the computed function are part of the identity of an ir.Model.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // the family whose defaults the other keys had; otherwise only all-linear depends on it
+	Family string `json:"family"` // the family that supplied the defaults; apart from that, only all-linear depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -65,7 +66,7 @@ type Model struct {
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
-	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not stretched; 0: as in other layers
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not scaled; 0: as in other layers
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
@@ -81,7 +82,7 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
-	Windows      []int64 `json:"windows"`       // tokens that attention sees, up to the query's own; 0: all. Layers repeat the list; empty: all
+	Windows      []int64 `json:"windows"`       // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
 	AttnScale    float64 `json:"attn_scale"`    // factor of attention scores
 	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
@@ -113,16 +114,16 @@ func (m *Model) NormsBefore() bool { return m.NormPlace != NormPost }
 func (m *Model) NormsAfter() bool  { return m.NormPlace != NormPre }
 
 // CurvePoint is one measured efficiency, {size, share}: the share of the peak that an operation with this number of
-// rows reaches. It is an alias, so that Cluster converts to ir.Machine.
+// rows reaches. It is an alias of a plain type, so that Cluster can be converted to ir.Machine.
 type CurvePoint = [2]float64
 
-// Cluster describes machines. Its fields equal those of ir.Machine, to which it converts directly.
+// Cluster describes the machines. It has the same fields as ir.Machine, so that values can be converted.
 type Cluster struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`
 	GPUsPerNode          int          `json:"gpus_per_node"`
-	DeviceMemory         int64        `json:"device_memory"`          // bytes a GPU offers to the arena
-	HostMemory           int64        `json:"host_memory"`            // bytes a node offers to all its ranks' host arenas
+	DeviceMemory         int64        `json:"device_memory"`          // bytes of a GPU available to its arena
+	HostMemory           int64        `json:"host_memory"`            // bytes of a node available to the host arenas of all its ranks
 	PeakBF16             float64      `json:"peak_bf16"`              // FLOP/s, dense
 	PeakF32              float64      `json:"peak_f32"`               // FLOP/s
 	MemoryBandwidth      float64      `json:"memory_bandwidth"`       // bytes/s of device memory
@@ -147,7 +148,7 @@ type Cluster struct {
 // GPUs returns the number of devices, the maximum number of ranks of a job.
 func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
 
-// Unit returns the name of one of those devices: ranks that share the processors of a node have no GPU.
+// Unit returns the word for one device: GPU, or rank if the ranks of a node share its processors.
 func (c Cluster) Unit() string {
 	if c.Parallelism > 0 {
 		return "CPU rank"
@@ -155,7 +156,7 @@ func (c Cluster) Unit() string {
 	return "GPU"
 }
 
-// Optimizer is a rule that updates weights from gradients. Settings that the kind does not take are 0.
+// Optimizer describes how weights are updated from gradients. Settings that do not apply to the kind are 0.
 type Optimizer struct {
 	Kind        string  `json:"kind"` // adamw | sgd | muon
 	LR          float64 `json:"lr"`
@@ -165,7 +166,7 @@ type Optimizer struct {
 	Eps         float64 `json:"eps"`
 	Moments     string  `json:"moments,omitempty"` // f32 | bf16: how states are stored
 	WeightDecay float64 `json:"weight_decay"`
-	NoDecay     Groups  `json:"no_decay"` // of the tensors that have no weight decay
+	NoDecay     Groups  `json:"no_decay"` // groups of tensors without weight decay
 }
 
 // Guard defines which steps are skipped.
@@ -217,7 +218,7 @@ type Train struct {
 	Freeze     []string  `json:"freeze,omitempty"` // tensors that are not trained: groups of FreezeGroups, or patterns of names
 }
 
-// Validates reports whether a run validates, which needs both data and sequences for it.
+// Validates reports whether a run performs validation, which needs a holdout and at least one sequence.
 func (t *Train) Validates() bool { return t.Holdout > 0 && t.EvalBatch > 0 }
 
 // Offload is the policy for Type-1 activations.
@@ -226,15 +227,15 @@ type Offload struct {
 	Alpha  []float64 `json:"alpha,omitempty"` // ratio: one value; list: one per subsequence
 }
 
-// Subsequences is the requested split of a sequence.
+// Subsequences is the requested division of a sequence.
 type Subsequences struct {
 	Auto    bool    `json:"auto,omitempty"`
 	Count   int     `json:"count,omitempty"`
 	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
 }
 
-// Schedule has the values that the user pinned. Integers are 0 and strings are "auto" if the choice is left to the
-// passes.
+// Schedule has the values that the user fixed. If the passes choose a value, its integer is 0 or
+// its string is "auto".
 type Schedule struct {
 	SP               int          `json:"sp"`
 	PP               int          `json:"pp"`
@@ -256,6 +257,6 @@ type Schedule struct {
 	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
 }
 
-// SharesTasks reports whether ranks take over parts of each other's tasks, that is, whether mux is pinned to something other
-// than off.
+// SharesTasks reports whether mux is fixed to a value other than off, so that ranks take over parts
+// of each other's tasks.
 func (s *Schedule) SharesTasks() bool { return s.Mux != "" && s.Mux != "auto" && s.Mux != "off" }

@@ -12,10 +12,11 @@ import (
 // AdapterLoRA is the name of the only kind of adapter (Hu et al. 2021).
 const AdapterLoRA = "lora"
 
-// AllLinear is the target that stands for every linear map of the layers.
+// AllLinear is the target that means every linear map of the layers.
 const AllLinear = "all-linear"
 
-// TensorGroups are the groups of tensors that keys name. Every tensor of a model is in one of them, except those of adapters.
+// TensorGroups are the groups of tensors that keys can name. Every tensor of a model is in one of
+// them, except the tensors of adapters.
 var TensorGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorms, GroupBiases, GroupHead}
 
 // Groups of tensors.
@@ -69,8 +70,9 @@ func (m Model) Base() Model {
 	return m
 }
 
-// LinearMap is a linear map of a layer under its PEFT name, with its matrices here: several if models store them as one. An adapter
-// of such a map has one A for all of them.
+// LinearMap is a linear map of a layer: its PEFT name, and the matrices that it consists of here.
+// It has several if published models store them as one matrix; they then share one A of the
+// adapter.
 type LinearMap struct {
 	Name    string
 	Weights []string
@@ -116,7 +118,7 @@ func (m *Model) weightsOf(target string) []string {
 	return map[string][]string{"gate_proj": {"w_gate"}, "gate_up_proj": {"w_gate", up}}[target]
 }
 
-// allLinear returns the targets that AllLinear stands for: maps as the models of the family store them.
+// allLinear returns the targets that AllLinear means: the linear maps as models of the family store them.
 func (m *Model) allLinear() []string {
 	targets := []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 	switch m.Family {
@@ -136,7 +138,7 @@ func (m *Model) Maps() (maps []LinearMap) {
 	return maps
 }
 
-// resolve expands targets as written into those they stand for, in the order of a layer.
+// resolve expands the targets of a spec into linear maps, in the order of a layer.
 func (m *Model) resolve(written []string) (targets []string) {
 	var asked []string
 	for _, name := range written {
@@ -157,7 +159,7 @@ func (m *Model) resolve(written []string) (targets []string) {
 	return targets
 }
 
-// Freezes reports whether a run does not train a tensor of a group. With adapters, it trains nothing else.
+// Freezes reports whether a run does not train a tensor. With adapters, all other tensors are frozen.
 func Freezes(m *Model, freeze []string, tensor, group string) bool {
 	return m.Adapter != "" || slices.ContainsFunc(freeze, func(pattern string) bool { return freezes(pattern, tensor, group) })
 }
@@ -224,7 +226,7 @@ func setTargets(s *Spec, v value) {
 	}
 }
 
-// tuning checks the keys for training part of a model, and resolves the targets of adapters.
+// tuning checks the keys that restrict training to part of a model, and resolves the targets of adapters.
 func (c *checker) tuning() {
 	m := &c.Model
 	for i, pattern := range c.Train.Freeze {

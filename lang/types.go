@@ -82,7 +82,7 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 	return v, true
 }
 
-// unitHint rewrites a number without unit, the most common mistake, or else names the right units.
+// unitHint adds a unit to a number without one, the most common mistake, or otherwise lists the right units.
 func (n *number) unitHint(v value) string {
 	if n.dim == dimCount {
 		return "write a number without a unit, or with K or M for 1024 or 1024K"
@@ -138,7 +138,7 @@ func (t valueType) call(name string) *callType {
 	return nil
 }
 
-// fitCall checks the positional arguments; named ones are keys and are checked as such (load.go).
+// fitCall checks the positional arguments. Named arguments are keys, which load.go checks.
 func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (value, bool) {
 	c := t.call(v.name)
 	if c == nil {
@@ -175,7 +175,7 @@ func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (valu
 	return v, all
 }
 
-// String describes the type for messages and for the reference.
+// String describes the type for messages and for the reference page.
 func (t valueType) String() string {
 	var forms []string
 	for _, n := range t.names {

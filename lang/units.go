@@ -49,8 +49,8 @@ func (d dim) String() string {
 	return "a value in " + strings.Join(parts, " ")
 }
 
-// times returns the dimension of a product (sign 1) or quotient (sign -1), and false if a power becomes
-// unreasonable.
+// times returns the dimension of a product (sign 1) or quotient (sign -1). It returns false if an
+// exponent becomes too large.
 func (d dim) times(e dim, sign int8) (dim, bool) {
 	out := dim{d.bytes + sign*e.bytes, d.flops + sign*e.flops, d.seconds + sign*e.seconds}
 	for _, p := range []int8{out.bytes, out.flops, out.seconds} {
@@ -66,8 +66,8 @@ type unit struct {
 	dim   dim
 }
 
-// of converts to base units. For units below 1 it divides: 5 / 1e6 is the number nearest to 5us, and 5 * 1e-6
-// is not.
+// of converts to base units. For units below 1 it divides, because 5 / 1e6 is the number nearest to
+// 5us, whereas 5 * 1e-6 is not.
 func (u unit) of(x float64) float64 {
 	if u.scale < 1 {
 		return x / math.Round(1/u.scale)
@@ -125,7 +125,7 @@ func exponentFollows(rest string) bool {
 	return rest != "" && rest[0] >= '0' && rest[0] <= '9'
 }
 
-// decimal rounds off the last digits, which show errors of unit conversion.
+// decimal rounds off the last digits, which contain errors of unit conversion.
 func decimal(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 12, 64), 64)
 	if err != nil {

@@ -8,7 +8,7 @@ const (
 	LayerFull    = "full"    // attention sees all earlier tokens
 )
 
-// WindowOf returns the number of tokens that attention of a layer sees, up to and including the query's own; 0: all.
+// WindowOf returns the number of tokens that a query of a layer attends to, including its own; 0 means all.
 func (m *Model) WindowOf(layer int) int64 {
 	if len(m.Windows) == 0 {
 		return 0
@@ -16,7 +16,7 @@ func (m *Model) WindowOf(layer int) int64 {
 	return m.Windows[layer%len(m.Windows)]
 }
 
-// FullLayers returns the number of layers whose attention sees all earlier tokens of a sequence.
+// FullLayers returns the number of layers without a window.
 func (m *Model) FullLayers(sequence int64) (n int) {
 	for layer := range m.Layers {
 		if w := m.WindowOf(layer); w == 0 || w >= sequence {
@@ -33,7 +33,7 @@ func setWindow(s *Spec, v value) {
 	}
 }
 
-// noWindow marks the missing window of sliding layers; the check reports it.
+// noWindow marks sliding layers without a window, which the check reports.
 const noWindow = -1
 
 // setLayerTypes runs after setWindow.
@@ -57,7 +57,8 @@ func (v value) items() []value {
 	return []value{v}
 }
 
-// normalizeWindows reduces Windows to the shortest equivalent list, empty if no layer has a window, because models are compared by it.
+// normalizeWindows reduces Windows to the shortest equivalent list, so that equal models compare
+// equal. The list is empty if no layer has a window.
 func (m *Model) normalizeWindows() {
 	if len(m.Windows) == 0 || m.Layers == 0 {
 		return
@@ -77,7 +78,7 @@ func (m *Model) normalizeWindows() {
 	}
 }
 
-// hasWindow reports whether some layer has a window.
+// hasWindow reports whether any layer has a window.
 func (m *Model) hasWindow() bool {
 	return slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 })
 }

@@ -12,8 +12,8 @@ import (
 
 // lifespan lists the tensors that a layer keeps in memory, and for how long.
 //
-// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. They are derived from
-// readers and writers in the dataflow, so a change of the model changes the list.
+// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. The list is
+// derived from the readers and writers in the dataflow, so it follows changes of the model.
 func lifespan(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
 	bytes := map[plan.UnitType]float64{}
@@ -23,7 +23,7 @@ func lifespan(c *pass.Context, p *plan.Plan) error {
 		}
 	}
 	p.Decide("lifespan", "bytes_per_token", fmt.Sprintf("%.6g of type 0, %.6g of type 1", bytes[plan.Type0], bytes[plan.Type1]),
-		"on one rank, per layer: later subsequences read K and V, only the backward pass reads type 1")
+		"per rank and layer: later subsequences read type 0 (K and V); only the backward pass reads type 1")
 	return nil
 }
 
@@ -135,7 +135,7 @@ func reads(n *graph.Node, values []int) bool {
 	return false
 }
 
-// checkLifespan checks that the list matches the dataflow; it is informative and must not be edited.
+// checkLifespan checks that the list matches the dataflow. The list is informative and must not be edited.
 func checkLifespan(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {

@@ -1,9 +1,10 @@
-// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). The passes of
-// one list refine it one after another (Run) until it holds every decision with its reason, and a cost model
-// has predicted the result.
+// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). Run
+// lets the passes of one list refine it, one after another, until it contains every decision with
+// its reason and the predicted result.
 //
-// Read pass.go for the list, then the package of each pass. The packages below know nothing of instructions,
-// addresses or devices: codegen turns a plan into those, and fills in the exact memory.
+// pass.go has the list; most passes have their own package. No package below this one depends on
+// instructions, addresses or devices: codegen turns a plan into instructions and fills in the exact
+// memory.
 package passes
 
 import (
@@ -25,35 +26,35 @@ import (
 var Passes = [...]pass.Pass{
 	{
 		Name: "solve", Run: search.Run, Check: search.Check,
-		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their boundaries, and the number of layers on each stage.",
+		Doc: "Chooses the values that the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their boundaries, and the number of layers on each stage.",
 	},
 	{
 		Name: "partition", Run: partition.Run, Check: partition.Check,
-		Doc: "Cuts the sequence into subsequences: of equal floating-point operations (`flops`; later ones are then shorter, because they attend to more tokens), of equal length, or as given.",
+		Doc: "Cuts the sequence into subsequences with equal floating-point operations (`flops`; later subsequences are then shorter, because they attend to more tokens), with equal lengths, or with the given lengths.",
 		After: []pass.Order{
-			{Name: "solve", Reason: "the number of subsequences and their grid are sizes"},
+			{Name: "solve", Reason: "the pass needs the number of subsequences and the grid of their boundaries"},
 		},
 	},
 	{
 		Name: "schedule", Run: orderTasks, Check: checkSchedule,
-		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from first to last, backwards from last to first, and deferred weight gradients if the strategy has them.",
+		Doc: "Orders the tasks of every stage according to the strategy: forwards of subsequences from first to last, backwards from last to first, and deferred weight gradients if the strategy has them.",
 		After: []pass.Order{
-			{Name: "partition", Reason: "tasks are forwards and backwards of subsequences"},
+			{Name: "partition", Reason: "each task is the forward or backward of a subsequence"},
 		},
 	},
 	{
 		Name: "lifespan", Run: lifespan, Check: checkLifespan,
-		Doc: "Finds in the model's dataflow what one layer keeps in memory and for how long: read by later subsequences (type 0), by the backward pass (type 1), or only by the same forward (type 2).",
+		Doc: "Determines from the model's dataflow which activations a layer keeps in memory and for how long: those that later subsequences read (type 0), that only the backward pass reads (type 1), or that only the same forward task reads (type 2).",
 		After: []pass.Order{
-			{Name: "solve", Reason: "SP divides the rows and columns of values"},
+			{Name: "solve", Reason: "the shapes of values depend on sp"},
 		},
 	},
 	{
 		Name: "offload", Run: offload.Run, Check: offload.Check, Off: offload.Off,
 		Doc: "Decides the placement of every type-1 unit, for every stage, subsequence and layer: it stays on the device between forward and backward, is offloaded to the host, or is recomputed by the backward pass.",
 		After: []pass.Order{
-			{Name: "partition", Reason: "bytes and the time to copy them grow with the length of a subsequence"},
-			{Name: "schedule", Reason: "a copy runs during the next task of the stage"},
+			{Name: "partition", Reason: "the bytes to copy depend on the length of a subsequence"},
+			{Name: "schedule", Reason: "copies run during the next task of the stage"},
 			{Name: "lifespan", Reason: "only whole units of type 1 are offloaded or recomputed"},
 		},
 	},
@@ -61,7 +62,7 @@ var Passes = [...]pass.Pass{
 		Name: "mux", Run: mux.Run, Check: mux.Check, Off: mux.Off,
 		Doc: "Finds the tasks of each stage that are next to a bubble, and decides whether stages that idle there take over part of them.",
 		After: []pass.Order{
-			{Name: "schedule", Reason: "the bubbles are known once tasks are ordered"},
+			{Name: "schedule", Reason: "the order of tasks determines the bubbles"},
 			{Name: "offload", Reason: "offloading frees the memory that shared work needs"},
 		},
 	},
@@ -69,27 +70,27 @@ var Passes = [...]pass.Pass{
 		Name: "lower",
 		Doc:  "Turns the tasks of every stage into instructions: the model's nodes, messages between stages, copies to and from the host.",
 		After: []pass.Order{
-			{Name: "mux", Reason: "the instructions carry out every decision of the plan"},
+			{Name: "mux", Reason: "mux makes the last decisions of the plan, which the instructions implement"},
 		},
 	},
 	{
 		Name: "place",
 		Doc:  "Gives every buffer its offset in the device or host arena; buffers with disjoint lifetimes share bytes.",
 		After: []pass.Order{
-			{Name: "lower", Reason: "lifetimes follow from first and last use"},
+			{Name: "lower", Reason: "the instructions determine the lifetimes of buffers"},
 		},
 	},
 	{
 		Name: "sync",
 		Doc:  "Orders conflicting accesses of different streams with the fewest events.",
 		After: []pass.Order{
-			{Name: "place", Reason: "buffers that share bytes conflict too"},
+			{Name: "place", Reason: "accesses also conflict if their buffers share bytes"},
 		},
 	},
 }
 
-// Names returns the names of all passes in default order; instructions refer to them as the pass that decided
-// them.
+// Names returns the names of all passes in default order. Each instruction refers to the pass that
+// decided it.
 func Names() []string {
 	names := make([]string, len(Passes))
 	for i := range Passes {
@@ -118,8 +119,9 @@ func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
 	return c
 }
 
-// Run refines a plan made by New pass by pass, checks it after each, and predicts its cost. An error of the
-// user is a lang.Diagnostic; sp may be nil for a plan without its spec.
+// Run refines a new plan pass by pass, checks it after each pass, and predicts its cost. If the
+// user's request is wrong, the error is a lang.Diagnostic. sp may be nil for a plan without its
+// spec.
 func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	order, err := order(o)
 	if err != nil {
@@ -167,7 +169,7 @@ func order(o pass.Options) ([]*pass.Pass, error) {
 	}
 	for _, name := range o.Disable {
 		if p := Find(name); p == nil || p.Required() {
-			return nil, fmt.Errorf("pass %s cannot be switched off: nothing can be built without it", name)
+			return nil, fmt.Errorf("pass %s cannot be switched off, because later passes need its result", name)
 		}
 	}
 	names := o.Passes
@@ -251,14 +253,14 @@ func Explain(name string) string {
 	}
 	switch {
 	case p.Run == nil:
-		b.WriteString("\nPart of code generation: it refines the program, not the plan.\n")
+		b.WriteString("\nThis pass is part of code generation: it refines the program rather than the plan.\n")
 	case p.Required():
 		b.WriteString("\nRequired.\n")
 	default:
-		b.WriteString("\nCan be switched off with --disable=" + p.Name + ".\n")
+		b.WriteString("\nIt can be switched off with --disable=" + p.Name + ".\n")
 	}
 	return b.String()
 }
 
-// Options select the passes to run and the plans to show on the way.
+// Options select the passes to run and the intermediate plans to print.
 type Options = pass.Options

@@ -138,7 +138,7 @@ func TestBadRequests(t *testing.T) {
 		words, key string
 		edit       func(*lang.Spec)
 	}{
-		{lang.TooFewLayers, "8 stages need as many layers, and the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
+		{lang.TooFewLayers, "8 stages need at least as many layers, but the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
 		{lang.TooManyRanks, "make 8 ranks, and the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
 		{lang.Indivisible, "4 heads are not divisible by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
 		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
@@ -155,14 +155,14 @@ func TestBadRequests(t *testing.T) {
 			s.Schedule.Align, s.Schedule.Subsequences = 4, lang.Subsequences{Count: 2, Lengths: []int64{130, 126}}
 		}},
 		{lang.Conflict, "order = layer needs a single stage, not pp = 2", "schedule.order", func(s *lang.Spec) { s.Schedule.Order = "layer" }},
-		{lang.Conflict, "order = layer takes them one by one", "schedule.strategy", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.Order, s.Schedule.Strategy = 1, "layer", "seq1f1b" }},
+		{lang.Conflict, "order = layer processes them one by one", "schedule.strategy", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.Order, s.Schedule.Strategy = 1, "layer", "seq1f1b" }},
 		{lang.Conflict, "interleaved-1f1b does not support virtual_stages = 1", "schedule.virtual_stages", strategyOf("interleaved-1f1b", 1, 4)},
 		{lang.Conflict, "zb-h2 does not support virtual_stages = 2", "schedule.virtual_stages", strategyOf("zb-h2", 2, 4)},
 		{lang.Conflict, "zb-v needs whole sequences, not 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Strategy, s.Schedule.VirtualStages = "zb-v", 0 }},
-		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("interleaved-1f1b", 2, 5)},
-		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("zb-h1", 2, 5)},
+		{lang.Indivisible, "5 microbatches cannot be divided into 2 equal rounds", "train.batch", strategyOf("interleaved-1f1b", 2, 5)},
+		{lang.Indivisible, "5 microbatches cannot be divided into 2 equal rounds", "train.batch", strategyOf("zb-h1", 2, 5)},
 		{lang.Conflict, "2 * pp = 4 virtual stages, but there are 2", "train.batch", strategyOf("dualpipe-v", 0, 2)},
-		{lang.Conflict, "which strategy = zb-h1 splits", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Strategy = []string{}, "zb-h1" }},
+		{lang.Conflict, "but strategy = zb-h1 splits them", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Strategy = []string{}, "zb-h1" }},
 		{lang.Conflict, "as mux = left requires", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Mux = []string{"k"}, "left" }},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {

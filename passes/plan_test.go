@@ -116,7 +116,7 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 	good := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	for _, c := range []struct{ old, new, want string }{
 		{`"parallel"`, `"paralel"`, "there is no key \"paralel\" here [unknown-key]\n      \"paralel\": {\n      ^"},
-		{`"F0.0@0"`, `"G0.0@0"`, "is no task"},
+		{`"F0.0@0"`, `"G0.0@0"`, "is not a task"},
 		{`"sp": 2,`, `"sp": two,`, "invalid character 'w' in literal true (expecting 'r') [syntax]\n        \"sp\": two,\n               ^"},
 		{`"sp": 2,`, `"sp": "2",`, "schedule.sp needs a whole number, found string [wrong-type]\n        \"sp\": \"2\",\n              ^"},
 		{`"tasks": [`, `"tasks": 3, "x": [`, "tasks needs a list, found number [wrong-type]"},

@@ -23,15 +23,15 @@ func orderTasks(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// checkSchedule checks that every task occurs once on every stage, in an order that the dataflow allows and
-// that is the same on all stages where messages pass between them.
+// checkSchedule checks that every task occurs once on every stage, in an order that the dataflow
+// allows. Stages that exchange messages must have the same order.
 func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Tasks) != p.Parallel.PP {
 		return fmt.Errorf("tasks are given for %d of %d stages", len(p.Tasks), p.Parallel.PP)
 	}
 	for rank, tasks := range p.Tasks {
 		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.WeightGrad || t.Piece > 0 })) {
-			return fmt.Errorf("tasks of stage %d: streaming K and V needs whole tasks of the stage itself", rank)
+			return fmt.Errorf("tasks of stage %d: streaming K and V needs undivided tasks of this stage", rank)
 		}
 		err := checkStage(p, rank, tasks)
 		if p.Mux.Left {
@@ -48,11 +48,11 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
 	split := p.Splits(rank)
 	if got, want := len(tasks)-len(split), 2*n*microbatches*v; got != want {
-		return fmt.Errorf("there are %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
+		return fmt.Errorf("the list has %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
 	}
 	type place struct{ microbatch, stage int }
 	forward, backward := map[place]int{}, map[place]int{} // numbers done
-	open := map[plan.Task]bool{}                          // weight gradients that may be computed
+	open := map[plan.Task]bool{}                          // weight gradients that can be computed now
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
@@ -64,19 +64,19 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 		switch t.Kind {
 		case plan.WeightGrad:
 			if !open[t] {
-				return fmt.Errorf("%s comes before %s or twice: weight gradients need the gradients of results", t, t.As(plan.Backward))
+				return fmt.Errorf("%s comes before %s or is repeated: weight gradients need the gradients of results", t, t.As(plan.Backward))
 			}
 			delete(open, t)
 			continue
 		case plan.Forward:
 			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s comes where %s is due: a forward reads K and V of all earlier subsequences", t, plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
+				return fmt.Errorf("%s is out of order: %s must come next, because a forward reads K and V of all earlier subsequences", t, plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
 			}
 			forward[at]++
 			continue
 		}
 		if forward[at] < n || t.Subsequence != n-1-backward[at] {
-			return fmt.Errorf("%s comes too early or twice: gradients of K and V flow from the last subsequence to the first", t)
+			return fmt.Errorf("%s comes too early or is repeated: gradients of K and V flow from the last subsequence to the first", t)
 		}
 		backward[at]++
 		if split[t] {

@@ -50,9 +50,9 @@ func TestBrokenSchedules(t *testing.T) {
 		edit       func(p *plan.Plan)
 	}{
 		{"a stage less", "for 1 of 2 stages", func(p *plan.Plan) { p.Tasks = p.Tasks[:1] }},
-		{"a task less", "there are 15", func(p *plan.Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
-		{"twice the same", "F0.0@0 comes where F0.1@0 is due", func(p *plan.Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
-		{"forward out of order", "F0.1@0 comes where F0.0@0 is due", func(p *plan.Plan) { swap(p.Tasks[0], 0, 1) }},
+		{"a task less", "the list has 15 tasks", func(p *plan.Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
+		{"twice the same", "F0.0@0 is out of order: F0.1@0 must come next", func(p *plan.Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
+		{"forward out of order", "F0.1@0 is out of order: F0.0@0 must come next", func(p *plan.Plan) { swap(p.Tasks[0], 0, 1) }},
 		{"backward out of order", "B0.2@0 comes too early", func(p *plan.Plan) { swap(p.Tasks[0], 4, 5) }},
 		{"backward too early", "B0.3@0 comes too early", func(p *plan.Plan) { swap(p.Tasks[0], 3, 4) }},
 		{"no such microbatch", "no such microbatch", func(p *plan.Plan) { p.Tasks[0][0].Microbatch = 2 }},
@@ -62,7 +62,7 @@ func TestBrokenSchedules(t *testing.T) {
 		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *plan.Plan) {
 			p.Tasks[0] = slices.Insert(p.Tasks[0], 4, plan.Task{Kind: plan.WeightGrad, Subsequence: 3})
 		}},
-		{"gradients of weights twice", "there are 17", func(p *plan.Plan) {
+		{"gradients of weights twice", "the list has 17 tasks", func(p *plan.Plan) {
 			p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 3}, plan.Task{Kind: plan.WeightGrad, Subsequence: 3})
 		}},
 		{"gradients of no such weights", "no such microbatch", func(p *plan.Plan) { p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 4}) }},

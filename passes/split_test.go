@@ -93,7 +93,7 @@ func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	}
 	p := plantest.Plan(t, "gpt-docs.sppo")
 	p.Parallel.Zero = 4
-	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "there is no 4") {
+	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "or 0 for none, not 4") {
 		t.Errorf("an edited plan: %v", err)
 	}
 }

@@ -1,22 +1,22 @@
-// Package schedule is the form between a plan and its program. A plan says which tasks a pipeline rank
-// runs, and in which order; a schedule lists the rank's work inside and around each task, as
-// coarse actions: wait for the input, visit a layer, end the time for the copies of a layer,
-// begin to reload another layer, pass the result on.
+// Package schedule defines the form between a plan and its program. A plan determines which tasks a
+// pipeline rank runs, and in which order. A schedule lists the rank's work inside and between its
+// tasks as coarse actions: wait for the input, visit a layer, release the memory of an offloaded
+// layer, begin to reload another layer, pass the result on.
 //
-// Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of
-// them knows why an action is where it is:
+// Pipeline.Write is the only code that decides this order. Three readers follow its lists,
+// independently of the reasons for the order:
 //
 //	passes/estimate   gives each action a duration: the time estimate
 //	passes/memory     adds up the bytes that each action takes and frees: the memory tracker
 //	codegen           expands each action to instructions
 //
-// A list depends on the order of tasks and on two numbers, how many tasks a copy to the host may lag and
-// how many layers ahead a reload is issued. It does not depend on the placement of saved tensors: a layer
-// that keeps all of them on the device has its Release and its Reload like any other, and copies nothing.
-// A search that weighs thousands of placements therefore reads one list again and again.
+// A list depends on the order of tasks and on two numbers: by how many tasks a copy to the host may
+// lag, and how many layers ahead a reload is issued. It does not depend on the placement of saved
+// tensors: a layer that keeps all of them on the device also has a Release and a Reload, which copy
+// nothing. A search over thousands of placements can therefore use the same list.
 //
-// Here is a stage of two layers in the middle of a pipeline that runs two subsequences, with lag and ahead
-// of 1:
+// For example, a stage of two layers in the middle of a pipeline runs two subsequences, with lag
+// and ahead of 1:
 //
 //	F0.0  Begin  Visit 0  Visit 1  End
 //	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
@@ -24,8 +24,8 @@
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
-// Slots that the ranks of all stages share (mux) have one list for each rank as well; slot.go has their
-// actions.
+// Slots that the ranks of all stages share (mux) also have one list for each rank. slot.go has
+// their actions.
 package schedule
 
 // Op is the kind of an action.
@@ -35,12 +35,12 @@ type Op uint8
 // stage.
 const (
 	Begin     Op = iota // waits for the task's input
-	StageIn             // begins to copy the input of the task, the next of the rank, from the host
-	CachesIn            // begins to copy K and V of the stage's layers from the host for the task, the next of the rank
+	StageIn             // begins to copy the input of the rank's next task from the host
+	CachesIn            // begins to copy K and V of the stage's layers from the host for the rank's next task
 	Embedding           // runs the embedding in the direction of the task
 	Head                // runs the head with the loss, forward and backward
 	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
-	Release             // ends the time for a forward layer's copies to the host: the next user of its bytes waits for them
+	Release             // ends the time allowed for a forward layer's copies to the host: the next user of the bytes waits for the copies
 	Reload              // issues the copies that reload a layer for a backward
 	End                 // passes the result on, on the device or by a message
 	StageOut            // like End, but the result goes to the host if its tensor is placed there
@@ -49,7 +49,7 @@ const (
 // Action is one entry of a schedule.
 type Action struct {
 	Op    Op
-	Held  bool  // of a forward's Visit: its offloaded tensors hold their device bytes until a Release
+	Held  bool  // of a forward's Visit: whether its offloaded tensors keep their device bytes until a Release
 	Task  int32 // index among the tasks of the rank
 	Layer int32 // index among the layers of the task's stage
 	Of    int32 // of End and StageOut: the index of the task that reads the result; -1: none on this rank
@@ -90,17 +90,17 @@ type Pipeline struct {
 // link connects a task with others of its rank. Indices are -1 if there is no such task.
 type link struct {
 	undone int32 // of a backward: its forward
-	reader int32 // the task that reads the result: that of the next stage, or the backward that begins with the head
+	reader int32 // the task that reads the result: the same task on the next stage, or the backward that begins with the head
 	first  int32 // number of layers of all earlier tasks
-	last   bool  // no task of a later subsequence goes through the stage in this direction
+	last   bool  // whether no later subsequence passes through the stage in this direction
 }
 
-// nearby is the number of tasks within which a result that stays on the device is read: one for the way to the host,
-// one for the way back.
+// nearby is the number of tasks within which a result must be read to stay on the device: one task
+// for the copy to the host, and one for the copy back.
 const nearby = 2
 
-// New prepares the schedules of some tasks, those of each rank in its order. untrained is the number of layers, from the first
-// on, that have no backward.
+// New prepares the schedules for the tasks of each rank, in their order. untrained is the number of
+// layers at the start that have no backward.
 func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 	p := &Pipeline{Layers: layers, tasks: tasks}
 	for _, n := range layers {
@@ -143,9 +143,9 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
-// Write lists the actions of a rank. Copies to the host may lag that many tasks after their forward;
-// reloads are issued that many backward layers in advance. Write reuses the storage of a list that is
-// no longer read; reuse may be nil.
+// Write lists the actions of a rank. Copies to the host may lag by that many tasks, and reloads are
+// issued that many backward layers in advance. Write reuses the storage of the list reuse, which
+// must no longer be read and may be nil.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}
@@ -185,20 +185,20 @@ type writer struct {
 	lag, ahead int
 
 	copies   []copies // of each layer of each task, indexed with link.first
-	reloaded []int    // [place]: layers of a backward whose reloads are issued
+	reloaded []int    // [place]: number of layers of a backward whose reloads have been issued
 
 	turn, turnFirst int        // number and first task of the current turn
-	waiting         []offloads // forwards whose copies have not had their time, oldest first
-	leaving         []int      // those among them whose copies end during the current turn
+	waiting         []offloads // forwards whose copies are still allowed to run, oldest first
+	leaving         []int      // elements of waiting whose copies end during the current turn
 }
 
-// copies has the actions listed so far for the copies of a forward's layer.
+// copies records the actions listed so far for the copies of a forward's layer.
 type copies struct {
 	visit    int32 // the action that issues them
 	released bool
 }
 
-// offloads has the copies to the host of a forward.
+// offloads describes the copies to the host of a forward.
 type offloads struct{ task, turn int }
 
 func (w *writer) add(a Action) { w.list.actions = append(w.list.actions, a) }
@@ -208,9 +208,9 @@ func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
 // isShared reports whether the ranks of all stages share a task's slot.
 func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
 
-// turnEnd begins the turn of a task and returns the index after its last task. Pieces that run one after
-// another, or together layer by layer, are one turn, and copies of other tasks end during the last of them;
-// any other task is a turn by itself.
+// turnEnd begins the turn of a task and returns the index after its last task. Pieces that run one
+// after another, or together layer by layer, form one turn; copies of other tasks end during the
+// last of them. Any other task is a turn of its own.
 func (w *writer) turnEnd(i int) (end int) {
 	w.turn++
 	w.turnFirst = i
@@ -226,7 +226,7 @@ func (w *writer) turnEnd(i int) (end int) {
 	return end
 }
 
-// undoes reports whether one of some tasks is the backward of a forward.
+// undoes reports whether any of the tasks is the backward of a forward.
 func (w *writer) undoes(first, end, forward int) bool {
 	for i := first; i < end; i++ {
 		if int(w.links[i].undone) == forward {
@@ -244,8 +244,8 @@ func (w *writer) endTurn(end int) {
 	}
 }
 
-// task lists the actions of a task that its rank runs alone. If a backward directly follows its forward,
-// nothing else could hide the copies: they end before it begins.
+// task lists the actions of a task that is not shared. If a backward directly follows its forward,
+// no other task can hide the copies, so they end before the backward begins.
 func (w *writer) task(i, turnEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
@@ -316,9 +316,9 @@ func (w *writer) visit(op Op, i, at int) {
 	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
 }
 
-// releaseBeside lists the releases during the at-th layer of a turn: each forward's layer has
-// as many turns for its copies as they may lag. The last layer of the turn also has the releases of forwards with more
-// layers.
+// releaseBeside lists the releases during the at-th layer of a turn. The copies of a forward's
+// layer may take as many turns as the lag. The last layer of the turn also has the remaining
+// releases of forwards with more layers.
 func (w *writer) releaseBeside(at int, last bool) {
 	for _, f := range w.leaving {
 		for k, layers := at, w.layersOf(f); k < layers && (k == at || last); k++ {
@@ -332,9 +332,9 @@ func (w *writer) release(forward, k int) {
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
-// coming returns the number of backwards directly after a task whose reloads may be issued
-// while it runs: as many as ahead reaches. There are none if the first of them is the task's own backward, whose tensors
-// are not yet offloaded. After a forward there is at most one, because the copies of others may not have ended.
+// coming returns the number of backwards directly after a task whose reloads may be issued while it runs,
+// limited by ahead. There are none if the first of them is the task's own backward, whose tensors are not yet
+// offloaded. After a forward there is at most one, because the copies of others may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -350,8 +350,8 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists the reloads that are not listed yet, of the layers up to the last-th from
-// the start of a task on, in the order in which the task and the following backwards need them.
+// reloadUpTo lists all missing reloads up to the last-th layer after the start of a task, in the
+// order in which the task and the following backwards need them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)
@@ -364,8 +364,8 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 	}
 }
 
-// reload lists the reload of a backward's layer. If it comes before the Release, the forward's visit
-// does not hold bytes: no action ever waits for them.
+// reload lists the reload of a backward's layer. If the reload comes before the Release, the
+// forward's visit does not hold the device bytes, because no action waits for them.
 func (w *writer) reload(i, k int) {
 	if f := w.links[i].undone; f >= 0 {
 		if c := &w.copies[int(w.links[f].first)+k]; !c.released {

@@ -2,9 +2,9 @@ package schedule
 
 import "slices"
 
-// Sharing defines which rank runs which piece of the tasks that ranks share, and what the ranks of a shared
-// slot send each other. Ranks share tasks only if each has one virtual stage, so ranks and stages have
-// the same numbers.
+// Sharing defines which rank runs which piece of shared tasks, and what the ranks of a shared slot
+// send to each other. Ranks share tasks only if each has one virtual stage, so ranks and stages
+// have the same numbers.
 //
 // Slot t has the tasks of subsequence t-i on stage i. Each is cut into a piece for every rank. Its own rank
 // runs the first t+1 pieces, and every later rank j runs the piece with number j+1: a helper keeps its piece
@@ -35,8 +35,8 @@ type Reader struct {
 	Waits bool // it has a later piece of the same slot, so it waits for the rows
 }
 
-// Readers returns the ranks, other than its runner, that run a later part of the sequence on the stage of a piece, first to
-// last.
+// Readers returns, first to last, the ranks that run a later part of the sequence on the stage of a
+// piece, except the piece's own runner.
 func (s Sharing) Readers(t Task) []Reader {
 	var readers []Reader
 	runner := s.Runner(t)
@@ -49,8 +49,8 @@ func (s Sharing) Readers(t Task) []Reader {
 	return readers
 }
 
-// Borrowers returns the ranks that begin to help a stage in a slot of a pass. The stage's weights go from
-// its own rank to the first of them, and from each to the next.
+// Borrowers returns the ranks that begin to help a stage in a slot of a pass. The stage's own rank
+// sends the weights to the first of them, and each sends them to the next.
 func (s Sharing) Borrowers(kind Kind, stage, slot int) []int {
 	before := slot - 1
 	if kind == Backward {
@@ -71,9 +71,9 @@ type Hop struct {
 	Layer int // in the order in which the backward visits the layers of the stage
 }
 
-// Hops returns the messages of a Return round for a stage with a number of layers. Gradients start at the
-// last rank, and each rank passes a layer on one round later than the next rank, so that no rank waits for
-// the whole chain.
+// Hops returns the messages of a Return round for a stage with a number of layers. Gradients start
+// at the last rank. Each rank passes a layer on one round after the rank that follows it, so that
+// no rank waits for the whole chain.
 func (s Sharing) Hops(stage, layers, round int) []Hop {
 	var hops []Hop
 	for from := stage + 1; from < s.Ranks; from++ {
@@ -84,7 +84,7 @@ func (s Sharing) Hops(stage, layers, round int) []Hop {
 	return hops
 }
 
-// CutInto returns the pieces of a task, or the task itself if it is whole.
+// CutInto returns the pieces of a task, or the task itself if it is not divided.
 func (s Sharing) CutInto(t Task) []Task {
 	if t.Subsequence >= len(s.Pieces) {
 		return []Task{t}
@@ -97,8 +97,8 @@ func (s Sharing) CutInto(t Task) []Task {
 	return tasks
 }
 
-// Tasks returns the tasks of a shared slot on all stages, in the order of stages and of the sequence; a
-// backward reverses it.
+// Tasks returns the tasks of a shared slot on all stages, ordered by stage and by position in the
+// sequence. In the backward pass, the order is reversed.
 func (s Sharing) Tasks(kind Kind, microbatch, slot int) []Task {
 	var tasks []Task
 	for i := range slot + 1 {

@@ -6,13 +6,15 @@ import "slices"
 // halves and End it is the piece. Layer is a round, except for halves. Of is the stage; for Lend it is
 // the slot whose ranks borrow.
 //
-// Actions marked "all ranks" are in the same order in the lists of all ranks, so that a reader may treat
-// them as one action. Codegen issues the messages of every rank in that order, so the job cannot deadlock.
+// Actions marked "all ranks" have the same order in the lists of all ranks, so a reader may treat
+// them as one action. Codegen issues the messages of every rank in this order, so the job cannot
+// deadlock.
 //
 // A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
-// gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The second half is
-// the rest. Every rank alternates between its stages: for each it runs the second half of the previous layer and the
-// first half of the next, so that messages for one stage are in flight during the work for others.
+// gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The
+// second half is the rest. Every rank alternates between its stages. For each stage it runs the second half of
+// the previous layer and the first half of the next, so that messages for one stage are in flight during the
+// work for other stages.
 const (
 	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and distributes its pieces
 	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding
@@ -25,12 +27,12 @@ const (
 	SecondHalf                          // runs the rest
 )
 
-// Common reports whether all ranks take part in an action.
+// Common reports whether an action is common to all ranks.
 func (op Op) Common() bool { return HandOut <= op && op <= Return }
 
-// slot lists the actions of a shared slot. Weights are lent during the previous slot or, in the first
-// slot of a pass, during the previous layer. In the last backward slot of a stage the gradients of lent weights are
-// returned after each layer.
+// slot lists the actions of a shared slot. Weights are sent to helpers during the previous slot or,
+// in the first slot of a pass, during the previous layer. In the last backward slot of a stage,
+// helpers return their weight gradients after each layer.
 func (w *writer) slot(first, end int) {
 	t, place := w.tasks[first], int32(first)
 	number, rounds := t.Slot(), slices.Max(w.Layers)
@@ -74,8 +76,8 @@ func (w *writer) slot(first, end int) {
 	}
 }
 
-// nextShared returns the next shared slot in the order of its pass, or -1 if there is none; first reports
-// whether the slot is the first one.
+// nextShared returns the next shared slot in the order of its pass, or -1 if there is none. It also
+// reports whether the slot is the first one.
 func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	last := w.Shared - 1
 	switch {

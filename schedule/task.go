@@ -8,8 +8,8 @@ import (
 // Kind is the kind of computation of a task.
 type Kind uint8
 
-// Kinds of tasks. If the weight gradients of a backward are a separate task, the backward computes only the gradient of its
-// input.
+// Kinds of tasks. If weight gradients are computed in a separate task, the backward computes only
+// the gradient of its input.
 const (
 	Forward Kind = 1 + iota
 	Backward
@@ -23,14 +23,15 @@ var Kinds = []Kind{Forward, Backward, WeightGrad}
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
-// stage, or the weight gradients that a backward has deferred. It is written "F0.3@1" in JSON: kind,
-// microbatch, subsequence, virtual stage; "F0.3/2@1" for the second piece of a subsequence.
+// stage, or the weight gradients that a backward has deferred. In JSON it is written as kind,
+// microbatch, subsequence and virtual stage, such as "F0.3@1", or "F0.3/2@1" for the second piece of a
+// subsequence.
 type Task struct {
 	Kind        Kind
 	Microbatch  int
 	Subsequence int
 	Stage       int // virtual stage
-	Piece       int // index of the piece of a subsequence that is cut, from 1; 0: the whole subsequence
+	Piece       int // number of the piece of a divided subsequence, from 1; 0: the whole subsequence
 }
 
 // As returns the task of another kind for the same subsequence on the same virtual stage.
@@ -76,11 +77,11 @@ func (t *Task) UnmarshalText(text []byte) error {
 			words := stage + " " + rest + " " + piece
 			_, _ = fmt.Sscanf(words, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
 		}
-		if read.String() == word { // it may have other words
+		if read.String() == word { // accept only the standard spelling
 			*t = read
 			return nil
 		}
 	}
 	const form = "write F, B or W, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1"
-	return fmt.Errorf("%q is no task: %s", word, form)
+	return fmt.Errorf("%q is not a task: %s", word, form)
 }

@@ -8,7 +8,7 @@
 //	plot.go    charts
 //	write.go   results, tables and charts to files
 //
-// It only compares and quotes; it knows nothing about how plans are made.
+// It does not depend on how plans are made.
 package main
 
 import (

@@ -15,7 +15,7 @@
 //	diff.go     diff, and lines.go the comparison of texts
 //	manual.go   the manual page of the language
 //
-// It knows nothing of compilation itself: lang, passes, codegen and ir do the work.
+// The packages lang, passes, codegen and ir do the compilation itself.
 package main
 
 import (
@@ -38,12 +38,12 @@ func main() {
 
 var app = cli.App{
 	Name: "sppoc",
-	Doc:  "sppoc compiles the specification of a training job (.sppo) to a program for sppovm (.sppb).",
+	Doc:  "sppoc compiles the specification of a training job (.sppo) into a program for sppovm (.sppb).",
 	Commands: []cli.Command{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc:      "check a spec and report its errors",
-			Details:  "If there are no errors, a message on a terminal says so; otherwise nothing is printed. FILE - is standard input.",
+			Details:  "If there are no errors, a message on a terminal says so; otherwise nothing is printed. If FILE is -, standard input is read.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
@@ -53,14 +53,14 @@ var app = cli.App{
 		},
 		{
 			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
-			Doc:      "explain a key or value of the language, a term, an opcode, a pass or the code of a diagnostic",
+			Doc:      "explain a key, a value, a term, an opcode, a pass or an error code",
 			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
 		},
 		{
 			Name: "import", Args: "DIR [-o FILE.sppo] [--force]", MinArgs: 1, MaxArgs: 1, Setup: importModel,
 			Doc: "write the model block for a Hugging Face model folder",
-			Details: "DIR contains a config.json, of transformers 4 or 5. A comment on each key of the block names the config key that it comes\n" +
-				"from. A config key that the language does not support is an error.",
+			Details: "DIR contains a config.json, written by transformers 4 or 5. A comment on each key of the block names the config key\n" +
+				"from which it is derived. A config key that sppo does not support is an error.",
 			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
 		},
 		{
@@ -87,16 +87,17 @@ var app = cli.App{
 		},
 		{
 			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build, Files: cli.PlanFiles,
-			Doc: "compile a spec or a plan to a verified program",
-			Details: "The extension of the output selects its form: .sppir is text, any other is binary. Without -o it is FILE with .sppb\n" +
-				"in the current folder. A job that does not fit the cluster's memory is refused with exit code 3 unless --force is given.",
+			Doc: "compile a spec or a plan into a verified program",
+			Details: "The extension of the output selects its form: .sppir is text, any other extension is binary. Without -o, the output is\n" +
+				"written to the current folder, with the name of FILE and the extension .sppb. If the job does not fit the cluster's\n" +
+				"memory, build ends with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
 			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
 			Doc: "print a program, or the result of a pass",
-			Details: "FILE is a program, a spec or a plan; the last two are compiled first. With --rank it prints the code of one rank with\n" +
-				"its constants filled in, each instruction with its number and addresses.",
+			Details: "FILE is a program, a spec or a plan; specs and plans are compiled first. With --rank, dump prints the code of one\n" +
+				"rank, with the rank's constants filled in and the number and addresses of each instruction.",
 			Examples: []string{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",
@@ -119,8 +120,8 @@ var app = cli.App{
 		{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
 			Doc: "print the differences between two plans or two programs",
-			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given; programs as text.\n" +
-				"If there is no difference, nothing is printed. The exit code is 0 either way.",
+			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given. Programs are compared as text. If\n" +
+				"there is no difference, nothing is printed. The exit code is 0 in both cases.",
 			Examples: []string{
 				"sppoc diff examples/tiny.sppo examples/tiny.sppo --set-b schedule.offload=none",
 				"sppoc diff old.sppb new.sppb",
@@ -129,8 +130,8 @@ var app = cli.App{
 		{
 			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
 			Doc: "simulate several jobs and print one table",
-			Details: "Each FILE is a spec, plan or program; it is compiled, and one step is simulated. If a job cannot be compiled, its line\n" +
-				"shows the reason. A job that does not fit its cluster is simulated anyway and marked.",
+			Details: "Each FILE is a spec, a plan or a program. One step of each is simulated. If a job cannot be compiled, its line shows\n" +
+				"the reason. A job that does not fit its cluster is simulated anyway, and its line says so.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
 				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
@@ -140,11 +141,11 @@ var app = cli.App{
 		{
 			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
 			Doc: "simulate one or two programs and draw their timelines",
-			Details: "Each FILE is a program, spec or plan. The page is one file that needs no network: the streams of one rank of every\n" +
-				"stage and the contents of its memory, on one time axis, with zoom, search and the spec line of every instruction.\n" +
-				"If two programs show the same ranks, each rank of the second is below its counterpart. So is a TRACE of FILE, which\n" +
-				"sppovm run --profile writes: measured below simulated.\n" +
-				"If OUT ends in .svg, the output is a figure of one program, for print.",
+			Details: "Each FILE is a program, a spec or a plan. The output is one HTML file that needs no network. It shows the streams and\n" +
+				"the memory of one rank of every stage on a common time axis, with zoom, search and the spec line of every instruction.\n" +
+				"If two programs have the same ranks, each rank of the second is drawn below the same rank of the first. TRACE is a\n" +
+				"measured timeline of FILE that sppovm run --profile wrote; it is drawn below the simulation. If OUT ends in .svg, the\n" +
+				"output is a figure of one program for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
@@ -155,8 +156,9 @@ var app = cli.App{
 		{
 			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace, Files: cli.JobFiles,
 			Doc: "simulate a program and write its timeline for Perfetto",
-			Details: "FILE is a program, a spec or a plan. The trace-event JSON has a process for each rank, a thread for each stream, an\n" +
-				"arrow for each message and a counter for the memory of each arena; ui.perfetto.dev opens it. Times are virtual.",
+			Details: "FILE is a program, a spec or a plan. The output is trace-event JSON, which ui.perfetto.dev opens. It contains a\n" +
+				"process for each rank, a thread for each stream, an arrow for each message and a counter for the memory of each arena.\n" +
+				"Times are simulated.",
 			Examples: []string{
 				"sppoc trace examples/tiny.sppo -o tiny.json",
 				"sppoc trace examples/paper/gpt-7b-512k.sppo -o 7b.json --ranks stages",
@@ -165,20 +167,20 @@ var app = cli.App{
 		{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
 			Doc: "train a byte-level BPE tokenizer on text",
-			Details: "INs are files or folders, as for tokenize. DIR gets tokenizer.json and tokenizer_config.json, which Hugging Face's\n" +
-				"libraries can also read. Text is split as for Llama-3; the vocabulary has all bytes, so every text can be tokenized. The\n" +
-				"token 0, <|endoftext|>, ends documents.",
+			Details: "Each IN is a file or a folder, as for tokenize. The tokenizer is written to DIR as tokenizer.json and\n" +
+				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split as for Llama-3. The vocabulary\n" +
+				"contains all bytes, so every text can be tokenized. Token 0, <|endoftext|>, marks the end of a document.",
 			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
 		},
 		{
 			Name: "tokenize", Args: "IN... -o DIR --tokenizer DIR|FILE [--field NAME] [--append-eos]", MinArgs: 1, MaxArgs: -1, Setup: tokenize,
 			Doc: "tokenize text, jsonl and parquet into a folder for data = tokens(...)",
-			Details: "INs are files, or folders with files at any depth. The name decides whether a file is jsonl (.jsonl, .ndjson), parquet\n" +
-				"(.parquet) or text, with one document per file; .gz and .zst are decompressed. Token IDs are exactly those of Hugging\n" +
-				"Face's tokenizers, without special tokens around a document.\n\n" +
-				"DIR receives flat files of little-endian tokens, the lengths of the documents, and manifest.json, which is written last.\n" +
-				"With --prompt or --segments it also receives masks, which let a run train only on answers.\n" +
-				"If tokenize was stopped, the same command continues it. The result does not depend on that or on --workers.",
+			Details: "Each IN is a file, or a folder with files at any depth. Files are read as jsonl (.jsonl, .ndjson), as parquet\n" +
+				"(.parquet), or otherwise as text with one document per file; .gz and .zst files are decompressed. Token IDs are\n" +
+				"exactly those of Hugging Face's tokenizers, without special tokens around a document.\n\n" +
+				"tokenize writes flat files of little-endian tokens, the lengths of the documents and, at the end, manifest.json to\n" +
+				"DIR. With --prompt or --segments it also writes masks, so that a run can train only on answers. If tokenize is\n" +
+				"interrupted, repeat the command to continue. Neither interruptions nor --workers change the result.",
 			Examples: []string{
 				"sppoc tokenize corpus/ -o tokens --tokenizer tokenizer --append-eos",
 				"sppoc tokenize data/*.jsonl.zst -o tokens --tokenizer Llama-3.1-8B --field content",

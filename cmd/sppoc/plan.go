@@ -31,9 +31,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)
-	idle := flags.Bool("why-idle", false, "also report what would shorten a step, and the causes of the longest waits")
-	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits, with all other settings as in the spec, and what limits it")
-	fewest := flags.Bool("min-gpus", false, "find the fewest GPUs of this kind on which the job fits, and the memory that fewer would need")
+	idle := flags.Bool("why-idle", false, "also report changes that would shorten a step, and the causes of the longest waits")
+	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits with all other settings as in the spec, and the resource that limits it")
+	fewest := flags.Bool("min-gpus", false, "find the smallest number of these GPUs on which the job fits, and the memory that fewer GPUs would need")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:

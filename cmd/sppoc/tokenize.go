@@ -20,11 +20,11 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
 	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder with one")
 	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
-	flags.StringVar(&job.Prompt, "prompt", "", "field of jsonl with a text that precedes --field, on which a run does not train")
+	flags.StringVar(&job.Prompt, "prompt", "", "jsonl field with the text that precedes --field; runs do not train on it")
 	flags.StringVar(&job.Segments, "segments", "", "field of jsonl with the texts of a document, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
 	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not name it")
-	flags.IntVar(&job.Workers, "workers", 0, "tokenize with this many threads; 0: one for each processor")
+	flags.IntVar(&job.Workers, "workers", 0, "number of threads; 0: one per processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" || *from == "" {
 			return cli.Usagef("tokenize: give the output folder with -o and the tokenizer with --tokenizer")
@@ -85,7 +85,7 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	flags.IntVar(&job.Vocab, "vocab", 32768, "number of tokens in the vocabulary")
 	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
 	limit := flags.Int64("limit", 1024, "read at most this many MiB of text; 0: all")
-	flags.IntVar(&job.Workers, "workers", 0, "count with this many threads; 0: one for each processor")
+	flags.IntVar(&job.Workers, "workers", 0, "number of threads; 0: one per processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" {
 			return cli.Usagef("train-tokenizer: give the output folder with -o")

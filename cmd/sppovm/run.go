@@ -56,9 +56,9 @@ func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 
 // defineStart defines the flags that select the initial values of a run.
 func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
-	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
-	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start adapters from those of this `FOLDER` in PEFT's format")
-	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
+	flags.StringVar(&f.weights, "weights", "", "start from the weights in this Hugging Face model `FOLDER`, at step 0 with zero moments")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start from the adapters in this `FOLDER`, in PEFT's format")
+	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
 	for _, name := range []string{"resume", "weights", "adapter"} {
 		cli.Files(flags, name)
 	}
@@ -67,7 +67,7 @@ func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program", "cpu", "cuda", "sim")
-	flags.IntVar(&f.steps, "steps", -1, "stop after this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
+	flags.IntVar(&f.steps, "steps", -1, "stop after this step instead of the program's last one (sim: the first); the learning-rate schedule does not change")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
@@ -76,11 +76,11 @@ func run(flags *pflag.FlagSet) cli.Action {
 	f.defineStart(flags)
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
-	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks by NCCL, one GPU each, instead of copying between their memories")
 	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
-	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file; sppoc view shows them below the simulation")
+	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file, for sppoc view")
 	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)

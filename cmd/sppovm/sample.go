@@ -41,10 +41,10 @@ func sampling(flags *pflag.FlagSet) cli.Action {
 	flags.Int64Var(&f.tokens, "max-tokens", 256, "the maximum number of tokens to generate")
 	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this before sampling a token; 0 always takes the most probable")
 	flags.IntVar(&f.choice.TopK, "top-k", 0, "sample from this many of the most probable tokens; 0 means all")
-	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample from the most probable tokens that make up this share")
+	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample from the most probable tokens whose probabilities add up to this share")
 	flags.Int64Var(&f.choice.Seed, "seed", 1, "seed for sampling")
-	flags.Int64Var(&f.sequence, "sequence", 0, "length in tokens of the training sequences, which selects the frequencies of longrope; 0: the length of this text")
-	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.Int64Var(&f.sequence, "sequence", 0, "length of the training sequences in tokens, which selects the longrope frequencies; 0: the length of this text")
+	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {
 		cli.Files(flags, name)

@@ -24,9 +24,9 @@ type simFlags struct {
 }
 
 func (f *simFlags) define(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.contention, "contention", false, "sim: copies on a node share its bandwidth dynamically, instead of having a fixed share each")
-	flags.Float64Var(&f.jitter, "jitter", 0, "sim: vary every duration; the value is the standard deviation of its logarithm")
-	flags.StringArrayVar(&f.slow, "slow", nil, "sim: `RANK=FACTOR` makes the kernels and copies of a rank slower; may be repeated")
+	flags.BoolVar(&f.contention, "contention", false, "sim: copies share the bandwidth of a node dynamically instead of having fixed shares")
+	flags.Float64Var(&f.jitter, "jitter", 0, "sim: vary every duration at random; the value is the standard deviation of its logarithm")
+	flags.StringArrayVar(&f.slow, "slow", nil, "sim: slow down the kernels and copies of a rank by a factor, given as `RANK=FACTOR`; may be repeated")
 }
 
 // options parses "RANK=FACTOR".

@@ -146,12 +146,12 @@ type exportFlags struct {
 
 func export(flags *pflag.FlagSet) cli.Action {
 	var f exportFlags
-	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which is absent or empty")
-	flags.StringVar(&f.from, "from", "", "the `FOLDER` that config, tokenizer and other files come from, instead of that which the run started from")
-	flags.Int64Var(&f.sequence, "sequence", 0, "tokens of the sequences that a model was trained on that started from no folder: its max_position_embeddings")
+	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which must not exist or must be empty")
+	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER` instead of the one that the run started from")
+	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in tokens, if the run did not start from a folder")
 	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights, instead of that in the folder they come from", hf.ExportTypes...)
-	flags.BoolVar(&f.adapter, "adapter", false, "write the adapters alone, in PEFT's format")
-	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with its adapters added to the matrices that they stand beside")
+	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT's format")
+	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with the adapters merged into its matrices")
 	return func(env *cli.Env, args []string) error {
 		if f.out == "" {
 			return cli.Usagef("export: -o says where the folder goes")

@@ -19,7 +19,7 @@ const (
 
 // HostLink simulates a device's copies. Each direction has one copy at a time, in the order of requests. On a
 // half-duplex machine both directions share one copy at a time: a copy begins in the first gap that is long
-// enough, so one that is requested early but ready late delays no other.
+// enough, so a copy that is requested early but ready late does not delay others.
 type HostLink struct {
 	half  bool
 	until [numWays]ir.Seconds
@@ -31,7 +31,7 @@ type interval struct{ begin, end ir.Seconds }
 // HostLink returns the link of one device, before any copy.
 func (c Model) HostLink() HostLink { return HostLink{half: c.machine.HalfDuplex()} }
 
-// Until returns when all requested copies of a direction are done.
+// Until returns the time at which all requested copies of a direction are done.
 func (l *HostLink) Until(w Way) ir.Seconds { return l.until[w] }
 
 // Copy returns the end of a copy that may begin at ready and takes d.
@@ -48,7 +48,7 @@ func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	return l.until[w]
 }
 
-// Copies returns the end of many copies that take d in total, each small enough for any gap.
+// Copies returns the end of many copies that take d in total. Each is small enough to fit into any gap.
 func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 	at := max(ready, l.until[w])
 	if l.half {
@@ -70,7 +70,7 @@ func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 // Hold keeps the next copy of a direction from beginning before a time.
 func (l *HostLink) Hold(w Way, until ir.Seconds) { l.until[w] = max(l.until[w], until) }
 
-// forget drops intervals before anything that may still begin.
+// forget drops intervals that end before any future copy can begin.
 func (l *HostLink) forget() {
 	l.taken = slices.Delete(l.taken, 0, l.after(min(l.until[Out], l.until[Back])))
 }

@@ -1,9 +1,10 @@
-// Package cost computes how long work takes on a machine. Passes estimate tasks with it before anything is
-// lowered, and the simulator uses it for instructions. So a prediction and a simulation differ in the detail of their
-// input, never in rates.
+// Package cost computes how long work takes on a machine. The passes use it to estimate tasks
+// before lowering, and the simulator uses it for instructions. An estimate and a simulation
+// therefore differ in the detail of their input, but never in rates.
 //
-// It knows nothing about streams, order or contention in time. It computes the duration of one instruction with
-// its share of the machine's links, in a job that uses every rank of a node equally.
+// It does not model streams, order or contention over time. It computes the duration of one
+// instruction, with its share of the machine's links, in a job that uses all ranks of a node
+// equally.
 //
 // If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
 // processor; a kernel uses all that are idle when it begins, if it is worth waking them.
@@ -35,11 +36,11 @@ func (c Model) Alone() Model {
 	return c
 }
 
-// RanksPerNode returns how many ranks of the job share a node.
+// RanksPerNode returns the number of ranks of the job that share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices returns how many devices of the peak rate a number of ranks has: as many, or the processors that
-// they share.
+// Devices returns the number of devices, each with the peak rate, that a number of ranks uses: the
+// same number, or the number of processors that they share.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -48,10 +49,10 @@ func Devices(m ir.Machine, ranks int) float64 {
 	return float64((ranks+per-1)/per) * m.Parallelism
 }
 
-// Link is what a message or collective crosses.
+// Link describes the ranks and nodes that a message or collective connects.
 type Link struct {
-	Ranks int // taking part
-	Nodes int // over which they are spread
+	Ranks int // number of ranks that take part
+	Nodes int // number of nodes that they are on
 }
 
 // LinkOf returns the link among ranks of the job.
@@ -65,7 +66,7 @@ func (c Model) LinkOf(ranks []int32) Link {
 	return Link{Ranks: len(ranks), Nodes: len(slices.Compact(nodes))}
 }
 
-// Time returns the duration of an instruction. The link only matters to messages and collectives. Ranks that
+// Time returns the duration of an instruction. Only messages and collectives use the link. Ranks that
 // share the processors of a node have equal shares of them.
 func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	if c.machine.Parallelism == 0 {
@@ -162,8 +163,8 @@ func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	return c.latency(0) + over(n, rate)
 }
 
-// collective returns the time of a collective by the path of its bytes. A result that is copied to all members takes as
-// long to spread as to compute.
+// collective returns the time of a collective by the path of its bytes. If the result is copied to
+// all members, this takes as long again.
 func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
@@ -207,8 +208,9 @@ func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + max(inside, outside)
 }
 
-// wire returns the rate and latency of the slowest hop of a link. Groups like this one fill the node, and
-// those that leave it share its network: a group with two ranks on each node has two ranks' share of it.
+// wire returns the rate and latency of the slowest hop of a link. It assumes that equal groups fill
+// the node. Those that span nodes share the node's network: a group with two ranks per node has the
+// share of two ranks.
 func (c Model) wire(l Link) (rate, latency float64) {
 	m := c.machine
 	if l.Nodes < 2 {
@@ -222,8 +224,8 @@ func (c Model) wire(l Link) (rate, latency float64) {
 	return network, m.NetworkLatency
 }
 
-// latency returns the launch time of an instruction plus the latency of its links. If ranks share processors,
-// waking them takes this time, which not every instruction does.
+// latency returns the launch time of an instruction plus the latency of its links. If ranks share
+// processors, the launch time is the time to wake processors, which only some instructions do.
 func (c Model) latency(links float64) ir.Seconds {
 	if c.machine.Parallelism > 0 {
 		return ir.Seconds(links)

@@ -1,6 +1,7 @@
-// Package estimate predicts the time of a step from its plan. Costs are the durations of layers, copies and
-// messages on the cluster's cost model; a Simulation runs the actions of all ranks against each other with
-// them. An Estimator caches what a plan's estimates of time and memory share.
+// Package estimate predicts the time of a step from its plan. Costs holds the durations of layers,
+// copies and messages, computed with the cluster's cost model. A Simulation runs the actions of all
+// ranks with these costs. An Estimator caches values that the estimates of time and memory of a
+// plan share.
 package estimate
 
 import (
@@ -11,8 +12,9 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Cache has what estimates of plans of one job share: the dataflow of the model for each split over the
-// ranks of a stage, the times of nodes, the bytes of running blocks. Its contents never change.
+// Cache holds values that the estimates of all plans of a job share: the dataflow of the model for
+// each split over the ranks of a stage, the times of nodes, and the bytes of running blocks.
+// Entries never change.
 type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
@@ -54,8 +56,8 @@ func (c *Cache) tunedFlops(p *plan.Plan) float64 {
 	return c.tuned
 }
 
-// Estimator predicts the time and memory of one plan, whose stages, lengths and tasks must not change after
-// the estimator is created. Placements of saved tensors and the timing of copies may change.
+// Estimator predicts the time and memory of one plan. The plan's stages, lengths and tasks must not
+// change after the estimator is created; placements of saved tensors and the timing of copies may.
 type Estimator struct {
 	*walk.Walk
 	*walk.Shapes
@@ -63,7 +65,7 @@ type Estimator struct {
 	work  *walk.Work
 }
 
-// New returns the estimator of a plan; it counts its work in w unless that is nil.
+// New returns the estimator of a plan. It counts its work in w, unless w is nil.
 func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
 	return &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
 }
@@ -73,5 +75,5 @@ func (e *Estimator) Memory() *memory.Meter {
 	return memory.NewMeter(e.Walk, e.Shapes, e.cache.Blocks, e.work)
 }
 
-// Simulation returns a simulation of the plan's tasks with some costs.
+// Simulation returns a simulation of the plan's tasks with the given costs.
 func (e *Estimator) Simulation(t *Costs) *Simulation { return newSimulation(e.Walk, t, e.work) }

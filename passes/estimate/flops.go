@@ -9,12 +9,13 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// LayerFlops counts the forward of layers as a function of the number of tokens x, in whole multiply-adds, as
-// the opcodes count them. Products with weights are linear in x, causal attention has x(x+1)/2 pairs, and
-// attention with a window of w < x tokens w(w+1)/2 + (x-w)*w.
+// LayerFlops counts the multiply-adds of the forward of layers as a function of the number of
+// tokens x, in the same way as the opcodes' work functions. Products with weights are linear in x.
+// Causal attention has x(x+1)/2 pairs, and attention with a window of w < x tokens has w(w+1)/2 +
+// (x-w)*w.
 type LayerFlops struct {
 	Linear, Quadratic *big.Int
-	windows           []windowFlops // all layers of a model in which some have windows; empty: one layer without a window
+	windows           []windowFlops // all layers of a model, if any layer has a window; empty: one layer without a window
 }
 
 // windowFlops is a number of layers with a window; 0 means no window.
@@ -26,7 +27,7 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
 	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
 	two := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
-	pair := two - 2*one // the work of a query for one more key
+	pair := two - 2*one // the work of one query-key pair
 	f := LayerFlops{Linear: big.NewInt(int64(one-pair) / 2), Quadratic: big.NewInt(int64(pair) / 4)}
 	if len(m.Windows) == 0 {
 		return f
@@ -43,9 +44,9 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	return f
 }
 
-// tunedFlops counts the forward and the backward of a step in which part of the backward is omitted, because not all of the model is
-// trained. The
-// backward of attention counts as twice its forward, as in LayerFlops.
+// tunedFlops counts the forward and the backward of a step that trains only part of the model, so
+// that part of the backward is omitted. As in LayerFlops, the backward of attention is counted as
+// twice its forward.
 func tunedFlops(p *plan.Plan) float64 {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	z := graph.Size{Sequence: p.Train.Sequence, Tokens: p.Train.Sequence, Batch: 1, SP: 1, Rows: p.Train.Sequence}
@@ -98,10 +99,10 @@ func (f LayerFlops) UpTo(x int64) *big.Int {
 	return sum
 }
 
-// Windowed reports whether attention of some layer has a window.
+// Windowed reports whether any layer has a window.
 func (f LayerFlops) Windowed() bool { return len(f.windows) > 0 }
 
-// pairs returns twice the number of pairs of tokens 0 .. x-1 that see each other.
+// pairs returns twice the number of visible query-key pairs among tokens 0 .. x-1.
 func (f windowFlops) pairs(x int64) *big.Int {
 	w := f.window
 	if w == 0 || w > x {

@@ -9,10 +9,10 @@ import (
 	"sppo.dev/schedule"
 )
 
-// The time of tasks that ranks share at the start of the pipeline. All ranks run a slot together, layer by
-// layer, as the program does.
+// This file estimates the time of tasks that ranks share at the start of the pipeline. As in the
+// program, all ranks run a slot together, layer by layer.
 
-// leftCosts are the additional costs of sharing, by range.
+// leftCosts are the additional costs of sharing for each range of tokens.
 type leftCosts struct {
 	visit           VisitTime                         // traffic of parameters, once for all pieces of a slot
 	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
@@ -21,8 +21,8 @@ type leftCosts struct {
 	add             ir.Seconds                        // to add these gradients
 }
 
-// leftHalves are the times of the two halves of a layer of one kind: until K and V, or their gradients, are
-// computed, and after that.
+// leftHalves are the times of the two halves of a layer of one kind: the part up to the computation
+// of K and V or their gradients, and the rest.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
 // allCosts returns the costs of a plan whose subsequences may be cut into pieces. Indices i are ranges: pieces
@@ -78,8 +78,8 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 	return t
 }
 
-// lendTimes returns the times to send the weights of each stage's layers to a rank that helps in a pass, for
-// everything that any helper reads.
+// lendTimes returns the times to send the weights of each stage's layers to a helper in a pass: all
+// weights that any helper reads.
 func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
 	for stage, layers := range p.LayersPerStage {
 		of := make([]ir.Seconds, layers)
@@ -99,7 +99,7 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 	return times
 }
 
-// inRanges returns the plan with pieces as subsequences, for costing them. It has no tasks of its own.
+// inRanges returns a plan without tasks in which pieces are subsequences, so that their costs can be computed.
 func inRanges(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Subsequences.Lengths, q.Offload.Placement = nil, make([][]string, len(p.Offload.Placement))
@@ -115,7 +115,7 @@ func inRanges(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// transfer simulates a message between ranks that share tasks. Each rank sends and receives one at a time.
+// transfer simulates a message between ranks that share tasks. Each rank sends and receives one message at a time.
 func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
 	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
 	to.muxIn = from.muxOut
@@ -127,8 +127,8 @@ type sharedSlot struct {
 	*Simulation
 	first   plan.Task
 	all     []slotTask
-	actions [][]schedule.Action  // of this slot, still to be run
-	whole   []ir.Seconds         // when the parameters of the layer that own tasks visit have been gathered
+	actions [][]schedule.Action  // actions of this slot that have not run yet
+	whole   []ir.Seconds         // when the parameters of the layer that the rank's own tasks visit have been gathered
 	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks have arrived
 	summed  []ir.Seconds         // when the last returned contributions of helpers have been added
 }
@@ -163,7 +163,7 @@ func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	return w
 }
 
-// run advances every rank through its own actions up to the next one in which all take part.
+// run advances every rank through its own actions up to the next action of all ranks.
 func (w *sharedSlot) run() {
 	for {
 		var common []schedule.Action
@@ -183,7 +183,7 @@ func (w *sharedSlot) run() {
 	}
 }
 
-// actAlone times an action of one rank.
+// actAlone simulates an action of one rank.
 func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	st := &w.stages[rank]
 	n := st.first + a.Task
@@ -208,7 +208,7 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	}
 }
 
-// actTogether times an action of all ranks.
+// actTogether simulates an action of all ranks.
 func (w *sharedSlot) actTogether(a schedule.Action) {
 	switch a.Op {
 	case schedule.HandOut:
@@ -228,7 +228,7 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	}
 }
 
-// enter gathers parameters of the next layer of the rank's own tasks, during the rank's computation.
+// enter gathers the parameters of the next layer of the rank's own tasks while the rank computes.
 func (w *sharedSlot) enter(rank int) {
 	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
 	if w.first.Kind == plan.Backward {
@@ -236,8 +236,8 @@ func (w *sharedSlot) enter(rank int) {
 	}
 }
 
-// lend sends the weights of the k-th layers of a slot to the ranks that begin to help in it, passing them from one rank to the
-// next.
+// lend sends the weights of the k-th layers of a slot to the ranks that begin to help in it. Each
+// rank passes them on to the next.
 func (w *sharedSlot) lend(slot, k int) {
 	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
@@ -256,8 +256,8 @@ func (w *sharedSlot) lend(slot, k int) {
 	}
 }
 
-// giveBack moves the gradients of lent weights one rank closer to their owner; they are added up as they
-// arrive.
+// giveBack sends the helpers' weight gradients one rank closer to their owner. Gradients are added
+// as they arrive.
 func (w *sharedSlot) giveBack(round int) {
 	stage := w.first.Slot()
 	for _, hop := range w.Plan.Sharing().Hops(stage, w.Plan.LayersPerStage[stage], round) {
@@ -338,7 +338,7 @@ func (w *sharedSlot) exchange(t slotTask) {
 	for _, other := range t.readers {
 		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
-			added := ir.Seconds(0) // in earlier slots
+			added := ir.Seconds(0) // time of additions in earlier slots
 			if other.Waits {
 				added = b.now
 			}

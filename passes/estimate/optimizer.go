@@ -7,7 +7,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Updater computes the time of the end of a step.
+// Updater computes the time of the last part of a step: reductions, gradient norm and updates.
 type Updater struct {
 	plan     *plan.Plan
 	graph    *graph.Model
@@ -44,7 +44,8 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 	return t
 }
 
-// completed returns the time to add up a gradient over all ranks that hold the parameter, each for its slice.
+// completed returns the time to reduce a gradient over all ranks that hold the parameter. Each rank
+// reduces its slice.
 func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
@@ -93,9 +94,10 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.graph.DType())
 }
 
-// Visit returns the time of the parameter traffic that runs during a layer of a task: the weights of the next
-// layer and, where a backward completes gradients, those of the previous layer. Two layers are always kept
-// whole, so a rank with no more than two has no such traffic.
+// Visit returns the time of the parameter traffic that runs during a layer of a task: gathering the
+// weights of the next layer and, in a backward that completes gradients, reducing those of the
+// previous layer. Two layers are always kept whole, so a rank with at most two layers has no such
+// traffic.
 func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
@@ -115,15 +117,15 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	return weights, gradients
 }
 
-// kernels returns the time of the sum of squares over a rank's slice, and of the update of the part whose
-// optimizer state it has.
+// kernels returns the time of the sum of squares over a rank's slice, and of the update of the part
+// whose optimizer state it holds.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
 	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
 }
 
-// passes returns the time in which optimizer state in host memory passes through the device and back, block by
+// passes returns the time to copy optimizer state from host memory to the device and back, block by
 // block.
 func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	var in, out ir.Seconds
@@ -141,7 +143,7 @@ func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	return max(in, out)
 }
 
-// update returns the time of the optimizer's kernels for the part whose state a rank has.
+// update returns the time of the optimizer's kernels for the part whose state a rank holds.
 func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
 	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
 	for i := range update.Forward {

@@ -12,7 +12,7 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// CostModel returns the cost model of a plan's cluster, for the ranks that it uses.
+// CostModel returns the cost model of a plan's cluster for the ranks that the plan uses.
 func CostModel(p *plan.Plan) cost.Model { return cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()) }
 
 // Predict estimates the results of the plan: time, throughput, capacities. Exact memory comes from codegen.
@@ -30,7 +30,7 @@ func (e *Estimator) Predict() {
 // Predict estimates the results of an edited plan.
 func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 
-// Costs are the durations of everything in a step. Indices: i a subsequence, s a stage, k a layer of it.
+// Costs holds the durations of all parts of a step. Index i is a subsequence, s a stage, k a layer of the stage.
 type Costs struct {
 	kinds                 []layerCosts       // of each kind of layer
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
@@ -39,7 +39,7 @@ type Costs struct {
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
-	link                  cost.HostLink      // of a rank that has copied nothing yet
+	link                  cost.HostLink      // link of a rank before any copy
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of a task's input
 	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
 	cacheBack             ir.Seconds         // copy of K and V of a whole sequence
@@ -74,10 +74,10 @@ func (t *Costs) layer(stage int32, k int) *layerCosts {
 	return &t.kinds[t.kindOf[stage][k]]
 }
 
-// VisitTime is the time of the collectives of weights and gradients that run during a layer.
+// VisitTime is the time of the collectives on weights and gradients that run during a layer.
 type VisitTime struct{ Weights, Gradients ir.Seconds }
 
-// backwardTime is the time of a block's backward pass, and of its halves if they run separately.
+// backwardTime is the time of a block's backward pass, and the times of its halves if they run separately.
 type backwardTime struct{ Whole, input, weights ir.Seconds }
 
 // of returns the time until the gradient of the input is ready.
@@ -152,7 +152,7 @@ func timeIf(is bool, t ir.Seconds) ir.Seconds {
 	return 0
 }
 
-// findKinds notes the kinds of the layers of each virtual stage, if there are several.
+// findKinds records the kinds of the layers of each virtual stage, if there are several kinds.
 func (t *Costs) findKinds(p *plan.Plan) {
 	if t.graph.Kinds() == 1 {
 		return
@@ -176,7 +176,7 @@ func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	return kinds
 }
 
-// addCaches computes the times of copies of K and V: to the host by subsequence, back as a whole.
+// addCaches computes the times of copies of K and V: to the host one subsequence at a time, back all at once.
 func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
@@ -198,14 +198,15 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// placementTimes has the time that the placement of a stage's units of a subsequence adds to each of its layers: copies, one
-// instruction per unit, and recomputation in its backward.
+// placementTimes holds the time that the placement of a stage's units of a subsequence adds to each
+// of its layers: copies, with one instruction per unit, and recomputation in the backward.
 type placementTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
 }
 
-// SetPlacement computes the times for a placement of a stage's units of a subsequence. Stages often share one placement, as do layers of a stage.
+// SetPlacement computes the times for a placement of a stage's units of a subsequence. Stages often
+// have equal placements, as do the layers of a stage.
 func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes []ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
 	if last := &t.lastPlacement; last.i != i || last.placement != placement || !slices.Equal(last.kinds, kinds) {
@@ -281,7 +282,7 @@ func stageRanks(p *plan.Plan, s, _ int) []int32 {
 	return ranks
 }
 
-// Farthest returns a rank of a stage and the rank of the first stage, which is farthest from it.
+// Farthest returns a rank of a stage and the rank of the first stage that is farthest from it.
 func Farthest(p *plan.Plan, s, k int) []int32 { return []int32{rank(p, 0, k), rank(p, s, k)} }
 
 // Neighbours returns a rank of a stage and one of the next.
@@ -323,8 +324,9 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	return slowest
 }
 
-// throughput counts model FLOPs: three times the forward, with causal attention, without recomputation and
-// padding. If part of the model is not trained, only the existing part of the backward counts.
+// throughput computes throughput and MFU. Model FLOPs are three times those of the forward, with
+// causal attention, without recomputation and padding. If part of the model is not trained, only
+// the remaining part of the backward is counted.
 func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)

@@ -28,14 +28,14 @@ func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	return pr
 }
 
-// prices caches the results of pricers for all candidates of a search, which differ little in the properties that nodes
-// depend on.
+// prices caches the times of nodes for all candidates of a search, most of which have many nodes in
+// common.
 type prices struct {
 	mutex  sync.Mutex
 	prices map[pricedFor]*nodePrices
 }
 
-// pricedFor is everything that times depend on besides the dataflow and the machine.
+// pricedFor is everything that times depend on, except the dataflow and the machine.
 type pricedFor struct {
 	ranksPerNode int
 	link         cost.Link
@@ -55,21 +55,21 @@ func (c *prices) of(pr Pricer) *nodePrices {
 	return c.prices[key]
 }
 
-// nodePrices are the times of single nodes. Few depend on the tokens before a subsequence: attention and, in a
-// ring, rotations.
+// nodePrices are the times of single nodes. Only attention and, in a ring, rotations depend on the
+// number of tokens before the subsequence.
 type nodePrices struct {
 	mutex sync.Mutex
 	lists map[listOfNodes][]ir.Seconds
 	back  map[nodeOfSize]ir.Seconds
 }
 
-// looksBack marks a node whose time also depends on the tokens before the subsequence.
+// looksBack marks a node whose time also depends on the number of tokens before the subsequence.
 const looksBack ir.Seconds = -1
 
 type listOfNodes struct {
 	first *graph.Node
 	n     int
-	size  graph.Size // without the tokens before it
+	size  graph.Size // without the prefix
 }
 
 type nodeOfSize struct {
@@ -115,7 +115,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	return t
 }
 
-// pieces returns the times of attention over its own rows, then over each block before them.
+// pieces returns the times of attention over its own rows, then over each earlier block.
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
@@ -209,9 +209,9 @@ func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, w
 	return pr.Makespan(b, b.Halves[graph.InputGradient], z, under.Weights), pr.abreast(b, b.Halves[graph.WeightGradient], z, under.Gradients)
 }
 
-// abreast returns the time of one of several similar blocks whose collectives do not depend on their
-// computation. The collectives of the next block then run during the computation of this one, and the longer of
-// the two counts.
+// abreast returns the time per block of several similar blocks whose collectives do not depend on
+// their computation. The collectives of the next block then run during the computation of the
+// current one, and the longer of the two determines the time.
 func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	busy := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {

@@ -10,15 +10,16 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// sharedCosts are the times of tasks with helpers. A task and its helpers go through the layers together.
+// sharedCosts are the times of tasks with helpers. A task and its helpers run layer by layer together.
 type sharedCosts struct {
 	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch; replaces the time of the whole layer
 	helping map[plan.Task]ir.Seconds // time per layer for each helper
 }
 
-// sharedCosts computes the costs of the slots in which stages help. In each layer a stage sends its queries
-// and computes its own part while its helpers compute theirs, those of all stages one after another and after
-// one of their own. Then it receives and merges their results.
+// sharedCosts computes the costs of the slots in which stages help. In each layer, a stage sends
+// its queries and computes its own part while its helpers compute theirs. A helper computes its own
+// attention first, then the parts of all stages one after another. Finally the stage receives and
+// merges the results.
 func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Link) *sharedCosts {
 	out := &sharedCosts{layer: map[plan.Task]ir.Seconds{}, helping: map[plan.Task]ir.Seconds{}}
 	n := p.Subsequences.N
@@ -61,7 +62,7 @@ func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	return c.kinds[c.graph.FullKind()].backward[walk.RangeOf(p, t)].Whole
 }
 
-// sharedLayer runs a layer of a task and keeps its helpers busy. alone is the layer's time without help.
+// sharedLayer simulates a layer of a task and the work of its helpers. alone is the layer's time without help.
 func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Seconds) {
 	if s.shared == nil || s.kindOf != nil && s.kindOf[at.Stage][k] != s.graph.FullKind() {
 		st.run(alone)
@@ -80,7 +81,7 @@ func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Se
 	}
 }
 
-// sharedLayer holds the times of a layer's attention, whole and in parts.
+// sharedLayer holds the times of a layer's attention, as a whole and in parts.
 type sharedLayer struct{ whole, own, helping, messages, join ir.Seconds }
 
 func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.Link) (out sharedLayer) {

@@ -21,7 +21,7 @@ type Simulation struct {
 	arrives []ir.Seconds             // when the inputs of tasks arrive
 	sent    []ir.Seconds             // when the copies of each layer of a forward are done
 	back    []ir.Seconds             // when the saved tensors of each layer of a backward are reloaded
-	rest    []ir.Seconds             // the work that remains for the task's rank after it, known after the first run
+	rest    []ir.Seconds             // the remaining work of the rank after the task, known after the first run
 	loads   int                      // blocks of streamed K and V, of all ranks
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow have arrived
 }
@@ -42,7 +42,7 @@ type simStage struct {
 	now      ir.Seconds
 	busy     ir.Seconds
 	exposed  ir.Seconds
-	late     []ir.Seconds // [i]: part of exposed
+	late     []ir.Seconds // [i]: part of the exposed time
 	link     cost.HostLink
 	sendFree [2]ir.Seconds // links to the next and to the previous stage
 	muxOut   ir.Seconds    // messages between ranks that share tasks
@@ -51,7 +51,7 @@ type simStage struct {
 	simStream
 }
 
-// reset goes back to the start of the step.
+// reset returns to the start of the step.
 func (s *Simulation) reset() {
 	p := s.Plan
 	s.outs, s.backs = p.Offload.Caches == plan.CachesHost || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
@@ -91,7 +91,7 @@ func anyCopies(copies [][][]ir.Seconds) bool {
 	return false
 }
 
-// Run runs all tasks from the start of the step, with the placements and the timing that the plan has now.
+// Run simulates all tasks from the start of the step, with the current placements and timing of the plan.
 func (s *Simulation) Run() *Simulation {
 	s.reset()
 	s.work.Spend(s.Layers + s.loads)
@@ -105,8 +105,8 @@ func (s *Simulation) Run() *Simulation {
 	return s
 }
 
-// Within reports whether the step ends by a limit, and stops as soon as it cannot. The work of the ranks must
-// be the same as when it last ran to the end.
+// Within reports whether the step ends before a limit. It stops as soon as it cannot. The work of
+// the ranks must be the same as in the last complete run.
 func (s *Simulation) Within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9
 	s.reset()
@@ -128,8 +128,8 @@ func (s *Simulation) End() (end ir.Seconds) {
 	return end
 }
 
-// Late returns how long each stage waits for the copies of each subsequence. Waits are not counted twice: time
-// spent waiting for one copy also counts for the next ones.
+// Late returns how long each stage waits for the copies of each subsequence. Waits are not counted
+// twice: time spent waiting for one copy also delays the following ones.
 func (s *Simulation) Late() [][]ir.Seconds {
 	late := make([][]ir.Seconds, len(s.stages))
 	for i := range s.stages {
@@ -215,7 +215,7 @@ func (st *simStage) run(d ir.Seconds) {
 	st.busy += d
 }
 
-// wait waits for the copy of a saved tensor of subsequence i.
+// wait simulates a wait for the copy of a saved tensor of subsequence i.
 func (st *simStage) wait(i int32, until ir.Seconds) {
 	if until > st.now {
 		st.late[i] += until - st.now
@@ -223,7 +223,7 @@ func (st *simStage) wait(i int32, until ir.Seconds) {
 	}
 }
 
-// waitFor waits for any copy; the wait counts as exposed.
+// waitFor simulates a wait for any copy, and adds it to the exposed time.
 func (st *simStage) waitFor(until ir.Seconds) {
 	if until > st.now {
 		st.exposed += until - st.now
@@ -264,8 +264,8 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 	}
 }
 
-// offload returns when the copies of a forward's k-th layer are done. They follow their producers through the
-// layer. It returns 0 if there are none.
+// offload returns the time at which the copies of a forward's k-th layer are done, or 0 if there
+// are none. Copies follow their producers through the layer.
 func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds) ir.Seconds {
 	d := s.out(st, t, k)
 	if d == 0 {
@@ -294,7 +294,7 @@ func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
 	return backward.plus(s.again[t.Home][t.At][int(t.First)+k], 1)
 }
 
-// reload issues the copies that bring a layer back, after its copies to the host are done.
+// reload issues the copies that reload a layer, after its copies to the host are done.
 func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	t := &s.Nodes[st.first+a.Task]
 	if copies := s.h2d[t.Home][t.At][t.First+a.Layer]; copies > 0 {

@@ -13,7 +13,7 @@ type simStaging struct {
 	waits         []bool // the task's input is on the host; nil: none is
 	gone, fetched []ir.Seconds
 	caches        map[int32][]ir.Seconds // [k], by stage: when K and V of a layer are back
-	lagging       ir.Seconds             // when the result that the last task sent has left
+	lagging       ir.Seconds             // when the copy of the last task's result to the host is done
 }
 
 func newSimStaging(tasks int) simStaging {
@@ -23,7 +23,7 @@ func newSimStaging(tasks int) simStaging {
 	}
 }
 
-// await waits for the input of the next task.
+// await simulates the wait for the input of the next task.
 func (st *simStage) await() {
 	if st.waits != nil {
 		st.waitFor(st.fetched[st.done])
@@ -56,15 +56,15 @@ func (s *Simulation) cachesIn(st *simStage, at int) {
 	st.caches[int32(stage)] = layers
 }
 
-// waitCaches waits for K and V of the k-th layer of a backward's stage.
+// waitCaches simulates the wait for K and V of the k-th layer of a backward's stage.
 func (s *Simulation) waitCaches(st *simStage, t *walk.Node, k int) {
 	if layers := st.caches[t.Stage]; k < len(layers) {
 		st.waitFor(layers[k])
 	}
 }
 
-// out returns how long the copies of a forward's k-th layer take. Inputs loaded from the host are already
-// there.
+// out returns the time of the copies of a forward's k-th layer. Inputs that were loaded from the
+// host need no copy.
 func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	d := s.d2h[t.Home][t.At][int(t.First)+k]
 	if st.waits == nil {
@@ -82,8 +82,9 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	return d
 }
 
-// recomputeCaches computes K and V of the k-th layer of a backward's stage, if that begins with it, from the inputs of all
-// subsequences. Inputs on the host are loaded a few at a time.
+// recomputeCaches simulates the recomputation of K and V of the k-th layer of a backward's stage
+// from the inputs of all subsequences, if the backward begins with it. Inputs on the host are
+// loaded a few at a time.
 func (s *Simulation) recomputeCaches(st *simStage, t *walk.Node, k int) {
 	task := st.tasks[st.done]
 	if !s.Plan.RecomputesCaches(task) {

@@ -15,10 +15,10 @@ type streamCosts struct {
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches has the times of attention in a layer of one kind; again is attention that the backward recomputes.
+// stretches has the times of attention in a layer of one kind; again is the attention that the backward recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
-// stretch has the times of attention over own rows and over blocks, and of the part of a layer before it.
+// stretch has the times of attention over its own rows and over blocks, and of the part of a layer before attention.
 type stretch struct {
 	before, own ir.Seconds
 	blocks      []ir.Seconds
@@ -32,7 +32,8 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// add computes the times of a layer. Collectives in progress when its passes begin delay theirs.
+// add computes the times of a layer. Collectives that are in progress when a pass begins delay the
+// collectives of the pass.
 func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
 	if b.Attends {
@@ -96,17 +97,17 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 // simStream simulates the streamed rows of a rank.
 type simStream struct {
 	queue  *walk.LoadQueue
-	coming []ir.Seconds  // issued loads that are not yet used
+	coming []ir.Seconds  // end times of issued loads that have not been used yet
 	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
 	grads  []ir.Seconds  // when the last rows of dK and dV were on the host
-	freed  [2]ir.Seconds // when the last two blocks of dK and dV had left: a load reuses the bytes of the earlier one
+	freed  [2]ir.Seconds // when the copies of the last two blocks of dK and dV ended: a load reuses the bytes of the earlier one
 }
 
 func newSimStream(q *walk.LoadQueue) simStream {
 	return simStream{queue: q, rows: make([]ir.Seconds, len(q.Rows)), grads: make([]ir.Seconds, len(q.Rows))}
 }
 
-// take waits for the next load, after issuing those that the plan wants in transfer by then.
+// take issues the loads that should be in transfer by now, and waits for the next one.
 func (s *Simulation) take(st *simStage) {
 	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
 		start, at := max(st.now, st.freed[0]), st.queue.Place(l)
@@ -123,7 +124,7 @@ func (s *Simulation) take(st *simStage) {
 	st.coming = st.coming[1:]
 }
 
-// runLayer runs the k-th layer of a task, whose attention takes blocks as they arrive.
+// runLayer simulates the k-th layer of a task, in which attention processes blocks as they arrive.
 func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
 	if !s.streams {
 		s.sharedLayer(st, at, k, whole)
@@ -159,7 +160,7 @@ func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Secon
 	st.run(max(0, whole-b.total()))
 }
 
-// attend runs up to the end of attention and returns how long that took without waiting.
+// attend simulates a layer up to the end of attention and returns the time that this takes without waits.
 func (s *Simulation) attend(st *simStage, a *stretch) ir.Seconds {
 	st.run(a.before + a.own)
 	for _, d := range a.blocks {
@@ -176,7 +177,7 @@ func (s *Simulation) sendGrads(st *simStage, l walk.Load) {
 	st.queue.SentGrads(l)
 }
 
-// sentRows records when the copies of a forward's layer, with its rows of K and V, have left.
+// sentRows records when the copies of a forward's layer, including its rows of K and V, are done.
 func (s *Simulation) sentRows(st *simStage, k int, left ir.Seconds) {
 	if s.streams {
 		t := st.tasks[st.done]

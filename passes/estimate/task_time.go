@@ -8,19 +8,20 @@ import (
 )
 
 // TaskTime predicts the forward and backward time of a subsequence on the slowest stage, as a
-// function of the position of the subsequence. Only attention depends on the prefix, and nothing runs concurrently with it, so the rest
-// is computed once for each length.
+// function of the subsequence's position. Only attention depends on the prefix, and nothing runs
+// concurrently with it, so the rest is computed once per length.
 type TaskTime struct {
 	Pricer
 	Plan    *plan.Plan
 	Model   *graph.Model
-	Layers  []*graph.Block       // of each kind, after the recomputation policy
+	Layers  []*graph.Block       // of each kind, with the units that the policy recomputes
 	Attends [][]*graph.Node      // of each kind
 	rest    map[int64]blockTimes // by tokens
 }
 
-// blockTimes has forward and backward times of each block for one number of tokens. The time of a layer excludes attention, which
-// takes a constant plus a time for each token of the prefix if it is linear.
+// blockTimes has the forward and backward times of each block for one number of tokens. The time of
+// a layer excludes attention. If attention is linear, it takes a constant time plus a time per
+// token of the prefix.
 type blockTimes struct {
 	embedding, head ir.Seconds
 	kinds           []kindTimes // of each kind of layer
@@ -33,7 +34,7 @@ type kindTimes struct {
 	alone, perToken ir.Seconds
 }
 
-// NewTaskTime returns the predictor for a plan whose stages are decided.
+// NewTaskTime returns the predictor for a plan whose stages have been decided.
 func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
@@ -90,8 +91,9 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
-// straighten finds whether attention over a number of tokens is linear in the prefix. It is, unless memory bounds its kernels, it
-// has a window, or the prefix comes in blocks.
+// straighten determines whether the time of attention over a number of tokens is linear in the
+// prefix. It is, unless its kernels are memory-bound, it has a window, or the prefix is streamed in
+// blocks.
 func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	most := t.Plan.Train.Sequence - tokens
 	if most < 2 {

@@ -8,14 +8,16 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The end of a step, in the order of codegen: gradients are reduced, parameter by parameter, over the ranks of a stage and then
-// over replicas; their norm is computed; every parameter is updated, and new weights are sent while the next parameter is updated.
+// This file tracks memory at the end of a step, in the order of codegen. Gradients are reduced,
+// parameter by parameter, over the ranks of a stage and then over replicas. Then their norm is
+// computed. Finally every parameter is updated, and new weights are sent while the next parameter
+// is updated.
 
 // ending is a parameter at the end of a step. Fields are sizes of its tensors.
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
-	whole, half, slice      ir.Bytes   // the gradient; its part after the ranks of a stage have divided it; and after replicas have divided that
+	whole, half, slice      ir.Bytes   // the gradient; its part after division over the ranks of a stage; that part after division over replicas
 	halfWeight, sliceWeight ir.Bytes   // new weights that are sent: after the first and before the first gather; 0: none are sent
 	update                  ir.Bytes   // temporaries of the optimizer
 	blocks                  []ir.Bytes // blocks of its state that pass through the device
@@ -50,7 +52,7 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	of := func(slices int64, d ir.DType) ir.Bytes { return graph.Align(elements / ir.Bytes(slices) * d.Bytes()) }
 	e.whole, e.half, e.slice = of(1, ir.F32), of(e.cut.SP, ir.F32), of(e.cut.Slices(), ir.F32)
-	sent := ir.F32 // gradients that are sent, if there is no ZeRO
+	sent := ir.F32 // type of the gradients that are sent without ZeRO
 	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
 		if sent = r.graph.DType(); sent != ir.F32 {
 			e.sliceWeight = of(e.cut.Slices(), sent)
@@ -77,13 +79,13 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	return e
 }
 
-// passing counts the blocks of optimizer state on the device: the one that is being updated, the next and the previous one.
+// passing tracks the blocks of optimizer state on the device: the block being updated, the next and the previous one.
 type passing struct {
 	waiting []ir.Bytes
 	now     []ir.Bytes
 }
 
-// load brings the next block to the device and returns its bytes.
+// load adds the next block to those on the device and returns its bytes.
 func (q *passing) load() (n ir.Bytes) {
 	if len(q.waiting) > 0 {
 		n = q.waiting[0]
@@ -92,7 +94,7 @@ func (q *passing) load() (n ir.Bytes) {
 	return n
 }
 
-// optimizer notes the end of the step. Tensors computed from whole gradients are counted as running.
+// optimizer tracks the end of the step. Tensors computed from whole gradients are included in the working memory.
 func (r *tracker) optimizer() {
 	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // passed on by the last backward
 	r.now[TermGradients] -= r.owed
@@ -135,12 +137,13 @@ func (r *tracker) optimizer() {
 		}
 		step(e.sliceWeight+more, more+lagging)
 		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
-			running -= e.slice // all slices are back in the whole gradient
+			running -= e.slice // the whole gradient contains all slices again
 		}
 	}
 }
 
-// letGo returns the bytes of the whole gradient that are freed once there are slices of it, unless the slices return to it.
+// letGo returns the bytes of the whole gradient that are freed once it has been sliced, unless the
+// slices are gathered into it again.
 func (e *ending) letGo() ir.Bytes {
 	if e.zero == 0 {
 		return 0
@@ -148,7 +151,7 @@ func (e *ending) letGo() ir.Bytes {
 	return e.whole
 }
 
-// norm notes the sums of squares of all tensors, by replica and by rank of a stage.
+// norm tracks the sums of squares of all tensors, by replica and by rank of a stage.
 func (r *tracker) norm(running ir.Bytes) {
 	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
 	for i := range r.graph.Head.Params {

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Unmuxed returns the plan with every task whole and on the rank that has its stage.
+// Unmuxed returns the plan with all tasks undivided and on the rank that has their stage.
 func Unmuxed(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -18,9 +18,9 @@ func Unmuxed(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each rank would hold without sharing, plus
-// everything that it
-// borrows, as if both peaks occurred at the same moment.
+// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start. The bound is the
+// peak of each rank without sharing plus all the bytes that it borrows, as if both occurred at the
+// same time.
 func (m *Meter) leftFootprint(limit plan.Memory) (f Footprint, fits bool) {
 	p := m.Plan
 	if f, fits = m.Of(Unmuxed(p)).Within(limit); !fits {
@@ -44,13 +44,14 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 	return peak, host
 }
 
-// borrowed adds to terms the bytes that a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
-// up to its last piece, and the tensors that its pieces save for their backwards. It returns the part that is on the host.
+// borrowed adds to terms the bytes that a rank holds for the stages that it helps with a sequence:
+// their weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces
+// save for their backwards. It returns the bytes on the host.
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	whole := *p
 	whole.Parallel.Zero = 0
-	weights, gradients, _ := whole.StateBytes(g, g.Layer) // whole, even if their own rank divides them
-	visited := visitBytesOf(p, g, g.Layer)                // one more layer is in progress at a time than without sharing
+	weights, gradients, _ := whole.StateBytes(g, g.Layer) // undivided, even if their own rank divides them
+	visited := visitBytesOf(p, g, g.Layer)                // sharing has one more layer in progress at a time
 	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {
@@ -109,8 +110,8 @@ func largestGradient(b *graph.Block) (most ir.Bytes) {
 	return most
 }
 
-// gradientParts returns the bytes of incoming gradients of K and V in the slot that has most of them: one layer of all tasks that the
-// rank runs there.
+// gradientParts returns the bytes of incoming gradients of K and V in the slot with the most of
+// them: those of one layer of all tasks that the rank runs in the slot.
 func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 	slots := make([]ir.Bytes, p.Parallel.PP-1)
 	for _, t := range p.Tasks[rank] {

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Direction is the part of a block that runs.
+// Direction is the part of a block that is running.
 type Direction uint8
 
 const (
@@ -20,7 +20,7 @@ const (
 	cachingPass // the recomputation of K and V
 )
 
-// workingKey is everything that the bytes of a running block depend on.
+// workingKey contains everything that the bytes of a running block depend on.
 type workingKey struct {
 	block   *graph.Block
 	pass    Direction
@@ -48,10 +48,11 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 	return s
 }
 
-// Blocks caches the maximum bytes that blocks hold at once. For a pass of a block these are its input, the
-// tensors that it has saved or will save, and its result; the gradients of weights and caches that this run
-// creates; and weights that are gathered for this run only, until their last use. Between the halves of a
-// backward they are the tensors that the second half reads.
+// Blocks caches the maximum bytes that blocks hold at once. In a pass of a block, these are the
+// bytes of its input, of the tensors that it has saved or will save, of its result, of the
+// gradients of weights and caches that this run creates, and, until their last use, of the weights
+// that are gathered for this run only. Between the halves of a backward, they are those of the
+// tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
 func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
@@ -72,8 +73,8 @@ func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Si
 	return n
 }
 
-// updating returns the maximum bytes that an optimizer's update of a parameter holds at once, besides
-// persistent ones.
+// updating returns the maximum bytes that an optimizer's update of a parameter holds at once,
+// without persistent bytes.
 func (c Blocks) updating(update *graph.Block) ir.Bytes {
 	key := workingKey{block: update}
 	n, known := c[key]
@@ -89,7 +90,7 @@ func (c Blocks) updating(update *graph.Block) ir.Bytes {
 type lives struct {
 	block   *graph.Block
 	pass    Direction
-	from    int // first node whose bytes count
+	from    int // first node whose bytes are counted
 	size    graph.Size
 	begins  params
 	passing params
@@ -168,7 +169,7 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 	return nil, b.Between, graph.Missing // between the halves
 }
 
-// holdsUnit reports whether the pass holds the bytes of a unit. Those of the input are counted with the given
+// holdsUnit reports whether the pass holds the bytes of a unit. The input is counted with the given
 // values.
 func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	switch l.pass {
@@ -180,8 +181,8 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
 }
 
-// needed returns how long a value must stay regardless of its readers: the backward needs the units of the
-// forward.
+// needed returns how long a value must stay in memory regardless of its readers, because the
+// backward needs the units of the forward.
 func (l *lives) needed(v, end int) int {
 	if l.pass == forwardPass && slices.ContainsFunc(l.block.Units, func(u graph.Unit) bool { return slices.Contains(u.Values, v) }) {
 		return end
@@ -195,7 +196,7 @@ func (l *lives) streams(v int) bool {
 	return (kind == graph.Cache || kind == graph.CacheGrad) && l.block.Values[v].Rows == graph.Full
 }
 
-// attends adds the temporaries of attention over blocks: an f32 sum, if the result has another type, and delta.
+// attends adds the temporary tensors of attention over blocks: delta and, if the result has another type, an f32 sum.
 func (l *lives) attends(i int, n *graph.Node) {
 	if !n.Attends() || l.size.Prefix == 0 || !slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) }) {
 		return
@@ -211,8 +212,8 @@ func (l *lives) attends(i int, n *graph.Node) {
 	l.spans = append(l.spans, liveSpan{i, i, bytes})
 }
 
-// counts reports whether the pass holds a value's bytes. Weights and caches usually persist, and so do
-// gradients once they exist.
+// counts reports whether a value's bytes are counted with the pass. Weights, caches, and gradients
+// that already exist usually persist and are counted elsewhere.
 func (l *lives) counts(v int) bool {
 	if l.streams(v) {
 		return true
@@ -230,7 +231,7 @@ func (l *lives) counts(v int) bool {
 	return false
 }
 
-// saved holds a unit from its producer to the end of the forward, or to its last reader in the backward.
+// saved holds a unit from its producer to the end of the forward, or up to its last reader in the backward.
 func (l *lives) saved(u *graph.Unit, end int) {
 	s := liveSpan{bytes: graph.Align(l.block.UnitBytes(u, l.size))}
 	if l.pass == forwardPass {
@@ -242,7 +243,7 @@ func (l *lives) saved(u *graph.Unit, end int) {
 	}
 }
 
-// hold starts or extends the life of a value.
+// hold starts or extends the lifetime of a value.
 func (l *lives) hold(v, first, last int) {
 	if l.of[v] == 0 {
 		l.spans = append(l.spans, liveSpan{first, last, graph.Align(l.block.Values[v].Bytes(l.size))})

@@ -1,7 +1,7 @@
-// Package memory bounds what a plan holds on the device and on the host, before anything is placed. A Meter walks through
-// the actions of a rank and adds up the bytes held.
+// Package memory computes upper bounds on the device and host memory of a plan, before buffers are
+// placed. A Meter goes through the actions of a rank and adds up the bytes held.
 //
-// Read memory.go for the walk; live.go computes the bytes that one block holds while it runs.
+// memory.go goes through the actions; live.go computes the bytes that one block holds while it runs.
 package memory
 
 import (
@@ -19,17 +19,18 @@ import (
 	"sppo.dev/schedule"
 )
 
-// A bound on memory, for passes that choose among plans before anything is placed. It walks through the schedule of a stage and
-// adds up the bytes held. Plan.Memory is what codegen then places, to the byte; a test in codegen compares the two.
+// This file computes the bound with which passes choose among plans before buffers are placed. It
+// goes through the schedule of a stage and adds up the bytes held. Plan.Memory has the exact bytes
+// that codegen then places; a test in codegen compares the two.
 
-// Term is a use of a rank's device memory.
+// Term is a purpose for which a rank uses device memory.
 type Term int
 
 // Uses of memory.
 const (
 	TermWeights    Term = iota
 	TermOptimizer       // states and f32 masters
-	TermGradients       // of weights: those that the step has already added to
+	TermGradients       // gradients of weights, once the step has added to them
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
 	TermLoads           // streamed rows of K, V and their gradients
@@ -48,11 +49,11 @@ var termNames = [numTerms]string{
 // String returns the name that reports use.
 func (t Term) String() string { return termNames[t] }
 
-// Peak is the moment at which a stage's ranks hold the most on the device.
+// Peak describes the point at which a stage's ranks hold the most bytes on the device.
 type Peak struct {
 	Bytes ir.Bytes           // sum of the terms
-	Terms [numTerms]ir.Bytes // at that moment
-	Task  plan.Task          // the task that runs at that moment
+	Terms [numTerms]ir.Bytes // at that point
+	Task  plan.Task          // the task that runs at that point
 }
 
 // Footprint bounds a plan's arenas from above.
@@ -61,7 +62,7 @@ type Footprint struct {
 	Host   []ir.Bytes // [stage], of one rank
 }
 
-// FootprintOf bounds what codegen will place for a plan.
+// FootprintOf returns an upper bound on the arenas that codegen will place for a plan.
 func FootprintOf(p *plan.Plan) Footprint {
 	return NewMeter(walk.Must(p), walk.NewShapes(p, p.Graph()), Blocks{}, nil).Footprint()
 }
@@ -94,7 +95,8 @@ type heldBytes struct {
 	bytes ir.Bytes
 }
 
-// NewMeter returns the meter of a walk's plan. It caches the bytes that blocks hold in b, and counts its work in w unless that is nil.
+// NewMeter returns the meter of a walk's plan. It caches the bytes that blocks hold in b, and
+// counts its work in w, unless w is nil.
 func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
 	return &Meter{r, s, b, new([1 << recentBits]heldBytes), w}
 }
@@ -110,8 +112,8 @@ func (m *Meter) Footprint() Footprint {
 	return f
 }
 
-// Within reports whether a plan fits. It stops as soon as it knows: the footprint of a plan that does not fit
-// is partial.
+// Within reports whether a plan fits. It stops at the first stage that does not fit, so the
+// footprint is then incomplete.
 func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	p := m.Plan
 	if p.Mux.Left {
@@ -128,14 +130,14 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	return f, true
 }
 
-// Packing is the share of temporary buffers that placement may lose in gaps: a test compares it with placed plans. Lifetimes that end
-// in another order than they began leave larger gaps.
+// Packing is the share of temporary buffers that placement may lose in gaps. A test compares it
+// with placed plans. Gaps are larger if lifetimes end in a different order than they begin.
 const (
 	packing        = 0.03
 	packingOfWoven = 0.08
 )
 
-// Packed returns the bytes that placement of n bytes may lose in gaps.
+// Packed returns the number of bytes that the placement of n bytes may lose in gaps.
 func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
 	if woven(p) {
 		return ir.Bytes(float64(n) * packingOfWoven)
@@ -162,11 +164,11 @@ type tracker struct {
 	host  ir.Bytes
 	peak  Peak
 	most  ir.Bytes // maximum on the host
-	rests ir.Bytes // part of it that is optimizer state
+	rests ir.Bytes // the part of most that is optimizer state
 	whole []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
 	adds  addedTo  // parameters that the last backward added to
-	given []bool   // layers whose gradients have been summed into slices
-	owed  ir.Bytes // gradients given away by the previous visit, and results of the collectives that may still be running
+	given []bool   // layers whose gradients have been reduced into slices
+	owed  ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of these
 
 	units     []*unitsLeft // [i]: nil until the first forward
 	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
@@ -177,16 +179,16 @@ type tracker struct {
 	visits    visitBytes   // of the current layer
 	path      []int        // under ZeroWeights, the rank's layers in the order of visits
 	visited   int          // visits of path so far
-	gathered  ir.Bytes     // weights that are whole, and the slices that they are gathered from
-	passing   params       // parameters that are whole only for this visit, and so not in gathered
+	gathered  ir.Bytes     // gathered weights, and the slices that they are gathered from
+	passing   params       // parameters that are whole only during this visit, so that gathered does not include them
 
 	waits []bool         // [task]: its input is on the host; nil: none is
-	task  int            // that runs
-	loans []plan.Lending // [stage]: what it lends to this one
+	task  int            // the task that runs
+	loans []plan.Lending // [stage]: the keys that it lends to this stage
 	last  blockOf
 }
 
-// blockOf is a dataflow and the letters that it stands for.
+// blockOf is a dataflow and the placement letters that it belongs to.
 type blockOf struct {
 	kind    int
 	letters string
@@ -200,7 +202,7 @@ type addedTo struct {
 	params params
 }
 
-// unitsLeft has the bytes that the forwards of a subsequence leave, for each layer of the rank.
+// unitsLeft has the bytes that the forwards of a subsequence leave in memory, for each layer of the rank.
 type unitsLeft struct{ kept, offloaded []ir.Bytes }
 
 func (m *Meter) newTracker(stage int) *tracker {
@@ -248,7 +250,7 @@ func (m *Meter) newTracker(stage int) *tracker {
 	return r
 }
 
-// Stage bounds the arenas of a stage; inputs come from WaitingInputs.
+// Stage returns an upper bound on the arenas of a stage. inputs is the result of WaitingInputs.
 func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	p, r := m.Plan, m.newTracker(stage)
 	r.persist()
@@ -269,7 +271,7 @@ func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	return r.peak, r.most + Packed(p, r.most-r.rests)
 }
 
-// note compares a moment with the peak so far: bytes held, plus those of the running block.
+// note compares the current bytes, including those of the running block, with the peak so far.
 func (r *tracker) note(t plan.Task, working ir.Bytes) {
 	r.now[TermWorking] = working
 	var sum ir.Bytes
@@ -286,7 +288,7 @@ func (r *tracker) firstStage() bool { return r.stage == r.plan.Home(0) }
 
 func (r *tracker) lastStage() bool { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
 
-// persist counts the tensors that live through the whole run.
+// persist counts the tensors that exist during the whole run.
 func (r *tracker) persist() {
 	add := func(b *graph.Block, layers ir.Bytes) {
 		weights, _, optimizer := r.plan.StateBytes(r.graph, b)
@@ -299,7 +301,7 @@ func (r *tracker) persist() {
 		scalars++
 	}
 	if r.graph.Masked {
-		scalars += 2 // weights of labels, in steps and validations
+		scalars += 2 // label weights of steps and validations
 	}
 	r.now[TermWeights] = scalars * ir.Alignment
 	if r.graph.Layer.Given(graph.ValuePositions) != graph.Missing {
@@ -318,7 +320,7 @@ func (r *tracker) persist() {
 	r.host, r.most = r.rests, r.rests
 }
 
-// ofEmbedding and ofHead are the indices of embedding and head, after those of the layers.
+// ofEmbedding and ofHead are the indices of the embedding and the head, which follow those of the layers.
 func (r *tracker) ofEmbedding() int { return len(r.given) }
 
 func (r *tracker) ofHead() int { return len(r.given) + 1 }
@@ -331,7 +333,7 @@ func (r *tracker) begins(b *graph.Block, own int, pass Direction) params {
 	return r.adds.params &^ r.whole[own]
 }
 
-// begin counts gradients from now on.
+// begin counts gradients that exist from now on.
 func (r *tracker) begin(b *graph.Block, own int, begins params) {
 	r.whole[own] |= begins
 	r.now[TermGradients] += wholeGradients(b, begins)
@@ -462,8 +464,9 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	}
 }
 
-// gradsOnHost returns the bytes of dK and dV that a layer of a task has on the host for streaming: those of all tokens before the
-// last subsequence, or none if no subsequence sees tokens before its own.
+// gradsOnHost returns the bytes of dK and dV that a layer of a task keeps on the host for
+// streaming: those of all tokens before the last subsequence, or none if no subsequence attends to
+// earlier tokens.
 func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
 	last := r.graph.OfLayer(r.Sizes[len(r.Sizes)-1], r.plan.Layers(t.Stage)[k])
 	if last.Earliest() == last.Prefix {
@@ -472,7 +475,7 @@ func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
 	return r.streamed(graph.CacheGrad, last.Prefix)
 }
 
-// weightGrads runs the second half of a backward.
+// weightGrads tracks the second half of a backward.
 func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
 	z := r.Sizes[t.Subsequence]
 	r.now[TermKept] -= r.between(b, z)
@@ -502,8 +505,9 @@ func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	r.host -= n
 }
 
-// leaveBackward ends the visit of a layer. The tensors that its second half will read are kept, or its gradients are given away; those
-// given away by the previous visit are then in transfer. Gradients that are not yet complete stay, whole.
+// leaveBackward ends the visit of a layer. It keeps the tensors that the second half will read, or
+// passes the gradients to collectives; those of the previous visit are then complete. Gradients
+// that will be added to again stay whole.
 func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
 	if at.Split {
 		r.now[TermKept] += r.between(b, z)
@@ -524,7 +528,7 @@ func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Bl
 	r.now[TermGradients] += r.owed
 }
 
-// between returns the bytes that a block holds from the first half of its backward to the second.
+// between returns the bytes that a block holds between the two halves of its backward.
 func (r *tracker) between(b *graph.Block, z graph.Size) ir.Bytes {
 	return r.working(b, betweenHalves, z, 0)
 }
@@ -539,7 +543,7 @@ func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// visiting notes a backward pass of the k-th layer of a task, and the gradients that it begins.
+// visiting tracks a backward pass of the k-th layer of a task, and the gradients that it creates.
 func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z graph.Size) {
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
@@ -554,7 +558,7 @@ func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z
 	r.begin(b, own, begins)
 }
 
-// touching notes a backward pass of the embedding or the head, and the gradients that it begins.
+// touching tracks a backward pass of the embedding or the head, and the gradients that it creates.
 func (r *tracker) touching(t plan.Task, b *graph.Block, own int, pass Direction, z graph.Size) {
 	begins := r.begins(b, own, pass)
 	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
@@ -574,8 +578,8 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	return r.last.block
 }
 
-// working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the same, and comparing with the
-// last key is faster than looking up such a long key.
+// working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the
+// same number, and comparing with recent keys is faster than looking up such a long key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
 	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z, begins)]
 	if held.workingKey != key {
@@ -594,7 +598,7 @@ func slotOf(pass Direction, z graph.Size, begins params) int {
 	return int(key * mix >> (64 - recentBits))
 }
 
-// leave returns the bytes that a forward will leave.
+// leave returns the bytes that a forward will leave in memory.
 func (r *tracker) leave(t plan.Task) *unitsLeft {
 	u := r.units[t.Subsequence]
 	if u != nil {
@@ -623,10 +627,11 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 	return u
 }
 
-// inputWaits reports whether the input of the running task is on the host.
+// inputWaits reports whether the input of the current task is on the host.
 func (r *tracker) inputWaits() bool { return r.waits != nil && r.waits[r.task] }
 
-// endStaged counts results that are on the host until they are read. A layer's input becomes its unit there.
+// endStaged counts results that stay on the host until they are read. The input of a layer is then
+// also its saved unit.
 func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	if t.Kind == plan.Backward && r.inputWaits() {
 		r.host -= r.hidden(r.Sizes[t.Subsequence])
@@ -660,7 +665,7 @@ func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	}
 }
 
-// recomputeCaches restores K and V of a layer by computing them, if the first backward of the layer begins with that.
+// recomputeCaches tracks the recomputation of K and V of a layer, if the first backward of the layer begins with it.
 func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
 	if !r.plan.RecomputesCaches(t) || !b.Attends {
 		return
@@ -676,7 +681,7 @@ func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
 	}
 }
 
-// cachesIn restores them for the stage's first backward.
+// cachesIn reloads K and V for the stage's first backward.
 func (r *tracker) cachesIn(next plan.Task) {
 	if !r.plan.StagesCaches(next.Stage) {
 		return
@@ -693,7 +698,7 @@ func (r *tracker) cachesIn(next plan.Task) {
 	}
 }
 
-// hidden returns the bytes of the rows that stages pass on.
+// hidden returns the bytes of the hidden rows that stages pass on.
 func (r *tracker) hidden(z graph.Size) ir.Bytes {
 	return graph.Align(r.graph.Layer.Values[r.graph.Layer.Input].Bytes(z))
 }
@@ -720,8 +725,9 @@ func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	return n
 }
 
-// WaitingInputs returns, for every task of every stage, the bytes of messages that are held while it runs: the result of the
-// previous task while it is sent, and inputs of later tasks that have arrived or may arrive while the task runs.
+// WaitingInputs returns, for every task of every stage, the bytes of messages that are held while
+// it runs: the result of the previous task, which is being sent, and inputs of later tasks that
+// have arrived or may arrive.
 func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	w, p, g := inputs{Meter: m}, m.Plan, m.Model
 	for _, z := range w.Sizes {
@@ -752,10 +758,10 @@ type inputs struct {
 	arrivals     [][]arrival
 }
 
-// arrival is the arrival of a task's input.
+// arrival describes when and where a task's input arrives.
 type arrival struct{ time, task int }
 
-// send notes where the results of a rank's tasks go, and the bytes held while they are sent.
+// send records where the results of a rank's tasks go, and the bytes held while they are sent.
 func (w *inputs) send(rank int) {
 	p, first := w.Plan, w.Firsts[rank]
 	tasks := p.Tasks[rank]
@@ -864,9 +870,9 @@ func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 	return m.Shortfall()
 }
 
-// Slack returns how far a footprint may exceed the placed bytes; a test in codegen checks this.
+// Slack returns the amount by which a footprint may exceed the placed bytes. A test in codegen checks it.
 func Slack(p *plan.Plan) float64 {
-	if p.Mux.Left { // a footprint assumes that everything borrowed and everything of its own exists at once
+	if p.Mux.Left { // a footprint assumes that the peaks of own and of borrowed bytes occur at the same time
 		return 0.6
 	}
 	if woven(p) {

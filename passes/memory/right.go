@@ -32,9 +32,9 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	return n
 }
 
-// help notes what a stage holds between its last forward and its first backward: all borrowed blocks with their
-// gradients and, at the peak, the queries and results in transfer for all stages in the slot with the longest
-// tasks.
+// help tracks the bytes that a stage holds between its last forward and its first backward: all
+// borrowed blocks with their gradients and, at the peak, the queries and results in transfer for
+// all stages in the slot with the longest tasks.
 func (r *tracker) help(t plan.Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
@@ -73,7 +73,7 @@ func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	return held
 }
 
-// queryBytes returns the bytes of a task's queries, and of one number for each of their heads.
+// queryBytes returns the bytes of a task's queries, plus one number per query and head.
 func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
@@ -85,7 +85,7 @@ func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	return 0, 0
 }
 
-// sharing returns the additional bytes of a layer whose attention helpers share: the parts that they send.
+// sharing returns the additional bytes of a layer whose attention is shared: the partial results that helpers send.
 func (r *tracker) sharing(t plan.Task) ir.Bytes {
 	helpers := ir.Bytes(r.plan.Helpers(t))
 	if helpers == 0 {

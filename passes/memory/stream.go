@@ -9,13 +9,14 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// loadsHeld tracks the loads of K and V on a rank's device as codegen issues and frees them: those that are
-// loaded early, the one in use, and the last two blocks of dK and dV, whose copies to the host may still be
-// running. The current subsequence's rows are counted with the layer that uses them.
+// loadsHeld tracks the loads of K and V on a rank's device in the way codegen issues and frees
+// them: loads that are in transfer, the one in use, and the last two blocks of dK and dV, whose
+// copies to the host may still be running. The rows of the current subsequence are counted with the
+// layer that uses them.
 type loadsHeld struct {
 	queue  *walk.LoadQueue // nil: nothing is streamed
 	coming []walk.Load     // issued and not yet used
-	early  ir.Bytes        // their bytes
+	early  ir.Bytes        // the bytes of coming
 	sent   [2]ir.Bytes     // dK and dV of the last two loads, the last one second
 }
 
@@ -45,8 +46,8 @@ func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 	return n
 }
 
-// noteOwn notes the bytes of a layer's backward up to the point at which it takes its own rows of K and V, and
-// takes them.
+// noteOwn tracks the bytes of a layer's backward up to the point at which it loads its own rows of
+// K and V, and loads them.
 func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()

@@ -8,10 +8,11 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Divided weights are whole at the same times as in codegen: those of the current and the next layer and,
-// after a visit, those that one of the next two visits needs again.
+// Divided weights are gathered and released at the same points as in codegen. The weights of the
+// current and the next layer are whole and, after a visit, those that one of the next two visits
+// needs again.
 
-// planVisits notes the visits of a stage's tasks. The second half of a backward reads no weights.
+// planVisits records the visits of a stage's tasks. The second half of a backward reads no weights.
 func (r *tracker) planVisits() {
 	for _, t := range r.plan.Tasks[r.stage] {
 		if t.Kind == plan.WeightGrad {
@@ -36,8 +37,9 @@ func (r *tracker) layerAt(visit int) int {
 	return r.path[visit]
 }
 
-// enter begins a visit. It also gathers the next layer's weights unless they are whole. The weights of the layer itself are among the bytes
-// that it holds while it runs, unless one of the next two visits is of the same layer.
+// enter begins a visit. It also gathers the next layer's weights, unless they are whole. The
+// weights of the current layer are counted with the running block, unless one of the next two
+// visits is of the same layer.
 func (r *tracker) enter() {
 	if r.path == nil {
 		return

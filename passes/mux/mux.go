@@ -1,5 +1,5 @@
-// Package mux decides which tasks ranks share where stages would idle: at the start of the pipeline and at
-// its turnaround.
+// Package mux decides which tasks ranks share when stages would otherwise be idle: at the start of
+// the pipeline and at its turnaround.
 package mux
 
 import (
@@ -13,16 +13,16 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Run lets stages that idle at the start or the end of the pipeline take over part of the tasks of others.
+// Run assigns part of the tasks of busy stages to stages that are idle at the start or the end of the pipeline.
 //
-// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are defined by its
-// table, which needs at least as many subsequences as stages. A forward of subsequence x on stage i is in
-// slot i + x, its backward in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each
-// idle one takes 1/PP of every active task and owners keep n/PP: all ranks then carry n/PP. Every subsequence
-// with such a task is cut by tokens into PP pieces, in the same way for all stages. In slot t the owner of a task
-// runs its first t + 1 pieces and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage until it
-// owns the stage. Backward and forward of a piece are on the same rank: activations stay where they were
-// computed. right.go handles the turnaround.
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are defined by
+// its table, which needs at least as many subsequences as stages. A forward of subsequence x on stage i is in slot i
+// + x, its backward in slot PP + N - 2 - (i + x). If n stages are active in a slot before PP - 1, each idle stage
+// takes 1/PP of every active task and each owner keeps n/PP, so that every rank does n/PP of a task's work. Every
+// subsequence with such a task is cut by tokens into PP pieces, in the same way for all stages. In slot t the owner
+// of a task runs its first t + 1 pieces and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage
+// until it owns the stage. The backward of a piece runs on the same rank as its forward, so activations are never
+// sent. right.go handles the turnaround.
 func Run(c *pass.Context, p *plan.Plan) error {
 	Off(c, p)
 	if !p.Schedule.SharesTasks() {
@@ -39,7 +39,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// Share shares tasks as requested, or returns why they cannot be.
+// Share shares tasks as requested, or returns the reasons why this is impossible.
 func Share(p *plan.Plan) []plan.Problem {
 	if found := ShareProblems(p); len(found) > 0 {
 		return found
@@ -54,7 +54,7 @@ func Share(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// ShareProblems returns why tasks cannot be shared as requested.
+// ShareProblems returns the reasons why tasks cannot be shared as requested.
 func ShareProblems(p *plan.Plan) []plan.Problem {
 	if left, right := wantsShared(p); !left && !right {
 		return nil
@@ -62,13 +62,13 @@ func ShareProblems(p *plan.Plan) []plan.Problem {
 	return Problems(p)
 }
 
-// wantsShared reports which ends of the pipeline are shared, or are to be.
+// wantsShared reports the ends of the pipeline at which tasks are shared or will be shared.
 func wantsShared(p *plan.Plan) (left, right bool) {
 	m := p.Schedule.Mux
 	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
 }
 
-// shareLeft cuts the first subsequences and assigns their tasks.
+// shareLeft cuts the first subsequences into pieces and assigns their tasks.
 func shareLeft(p *plan.Plan) {
 	p.Mux.Left = true
 	for x := range p.Parallel.PP - 1 {
@@ -80,14 +80,14 @@ func shareLeft(p *plan.Plan) {
 	p.Tasks = Order(p)
 }
 
-// decideMux records the best possible result of sharing.
+// decideMux records the decision, with the time of an ideal pipeline as its reason.
 func decideMux(p *plan.Plan, why string) {
 	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
-	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
+	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; if a forward task takes one unit of time, a backward task two, and copies take none, the pipeline takes %s units instead of %s",
 		why, takes(SharesOf(p.Mux)), takes(Shares{})))
 }
 
-// Off counts the tasks of each stage next to a bubble, and shares none.
+// Off counts the tasks of each stage that are next to a bubble, and shares none of them.
 func Off(_ *pass.Context, p *plan.Plan) {
 	pp, n := p.Parallel.PP, p.Subsequences.N
 	p.Mux = plan.Mux{Stages: make([]plan.MuxStage, pp)}
@@ -126,17 +126,17 @@ func Problems(p *plan.Plan) []plan.Problem {
 	par, n := p.Parallel, p.Subsequences.N
 	switch {
 	case par.PP < 2:
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "a single stage has no other stage to share its tasks with")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "with a single stage, there is no other stage to share tasks with")}
 	case p.Untrained > 0:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or train the embedding",
-			"%d layers have no backward, which others could share", p.Untrained)}
+			"%d layers have no backward tasks that other stages could share", p.Untrained)}
 	case strategy.Of(p).Name != strategy.All[0].Name:
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of one sequence, which strategy = %s does not have", strategy.Of(p).Name)}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of a single sequence, which do not occur with strategy = %s", strategy.Of(p).Name)}
 	case par.VirtualStages > 1:
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "virtual_stages = 1, or mux = off", "mux and %d virtual stages fill the same bubbles", par.VirtualStages)}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "virtual_stages = 1, or mux = off", "mux cannot be combined with %d virtual stages, because both fill the same bubbles", par.VirtualStages)}
 	case n < par.PP:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
-			"mux needs as many subsequences as stages, but there are %d for %d", n, par.PP)}
+			"mux needs at least as many subsequences as stages, but there are %d for %d stages", n, par.PP)}
 	}
 	left, right := wantsShared(p)
 	if right && p.Model.FullLayers(p.Train.Sequence) == 0 {
@@ -206,13 +206,13 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 		return CheckPieces(p)
 	}
 	if len(p.Mux.Pieces) > 0 {
-		return fmt.Errorf("mux: there are pieces, but nothing is shared")
+		return fmt.Errorf("mux: the plan has pieces, but no task is shared")
 	}
 	return nil
 }
 
-// CheckPieces checks that every shared subsequence has as many pieces as stages, on the grid of SP, which add
-// up to it.
+// CheckPieces checks that every shared subsequence has one piece per stage, and that the pieces are
+// on the grid of SP and add up to the subsequence.
 func CheckPieces(p *plan.Plan) error {
 	pp, sp := p.Parallel.PP, int64(p.Parallel.SP)
 	if len(p.Mux.Pieces) != pp-1 {
@@ -242,8 +242,8 @@ type Shares struct{ Left, Right bool }
 // SharesOf returns the ends of the pipeline that a plan shares.
 func SharesOf(m plan.Mux) Shares { return Shares{Left: m.Left, Right: m.Right} }
 
-// Of returns the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; missing ranks have
-// none.
+// Of returns the shares of ranks in subsequence x of n on stage i of pp. The shares add up to 1;
+// ranks that are not listed have none.
 func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
 	first, end, active := i, i, pp // helping ranks; stages that do not idle in the slot
@@ -260,9 +260,10 @@ func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	return shares
 }
 
-// Makespan returns the time of one sequence of n equal subsequences through pp stages, whose tasks take f and
-// b, without cost for copies. Every rank runs its shares slot by slot and stage by stage; a share starts when
-// the previous task on its subsequence and the previous one on its stage are complete.
+// Makespan returns the time of a sequence of n equal subsequences on pp stages. Forward tasks take
+// f, backward tasks b, and copies no time. Every rank runs its shares slot by slot and stage by
+// stage. A share starts when the previous task of its subsequence and the previous task of its
+// stage are complete.
 func Makespan(pp, n int, m Shares, f, b int64) *big.Rat {
 	type task struct{ i, x int }
 	var order []task

@@ -71,7 +71,7 @@ func TestBrokenSharing(t *testing.T) {
 		{"not a multiple of sp", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{9, 9} }},
 		{"add up to 20 tokens, not 18", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{10, 10} }},
 		{"no such microbatch", func(p *plan.Plan) { p.Mux.Left = false }},
-		{"virtual stages fill the same", func(p *plan.Plan) {
+		{"virtual stages, because both fill the same", func(p *plan.Plan) {
 			p.Parallel.VirtualStages, p.LayersPerStage = 2, []int{1, 1, 1, 1}
 			p.Model.Layers = 4
 		}},

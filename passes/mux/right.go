@@ -8,11 +8,11 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// The right part of mux: near the turnaround, in slot t = stage + subsequence >= N, the stages 0 .. t-N have
-// no forwards left. Each of them takes a part of the attention of every task of the slot: stage i's helper j
-// < i takes a block of its keys and values in the tasks from subsequence N-i+j on, all queries of which
-// follow the block. Matmuls stay where they are. The backward of these tasks finds the same stages idle, and
-// is shared in the same way.
+// This file shares tasks near the turnaround. In slot t = stage + subsequence >= N, stages 0 .. t-N
+// have no forwards left. Each of them computes part of the attention of every task of the slot:
+// helper j < i of stage i takes a block of the stage's keys and values in the tasks from
+// subsequence N-i+j on, whose queries all follow the block. Matmuls are not shared. The same stages
+// are idle during the backward of these tasks, which is shared in the same way.
 
 // shareRight decides which keys the helpers of the last tasks of each stage take.
 func shareRight(p *plan.Plan) {
@@ -23,9 +23,9 @@ func shareRight(p *plan.Plan) {
 }
 
 // blocks returns the boundaries, in tokens, of the blocks of a stage's keys that its helpers take in each of its
-// last tasks: helper j takes the block from the j-th boundary to the next. Each block is 1/PP of the keys that a query of the task
-// sees on average, to the nearest step of the grid. It ends before the first task in which its helper takes
-// part, so everything that a helper will ever need has been computed by then.
+// last tasks: helper j takes the block from the j-th boundary to the next. Each block is 1/PP of the keys that a
+// query of the task sees on average, rounded to the grid. It ends before the first task in which its helper
+// takes part, so that all keys that a helper needs have been computed by then.
 func blocks(p *plan.Plan, stage int) [][]int64 {
 	n, grid := p.Subsequences.N, p.Subsequences.Align
 	var tasks [][]int64
@@ -42,20 +42,20 @@ func blocks(p *plan.Plan, stage int) [][]int64 {
 	return tasks
 }
 
-// meanKeys returns how many keys a query of a subsequence sees on average.
+// meanKeys returns the mean number of keys that the queries of a subsequence see.
 func meanKeys(p *plan.Plan, x int) float64 {
 	z := p.Size(x)
 	return float64(z.Prefix) + float64(z.Tokens+1)/2
 }
 
-// checkBlocks checks that every stage but the first has a block for each stage before it, before the tasks
-// that use it.
+// checkBlocks checks that every stage except the first has a block for each earlier stage, and that
+// blocks end before the tasks that use them.
 func checkBlocks(p *plan.Plan) error {
 	for i := range p.Mux.Stages {
 		blocks := p.Mux.Stages[i].Blocks
 		if !p.Mux.Right || i == 0 {
 			if len(blocks) > 0 {
-				return fmt.Errorf("mux of stage %d: it has blocks of keys, but no other stage holds them", i)
+				return fmt.Errorf("mux of stage %d: the plan has blocks of keys, but no stage to hold them", i)
 			}
 			continue
 		}
@@ -73,14 +73,14 @@ func checkBlocks(p *plan.Plan) error {
 	}
 	for rank, tasks := range p.Tasks {
 		if !slices.Equal(tasks, strategy.OneSequence(p, rank)) {
-			return fmt.Errorf("mux: stage %d runs its tasks in another order than one sequence after another", rank)
+			return fmt.Errorf("mux: stage %d does not run its tasks one sequence after another", rank)
 		}
 	}
 	return nil
 }
 
-// checkBorders checks the blocks of a stage's k-th task with helpers against what a helper can have, and
-// against those of the task before.
+// checkBorders checks the blocks of a stage's k-th task with helpers against the keys that a helper
+// can have, and against the blocks of the previous task.
 func checkBorders(p *plan.Plan, stage, k int) error {
 	blocks := p.Mux.Stages[stage].Blocks
 	borders := blocks[k]
@@ -91,7 +91,7 @@ func checkBorders(p *plan.Plan, stage, k int) error {
 	for j := range len(borders) - 1 {
 		end := borders[j+1]
 		if room := p.Size(p.FirstHelped(stage, j)).Prefix; end <= borders[j] || end > room {
-			return fmt.Errorf("a block of keys ends at %d, which is not after its start at %d, or is after token %d, where the first task begins in which its helper takes part", end, borders[j], room)
+			return fmt.Errorf("a block of keys ends at %d, which is not after its start at %d, or is after token %d, where the first task that its helper shares begins", end, borders[j], room)
 		}
 		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
 			return fmt.Errorf("a block of keys ends at %d, before that of the previous task, which ends at %d", end, blocks[k-1][j+1])

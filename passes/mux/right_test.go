@@ -43,7 +43,7 @@ func TestBlocks(t *testing.T) {
 							t.Errorf("%v %s: in %s block %d has %v keys where its share is %v", c, partition, task, j, rows, ideal)
 						}
 						if room := p.Size(p.FirstHelped(i, j)).Prefix; borders[j+1] > room {
-							t.Errorf("%v %s: in %s block %d ends after token %d, where the first task begins in which its helper takes part", c, partition, task, j, room)
+							t.Errorf("%v %s: in %s block %d ends after token %d, where the first task that its helper shares begins", c, partition, task, j, room)
 						}
 					}
 				}
@@ -61,11 +61,11 @@ func TestEditedBlocks(t *testing.T) {
 		say  string
 		edit func(*plan.Plan)
 	}{
-		{"no other stage holds them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
+		{"no stage to hold them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
 		{"for 0 tasks, but 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
 		{"borders from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
 		{"is not after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
-		{"where the first task begins", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
+		{"where the first task that its helper shares begins", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
 		{"applied is true", func(p *plan.Plan) { p.Mux.Right = false }},
 	} {
 		p := plantest.Plan(t, "tiny.sppo", "schedule.mux=right")
@@ -78,7 +78,7 @@ func TestEditedBlocks(t *testing.T) {
 func TestMuxRequests(t *testing.T) {
 	for _, c := range []struct{ set, say string }{
 		{"schedule.subsequences=1", "as many subsequences as stages"},
-		{"schedule.strategy=terapipe", "strategy = terapipe does not have"},
+		{"schedule.strategy=terapipe", "which do not occur with strategy = terapipe"},
 		{"schedule.pp=1", "no other stage to share"},
 	} {
 		sp := plantest.Load(t, "tiny.sppo", append(strings.Fields(c.set), "schedule.mux=right")...)

@@ -14,13 +14,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The policies that weigh placements against each other: `offload = memory`, `offload = auto`, `recompute =
-// auto`.
+// This file implements the policies that compare placements with each other: `offload = memory`,
+// `offload = auto`, `recompute = auto`.
 //
-// Units leave the device in turns, each a change of one placement, in an order: offloaded units by when they
-// return last, recomputed units by seconds per byte. A stage takes the shortest prefix of an order that fits.
-// Copies that computation hides, as simulated, cost nothing and come first; of everything else that fits, the
-// fastest is taken.
+// Units leave the device one at a time; each such change of a placement is called a turn. Turns are
+// ordered: units to be offloaded by how late they are needed again, units to be recomputed by
+// seconds per byte. A stage takes the shortest prefix of an order with which it fits. Copies that
+// computation hides, according to the simulation, cost nothing and come first. Of all other choices
+// that fit, the fastest is taken.
 
 // chooser changes the placements of a plan's units, and tracks their cost.
 type chooser struct {
@@ -31,7 +32,7 @@ type chooser struct {
 	graph     *graph.Model
 	sizes     [][]ir.Bytes // [i][unit]
 	order     []int        // units of a layer, in the order in which they are offloaded
-	apart     bool         // all of one unit is offloaded before any of the next unit in order
+	apart     bool         // a unit is offloaded in all layers and subsequences before the next unit in order
 	inputs    [][]ir.Bytes // of each stage: messages held during each task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
@@ -39,7 +40,7 @@ type chooser struct {
 	shared    *plan.Plan           // with tasks shared as in the mux pass, because shared work takes memory; nil: no tasks are shared
 	whole     *plan.Plan           // the same with whole tasks at the start
 	memory    *memory.Meter        // of the shared plan if there is one, otherwise of the plan
-	stale     [][]bool             // [stage][i]: the costs are those of an earlier placement
+	stale     [][]bool             // [stage][i]: whether the costs are those of an earlier placement
 	why       string               // for requested shares
 
 	device, host ir.Bytes // of one rank
@@ -55,7 +56,7 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	return h
 }
 
-// newUntimedChooser returns a chooser that considers only bytes.
+// newUntimedChooser returns a chooser that considers only bytes, not time.
 func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
 	limit, e := memory.Capacities(p), c.Estimator(p)
 	h := &chooser{
@@ -79,7 +80,7 @@ type turn struct {
 	to    byte
 }
 
-// letters holds the placements of a stage, by subsequence, for changes.
+// letters holds a modifiable copy of the placements of a stage, by subsequence.
 type letters [][]byte
 
 func (h *chooser) lettersOf(stage int) letters {
@@ -90,7 +91,7 @@ func (h *chooser) lettersOf(stage int) letters {
 	return out
 }
 
-// put applies letters to the placement of a stage where they differ.
+// put applies changed letters to the placement of a stage.
 func (h *chooser) put(stage int, l letters) {
 	o := &h.plan.Offload
 	for i, placement := range l {
@@ -114,7 +115,7 @@ func (h *chooser) put(stage int, l letters) {
 	}
 }
 
-// price updates the costs for the current placements. Only simulations read them.
+// price updates the costs for the current placements, which only simulations read.
 func (h *chooser) price() {
 	for stage, changed := range h.stale {
 		for i := range changed {
@@ -126,8 +127,8 @@ func (h *chooser) price() {
 	h.stale = nil
 }
 
-// bound returns the memory bound of one stage with its current placement, including what it will borrow from
-// others.
+// bound returns the memory bound of one stage with its current placement, including the bytes that
+// it will borrow from others.
 func (h *chooser) bound(stage int) (device, host ir.Bytes) {
 	if p := h.plan; h.shared != nil {
 		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
@@ -142,7 +143,7 @@ func (h *chooser) bound(stage int) (device, host ir.Bytes) {
 	return peak.Bytes, host
 }
 
-// toBeShared returns the plan with its tasks shared, if it asks for that and they can be.
+// toBeShared returns the plan with its tasks shared, if this is requested and possible.
 func toBeShared(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -168,8 +169,8 @@ func (h *chooser) allFit() bool {
 	return true
 }
 
-// mayLeave returns for each unit of a stage whether something runs between its forward and its backward, so
-// that it may be offloaded.
+// mayLeave reports for each unit of a stage whether it may be offloaded, because another task runs
+// between its forward and its backward.
 func (h *chooser) mayLeave(stage int) [][]bool {
 	p := h.plan
 	units := len(h.sizes[0])
@@ -190,9 +191,10 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 	return may
 }
 
-// leave returns the order in which units are offloaded: first the earlier subsequences, which return last; within a
-// subsequence the first layers, whose backward comes last; within a layer the given order. If units may also
-// be recomputed, all of a unit that is expensive to recompute is offloaded before any of a cheaper one.
+// leave returns the order in which units are offloaded: earlier subsequences first, because they
+// are needed again last; within a subsequence the first layers first, because their backward is
+// last; within a layer the given order. If units may also be recomputed, a unit that is expensive
+// to recompute is offloaded everywhere before a cheaper one.
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
@@ -215,8 +217,9 @@ func (h *chooser) leave(stage int) []turn {
 	return out
 }
 
-// hide offloads, on every stage, all units whose copies computation hides. It starts with all that may leave,
-// and keeps units on the device until nothing waits for a copy.
+// hide offloads, on every stage, all units whose copies computation hides. It starts with all units
+// that may be offloaded, and then keeps more and more of them on the device until nothing waits for
+// a copy.
 func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
 		l := h.lettersOf(s)
@@ -245,11 +248,12 @@ func (h *chooser) hide() {
 	}
 }
 
-// noWait is a bound below any relevant wait.
+// noWait is the longest wait that is ignored.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device whose copies in one direction take as long as a wait, the last to
-// leave first. It reports whether there were any.
+// stay keeps units of a subsequence on the device until their copies in one direction amount to the
+// time of a wait, starting with the units that were offloaded last. It reports whether there were
+// any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -269,7 +273,7 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	return any
 }
 
-// hideBest calls hide with the lag that gives the lowest peak, and with reloads as late as still hides them.
+// hideBest calls hide with the lag that gives the lowest peak, and with the latest reloads that are still hidden.
 func (h *chooser) hideBest() {
 	p := h.plan
 	base := h.snapshot()
@@ -296,7 +300,7 @@ func (h *chooser) hideBest() {
 	h.restore(best)
 }
 
-// nothingStays reports whether every unit that may leave the device does.
+// nothingStays reports whether every unit that may leave the device leaves it.
 func (h *chooser) nothingStays() bool {
 	for s := range h.plan.Tasks {
 		for _, t := range h.leave(s) {
@@ -347,23 +351,24 @@ func (h *chooser) shorten(stage int, turns []turn) {
 	h.turn(stage, from, turns[:many.n])
 }
 
-// turning is the number of turns that a stage takes, and the bytes that it then needs.
+// turning is a number of turns of a stage, and the bytes that the stage then needs.
 type turning struct {
 	n     int
 	bytes ir.Bytes
 }
 
-// narrow brings two numbers of turns, of which only one keeps within a limit, together until they are next to each other.
-// Bytes change almost evenly with the bytes that turns move, so the next trial is where a line through both ends meets the limit, or
-// somewhat beyond, so that both ends move. It takes at most one trial more than bisection: Oliveira and Takahashi, "An Enhancement of
-// the Bisection Method Average Performance Preserving Minmax Optimality", 2020.
+// narrow moves two numbers of turns, only one of which is within a limit, towards each other until
+// they are adjacent. Bytes are almost linear in the bytes that turns move, so the next trial is
+// where a line through both ends meets the limit, or slightly beyond it, so that both ends move. It
+// takes at most one more trial than bisection: Oliveira and Takahashi, "An Enhancement of the
+// Bisection Method Average Performance Preserving Minmax Optimality", 2020.
 func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
-	const beyond = 16 // part of the distance between the ends
+	const beyond = 16 // fraction of the distance between the ends
 	moved := make([]ir.Bytes, len(turns)+1)
 	for k, t := range turns {
 		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
 	}
-	reach := 1 // what the trials that are left can halve
+	reach := 1 // the distance that the remaining trials can cover by bisection
 	for reach < many.n-few.n {
 		reach *= 2
 	}
@@ -401,14 +406,14 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 	h.put(stage, l)
 }
 
-// roomOnHost limits turns to the host by the host's memory.
+// roomOnHost limits the turns that offload units by the host's memory.
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
 	return turns[:h.mostOnHost(stage, turns, from)]
 }
 
-// mostOnHost returns the number of turns that the host has room for.
+// mostOnHost returns the largest number of turns for which host memory suffices.
 func (h *chooser) mostOnHost(stage int, turns []turn, from letters) int {
 	try := func(n int) ir.Bytes {
 		h.turn(stage, from, turns[:n])
@@ -433,7 +438,7 @@ func (h *chooser) fillHost(stage int) {
 	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
 }
 
-// remake is one more recomputed unit of a layer, with its cost in seconds per freed byte.
+// remake is a unit of a layer to recompute next, with its cost in seconds per freed byte.
 type remake struct {
 	unit  int
 	price float64
@@ -454,9 +459,9 @@ func (h *chooser) mostExpensiveFirst() []int {
 	return order
 }
 
-// remakes returns the order in which units of a layer are recomputed: the next unit is the one that frees a byte in the least time,
-// given the earlier ones. Costs are summed over a few subsequences, because attention gets more expensive along
-// the sequence.
+// remakes returns the order in which units of a layer are recomputed. The next unit is the one that
+// takes the least time per freed byte, given the earlier ones. Costs are summed over a few
+// subsequences, because attention becomes more expensive along the sequence.
 func (h *chooser) remakes() []remake {
 	const samples = 5
 	n := h.plan.Subsequences.N
@@ -497,8 +502,8 @@ func (h *chooser) remakes() []remake {
 	}
 }
 
-// again returns the turns of a stage by which units are recomputed, in that order. For each unit, earlier
-// subsequences come first, as for offloading.
+// again returns the turns of a stage that recompute units, in the order of remakes. For each unit,
+// earlier subsequences come first, as in offloading.
 func (h *chooser) again(stage int, order []remake) []turn {
 	var out []turn
 	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
@@ -545,7 +550,7 @@ func (h *chooser) choose(policy string) {
 	h.explain(policy, before)
 }
 
-// fitByRemaking recomputes as many units as needed on the stages that shortfall memory.
+// fitByRemaking recomputes as many units as needed on the stages with a memory shortfall.
 func (h *chooser) fitByRemaking() {
 	for s := range h.plan.Tasks {
 		if len(h.remake) > 0 && !h.fits(s) {
@@ -554,10 +559,11 @@ func (h *chooser) fitByRemaking() {
 	}
 }
 
-// fitWithCopies decides which units leave the device so that each stage fits: none if everything fits. It tries
-// all numbers of recomputed units in the order of their costs, and the named policies, with copies for the
-// rest, and takes the fastest. If none fits, it takes the placement that needs the least memory, regardless of time; a
-// search for anything that fits uses this.
+// fitWithCopies decides which units leave the device so that each stage fits; none do if everything
+// fits. It tries every number of recomputed units, in the order of their costs, and every named
+// policy, each with copies for the rest, and takes the fastest. If none fits, it takes the
+// placement that needs the least memory, regardless of time. A search for any plan that fits relies
+// on this.
 func (h *chooser) fitWithCopies() {
 	p, caches := h.plan, h.plan.Offload.Caches
 	if caches == plan.CachesHost {
@@ -591,14 +597,15 @@ type fitting struct {
 	since      int64 // work of the search at the start
 }
 
-// Work after which a choice for a large job skips trials: first numbers of recomputed units between those of named policies, then
-// all that are left. It goes on until something fits.
+// Amounts of work after which a choice for a large job skips trials: first numbers of recomputed
+// units between those of named policies, then all remaining trials. The choice continues until a
+// plan fits.
 const (
 	skipsNumbers = 1_000_000
 	skipsAll     = 2_000_000
 )
 
-// tired reports whether something fits and an amount of work has been done.
+// tired reports whether a plan that fits has been found and an amount of work has been done.
 func (f *fitting) tired(after int64) bool { return f.best != nil && f.work()-f.since > after }
 
 // consider keeps the current plan if it is the best so far.
@@ -609,8 +616,9 @@ func (f *fitting) consider() {
 	}
 }
 
-// try recomputes some units and copies what else must leave the device. It reports whether recomputing more units could only take longer:
-// the plan fits with copies that computation hides, or is no faster than the best even without its copies.
+// try recomputes some units and offloads as many others as necessary. It reports whether
+// recomputing more units can only take longer, because the plan fits with copies that computation
+// hides, or because it is no faster than the best plan even without its copies.
 func (f *fitting) try(units []remake) (enough bool) {
 	f.remakeFirst(units)
 	switch {
@@ -632,8 +640,8 @@ func (f *fitting) try(units []remake) (enough bool) {
 	return enough
 }
 
-// tryCopies recomputes nothing, and copies as if recomputation were not allowed: units that return last leave
-// first, regardless of their cost to recompute.
+// tryCopies recomputes nothing, and offloads units as if recomputation were not allowed: those that
+// are needed again last are offloaded first, regardless of the cost of recomputing them.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
@@ -641,8 +649,8 @@ func (f *fitting) tryCopies() (enough bool) {
 	return f.try(nil)
 }
 
-// tryRemaking recomputes more and more units, in the order of their costs, until hidden copies suffice for
-// the rest.
+// tryRemaking recomputes more and more units, in the order of their costs, until hidden copies are
+// enough for the rest.
 func (f *fitting) tryRemaking() {
 	for k := range len(f.remake) + 1 {
 		if f.tired(skipsNumbers) {
@@ -706,13 +714,13 @@ func (h *chooser) simulation() *estimate.Simulation {
 	return h.trial
 }
 
-// couldFit reports whether the plan would fit with more copies, regardless of waits.
+// couldFit reports whether the plan would fit with more copies, regardless of the time spent waiting for them.
 func (h *chooser) couldFit() bool {
 	now := h.snapshot()
 	defer h.restore(now)
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
-		if h.shared != nil { // what a stage borrows depends on others
+		if h.shared != nil { // the bytes that a stage borrows depend on other stages
 			h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
 		} else if !h.copyUntilFits(s) {
 			return false
@@ -773,7 +781,7 @@ func (h *chooser) copyToFit(hidden [][]turn) {
 	}
 }
 
-// settle reduces the lag of copies and the distance of reloads, as long as it costs no time.
+// settle reduces the lag of copies and the distance of reloads as far as this costs no time.
 func (h *chooser) settle() {
 	p := h.plan
 	if !copies(p) {
@@ -798,8 +806,8 @@ func (h *chooser) nothingWaits() bool {
 	return h.run().Exposed() <= noWait
 }
 
-// hidden returns the turns of each stage from the earlier placements to the current ones. It restores the
-// earlier placements, and keeps the timing.
+// hidden returns the turns of each stage that lead from the earlier placements to the current ones.
+// It restores the earlier placements but keeps the timing.
 func (h *chooser) hidden(before *snapshot) [][]turn {
 	p := h.plan
 	turns := make([][]turn, len(p.Tasks))
@@ -815,7 +823,8 @@ func (h *chooser) hidden(before *snapshot) [][]turn {
 	return turns
 }
 
-// shares returns the shares of all type-1 bytes by placement; of is one unit of the layer, or all of them.
+// shares returns the shares of all type-1 bytes by placement. The argument `of` selects units of
+// the layer, or all of them.
 func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
@@ -837,7 +846,7 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	return out
 }
 
-// tightest describes the need of the stage with the least free memory.
+// tightest describes the memory need of the stage with the least free memory.
 func (h *chooser) tightest() string {
 	var most ir.Bytes
 	tight := 0
@@ -852,7 +861,8 @@ func (h *chooser) tightest() string {
 	return fmt.Sprintf("stage %d needs %s of %s", tight, most, h.device)
 }
 
-// explain records what was chosen and why. Before is what the plan needed before anything left the device.
+// explain records the decision and its reason. before describes the memory need of the plan before
+// any unit left the device.
 func (h *chooser) explain(policy, before string) {
 	p, all := h.plan, h.shares()
 	switch {
@@ -861,9 +871,9 @@ func (h *chooser) explain(policy, before string) {
 	case policy != plan.PolicyAuto:
 		p.Decide("offload", "policy", policy, h.why)
 	case all[plan.PlacementOffload] == 0:
-		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device "+before)
+		p.Decide("offload", "policy", policy, "nothing is offloaded: if everything stays on the device, "+before)
 	default:
-		p.Decide("offload", "policy", policy, "with everything on the device "+before+": as little as possible is offloaded, first the copies that computation hides")
+		p.Decide("offload", "policy", policy, "if everything stays on the device, "+before+"; as little as possible is offloaded, starting with copies that computation hides")
 	}
 	explainTiming(p)
 	if p.Recompute != plan.PolicyAuto {
@@ -874,11 +884,11 @@ func (h *chooser) explain(policy, before string) {
 		return
 	}
 	const gib = 1 << 30
-	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("units are recomputed in the order of their time per GiB; copies cost nothing if computation hides them, and otherwise %s per GiB",
+	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("the units with the lowest recomputation time per GiB are recomputed first; copies cost nothing if computation hides them, and otherwise %s per GiB",
 		ir.Seconds(h.exposedPrice()*gib)))
 	for _, r := range h.remake {
 		share := h.shares(r.unit)
 		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.PlacementRecompute], 100*share[plan.PlacementOffload], 100*share[plan.PlacementKeep])
-		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s for every GiB that it frees", ir.Seconds(r.price*gib)))
+		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s per GiB freed", ir.Seconds(r.price*gib)))
 	}
 }

@@ -168,7 +168,7 @@ func TestRecomputeByPrice(t *testing.T) {
 	}
 	explained := 0
 	for _, d := range p.Decisions {
-		if strings.Contains(d.Why, "for every GiB") {
+		if strings.Contains(d.Why, "per GiB freed") {
 			explained++
 		}
 	}

@@ -1,9 +1,8 @@
 // Package offload decides the placement of every saved tensor between its forward and its backward: kept on
 // the device, offloaded to the host, or recomputed. It also decides when copies begin and how long they may
-// last.
+// take.
 //
-// Read offload.go for policies that name shares, choose.go for those that weigh placements against each
-// other.
+// offload.go implements policies that specify shares, and choose.go those that compare placements.
 package offload
 
 import (
@@ -53,15 +52,15 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// explainCaches notes where K and V are recomputed.
+// explainCaches records the reason why K and V are recomputed.
 func explainCaches(p *plan.Plan) {
 	if p.Offload.Caches == plan.CachesRecompute {
 		p.Decide("offload", "K and V", plan.CachesRecompute,
-			"the first backward of a layer computes them from the layer's inputs, for all subsequences; nothing holds them until then")
+			"the first backward task of a layer recomputes them from the layer's inputs, for all subsequences; they are not stored until then")
 	}
 }
 
-// cachesUnder returns where K and V of a layer are between its forwards and its backward under a policy of offload.
+// cachesUnder returns the place of K and V of a layer between its forwards and its backward, for an offload policy.
 func cachesUnder(p *plan.Plan, policy string) string {
 	switch {
 	case !p.LayerOrder() || len(p.Stream.Caches) == len(plan.Streamable):
@@ -74,8 +73,8 @@ func cachesUnder(p *plan.Plan, policy string) string {
 	return plan.CachesHost
 }
 
-// offloadLeast recomputes everything that may be recomputed, and offloads as much of the rest as fits on the host. This takes
-// the least memory, regardless of time.
+// offloadLeast recomputes all units that may be recomputed, and offloads as many of the rest as fit
+// on the host. This needs the least memory, regardless of time.
 func offloadLeast(p *plan.Plan, c *pass.Context) {
 	asked := p.Recompute
 	defer func() { p.Recompute = asked }()
@@ -89,7 +88,7 @@ func offloadLeast(p *plan.Plan, c *pass.Context) {
 	}
 }
 
-// leastKept returns the recomputation policy that keeps the least, among those that the plan may use.
+// leastKept returns, among the recomputation policies that the plan may use, the one that keeps the fewest bytes.
 func leastKept(p *plan.Plan) string {
 	switch {
 	case p.Recompute != plan.PolicyAuto:
@@ -105,7 +104,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
 	for i, z := range p.Sizes() {
 		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the last stage, which others often equal
+		var before, after string // of the last stage; other stages are often equal
 		var placed float64
 		for s := range p.Parallel.PP {
 			if placement := p.Offload.Placement[s][i]; placement != before {
@@ -119,7 +118,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	return why
 }
 
-// chooseTiming decides when copies begin and how long they may last.
+// chooseTiming decides when copies begin and how long they may take.
 func chooseTiming(p *plan.Plan, s *estimate.Simulation) {
 	if !copies(p) {
 		return
@@ -149,16 +148,16 @@ func explainTiming(p *plan.Plan) {
 	}
 	if p.Offload.Lag > 1 || p.Offload.Policy == "carry" {
 		p.Decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, longestLag(p)),
-			"copies to the host may lag this many tasks after their forward, the fewest that do not lengthen the step")
+			"copies to the host may end this many tasks after their forward task; fewer would lengthen the step")
 	}
 	p.Decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, p.LongestAhead()),
-		"a layer's reload is issued this many backward layers in advance, the fewest that do not lengthen the step, so that its bytes are held as briefly as possible")
+		"a reload is issued this many layers in advance; more would hold its bytes longer, fewer would lengthen the step")
 }
 
 func longestLag(p *plan.Plan) int { return p.Subsequences.N * p.Parallel.VirtualStages }
 
-// chooseLag lets copies to the host lag by as many tasks as shorten the step, and no more: a copy that is not done by
-// then stalls, and bytes freed later raise the peak.
+// chooseLag lets copies to the host lag by as many tasks as shorten the step, but no more, because
+// freeing bytes later raises the peak. A copy that is not done by then stalls the stage.
 func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
@@ -178,14 +177,15 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	return most
 }
 
-// chooseAhead issues reloads as late as possible without cost: it takes the shortest distance, up to the
-// layers of a task as in the paper, whose step is as fast as with the longest. Later reloads hold their bytes
-// for a shorter time, and at the turnaround and the long first subsequences those bytes make the peak.
+// chooseAhead issues reloads as late as possible without cost. It takes the shortest distance with
+// which the step is as fast as with the longest, which is the number of layers of a task, as in the
+// paper. Later reloads hold their bytes for a shorter time. At the turnaround and with the long
+// first subsequences, these bytes determine the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
 
-// chooseEarly loads blocks of K and V as late as possible without cost.
+// chooseEarly decides to load blocks of K and V as late as possible without cost.
 func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	if !p.Streams() {
 		return
@@ -193,7 +193,7 @@ func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	const most = 4
 	early := shortest(s, most, func(early int) { p.Stream.Early = early })
 	p.Decide("offload", "early", fmt.Sprintf("%d of %d blocks", early, most),
-		"this many blocks of K and V are in transfer while one is in use, the fewest that do not lengthen the step")
+		"this many blocks of K and V are in transfer while one is in use; fewer would lengthen the step")
 }
 
 // wantedAlpha returns the share of each subsequence that the request asks for.
@@ -205,11 +205,11 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 	case "full":
 		return constant(1), "everything is offloaded, including the last subsequence"
 	case "ratio":
-		return constant(req.Alpha[0]), fmt.Sprintf("%g of the bytes of every subsequence, in whole units", req.Alpha[0])
+		return constant(req.Alpha[0]), fmt.Sprintf("whole units with about %g of the bytes of every subsequence", req.Alpha[0])
 	case "list":
-		return func(i int) float64 { return req.Alpha[i] }, "a share for each subsequence, in whole units"
+		return func(i int) float64 { return req.Alpha[i] }, "whole units with about the given share of the bytes of each subsequence"
 	case "adaptive":
-		return adaptiveAlpha(p, c), "for each subsequence, as much as can be copied during the forward of the next; nothing for the last"
+		return adaptiveAlpha(p, c), "for each subsequence, as much as can be copied during the next forward task; nothing for the last"
 	case "carry":
 		all := func(i int) float64 {
 			if i == p.Subsequences.N-1 {
@@ -217,14 +217,15 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 			}
 			return 1
 		}
-		return all, "everything is offloaded except the last subsequence, whose backward follows immediately; copies may lag and drain by the turnaround"
+		return all, "everything is offloaded except the last subsequence, whose backward follows immediately; copies may lag, but finish by the turnaround"
 	}
 	panic("internal: no shares for offload = " + p.Schedule.Offload.Policy)
 }
 
 // adaptiveAlpha is the paper's ratio, section 4.1 with corrected indices: alpha_i = min(1, BW * T_{i+1} /
-// A_i), where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward during
-// which they are copied; alpha_{N-1} = 0, because the backward of the last subsequence follows immediately.
+// A_i), where A_i is the number of type-1 bytes of s_i on the stage and T_{i+1} is the time of the
+// forward during which they are copied; alpha_{N-1} = 0, because the backward of the last subsequence
+// follows immediately.
 func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	m := estimate.CostModel(p)
 	pr := estimate.NewPricer(c.Cache, p, m)
@@ -251,9 +252,10 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	}
 }
 
-// chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to share as
-// whole units allow. First layers come first: their backward is last, so their reloads have the most time. Within
-// a layer large units come first, and smaller ones fill the rest of the target.
+// chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to
+// share as whole units allow. It begins with the first layers, because their backward is last and
+// their reloads have the most time. Within a layer, it begins with large units, and smaller ones
+// fill the rest of the target.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
 	var total ir.Bytes
@@ -263,7 +265,7 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 		}
 	}
 	left := share * float64(total)
-	smallest := -1 // of the kept ones
+	smallest := -1 // of the kept units
 	for l := range len(letters) / len(sizes) {
 		for _, u := range order {
 			at := l*len(sizes) + u
@@ -329,7 +331,8 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	}
 }
 
-// keptBy returns the letters of a layer of a kind that recomputes some units and keeps the others that its backward reads.
+// keptBy returns the letters of a layer of a kind that recomputes some units and keeps all others
+// that its backward reads.
 func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 	letters := make([]byte, len(g.Layer.Units))
 	for u := range letters {
@@ -345,7 +348,7 @@ func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 	return string(letters)
 }
 
-// Off keeps everything on the device that is not recomputed.
+// Off keeps all units on the device, except those that are recomputed.
 func Off(c *pass.Context, p *plan.Plan) { keepAll(p, c, "none") }
 
 // Check checks that there is a letter for every unit of every layer of the stage, and that alpha matches the
@@ -385,7 +388,7 @@ func checkCaches(p *plan.Plan) error {
 	case at != plan.CachesHost && at != plan.CachesRecompute:
 		return fmt.Errorf("offload: caches is %q; it is %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
 	case !p.LayerOrder():
-		return fmt.Errorf("offload: K and V of a layer leave the device only in layer order")
+		return fmt.Errorf("offload: K and V of a layer can be offloaded only in layer order")
 	case at == plan.CachesRecompute && p.Streams():
 		return fmt.Errorf("offload: K and V that are streamed from the host cannot also be recomputed")
 	}
@@ -411,13 +414,13 @@ func checkPlacement(p *plan.Plan, g *graph.Model, s, i int) error {
 	for at := range len(placement) {
 		u, kind := &layer.Units[at%len(layer.Units)], kinds[at/len(layer.Units)]
 		if saves := g.Saves(kind).Has(u.Number); saves == (placement[at] == plan.FateUnsaved) {
-			return fmt.Errorf("placement has %q at %d, for %s: use %c if the backward of the layer does not read it, and only then", placement[at], at, u.Name, plan.FateUnsaved)
+			return fmt.Errorf("placement has %q at %d, for %s: use %c if and only if the backward of the layer does not read the unit", placement[at], at, u.Name, plan.FateUnsaved)
 		}
 		switch placement[at] {
 		case plan.PlacementOffload, plan.PlacementKeep, plan.FateUnsaved:
 		case plan.PlacementRecompute:
 			if !g.Remakes(kind).Has(u.Number) {
-				return fmt.Errorf("placement recomputes %s at %d, but it cannot be computed from what the layer keeps", u.Name, at)
+				return fmt.Errorf("placement recomputes %s at %d, but the unit cannot be computed from the values that the layer keeps", u.Name, at)
 			}
 		default:
 			return fmt.Errorf("placement has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", placement[at], at, plan.PlacementOffload, plan.PlacementKeep, plan.PlacementRecompute)

@@ -105,7 +105,7 @@ func TestBrokenPlacements(t *testing.T) {
 		{"3 subsequences", func(o *plan.Offload) { o.Placement[0] = o.Placement[0][:3] }},
 		{"letters", func(o *plan.Offload) { o.Placement[1][2] += "o" }},
 		{`letter 'x'`, func(o *plan.Offload) { o.Placement[1][2] = "x" + o.Placement[1][2][1:] }},
-		{"cannot be computed from what the layer keeps", func(o *plan.Offload) { o.Placement[1][2] = "r" + o.Placement[1][2][1:] }},
+		{"cannot be computed from the values that the layer keeps", func(o *plan.Offload) { o.Placement[1][2] = "r" + o.Placement[1][2][1:] }},
 		{"from 0 to 1", func(o *plan.Offload) { o.Alpha[0][0] = 1.5 }},
 		{"for 1 stages", func(o *plan.Offload) { o.Placement = o.Placement[:1] }},
 	} {

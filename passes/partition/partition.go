@@ -1,5 +1,5 @@
-// Package partition cuts the sequence into subsequences: the pass of that name, with boundaries by operations,
-// by length and by predicted time.
+// Package partition implements the pass that cuts the sequence into subsequences: by operations, by
+// length or by predicted time.
 package partition
 
 import (
@@ -27,12 +27,12 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	case len(given) > 0:
 		p.Subsequences.Lengths, why = append([]int64(nil), given...), "given"
 	case p.Schedule.Partition == "length":
-		p.Subsequences.Lengths, why = Lengths(ByLength(seq, n, align)), "equal lengths, to the nearest step of align"
+		p.Subsequences.Lengths, why = Lengths(ByLength(seq, n, align)), "equal lengths, rounded to multiples of align"
 	case p.Schedule.Partition == "time":
-		p.Subsequences.Lengths, why = Lengths(ByTime(c.Cache, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
+		p.Subsequences.Lengths, why = Lengths(ByTime(c.Cache, p)), "equal predicted time of forward and backward: the longest task is as short as the grid allows"
 	default:
 		p.Subsequences.Lengths = Lengths(ByFlops(c.Cache.FlopsOfLayer(p), seq, n, align))
-		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens more expensive"
+		why = "equal forward operations, rounded to multiples of align: causal attention makes later tokens more expensive"
 	}
 	p.Subsequences.Imbalance = imbalance(c.Cache.FlopsOfLayer(p), p.Subsequences.Lengths)
 	why += fmt.Sprintf("; the most expensive costs %.2f%% more operations than the average", 100*p.Subsequences.Imbalance)
@@ -55,14 +55,14 @@ type cut struct {
 	total   *big.Int // of the whole sequence
 	parts   *big.Int
 	align   int64
-	maxStep int64 // the last step that leaves tokens after it
+	maxStep int64 // the last step of the grid that is before the end of the sequence
 }
 
 func newCut(f estimate.LayerFlops, seq int64, n int, align int64) *cut {
 	return &cut{f, f.UpTo(seq), big.NewInt(int64(n)), align, (seq - 1) / align}
 }
 
-// nearest returns the step of the grid that minimises |N*U(x) - k*U(S)|, ties to the smaller.
+// nearest returns the step of the grid that minimises |N*U(x) - k*U(S)|. Ties go to the smaller step.
 func (c *cut) nearest(k int) int64 {
 	target := new(big.Int).Mul(c.total, big.NewInt(int64(k)))
 	distance := func(step int64) *big.Int { // negative below the target
@@ -82,7 +82,7 @@ func (c *cut) nearest(k int) int64 {
 	return above
 }
 
-// about returns the step at which the work is k parts of the total, up to rounding.
+// about returns the step at which the work is approximately k of N parts of the total.
 func (c *cut) about(k int) int64 {
 	of := func(n *big.Int) float64 {
 		v, _ := new(big.Float).SetInt(n).Float64()
@@ -101,8 +101,8 @@ func (c *cut) about(k int) int64 {
 }
 
 // ByFlops returns the N+1 boundaries whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
-// strictly increasing: a boundary that would coincide with its neighbour moves on. The last is S, on the grid
-// or not.
+// strictly increasing: a boundary that would coincide with its neighbour is moved. The last boundary is S,
+// on the grid or not.
 func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)
@@ -114,7 +114,7 @@ func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// ByLength distributes whole steps evenly; the first subsequences get the remainder.
+// ByLength returns boundaries at equal numbers of steps of the grid. The first subsequences get the remainder.
 func ByLength(seq int64, n int, align int64) []int64 {
 	steps, parts := seq/align, int64(n)
 	x := make([]int64, n+1)
@@ -150,8 +150,8 @@ func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	return v
 }
 
-// Check checks that N lengths add up to S, each divisible as the ranks of a stage require, all but the last
-// on the grid.
+// Check checks that N lengths add up to S, that each is divisible as the ranks of a stage require,
+// and that all boundaries are on the grid.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	s, grid := p.Subsequences, p.RowGrid()
 	if len(s.Lengths) != s.N {
@@ -173,7 +173,7 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// Shortest returns the length of the last subsequence, before any rounding.
+// Shortest returns the length of the last subsequence before rounding.
 func Shortest(f estimate.LayerFlops, p *plan.Plan) int64 {
 	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
 	if p.Schedule.Partition == "length" || n >= seq {

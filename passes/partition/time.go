@@ -6,14 +6,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// ByTime returns N+1 boundaries on the grid with the shortest possible longest task, to a precision of
-// timePrecision. The makespan contains the longest forward and backward PP-1 times.
+// ByTime returns N+1 boundaries on the grid that minimise the time of the longest task, with a
+// precision of timePrecision. The makespan contains the longest forward and backward PP-1 times.
 func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
 	best := ByFlops(c.FlopsOfLayer(p), seq, n, p.Subsequences.Align)
 	most, mean := longest(t, best)
-	least := mean * 0.9 // for any boundaries: only a fraction of the mean depends on them
+	least := mean * 0.9 // a bound for any boundaries: most of the mean does not depend on them
 	for most-least > most/timePrecision {
 		middle := (least + most) / 2
 		x := fill(t, middle)
@@ -26,7 +26,7 @@ func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	return best
 }
 
-// longest returns the time of the longest task and the mean over all.
+// longest returns the time of the longest task and the mean time over all tasks.
 func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 	for i := 1; i < len(x); i++ {
 		d := t.Of(x[i-1], x[i]-x[i-1])
@@ -35,8 +35,8 @@ func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 	return most, mean / ir.Seconds(len(x)-1)
 }
 
-// fill makes every subsequence as long as a time limit allows, and leaves at least one step of the grid for
-// each later one. The last takes the rest, regardless of its time.
+// fill makes every subsequence as long as a time limit allows, leaving at least one step of the
+// grid for each later one. The last gets the rest, regardless of its time.
 func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	seq, n, align := t.Plan.Train.Sequence, t.Plan.Subsequences.N, t.Plan.Subsequences.Align
 	steps := (seq - 1) / align // boundaries inside the sequence
@@ -53,8 +53,9 @@ func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	return x
 }
 
-// largest returns the largest value from 1 to most that holds, or 1 if none does, searching near a guess
-// first. If a value holds, all smaller ones must hold too.
+// largest returns the largest value from 1 to most for which a condition holds, or 1 if there is
+// none. It searches near a guess first. If the condition holds for a value, it must hold for all
+// smaller ones.
 func largest(guess, most int64, holds func(int64) bool) int64 {
 	low, high := int64(0), most+1 // the answer is at least low and below high
 	at, step := min(guess, most), int64(1)

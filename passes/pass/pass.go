@@ -1,4 +1,5 @@
-// Package pass defines passes: a function over a plan, a check of its result, and what must run before it.
+// Package pass defines passes: a function that changes a plan, a check of its result, and the
+// passes that must run before it.
 package pass
 
 import (
@@ -13,34 +14,34 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Pass is one step from a requested spec to a program. Run refines the plan; Check states what a plan must
-// satisfy once the pass has run, whatever its origin.
+// Pass is one step from a requested spec to a program. Run refines the plan; Check checks the
+// conditions that a plan must satisfy once the pass has run, regardless of the plan's origin.
 type Pass struct {
 	Name  string
 	Doc   string
 	Run   func(*Context, *plan.Plan) error // nil for the passes of codegen, which refine the program
 	Check func(*Context, *plan.Plan) error
-	Off   func(*Context, *plan.Plan) // the plan if the pass is switched off; nil: the pass is required
+	Off   func(*Context, *plan.Plan) // changes the plan instead of Run if the pass is switched off; nil: the pass is required
 	After []Order
 }
 
 // Order is the requirement that a pass comes after another, with the reason.
 type Order struct{ Name, Reason string }
 
-// Required reports whether nothing can be built without the pass.
+// Required reports whether the pass cannot be switched off.
 func (p *Pass) Required() bool { return p.Off == nil }
 
-// Context has what passes may use besides the plan.
+// Context has the inputs of passes besides the plan.
 type Context struct {
 	Spec      *lang.Spec // nil for a plan read from JSON
 	Cache     *estimate.Cache
 	Work      *walk.Work
 	estimates *estimate.Estimator // for the plan's current lengths and tasks; nil: not yet computed
-	Candidate bool                // the plan is a candidate of a search, so its reasons are not read
-	Untimed   bool                // copies begin as late as possible and last as short as possible, regardless of time
+	Candidate bool                // the plan is a candidate of a search, so its reasons are not used
+	Untimed   bool                // choose the timing of copies for the least memory, regardless of time
 
 	Options Options
-	Later   []*Pass    // default passes after solve, through which its search runs candidates
+	Later   []*Pass    // the default passes after solve, which its search runs on candidates
 	Winner  *plan.Plan // result of that search
 }
 
@@ -58,7 +59,7 @@ func (c *Context) Estimator(p *plan.Plan) *estimate.Estimator {
 // Forget must be called by passes that change the lengths or tasks of the plan.
 func (c *Context) Forget() { c.estimates = nil }
 
-// Options select the passes to run and the plans to show on the way.
+// Options select the passes to run and the intermediate plans to print.
 type Options struct {
 	Passes     []string  // instead of the default order; empty: all
 	Disable    []string  // passes to skip
@@ -66,15 +67,16 @@ type Options struct {
 	StopAfter  string    // run no pass after this one
 	Print      io.Writer // destination of PrintAfter
 
-	// Measure returns a plan's shortfall once placed, or nil if it fits. It fills the plan's Memory if it has placed it, which it
-	// need not if the plan surely does not fit. Without it, solve uses its memory bound.
+	// Measure places the buffers of a plan and returns its shortfall, or nil if it fits. It fills
+	// in the plan's Memory, unless the plan obviously does not fit and need not be placed. If
+	// Measure is nil, solve uses its memory bound.
 	Measure func(*plan.Plan) (*plan.Shortfall, error)
 
-	// Fitting means that the question is only whether anything fits: solve takes the first plan that does, and does not look for a
-	// faster one.
+	// Fitting means that the caller only asks whether any plan fits: solve takes the first one that
+	// does, and does not look for a faster one.
 	Fitting bool
 
-	// Context ends a search early: solve takes the best plan so far. Nil never does.
+	// Context ends a search early: when it is done, solve takes the best plan so far. It may be nil.
 	Context context.Context
 
 	// Progress, unless it is nil, is called after each candidate of a search.
@@ -88,14 +90,14 @@ type Options struct {
 // Progress is the progress of a search.
 type Progress struct {
 	Candidates int        // complete or not
-	Planned    int        // of these in full
+	Planned    int        // number of candidates planned in full
 	StepS      ir.Seconds // of the best so far that fits, or 0
 }
 
 // Stopped reports whether the user has asked for the best plan so far.
 func (o *Options) Stopped() bool { return o.Context != nil && o.Context.Err() != nil }
 
-// Diagnose points at the keys of the spec that problems are about.
+// Diagnose converts problems to diagnostics that point at the keys of the spec.
 func (c *Context) Diagnose(problems []plan.Problem) error {
 	sp := c.Spec
 	if sp == nil {

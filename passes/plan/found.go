@@ -18,12 +18,12 @@ type Alternative struct {
 type Rejection struct {
 	Key       string     `json:"key"`
 	Value     string     `json:"value"`
-	StepS     ir.Seconds `json:"step_s,omitempty"`    // the shortest time of the candidates that may fit, or a bound on it; 0: none can fit
+	StepS     ir.Seconds `json:"step_s,omitempty"`    // the shortest time of all candidates that may fit, or a lower bound on it; 0: none can fit
 	Bound     bool       `json:"bound,omitempty"`     // StepS is a lower bound
 	Shortfall *Shortfall `json:"shortfall,omitempty"` // the smallest shortfall of the candidates that do not fit
 }
 
-// Shortfall returns the largest shortfall of a placed plan.
+// Shortfall returns the largest shortfall of a placed plan, or nil.
 func (m Memory) Shortfall() *Shortfall {
 	var worst *Shortfall
 	for _, arena := range []struct {
@@ -48,7 +48,7 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// Than compares a rejected value with a step.
+// Than compares a rejected value with the step time of the plan.
 func (r *Rejection) Than(step ir.Seconds) string {
 	longer := 100 * max(0, float64(r.StepS/step)-1)
 	switch {

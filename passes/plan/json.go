@@ -14,7 +14,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values take few lines.
+// WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values are
+// written on few lines.
 func (p *Plan) WriteJSON(w io.Writer) error {
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -24,8 +25,8 @@ func (p *Plan) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// ReadJSON reads a plan, edited or not; Verify decides whether it can be compiled. Unknown keys are errors,
-// because they would have no effect.
+// ReadJSON reads a plan, which may have been edited. Verify decides whether it can be compiled.
+// Unknown keys are errors, because they would have no effect.
 func ReadJSON(r io.Reader) (*Plan, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -62,7 +63,7 @@ func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	case errors.As(err, &wrong):
 		return complain(lang.WrongType, text, valueAt(text, wrong.Offset), "%s needs %s, found %s", wrong.Field, kindOf(wrong.Type), wrong.Value)
 	}
-	// The decoder gives no position for unknown keys and invalid tasks, but quotes both.
+	// The decoder gives no position for unknown keys and invalid tasks, but its message quotes them.
 	quoted := quotation.FindString(err.Error())
 	at := int64(max(0, bytes.Index(text, []byte(quoted))))
 	if key, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
@@ -100,7 +101,7 @@ func kindOf(t reflect.Type) string {
 	return "an object"
 }
 
-// complain points at a byte of the text.
+// complain returns a diagnostic that points at a byte of the text.
 func complain(code lang.Code, text []byte, offset int64, format string, args ...any) *lang.Diagnostic {
 	before, after := text[:offset], text[offset:]
 	first := bytes.LastIndexByte(before, '\n') + 1
@@ -116,7 +117,7 @@ const jsonWidth = 120 // line width of joined lists
 // joinLists removes the line breaks of indented JSON inside lists that contain neither lists nor objects.
 func joinLists(text []byte) []byte {
 	var out bytes.Buffer
-	from, open, quoted := 0, -1, false // open: the last list that began since a list or object last began or ended
+	from, open, quoted := 0, -1, false // open: start of the list that may still be joined, or -1
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case quoted && c == '\\':

@@ -26,12 +26,13 @@ func (p *Plan) SharedSlots() int {
 	return p.Parallel.PP - 1
 }
 
-// Sharing returns which rank runs each piece in shared slots, and what ranks send each other.
+// Sharing returns the assignment of pieces to ranks in shared slots, which also determines the
+// messages between ranks.
 func (p *Plan) Sharing() schedule.Sharing {
 	return schedule.Sharing{Ranks: p.Parallel.PP, Pieces: p.Mux.Pieces}
 }
 
-// Runner returns the pipeline rank that runs a task: the one that has its stage, or one that helps it.
+// Runner returns the pipeline rank that runs a task: the rank that has its stage, or a helper.
 func (p *Plan) Runner(t Task) int {
 	if p.Shared(t) {
 		return p.Sharing().Runner(t)
@@ -68,8 +69,8 @@ func paramsOf(b *graph.Block, nodes []graph.Node) (set ParamSet) {
 // Has reports whether a parameter is in the set.
 func (s ParamSet) Has(param int) bool { return s>>param&1 == 1 }
 
-// Borrows returns the parameters of the k-th layer of another rank's stage that a rank reads in its tasks on
-// that stage: those that it must be lent.
+// Borrows returns the parameters of the k-th layer of another rank's stage that a rank reads in its
+// tasks on that stage, so that it must receive them.
 func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set ParamSet) {
 	for _, t := range p.Tasks[rank] {
 		if t.Kind == kind && t.Stage == stage && t.Microbatch == 0 && p.Home(stage) != rank {
@@ -99,8 +100,9 @@ func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	return tasks
 }
 
-// Unshared returns the plan of a validation: the forwards of the first microbatch, each on the rank that has
-// its stage. Pieces stay pieces, because the ranks of a stage divide rows by them.
+// Unshared returns the plan of a validation: the forwards of the first microbatch, each on the rank
+// that has its stage. Subsequences stay cut into pieces, because they determine how the ranks of a
+// stage divide rows.
 func (p *Plan) Unshared() *Plan {
 	u := *p
 	u.Mux.Left, u.Mux.Right = false, false

@@ -1,7 +1,7 @@
 package plan
 
-// Helpers returns the number of stages, from the first on, that take part in a task's attention: each computes the part of
-// one block of keys.
+// Helpers returns the number of stages, counted from the first, that share a task's attention. Each
+// computes attention over one block of keys.
 func (p *Plan) Helpers(t Task) int {
 	if !p.Mux.Right {
 		return 0
@@ -18,15 +18,15 @@ func (p *Plan) HelpedBlocks(t Task) []int64 {
 	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.FirstHelped(t.Stage, 0)]
 }
 
-// Lending is what a stage lends a helper: the range from the first key of the first block to the last key of the last,
-// and the last subsequence that contains any of these keys, after which they can be sent. Blocks grow with the
-// sequence.
+// Lending describes the keys that a stage sends to a helper: the range from the start of the
+// helper's first block to the end of its last block, and the last subsequence that contains any of
+// these keys, after which they can be sent. Blocks grow with the sequence.
 type Lending struct {
 	First, End int64
 	Behind     int
 }
 
-// Lent returns what a stage lends a helper.
+// Lent returns the keys that a stage sends to a helper.
 func (p *Plan) Lent(stage, helper int) Lending {
 	blocks := p.Mux.Stages[stage].Blocks
 	l := Lending{First: blocks[p.FirstHelped(stage, helper)-p.FirstHelped(stage, 0)][helper], End: blocks[len(blocks)-1][helper+1]}
@@ -37,8 +37,8 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns returns the helpers that take part in the given backward of a stage for the last time; they then return the gradients of its
-// keys.
+// Returns lists the helpers that take part in a stage's backwards for the last time in the given
+// one, and then return the gradients of its keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {
 		return 0, 0

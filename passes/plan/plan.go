@@ -1,8 +1,8 @@
 // Package plan holds a plan: every decision about a job, as plain data in JSON. A Plan starts as the request
-// of the spec (New); the passes fill in the rest. Its methods only read it: which rank has a stage, which
-// tokens a task has, what ranks divide or share.
+// of the spec (New); the passes fill in the rest. Its methods answer questions such as which rank has a
+// stage, which tokens a task has, and what ranks divide or share.
 //
-// Read plan.go for the decisions. The package knows nothing of durations, instructions or devices.
+// plan.go defines the decisions. The package does not depend on durations, instructions or devices.
 package plan
 
 import (
@@ -16,7 +16,7 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Policies that weigh placements against each other.
+// Policies that compare placements with each other.
 const (
 	PolicyAuto   = "auto"
 	PolicyMemory = "memory"
@@ -31,8 +31,9 @@ func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	return sizes
 }
 
-// Plan holds every decision about a job. It is a plain value: passes refine it, JSON represents it, and a
-// plan edited as JSON compiles as edited. It contains the requested spec, so that it needs no other file.
+// Plan holds every decision about a job. It is a plain value that passes refine and that JSON can
+// represent; a plan that was edited as JSON is compiled as edited. It contains the requested spec,
+// so it needs no other file.
 type Plan struct {
 	Name     string        `json:"name"`
 	Spec     string        `json:"spec"` // name of its file
@@ -45,7 +46,7 @@ type Plan struct {
 	Subsequences   Subsequences `json:"subsequences"`
 	LayersPerStage []int        `json:"layers_per_stage"`           // by virtual stage
 	Parameters     Parameters   `json:"parameters,omitzero"`        // if part of the model is not trained
-	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers without a backward, counted from the first
+	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers at the start that have no backward
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
@@ -58,19 +59,19 @@ type Plan struct {
 	Documents      *Documents   `json:"documents,omitempty"` // if sequences have several documents
 	Decisions      []Decision   `json:"decisions"`
 
-	Alternatives []Alternative `json:"alternatives"` // the runners-up of solve's search
+	Alternatives []Alternative `json:"alternatives"` // the next best plans of solve's search
 	Rejected     []Rejection   `json:"rejected"`     // rejected values, with reasons
 
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
 }
 
-// Documents estimates a step over the documents of the data. All other times of a plan are those of whole sequences, which no step
-// exceeds.
+// Documents is an estimate for a step over the documents of the data. All other times of a plan are
+// for sequences without document boundaries, an upper bound.
 type Documents struct {
-	Share     float64    `json:"share"`             // pairs of query and key within documents, divided by those in whole sequences
-	Sequences int        `json:"sequences"`         // number of sequences examined, from the first
+	Share     float64    `json:"share"`             // query-key pairs within documents divided by those in whole sequences
+	Sequences int        `json:"sequences"`         // number of sequences examined, starting with the first
 	StepS     ir.Seconds `json:"step_s"`            // of a step whose attention has this share
-	Problem   string     `json:"problem,omitempty"` // why the data could not be read, if it could not
+	Problem   string     `json:"problem,omitempty"` // why the data could not be read, or empty
 }
 
 // Parameters counts the elements of a model's tensors.
@@ -85,10 +86,10 @@ type Parallel struct {
 	PP               int    `json:"pp"`
 	SP               int    `json:"sp"`
 	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
-	Zero             int    `json:"zero"`              // divided among ranks with the same matrix, 1: its optimizer state, 2: also its gradient, 3: also the weight
+	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
 	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: host, or none for the device
 	VirtualStages    int    `json:"virtual_stages"`
-	Order            string `json:"order"`        // inside a stage: sequence; or layer: a single stage has all layers, and all subsequences pass one virtual stage after another
+	Order            string `json:"order"`        // order inside a stage: sequence, or layer: all subsequences pass through one virtual stage after another of a single stage
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
 	Microbatches     int    `json:"microbatches"` // per replica and step
@@ -100,13 +101,13 @@ func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 // Placements of virtual stages on the pipeline ranks.
 const (
 	PlacedRound = "round" // assigned round-robin; also the default
-	PlacedV     = "v"     // assigned in one direction and back, so that the first rank also has the last stage
+	PlacedV     = "v"     // assigned forwards, then backwards, so that the first rank also has the last stage
 )
 
 // Stages returns the number of virtual stages, which are consecutive parts of the model.
 func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
 
-// Subsequences is the split of a sequence.
+// Subsequences is the division of a sequence.
 type Subsequences struct {
 	N         int     `json:"n"`
 	Lengths   []int64 `json:"lengths"`
@@ -114,7 +115,7 @@ type Subsequences struct {
 	Imbalance float64 `json:"imbalance"` // largest forward FLOPs of a subsequence divided by the mean, minus 1
 }
 
-// Task is what a pipeline rank runs for one subsequence; Plan.Home returns the rank of its stage.
+// Task is the work of a pipeline rank for one subsequence. Plan.Home returns the rank of its stage.
 type Task = schedule.Task
 
 // TaskKind is the kind of computation of a task.
@@ -127,10 +128,10 @@ const (
 	WeightGrad = schedule.WeightGrad
 )
 
-// UnitType is the paper's class of an activation by its lifespan.
+// UnitType is the paper's classification of activations by lifespan.
 type UnitType int
 
-// Types: needed by every later subsequence; written once in forward and read once in backward; transient.
+// Types: read by every later subsequence; written in the forward and read in the backward; temporary.
 const (
 	Type0 UnitType = iota
 	Type1
@@ -164,12 +165,12 @@ type Offload struct {
 	Alpha     [][]float64 `json:"alpha"`          // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Placement [][]string  `json:"unit_placement"` // [stage][i]
 	Lag       int         `json:"lag"`            // number of tasks that may follow a forward before a user of its offloaded units' device bytes must wait for the copy
-	Caches    string      `json:"caches"`         // where K and V of a layer are between its forwards and its backward: device or, in layer order, host or recompute
+	Caches    string      `json:"caches"`         // place of K and V of a layer between its forwards and its backward: device or, in layer order, host or recompute
 	Ahead     int         `json:"ahead"`          // number of backward layers by which a layer's reload is issued in advance
 }
 
-// LongestAhead returns the largest useful distance of a reload, in backward layers: a task, as in the paper. If a
-// task has one layer, it ends when the same layer of the next begins.
+// LongestAhead returns the largest useful distance of a reload, in backward layers: the layers of a
+// task, as in the paper.
 func (p *Plan) LongestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
 
 // PlacementOf returns the letters of a task's subsequence for the k-th layer of its virtual stage.
@@ -194,7 +195,8 @@ func (p *Plan) LayerAt(stage, k int) int {
 	return k
 }
 
-// RecomputedBy returns the units that are not kept according to a layer's letters: its backward recomputes those that it needs.
+// RecomputedBy returns the units that are not kept according to a layer's letters. The backward
+// recomputes those that it needs.
 func RecomputedBy(letters string) (recomputed graph.Units) {
 	for u := range len(letters) {
 		if letters[u] == PlacementRecompute || letters[u] == FateUnsaved {
@@ -204,12 +206,12 @@ func RecomputedBy(letters string) (recomputed graph.Units) {
 	return recomputed
 }
 
-// Mux is the division of tasks next to bubbles among other stages' ranks.
+// Mux describes how ranks of other stages share the tasks next to bubbles.
 type Mux struct {
 	Left   bool       `json:"left"`  // tasks at the start of the pipeline, and their backwards at its end, are shared
 	Right  bool       `json:"right"` // attention of tasks before the turnaround, and of their backwards after it, is shared
 	Stages []MuxStage `json:"stages"`
-	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; later ones are whole
+	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; later subsequences are not divided
 }
 
 // MuxStage describes the sharing of one stage, in numbers of tasks and ranges of stages.
@@ -221,12 +223,12 @@ type MuxStage struct {
 	RightRange []int `json:"right_range"` // both ends included
 	Applied    bool  `json:"applied"`
 
-	// Blocks has, for each of its last tasks with helpers, the boundaries in tokens of the blocks of its keys
-	// that the helpers take, starting at 0.
+	// Blocks has, for each of the stage's last tasks with helpers, the boundaries in tokens,
+	// starting at 0, of the blocks of keys that the helpers take.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
-// Memory is exact once codegen has placed the plan, which Placed reports.
+// Memory is exact if Placed is set, after codegen has placed the plan.
 type Memory struct {
 	Placed              bool       `json:"placed"`
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
@@ -254,7 +256,7 @@ type CheckpointCopy struct {
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
 	EstimateS        ir.Seconds   `json:"estimate_s"`         // estimate of a step, by which the search compares plans
-	Simulated        bool         `json:"simulated"`          // all but EstimateS is simulated; otherwise estimated
+	Simulated        bool         `json:"simulated"`          // whether all times except EstimateS are simulated rather than estimated
 	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
 	BubbleRatio      float64      `json:"bubble_ratio"`       // idle divided by busy time of all ranks, up to the end of the pipeline
@@ -287,7 +289,7 @@ type Decision struct {
 	Why   string `json:"why"`
 }
 
-// New returns a plan with the request; everything to be decided is empty.
+// New returns a plan that contains the request and no decisions.
 func New(sp *lang.Spec) *Plan {
 	p := &Plan{
 		Name: sp.Name, Spec: sp.File,
@@ -307,14 +309,14 @@ func New(sp *lang.Spec) *Plan {
 	return p
 }
 
-// noteLine stores the line of the spec in which a key or a block was written, for provenance.
+// noteLine stores the spec line of a key or block, for provenance.
 func (p *Plan) noteLine(sp *lang.Spec, key string) {
 	if d := sp.Diagnose(key, lang.Infeasible, ""); d.Pos.Line > 0 {
 		p.Lines[key] = fmt.Sprintf("%s:%d: %s", d.Pos.File, d.Pos.Line, strings.TrimSpace(d.Source))
 	}
 }
 
-// Decide records a decision and its reason. A value that solve has searched keeps the search's reason.
+// Decide records a decision and its reason. If solve has searched for the value, the search's reason is kept.
 func (p *Plan) Decide(pass, what, value, why string) {
 	if pass == "solve" && slices.ContainsFunc(p.Decisions, func(d Decision) bool { return d.Pass == pass && d.What == what }) {
 		return
@@ -336,7 +338,7 @@ type Way uint8
 
 // Directions.
 const (
-	Stays   Way = iota // the same rank continues with it, or none does
+	Stays   Way = iota // the same rank continues with the result, or no rank does
 	Onwards            // to the next rank of the ring
 	Back               // to the previous rank of the ring
 	Aside              // to or from a rank that helps a stage, outside the ring
@@ -412,7 +414,7 @@ func (p *Plan) layersBefore(rank, stages int) (n int) {
 	return n
 }
 
-// KindsOf counts the layers of each kind that some virtual stages have.
+// KindsOf returns the number of layers of each kind in the given virtual stages.
 func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 	counts := make([]int, g.Kinds())
 	for _, j := range stages {
@@ -427,7 +429,7 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 	return counts
 }
 
-// Span returns the range of the layers of a virtual stage among all layers of its rank, as in Placement.
+// Span returns the position of a virtual stage's layers among all layers of its rank, as in Placement.
 func (p *Plan) Span(stage int) (first, end int) {
 	first = p.layersBefore(p.Home(stage), stage)
 	return first, first + p.LayersPerStage[stage]
@@ -463,7 +465,7 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	return p.Runner(t), t, true
 }
 
-// Skipped returns the number of layers of a virtual stage, counted from its first, that its backwards do not visit.
+// Skipped returns the number of layers at the start of a virtual stage that its backwards do not visit.
 func (p *Plan) Skipped(stage int) int {
 	if p.Untrained == 0 {
 		return 0
@@ -471,7 +473,8 @@ func (p *Plan) Skipped(stage int) int {
 	return min(max(0, p.Untrained-p.LayerAt(stage, 0)), p.LayersPerStage[stage])
 }
 
-// Undone reports whether backwards of a virtual stage compute anything. Those of the last stage always do: they have the head.
+// Undone reports whether the backwards of a virtual stage compute anything. Those of the last stage
+// always do, because they include the head.
 func (p *Plan) Undone(stage int) bool {
 	return p.Untrained == 0 || stage == p.Parallel.Stages()-1 || p.LayerAt(stage+1, 0) > p.Untrained
 }

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// How the ranks of a stage share a layer.
+// This file describes how the ranks of a stage share a layer.
 
 // Split returns the part of the plan on which the dataflow of one rank depends.
 func (p *Plan) Split() graph.Split {
@@ -20,7 +20,8 @@ func (p *Plan) Split() graph.Split {
 	return split
 }
 
-// RowGrid returns the number that must divide the lengths of subsequences, so that all ranks have equally many rows.
+// RowGrid returns the number by which the lengths of subsequences must be divisible, so that all
+// ranks have the same number of rows.
 func (p *Plan) RowGrid() int64 { return p.Split().Grid() }
 
 // GridInWords describes RowGrid for messages.

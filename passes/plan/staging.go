@@ -1,11 +1,11 @@
 package plan
 
 // Tensors that one task of a rank passes to another usually stay on the device, because one of the next two tasks
-// reads them. In layer order the results of a layer stay until all other subsequences have passed, and K and V
-// of a layer until all later layers have. These go to the host, so that the device holds one layer's worth of a
-// sequence.
+// reads them. In layer order, the results of a layer are not read until all other subsequences have passed
+// through the layer, and K and V of a layer are not read until all later layers are done. These tensors go to the
+// host, so that the device holds a single layer's tensors of a sequence.
 
-// LayerOrder reports whether one stage takes all subsequences through a layer before the next layer.
+// LayerOrder reports whether all subsequences pass through a layer before the next layer begins.
 func (p *Plan) LayerOrder() bool { return p.Parallel.Order == OrderLayer }
 
 // Orders inside a stage.
@@ -17,9 +17,9 @@ const (
 // InputUnit is the index of a layer's input among its units, which are in the order of their producers.
 const InputUnit = 0
 
-// StagesOut reports whether a result that could be on the host until it is read is there. It is placed like the input of
-// the later of the two stages, which has the same rows: gradients are placed like their values, and the head's input
-// like the input of the last stage.
+// StagesOut reports whether a result stays on the host until it is read. The result is placed like
+// the input of the later of the two stages, which has the same rows: gradients are placed like
+// their values, and the head's input like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
@@ -32,14 +32,15 @@ const (
 	CachesRecompute = "recompute" // not kept: the first backward recomputes them from the layer's inputs
 )
 
-// StagesCaches reports whether K and V of a stage's layers are on the host between its last forward and its
-// first backward. Those of the last stage are not: its backward follows immediately.
+// StagesCaches reports whether K and V of a stage's layers are on the host between its last forward
+// and its first backward. Those of the last stage are not, because its backward follows
+// immediately.
 func (p *Plan) StagesCaches(stage int) bool {
 	return p.Offload.Caches == CachesHost && stage < p.Parallel.Stages()-1
 }
 
-// RecomputesCaches reports whether a task begins each layer by computing K and V of the whole sequence. This is the first backward of a
-// stage that has not kept them.
+// RecomputesCaches reports whether a task begins each layer by recomputing K and V of the whole
+// sequence. The first backward of a stage does so if the stage has not kept them.
 func (p *Plan) RecomputesCaches(t Task) bool {
 	return p.Offload.Caches == CachesRecompute && t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 &&
 		t.Stage < p.Parallel.Stages()-1

@@ -9,13 +9,13 @@ import (
 	"sppo.dev/lang"
 )
 
-// The trained part of a model.
+// This file describes the trained part of a model.
 
 // Tuned reports whether part of the model is not trained.
 func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze) > 0 }
 
-// trained returns the number of layers without a backward, counted from the first, and the numbers of trained and frozen parameters. All
-// are 0 if all of the model is trained.
+// trained returns the number of layers at the start that have no backward, and the numbers of
+// trained and frozen parameters. All are 0 if the whole model is trained.
 func (p *Plan) trained() (untrained int, n Parameters) {
 	if !p.Tuned() {
 		return 0, n
@@ -25,7 +25,8 @@ func (p *Plan) trained() (untrained int, n Parameters) {
 	return g.Untrained, n
 }
 
-// FreezeProblems reports patterns of frozen tensors that match no tensor (a tied head is not one), and a run that trains nothing.
+// FreezeProblems reports patterns in freeze that match no tensor (a tied head is not a tensor), and
+// runs that train nothing.
 func (p *Plan) FreezeProblems() (found []Problem) {
 	if len(p.Train.Freeze) == 0 {
 		return nil
@@ -52,12 +53,12 @@ func (p *Plan) FreezeProblems() (found []Problem) {
 		}
 	}
 	if trained, _ := g.Parameters(); trained == 0 && len(found) == 0 {
-		found = append(found, Fault("train.freeze", lang.Conflict, "remove a group or pattern from freeze", "every tensor of the model is frozen, so there is nothing to train"))
+		found = append(found, Fault("train.freeze", lang.Conflict, "remove a group or pattern from freeze", "every tensor of the model is frozen, so no tensor is trained"))
 	}
 	return found
 }
 
-// someNames lists the groups of tensors that a model has, and names of tensors in its first layer.
+// someNames lists the groups of tensors that a model has, and the names of tensors in its first layer.
 func someNames(names []string, groups map[string]bool) string {
 	var words []string
 	for _, group := range lang.TensorGroups {

@@ -8,14 +8,14 @@ import (
 )
 
 // ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. Such ranks
-// complete the gradient of a matrix in slices of its rows, whether or not they continue with slices, so that
-// stage 1 changes no bit.
+// always reduce the gradient of a matrix in slices of its rows, with or without ZeRO, so that stage
+// 1 does not change any bit.
 
-// Stages of ZeRO: each also divides what the previous one does. Embedding and head, which the ranks of a
-// stage divide by vocabulary anyway, stay with the first.
+// Stages of ZeRO. Each stage includes the previous one. The embedding and the head stay at stage 1,
+// because the ranks of a stage already divide them by vocabulary.
 const (
 	ZeroState     = 1 // the optimizer state
-	ZeroGradients = 2 // a layer's gradients, which are whole only during a task's backward of the layer
+	ZeroGradients = 2 // a layer's gradients, which are whole only during a backward of the layer
 	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit of the layer
 )
 
@@ -41,13 +41,15 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	return p.Parallel.Zero
 }
 
-// Completes reports whether a backward of a layer completes its gradient over ranks under ZeroGradients. In
-// sequence order each backward does, because that of the next layer follows. In layer order only that of the first
-// subsequence does, which is the microbatch's last.
+// Completes reports whether a backward of a layer completes its gradient over ranks under
+// ZeroGradients. In sequence order every backward does, because the backward of another layer
+// follows. In layer order only the backward of the first subsequence does, which is the last one of
+// the microbatch.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
-// GathersBeside reports whether, under ZeroWeights, weights of other layers are gathered while a task visits its own. In layer
-// order a group of one or two layers stays whole while the sequence passes through it: only its last task gathers the next group.
+// GathersBeside reports whether, under ZeroWeights, the weights of other layers are gathered while
+// a task visits its own layers. In layer order, a group of one or two layers stays whole while the
+// sequence passes through it, and only its last task gathers the next group.
 func (p *Plan) GathersBeside(t Task) bool {
 	switch {
 	case !p.LayerOrder() || slices.Max(p.LayersPerStage) > WholeLayers:
@@ -61,15 +63,15 @@ func (p *Plan) GathersBeside(t Task) bool {
 // WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
 const WholeLayers = 2
 
-// Slicing is the number of ranks over which the rows of a parameter are sliced: those of a stage, then
-// replicas. Rank (d, k) has slice k*DP + d.
+// Slicing has the numbers of ranks over which the rows of a parameter are sliced: first the ranks
+// of a stage, then replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
 // Slices returns the number of slices; 1 means no slicing.
 func (s Slicing) Slices() int64 { return s.SP * s.DP }
 
-// Slicing returns the division of a parameter's gradient over ranks. Vectors are too small to slice, and rows that do
-// not divide stay whole.
+// Slicing returns the division of a parameter's gradient over ranks. Vectors are too small to
+// slice, and parameters whose rows do not divide evenly stay whole.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
 	whole := Slicing{1, 1}
 	if param.Shape[1] == 1 {
@@ -87,8 +89,9 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 	return whole
 }
 
-// divides reports whether each piece of a parameter has that many equal slices. The position table has one
-// piece for every subsequence, two in zigzag order, and one for every rank that runs rows of a shared subsequence.
+// divides reports whether each piece of a parameter can be cut into that many equal slices. The
+// position table has one piece for every subsequence, two in zigzag order, and one for every rank
+// that runs rows of a shared subsequence.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
@@ -100,9 +103,9 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
 }
 
-// StateBytes returns the bytes of a block's parameters on one rank that last from step to step or to the end
-// of the step: weights, gradients, and what the optimizer keeps on the device, which is its states and an f32
-// master unless the weight is f32. A tied head on the embedding's rank has only its own gradient.
+// StateBytes returns the bytes of a block's parameters on one rank that persist from step to step
+// or until the end of the step: weights, gradients, optimizer states on the device, and f32 masters
+// unless the weights are f32. A tied head on the embedding's rank has only a gradient of its own.
 func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
@@ -183,7 +186,7 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	return graph.Align(n * ir.F32.Bytes())
 }
 
-// OffloadHost is the value of Parallel.OptimizerOffload that keeps state in host memory.
+// OffloadHost is the value of Parallel.OptimizerOffload with which optimizer state is kept in host memory.
 const OffloadHost = "host"
 
 // OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master are kept in host memory.
@@ -196,8 +199,8 @@ func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
 // 600 us, the launch of one 8 us.
 const hostBlock = 8 << 20
 
-// HostBlock returns the number of rows of a parameter's state that pass through the device as one block: all of
-// them if the update needs whole matrices.
+// HostBlock returns the number of rows of a parameter's state that pass through the device as one
+// block. It returns all rows if the update needs whole matrices.
 func (p *Plan) HostBlock(b *graph.Block, param *graph.Param) int64 {
 	rows := param.Local[0] / p.StateSlices(b, param)
 	if p.OptimizerOf(b, param).Whole {
@@ -221,8 +224,8 @@ func (p *Plan) HostStates(g *graph.Model, b *graph.Block, param *graph.Param) (t
 	return types
 }
 
-// HostStateBytes returns the bytes of a block's optimizer state in the host memory of one rank. StateBytes counts
-// what is on the device.
+// HostStateBytes returns the bytes of a block's optimizer state in the host memory of one rank.
+// StateBytes counts those on the device.
 func (p *Plan) HostStateBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {

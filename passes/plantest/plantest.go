@@ -54,7 +54,7 @@ func FolderOfExamples() string {
 	return up + "examples/"
 }
 
-// Expect runs the passes over a bad request.
+// Expect runs the passes over an invalid request and checks the diagnostic.
 func Expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string) {
 	t.Helper()
 	err := Run(sp, plan.New(sp))
@@ -68,8 +68,8 @@ func Expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string
 	}
 }
 
-// Kept returns the bytes that a token leaves in memory for later subsequences and for the backward, in one
-// layer of a rank.
+// Kept returns the number of bytes per token that one layer of a rank keeps for later subsequences
+// and for the backward.
 func Kept(p *plan.Plan) (bytes float64) {
 	for _, u := range p.Units {
 		if u.Block == graph.BlockLayer && u.Type != plan.Type2 {

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// rightInWords describes which stages hold keys of which other stages.
+// rightInWords describes the keys that stages hold for other stages.
 func rightInWords(p *plan.Plan) string {
 	last := p.Parallel.PP - 1
 	least, most := p.Train.Sequence, int64(0)
@@ -26,11 +26,11 @@ func rightInWords(p *plan.Plan) string {
 			least, most = min(least, l.End-l.First), max(most, l.End-l.First)
 		}
 	}
-	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of later stages, and share the attention of their last tasks", last-1, least, most)
+	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of later stages' keys, and compute part of the attention of those stages' last tasks", last-1, least, most)
 }
 
-// Write writes a plan as text: the decisions, the time of a step, the memory of each stage, where the plan
-// does not fit, and the reason for each decision.
+// Write writes a plan as text: the decisions, the time of a step, the memory of each stage, any
+// shortfalls, and the reason for each decision.
 func Write(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
 	reportJob(p, &b)
@@ -95,7 +95,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 // OrderInWords describes layer order, in which virtual stages are groups of layers.
 func OrderInWords(p *plan.Plan) string {
 	n := p.Parallel.VirtualStages
-	return fmt.Sprintf("layer: all subsequences pass a group of layers before the next; virtual_stages = %d makes %s of %s",
+	return fmt.Sprintf("layer: all subsequences pass through a group of layers before the next group; virtual_stages = %d gives %s of %s",
 		n, words.Plural(n, "group"), words.Plural((p.Model.Layers+n-1)/n, "layer"))
 }
 
@@ -109,7 +109,7 @@ func trainedInWords(p *plan.Plan) string {
 		}
 	}
 	if p.Untrained > 0 {
-		text += fmt.Sprintf("; the first %s without a backward", words.Plural(p.Untrained, "layer"))
+		text += fmt.Sprintf("; no backward pass for the first %s", words.Plural(p.Untrained, "layer"))
 	}
 	return text
 }
@@ -123,7 +123,7 @@ func thousands(n int64) string {
 	return digits
 }
 
-// muxInWords describes which stages share which tasks.
+// muxInWords describes the shared tasks and the stages that share them.
 func muxInWords(p *plan.Plan) string {
 	var words []string
 	if p.Mux.Left {
@@ -144,7 +144,7 @@ func leftInWords(p *plan.Plan) string {
 		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
 	}
 	last := p.Parallel.PP - 1
-	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task in progress",
+	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces of %d-%d tokens, which differ from equal lengths by up to %.1f%%; each stage j of 1-%d runs piece j+1 of every task in progress until it has a task of its own",
 		last-1, last+1, least, most, 100*worstRounding(p), last)
 }
 
@@ -172,23 +172,23 @@ func subsequencesInWords(p *plan.Plan) string {
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
-// streamedInWords describes where K and V are loaded from.
+// streamedInWords explains why K and V take host memory.
 func streamedInWords(p *plan.Plan) string {
 	if p.Streams() {
-		return ", where K and V are kept with their gradients; keep = [k, v] keeps them on the device"
+		return ", because K and V and their gradients are kept there; keep = [k, v] keeps them on the device"
 	}
 	return ""
 }
 
-// cachesInWords describes where K and V are kept, if not on the device.
+// cachesInWords describes the place of K and V, if it is not the device.
 func cachesInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
 		return fmt.Sprintf("%s on the host, streamed through the device in blocks of %s tokens", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
 	case p.Offload.Caches == plan.CachesHost:
-		return "of one layer on the device, of the others on the host"
+		return "one layer's on the device, the others' on the host"
 	case p.Offload.Caches == plan.CachesRecompute:
-		return "of one layer on the device, of the others recomputed for the backward"
+		return "one layer's on the device; the others' are recomputed for the backward pass"
 	}
 	return ""
 }
@@ -255,7 +255,7 @@ func reportStages(p *plan.Plan, b *strings.Builder) {
 func layerRanges(p *plan.Plan, rank int) string {
 	stages := p.StagesOf(rank)
 	if p.LayerOrder() {
-		return fmt.Sprintf("0-%d in turn", p.Model.Layers-1)
+		return fmt.Sprintf("0-%d, one after another", p.Model.Layers-1)
 	}
 	words := make([]string, len(stages))
 	for i, j := range stages {
@@ -286,7 +286,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		if words := documentsInWords(p); words != "" {
 			line("documents", words)
 		}
-		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
+		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
 		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})
@@ -295,12 +295,12 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 
 // documentsInWords explains the meaning of times if sequences have several documents.
 func documentsInWords(p *plan.Plan) string {
-	const bound = "times are those of whole sequences, which no step exceeds"
+	const bound = "times are for sequences without document boundaries, an upper bound"
 	switch d := p.Documents; {
 	case d != nil && d.Problem != "":
-		return bound + "; the data would tell by how much: " + d.Problem
+		return bound + "; how much shorter a step is cannot be determined: " + d.Problem
 	case d != nil:
-		return fmt.Sprintf("about %s a step (estimate): attention inside documents has %.1f%% of the pairs of whole sequences, in the first %s; "+
+		return fmt.Sprintf("about %s per step (estimate): attention inside documents computes %.1f%% of the query-key pairs of whole sequences, measured in the first %s; "+
 			"all other "+bound, d.StepS, 100*d.Share, words.Plural(d.Sequences, "sequence"))
 	case p.Split().Documents:
 		return bound
@@ -308,8 +308,7 @@ func documentsInWords(p *plan.Plan) string {
 	return ""
 }
 
-// reportPath lists the components of a step from its start to its end: the kinds of work on its critical
-// path, the longest first.
+// reportPath lists the kinds of work on the critical path of a step, longest first.
 func reportPath(p *plan.Plan, b *strings.Builder) {
 	path := p.Time.CriticalPath
 	if len(path) == 0 {
@@ -350,7 +349,7 @@ func reportPath(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// reportMemory lists what fills each stage at its peak, and the largest buffers of the fullest one.
+// reportMemory lists the uses of memory on each stage at its peak, and the largest buffers of the fullest stage.
 func reportMemory(p *plan.Plan, b *strings.Builder) {
 	for _, arena := range []struct {
 		name  string
@@ -378,7 +377,7 @@ func reportMemory(p *plan.Plan, b *strings.Builder) {
 	}
 }
 
-// mostStages is the number of stages in a table of parts; JSON has all.
+// mostStages is the maximum number of stages in a table of parts. JSON has all of them.
 const mostStages = 8
 
 // partRows writes a row for each part of any of the peaks, and their sum.
@@ -415,7 +414,7 @@ func durationOrNone(t ir.Seconds) string {
 	return t.String()
 }
 
-// reportFit reports where the plan does not fit, and what fills it.
+// reportFit reports the stages that do not fit, and what fills their memory.
 func reportFit(p *plan.Plan, b *strings.Builder) {
 	m := p.Memory
 	if !m.Placed {
@@ -459,7 +458,7 @@ const mostRejected = 6
 // reportSearch lists the other candidates that solve has considered.
 func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
-		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is an upper bound:\n")
+		b.WriteString("Next best plans, by estimated step time (this plan: " + p.Time.EstimateS.String() + "); memory figures are upper bounds:\n")
 		table(b, func(line func(...string)) {
 			for i := range p.Alternatives {
 				a := &p.Alternatives[i]
@@ -471,7 +470,7 @@ func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Rejected) == 0 {
 		return
 	}
-	b.WriteString("Rejected, with the estimated slowdown or the least missing memory:\n")
+	b.WriteString("Rejected, with the estimated slowdown or the smallest memory shortfall:\n")
 	table(b, func(line func(...string)) {
 		for first := 0; first < len(p.Rejected); {
 			end := first

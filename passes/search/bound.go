@@ -17,18 +17,19 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Lower bounds that hold for every plan of a candidate, and for all candidates of which only the first
-// dimensions are pinned.
+// This file computes lower bounds that hold for every plan of a candidate, including candidates of
+// which only the first dimensions are pinned.
 //
-// Time: a rank runs all of its tasks, in any order. Before its first task it waits for the first subsequence
-// to pass the earlier virtual stages, and after its last task the gradient of that subsequence passes back
-// through them. If all forwards of a microbatch precede what follows, the rank waits once more, between
-// forwards and backwards: the last subsequence passes the later virtual stages and comes back. If a strategy
-// takes one microbatch after another, each of them does so. The first subsequence also passes the whole model
-// and comes back. Copies only add to that, and streamed blocks are copied one after another. While the number
-// of subsequences is open, layers take the least time that they take with any number, and no waits count.
+// Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first
+// subsequence has passed through the earlier virtual stages; after its last task, the gradient of
+// that subsequence passes back through them. If all forwards of a microbatch precede all backwards,
+// the rank also waits in between, while the last subsequence passes through the later virtual
+// stages and back. If a strategy runs one microbatch after another, this wait occurs once per
+// microbatch. The first subsequence also passes through the whole model and back. Copies only add
+// to these times, and streamed blocks are copied one after another. While the number of
+// subsequences is open, the bound uses the minimum time of a layer over all numbers, and no waits.
 //
-// Memory: room.go.
+// Memory: see room.go.
 type bounds struct {
 	space
 	request    *plan.Plan
@@ -45,13 +46,13 @@ type bounds struct {
 type lengthsKey struct {
 	n     int
 	align int64
-	cut   string // empty: by operations; "length"; or everything that the times of tasks depend on, and so the lengths
+	cut   string // how the sequence is cut: empty means by operations, "length" by length; otherwise everything that the times of tasks depend on, which determine the lengths
 }
 
 type profileKey struct {
 	split     graph.Split
 	recompute string
-	block     int64 // of K and V that stream
+	block     int64 // block length of streamed K and V
 	lengthsKey
 	microbatch int
 	ranks      int // pricedRanks
@@ -61,18 +62,19 @@ type profileKey struct {
 type endKey struct {
 	parallel plan.Parallel
 	lengthsKey
-	layers int // of the stage with the most
+	layers int // number of layers of the stage with the most
 }
 
-// end is the time of the optimizer for a layer, the embedding and the head, and the other times caused by
-// parameters.
+// end holds the times of the optimizer for a layer, the embedding and the head, and the other times
+// that parameters cause.
 type end struct {
 	layer, embedding, head ir.Seconds
 	visit                  visit
 }
 
-// visit is the time of collectives of parameters beside a layer of any task: in the forward, and in the
-// backward in addition. In layer order not every backward completes gradients, so those do not count.
+// visit is the time of the collectives on parameters that run during a layer of any task: those of
+// the forward, and the additional ones of the backward. In layer order, not every backward
+// completes gradients, so the latter are not included.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -84,8 +86,8 @@ func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
 	return b
 }
 
-// sized returns a plan of a candidate with the pinned sizes and the lengths of its subsequences; an open
-// number of stages counts as one. It is nil if the sizes are refused.
+// sized returns a plan of a candidate with the pinned sizes and the lengths of its subsequences. An
+// open number of stages is treated as one. It returns nil if the sizes are invalid.
 func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	p := &plan.Plan{Model: b.model, Cluster: b.cluster, Train: b.train, Schedule: s}
 	if s.PP == 0 {
@@ -93,7 +95,7 @@ func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	}
 	solveParallel(p)
 	p.Schedule.PP = s.PP
-	if p.Recompute = recomputeOf(s); b.fitting && opensRecompute(s) { // what keeps least
+	if p.Recompute = recomputeOf(s); b.fitting && opensRecompute(s) { // the policy that keeps the least
 		p.Recompute = graph.RecomputeFull
 	}
 	solveSubsequences(b.cache, p)
@@ -105,14 +107,15 @@ func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	return p
 }
 
-// staged assigns the layers of a sized plan, and cuts the sequence by times, which depend on stages.
+// staged assigns the layers of a sized plan to stages. If the sequence is cut by time, which
+// depends on the stages, it also cuts the sequence.
 func (b *bounds) staged(p *plan.Plan) {
 	p.LayersPerStage = balancedLayers(p, b.profileOf(p))
 	p.Subsequences.Lengths = b.lengthsOf(p)
 }
 
-// lengthsOf cuts the sequence as partition will; if that depends on times, which depend on stages, by
-// operations.
+// lengthsOf cuts the sequence in the same way as partition. If the sequence is cut by time, which
+// depends on the stages, it cuts by operations.
 func (b *bounds) lengthsOf(p *plan.Plan) []int64 {
 	if given := p.Schedule.Subsequences.Lengths; len(given) > 0 {
 		return given
@@ -144,28 +147,28 @@ func (b *bounds) lengthsKey(p *plan.Plan) lengthsKey {
 	return key
 }
 
-// profile is the time of one microbatch: of all subsequences together, and of the first.
+// profile holds the times of one microbatch: those of all subsequences together, and those of the first.
 type profile struct {
-	layer, leastLayer ir.Seconds // forward and backward: on the average of all layers, and of the kind that takes least
+	layer, leastLayer ir.Seconds // forward and backward: averaged over all layers, and of the fastest kind
 	embedding, head   ir.Seconds // the same
 	kinds             []*layerProfile
 	embed, embedGrad  ir.Seconds // of the first subsequence
 	hidden            ir.Bytes   // of a message, of the first subsequence
 }
 
-// layerProfile is what one microbatch takes in a layer of one kind.
+// layerProfile holds the times of one microbatch in a layer of one kind.
 type layerProfile struct {
 	all             ir.Seconds        // forward and backward
-	halved          func() ir.Seconds // the same, where backwards may run in two halves
+	halved          func() ir.Seconds // the same, if backwards may run in two halves
 	each, attention []ir.Seconds      // subsequences, and their attention
 	first, last     crossing          // the first subsequence and the last
 	shares          [2]share          // of the last subsequence: forward and backward
-	streaming       ir.Seconds        // in which the blocks of K and V come, one after another
+	streaming       ir.Seconds        // time to load all blocks of K and V, one after another
 }
 
 func (k *layerProfile) whole() ir.Seconds { return k.all }
 
-// layers adds up what layers take, of which there are some of each kind.
+// layers adds up the times of a number of layers of each kind.
 func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) (t ir.Seconds) {
 	for kind, n := range counts {
 		if n > 0 {
@@ -175,13 +178,13 @@ func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) 
 	return t
 }
 
-// crossing is the latency of a layer: until its result is ready, and until the gradient of its input is, with
-// or without its weight gradients.
+// crossing is the latency of a layer: the time until its result is ready, and the time until the
+// gradient of its input is ready, with or without its weight gradients.
 type crossing struct {
 	forward, backward, input ir.Seconds
 }
 
-// both returns the latency there and back.
+// both returns the sum of both latencies.
 func (c crossing) both(late bool) ir.Seconds {
 	if late {
 		return c.forward + min(c.backward, c.input)
@@ -189,7 +192,7 @@ func (c crossing) both(late bool) ir.Seconds {
 	return c.forward + c.backward
 }
 
-// share is attention that other ranks may take part in: its time, and what travels to each of them and back.
+// share describes attention that other ranks can share: its time, and the bytes sent to each of them and back.
 type share struct {
 	whole   ir.Seconds
 	travels []ir.Bytes
@@ -207,9 +210,9 @@ func (b *bounds) profileOf(p *plan.Plan) *profile {
 	return b.profiles[key]
 }
 
-// pricedRanks returns the number of ranks of the job as far as the costs of layers depend on it: all if
-// stages do not fill nodes evenly; those of a node if they share its processors or the link to the host over
-// which K and V stream; otherwise 0.
+// pricedRanks returns the number of ranks on which the costs of layers depend: all ranks of the job
+// if stages do not fill nodes evenly; the ranks of a node if they share its processors, or the host
+// link over which K and V are streamed; otherwise 0.
 func pricedRanks(p *plan.Plan) int {
 	ranks, sp, node := p.Parallel.Ranks(), p.Parallel.SP, p.Cluster.GPUsPerNode
 	switch {
@@ -248,13 +251,13 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	return out
 }
 
-// endTimes are those of the embedding and the head for a subsequence of some length.
+// endTimes are the times of the embedding and the head for a subsequence of a certain length.
 type endTimes struct{ embedding, head ir.Seconds }
 
 func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	p, g, layer, out := t.Plan, t.Model, t.Layers[kind], &layerProfile{}
 	back := estimate.VisitTime{Weights: v.forward, Gradients: v.backward}
-	if layer.DInput == graph.Missing { // the lowest layer with a backward, which reads few of its weights, or one without
+	if layer.DInput == graph.Missing { // the lowest layer with a backward, which reads few of its weights, or a layer without a backward
 		back = estimate.VisitTime{}
 	}
 	size := func(prefix, tokens int64) graph.Size { return g.OfKind(t.Size(prefix, tokens), kind) }
@@ -263,7 +266,7 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 		return t.Makespan(layer, layer.Backward, z, back.Weights+back.Gradients)
 	}
 	known := map[graph.Size]ir.Seconds{}
-	var sizes []graph.Size // at which all but attention is priced
+	var sizes []graph.Size // sizes for which all nodes except attention are costed
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
 		z := size(prefix, n)
@@ -305,9 +308,10 @@ func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 	return v
 }
 
-// leastRest returns the size, for a given number of tokens, at which the rest of a layer besides attention
-// takes least: after the longest prefix, where attention hides most of what runs beside it. In a ring that
-// time also grows with the prefix, and every subsequence has its own.
+// leastRest returns, for a given number of tokens, the size at which a layer without attention
+// takes the least time: the one with the longest prefix, because its attention hides the most
+// concurrent work. In a ring, that time also increases with the prefix, and every subsequence has
+// its own.
 func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 	if t.Plan.Parallel.SPMode != graph.ModeRing {
 		z.Prefix = z.Sequence - z.Tokens
@@ -315,7 +319,7 @@ func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 	return z
 }
 
-// shares are what the attention of a layer would take from other ranks.
+// shares returns the attention of a layer that other ranks could share.
 func shares(t *estimate.TaskTime, kind int, z graph.Size) (out [2]share) {
 	for _, n := range t.Attends[kind] {
 		in, d := graph.BlockInstr(t.Layers[kind], n, z), t.Back(t.Layers[kind], n, z)
@@ -329,7 +333,7 @@ func shares(t *estimate.TaskTime, kind int, z graph.Size) (out [2]share) {
 	return out
 }
 
-// streamingTime is how long all blocks of K and V of a layer of some kind take to come.
+// streamingTime is the time to load all blocks of K and V for a layer of a certain kind.
 func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 	if !p.Streams() {
 		return 0
@@ -349,21 +353,21 @@ func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 	return t
 }
 
-// leastKey distinguishes the profiles for a number of subsequences while only earlier dimensions are pinned.
+// leastKey identifies a profile while the number of subsequences is open.
 type leastKey struct {
-	parallel                   plan.Parallel // except for stages: they refuse candidates whatever the number is
+	parallel                   plan.Parallel // except the number of stages, which may make candidates invalid
 	strategy, partition, count string
 	ranks                      int
 }
 
-// cutByLength reports whether the lengths of the subsequences are known, whatever the stages are.
+// cutByLength reports whether the lengths of the subsequences do not depend on the stages.
 func cutByLength(s *lang.Schedule) bool {
 	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
 }
 
-// leastProfile returns a lower bound of the profiles of a candidate whose number of subsequences is open, or
-// how they are cut. In the latter case it includes the undivided sequence, because kernels are slower on
-// shorter subsequences.
+// leastProfile returns a lower bound on the profiles of a candidate for which the number of
+// subsequences, or how they are cut, is open. In the latter case, the bound includes the undivided
+// sequence, because kernels are slower on shorter subsequences.
 func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	var least *profile
 	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: pricedRanks(whole)}
@@ -401,21 +405,21 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	return least
 }
 
-// Levels from which on bounds are useful, and those at which they improve.
+// Levels from which bounds are useful, and levels at which they improve.
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
 	levelOfCounts = levelOf("schedule.subsequences")
 	levelOfKept   = levelOf("schedule.mux") // the remaining dimensions decide placements
 )
 
-// levelOf returns the number of pinned dimensions once that of a key is pinned.
+// levelOf returns the number of pinned dimensions once the dimension of a key is pinned.
 func levelOf(key string) int {
 	return 1 + slices.IndexFunc(dimensions, func(d dimension) bool { return d.key == key })
 }
 
-// of returns lower bounds on step time and memory over all completions of a partial candidate with a number
-// of pinned dimensions. If time does not matter it is 0, and only what the assignment of layers needs is
-// costed.
+// of returns lower bounds on step time and memory over all completions of a partial candidate with
+// a number of pinned dimensions. If time does not matter, the time is 0, and only the costs that
+// the assignment of layers needs are computed.
 func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	switch {
 	case level < levelOfSizes:
@@ -455,9 +459,10 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	return times, held
 }
 
-// remakings returns the recomputation policies that may still be pinned, besides none, if they may balance
-// longer tasks differently: in a cut by times, or if layers would be assigned differently were each twice as
-// long, which exceeds any recomputation.
+// remakings returns the recomputation policies, other than none, that may still be pinned and that
+// may lead to a different balance because tasks take longer. This is the case if the sequence is
+// cut by time, or if layers would be assigned differently if each took twice as long, which is more
+// than any recomputation adds.
 func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	if !opensRecompute(p.Schedule) || b.fitting {
 		return nil
@@ -472,7 +477,7 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	return recomputing
 }
 
-// dealt returns the bounds of a sized plan with its layers assigned.
+// dealt returns the bounds of a sized plan whose layers have been assigned.
 func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	p := &plan.Plan{}
 	*p = *sized
@@ -486,7 +491,7 @@ func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	return b.time(p), b.heldAtLeast(p)
 }
 
-// coarse is for an open number of subsequences.
+// coarse returns the bounds for an open number of subsequences.
 func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
@@ -507,7 +512,7 @@ func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 // unreachable is the bound if there are no candidates.
 const unreachable ir.Seconds = 1e300
 
-// share returns the least work of the busiest stage, whatever its layers are.
+// share returns a lower bound on the work of the busiest stage for any assignment of layers.
 func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	busy := (of.layer*ir.Seconds(p.Model.Layers) + of.embedding + of.head) / ir.Seconds(b.mostStages(p))
 	if !b.mayShare(&p.Schedule) {
@@ -516,7 +521,7 @@ func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	return busy * ir.Seconds(p.Parallel.Microbatches)
 }
 
-// mostStages returns the stages of a plan, which may be open.
+// mostStages returns the maximum number of stages of a plan, whose number of stages may be open.
 func (b *bounds) mostStages(p *plan.Plan) int {
 	if p.Schedule.PP > 0 {
 		return p.Schedule.PP
@@ -524,7 +529,7 @@ func (b *bounds) mostStages(p *plan.Plan) int {
 	return min(p.Model.Layers, p.Cluster.GPUs()/(p.Parallel.SP*p.Parallel.DP))
 }
 
-// layersOfMost returns the least number of layers of the rank with the most.
+// layersOfMost returns a lower bound on the number of layers of the rank with the most layers.
 func (b *bounds) layersOfMost(p *plan.Plan) int {
 	stages := b.mostStages(p)
 	return (p.Model.Layers + stages - 1) / stages
@@ -566,7 +571,7 @@ func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	return max(least, streaming*ir.Seconds(p.Parallel.Microbatches)) + optimizer
 }
 
-// message returns the time of the first subsequence from stage to stage.
+// message returns the time to send the first subsequence from one stage to the next.
 func (b *bounds) message(p *plan.Plan, of *profile) ir.Seconds {
 	m, key := estimate.CostModel(p), plan.Parallel{SP: p.Parallel.SP, PP: p.Parallel.PP, DP: p.Parallel.DP}
 	link, known := b.links[key]
@@ -577,7 +582,7 @@ func (b *bounds) message(p *plan.Plan, of *profile) ir.Seconds {
 	return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, link)
 }
 
-// pipeline is where every rank does its own tasks.
+// pipeline returns the bound for ranks that do not share tasks.
 func (b *bounds) pipeline(p *plan.Plan, of *profile) ir.Seconds {
 	chosen := strategy.Of(p)
 	times, waits, turns := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1), ir.Seconds(0)
@@ -607,8 +612,10 @@ func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
 	return counts
 }
 
-// ways are those of the first subsequence to the first virtual stage of a rank and back, of the last from its last virtual stage to
-// the end and back, and of the first through all of them. With deferred weight gradients a rank has work during the way back.
+// ways returns three latencies: of the first subsequence to the first virtual stage of a rank and
+// back, of the last subsequence from the rank's last virtual stage to the end and back, and of the
+// first subsequence through all virtual stages and back. With deferred weight gradients, a rank has
+// work during the way back.
 func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
@@ -642,17 +649,20 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 	return before, after, all
 }
 
-// shared is for ranks that take over parts of each other's tasks, at the start and the end of the pipeline
-// (left), at its turnaround (right), or both (on). The total work stays the same.
+// shared returns the bound for ranks that take over parts of each other's tasks, at the start and
+// the end of the pipeline (left), at its turnaround (right), or both (on). The total work stays the
+// same.
 //
-// At the turnaround the last subsequence passes the later ranks, each of which shares its attention with the
-// ranks before it, with messages that arrive one by one. The rank waits meanwhile and, if the start is not
-// shared, also for the way of the first subsequence to it and back, as usual.
+// At the turnaround, the last subsequence passes through the later ranks, each of which shares its
+// attention with the earlier ranks; messages arrive one by one. The rank waits during that time. If
+// the start is not shared, it also waits while the first subsequence passes through the earlier
+// ranks and back, as in pipeline.
 //
-// If the start is shared, the first rank runs at least the first (x+1)/PP tokens of subsequence x, and so at
-// least the square of that share of the work, because attention looks back. The last rank runs all of its own
-// tasks, and before and after them helps all others. For that it receives, one by one, their layers' weights,
-// K and V, and sends back contributions to the gradients of both.
+// If the start is shared, the first rank runs at least the first (x+1)/PP of the tokens of
+// subsequence x, and at least the square of that fraction of the work, because earlier tokens
+// attend to fewer tokens. The last rank runs all of its own tasks, and helps all other ranks before
+// and after them. For that it receives, one by one, the weights, K and V of their layers, and sends
+// back contributions to the gradients of all of these.
 func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := estimate.CostModel(p)
 	far := estimate.WidestLink(p, m, estimate.Farthest)
@@ -701,9 +711,9 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
 
-// attentionThatStays returns the least part of a subsequence's attention, with a number of helpers, on one of
-// those who share it: the mean, or what is left to the owner, whose helpers take 1/PP of the keys each, to
-// half a step of the grid.
+// attentionThatStays returns a lower bound on the largest part of a subsequence's attention on any
+// of the ranks that share it: the mean over these ranks, or the part that remains with the owner
+// when each helper takes 1/PP of the keys, within half a step of the grid.
 func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	keys, end, stages, grid := make([]float64, p.Subsequences.N), float64(0), float64(p.Parallel.PP), float64(p.Subsequences.Align)
 	for x, n := range p.Subsequences.Lengths {
@@ -718,8 +728,8 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	}
 }
 
-// given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention, of which a part
-// stays.
+// given returns an upper bound on the time that sharing attention with a number of helpers saves in
+// a layer of the last subsequence, if a part of the attention stays.
 func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
@@ -731,14 +741,14 @@ func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Byt
 	return t
 }
 
-// helping returns the time of the last rank to help all others: weights, K and V arrive one by one, and
-// gradients of both leave.
+// helping returns a lower bound on the time in which the last rank helps all others: weights, K and
+// V arrive one by one, and their gradients are sent back.
 func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
 	g := b.cache.Model(p)
 	fewest := ir.Seconds(slices.Min(layers))
 	var lent, rows, gradients ir.Seconds
 	for x := range p.Parallel.PP - 1 {
-		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // stages that it helps with the subsequence
+		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // number of stages that it helps with the subsequence
 		part := func(v *graph.Value) ir.Seconds {
 			others := ir.Bytes(z.Tokens) * ir.Bytes(p.Parallel.PP-1) / ir.Bytes(p.Parallel.PP)
 			return times * message(v.Bytes(z)*others/ir.Bytes(z.Sequence))
@@ -763,10 +773,11 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
 }
 
-// givingBack returns how long weight gradients that the last rank has borrowed travel home if the start is
-// shared. In every slot those of a stage pass all later ranks, one after another, each of which adds its own.
-// No rank begins the next slot's before the last has arrived: the last rank helps the rank that then received
-// them to compute those of keys.
+// givingBack returns a lower bound on the time to return the last rank's weight gradients to their
+// owners if the start is shared. In every slot, the gradients of a stage pass through all later
+// ranks one after another, each of which adds its own. No rank begins to send those of the next
+// slot before the last gradients have arrived, because the last rank helps the receiving rank to
+// compute the gradients of keys.
 func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	g, m := b.cache.Model(p), estimate.CostModel(p)
 	var hop ir.Seconds
@@ -813,7 +824,7 @@ func (b *bounds) endOf(p *plan.Plan) end {
 	if !g.Tied {
 		e.head = u.Block(g.Head)
 	}
-	if !p.LayerOrder() { // there a task may have none of this traffic
+	if !p.LayerOrder() { // in layer order, a task may have none of this traffic
 		e.visit.forward, e.visit.backward = u.Visit()
 	}
 	b.optimizers[key] = e
@@ -827,8 +838,8 @@ func count(is bool) int {
 	return 0
 }
 
-// balancedLayers assigns the layers so that the busiest rank finishes soonest, including embedding and loss.
-// If that makes no difference they are distributed evenly.
+// balancedLayers assigns the layers so that the busiest rank finishes as early as possible,
+// including embedding and loss. If that makes no difference, they are distributed evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
 	busiest := func(layers []int) (most ir.Seconds) {
@@ -848,8 +859,8 @@ func balancedLayers(p *plan.Plan, of *profile) []int {
 	return even
 }
 
-// dealLayers gives every layer in turn to the rank that will finish soonest, and of its virtual stages to the
-// shortest.
+// dealLayers gives each layer in turn to the rank that finishes earliest, and among its virtual
+// stages to the shortest.
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))

@@ -8,10 +8,11 @@ import (
 	"sppo.dev/ir"
 )
 
-// When a search ends. It ends with a plan within a gap of the least bound of the remaining candidates. If
-// memory is scarce, bounds on time are loose, and many candidates are about equally good. So the gap widens
-// with the work done, and after some more work the fastest plan so far is taken. Work is counted, not timed,
-// so that the same job always gets the same plan.
+// This file decides when a search ends: when it has a plan within a gap of the lowest bound of the
+// remaining candidates. If memory is scarce, bounds on time are loose, and many candidates are
+// about equally good. The gap therefore widens with the work done, and after some more work the
+// fastest plan so far is taken. Work is counted rather than timed, so that the same job always gets
+// the same plan.
 const (
 	searchGap = 1.0 / 330 // at first
 	widestGap = 0.01
@@ -26,8 +27,8 @@ func (s *search) impatience() float64 {
 	return float64(s.work) / patience / cmp.Or(s.context.Options.Patience, 1)
 }
 
-// spent reports whether a search has done a multiple of the work of its patience. A search for anything that
-// fits has more patience: its answer is yes or no, and a no should be true.
+// spent reports whether the work of a search exceeds a multiple of its patience. A search for any
+// plan that fits has more patience, because a negative answer should be correct.
 func (s *search) spent(times float64) bool {
 	if s.timeless {
 		times *= 2
@@ -35,7 +36,7 @@ func (s *search) spent(times float64) bool {
 	return s.impatience() >= times
 }
 
-// widen sets the gap for the work done so far. It determines when complete candidates have their turn.
+// widen sets the gap for the work done so far. The gap determines when complete candidates are considered.
 func (s *search) widen() {
 	const steps = 8 // between the narrowest gap and the widest
 	share := min(1, max(0, (s.impatience()-1)/(widestAt-1)))
@@ -52,10 +53,10 @@ func (s *search) widen() {
 	heap.Init(&s.frontier)
 }
 
-// slackened returns the least bound that does not beat a plan of a given step time.
+// slackened returns the lowest bound that is not better than a plan with a given step time.
 func (s *search) slackened(t ir.Seconds) ir.Seconds { return t / ir.Seconds(1+s.gap) }
 
-// soFar returns the fastest complete candidate that fits, or nil.
+// soFar returns the fastest complete candidate so far that fits, or nil.
 func (s *search) soFar() *node {
 	var complete []*node
 	for _, n := range s.frontier {
@@ -74,12 +75,12 @@ func (s *search) soFar() *node {
 	return nil
 }
 
-// distance returns how much faster than a plan any open candidate can be, as an upper bound relative to the
-// plan's time.
+// distance returns an upper bound on how much faster than a plan any open candidate can be,
+// relative to the plan's time.
 func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
 	s.beat = winner
-	for s.frontier.Len() > 0 && s.frontier[0].level < levelOfSizes { // which have no bound
+	for s.frontier.Len() > 0 && s.frontier[0].level < levelOfSizes { // such candidates have no bound
 		s.advance(heap.Pop(&s.frontier).(*node))
 	}
 	for _, n := range s.frontier {

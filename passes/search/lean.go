@@ -14,15 +14,16 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The search that ignores time. It costs only what the assignment of layers needs, and takes candidates with
-// the lowest memory bound first, so that something that fits is found soon, if it exists. Before a complete
-// candidate is planned with timed copies, which takes many simulations, it is lean: its copies begin as late
-// and end as early as possible. That takes no simulation, and uses no more device memory than any other
-// timing, up to part of the packing margin.
+// This file implements the search that ignores time. It computes only the costs that the assignment
+// of layers needs, and takes candidates with the lowest memory bound first, so that it soon finds a
+// plan that fits, if there is one. A complete candidate is first planned without timing its copies,
+// which would take many simulations. Such a lean plan begins copies as late and ends them as early
+// as possible. This needs no simulation, and takes no more device memory than any other timing,
+// except for part of the packing margin.
 
-// wanted decides the order of candidates: least memory first. If memory is plentiful, first those with the
-// fewest open dimensions, then those on the most ranks, then those with the fewest tasks, which are planned
-// soonest.
+// wanted determines the order of candidates: least memory first. If memory is plentiful, candidates
+// with the fewest open dimensions come first, then those on the most ranks, then those with the
+// fewest tasks, which are fastest to plan.
 type wanted struct {
 	bytes ir.Bytes
 	open  int
@@ -38,8 +39,8 @@ func (w wanted) compare(o wanted) int {
 // plenty is the fraction of device memory below which using less does not matter.
 const plenty = 0.5
 
-// want sets the order of a candidate given its memory bound. A shortfall on the host counts like one on the
-// device.
+// want sets the order of a candidate, given its memory bound. A shortfall on the host counts as
+// much as one on the device.
 func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	w, p := &n.wanted, &n.schedule
 	if shortfall != nil {
@@ -48,19 +49,20 @@ func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
 	w.ranks = max(1, p.SP) * max(1, p.PP) * max(1, p.DP)
 	w.tasks = p.Subsequences.Count * max(1, p.PP) * max(1, p.VirtualStages)
-	if p.Keep != nil && len(p.Keep) < len(plan.Streamable) { // blocks of earlier tokens are many more
+	if p.Keep != nil && len(p.Keep) < len(plan.Streamable) { // streaming loads many more bytes than the copies of saved tensors
 		w.tasks *= max(1, p.Subsequences.Count)
 	}
 }
 
-// wantComplete is for a candidate whose memory is known: where it fits, no other need be looked at.
+// wantComplete sets the order of a candidate whose memory is known. If it fits, no other candidate
+// needs to be considered.
 func (s *search) wantComplete(n *node, device ir.Bytes, shortfall *plan.Shortfall) {
 	if s.want(n, device, shortfall); shortfall == nil && s.fitting {
 		n.wanted.bytes = 0
 	}
 }
 
-// lean bounds the memory of a complete candidate, and queues it unless it surely does not fit.
+// lean bounds the memory of a complete candidate, and queues it unless it cannot fit.
 func (s *search) lean(n *node) {
 	n.wanted.lean = true
 	if n.weighs() { // its placements depend on the times of copies
@@ -90,7 +92,7 @@ func (s *search) lean(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// mayFit returns what a footprint may use if it could fit once placed.
+// mayFit returns the limits within which a footprint may still fit after placement.
 func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 	p := e.Plan
 	more := ir.Bytes(float64(max(m.DeviceCapacityBytes, m.HostCapacityBytes)) * memory.Slack(p) / (1 - memory.Slack(p)))
@@ -99,10 +101,10 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 	return m
 }
 
-// earlier returns the bytes that reloads may have taken from the host if they begin earlier than necessary.
+// earlier returns the number of bytes on the device that reloads may take if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
-	for _, saved := range e.Saved { // with windows the first subsequence need not be the longest
+	for _, saved := range e.Saved { // with windows, the first subsequence may not be the longest
 		var of ir.Bytes
 		for _, size := range saved {
 			of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
@@ -112,15 +114,15 @@ func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	return n + memory.Packed(p, n)
 }
 
-// weighs reports whether the pass offload weighs placements against each other.
+// weighs reports whether the pass offload compares placements with each other.
 func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == plan.PolicyMemory || n.schedule.Recompute == plan.PolicyAuto
 }
 
-// closestPatience is the share of a search's patience that is spent on finding what to show if nothing fits.
+// closestPatience is the fraction of a search's patience that is spent on finding a plan to report if nothing fits.
 const closestPatience = 0.3
 
-// keepLean drops all candidates except those whose memory is known, if there are any.
+// keepLean drops all candidates except those with known memory, if there are any.
 func (s *search) keepLean() {
 	if lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean }); len(lean) > 0 {
 		s.frontier = lean
@@ -128,9 +130,9 @@ func (s *search) keepLean() {
 	}
 }
 
-// closest returns what to show of a root if nothing fits: the evaluated candidate with the smallest shortfall, or
-// another one that needs less memory, if it is found in time. The latter may even fit, if the search for time
-// ended before it found one that does.
+// closest returns the plan of a root to report if nothing fits: the evaluated candidate with the
+// smallest shortfall, or another candidate that needs less memory, if one is found in time. The
+// latter may even fit, if the search by time ended early.
 func (s *search) closest(root lang.Schedule) *node {
 	b := *s.bounds
 	b.timeless, b.work = true, 0

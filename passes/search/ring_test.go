@@ -38,7 +38,7 @@ func TestRingConflicts(t *testing.T) {
 		words, key string
 		set        []string
 	}{
-		{lang.NotYet, "sp_mode = ring with K and V that stream", "schedule.keep", []string{"schedule.keep=[]"}},
+		{lang.NotYet, "sp_mode = ring with K and V streamed", "schedule.keep", []string{"schedule.keep=[]"}},
 		{lang.NotYet, "sp_mode = ring with shared tasks", "schedule.mux", []string{"schedule.mux=left"}},
 		{lang.BadAlign, "align = 2 is not a multiple of 2 * sp = 4", "schedule.align", []string{"schedule.align=2"}},
 		{lang.Indivisible, "sequence = 254 is not divisible by 2 * sp = 4", "train.sequence", []string{"train.sequence=254"}},

@@ -11,17 +11,19 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Lower bounds on the memory of a rank, independent of copy times, without costing any node of the dataflow.
+// This file computes lower bounds on the memory of a rank. They do not depend on copy times, and
+// need no cost of any node.
 //
-// There are four moments. At the end of the step a rank holds the state of the parameters with all gradients.
-// When the first backward begins it holds K and V of a microbatch and, without offload, everything that its
-// forwards save. When the backward of the first, longest subsequence begins it holds, in all but the shortest
-// pipelines, all of K, V, their gradients and the weight gradients, in the others K, V and their gradients
-// for one virtual stage; and the working memory of a layer. On the last rank the head runs before that. And
-// whatever is copied, when the first backward begins everything that forwards save is on the device or on the
-// host, as are K and V.
+// The bounds consider four points in a step. At the end of the step, a rank holds the state of the
+// parameters with all gradients. When the first backward begins, it holds K and V of a microbatch
+// and, without offload, all tensors that its forwards save. When the backward of the first and
+// longest subsequence begins, it holds the working memory of a layer and, in all but the shortest
+// pipelines, all of K, V, their gradients and the weight gradients; in the shortest pipelines, it
+// holds K, V and their gradients for one virtual stage. On the last rank, the head runs before
+// that. Fourth, for device and host together: when the first backward begins, K, V and all tensors
+// that forwards save are on one of the two.
 
-// roomKey is everything that a room depends on.
+// roomKey contains everything that a room depends on.
 type roomKey struct {
 	split     graph.Split
 	recompute string
@@ -29,15 +31,15 @@ type roomKey struct {
 	microbatch int
 }
 
-// room is the memory that placements of units do not change.
+// room is the memory that does not depend on the placements of units.
 type room struct {
-	all, resident  caches   // of a layer; those that do not stream
-	kept, inputs   ir.Bytes // saved by a layer for the backward; of that its inputs, which nothing recomputes
+	all, resident  caches   // of a layer: all, and those that are not streamed
+	kept, inputs   ir.Bytes // bytes that a layer saves for the backward; the part that is its inputs, which cannot be recomputed
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
 	head, lastHead ir.Bytes // while the head runs, for the first and for the last
 }
 
-// caches are the bytes of K and V of a layer for a whole sequence, and of their gradients.
+// caches holds the bytes of K and V of a layer for a whole sequence, and of their gradients.
 type caches struct{ values, grads ir.Bytes }
 
 // roomOf returns the room of a plan with its lengths.
@@ -58,8 +60,8 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	return of
 }
 
-// workingOf returns the memory of a layer while it runs backward with a policy of recomputation, for the first
-// subsequence: the least of all kinds of layers.
+// workingOf returns the memory of a layer while its backward runs with a recomputation policy, for
+// the first subsequence: the minimum over all kinds of layers.
 func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	g := b.cache.Model(p)
 	return leastOf(g, func(kind int) ir.Bytes {
@@ -67,8 +69,9 @@ func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	})
 }
 
-// leanPolicies returns the last of the policies, which recomputes most, and those under which a layer takes less
-// memory while it runs backward. Any other policy keeps more and needs as much.
+// leanPolicies returns the last policy, which recomputes the most, and those with which a layer
+// needs less memory while its backward runs. All other policies keep more and need at least as
+// much.
 func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []string) {
 	most := policies[len(policies)-1]
 	if p := b.sized(*s); p != nil {
@@ -82,7 +85,7 @@ func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []strin
 	return append(lean, most)
 }
 
-// leastWorking returns the least memory of a layer while it runs backward, over all named policies of recomputation.
+// leastWorking returns the minimum memory of a layer while its backward runs, over all named recomputation policies.
 func (b *bounds) leastWorking(p *plan.Plan) ir.Bytes {
 	least := b.workingOf(p, graph.RecomputeNone)
 	for _, policy := range recomputing {
@@ -91,7 +94,7 @@ func (b *bounds) leastWorking(p *plan.Plan) ir.Bytes {
 	return least
 }
 
-// leastOf is the least of what layers of each kind have.
+// leastOf returns the minimum of a value over all kinds of layers.
 func leastOf(g *graph.Model, of func(kind int) ir.Bytes) ir.Bytes {
 	least := of(0)
 	for kind := 1; kind < g.Kinds(); kind++ {
@@ -100,7 +103,8 @@ func leastOf(g *graph.Model, of func(kind int) ir.Bytes) ir.Bytes {
 	return least
 }
 
-// leastKept returns the bytes that each layer at least saves of all subsequences for its backward, and its inputs among them.
+// leastKept returns a lower bound on the bytes that each layer saves for its backward, for all
+// subsequences, and the part that is its inputs.
 func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inputs ir.Bytes) {
 	units := make([]ir.Bytes, len(g.Layer.Units)) // of all subsequences
 	for _, z := range sizes {
@@ -121,7 +125,7 @@ func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inpu
 		leastOf(g, func(kind int) ir.Bytes { return of(kind, ^graph.Units(1<<plan.InputUnit)) })
 }
 
-// leastState is StateBytes of the layer with the least of each.
+// leastState returns the minimum of each part of StateBytes over all layers.
 func leastState(p *plan.Plan, g *graph.Model) (weights, gradients, optimizer ir.Bytes) {
 	weights, gradients, optimizer = p.StateBytes(g, g.LayerOf(0))
 	for kind := 1; kind < g.Kinds(); kind++ {
@@ -131,8 +135,8 @@ func leastState(p *plan.Plan, g *graph.Model) (weights, gradients, optimizer ir.
 	return weights, gradients, optimizer
 }
 
-// cachesOf returns all caches of a layer, and those of which a rank has more than its own rows. A layer whose backward computes no
-// gradients of them lets them go after its last forward.
+// cachesOf returns all caches of a layer, and those of which a rank holds more than its own rows. A
+// layer whose backward computes no gradients of K and V frees them after its last forward.
 func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
 	for kind := range g.Kinds() {
 		if !g.LayerOf(kind).Attends {
@@ -170,7 +174,7 @@ func (h holding) fuller(o holding) holding {
 	return holding{h.rank, max(h.device, o.device), max(h.both, o.both)}
 }
 
-// lackOf returns the shortfall of a rank with this memory, or nil.
+// lackOf returns the shortfall of a rank that needs this memory, or nil.
 func (b *bounds) lackOf(h holding) *plan.Shortfall {
 	device := ir.Bytes(b.cluster.DeviceMemory)
 	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
@@ -182,7 +186,7 @@ func (b *bounds) lackOf(h holding) *plan.Shortfall {
 	return nil
 }
 
-// heldByShare is for an open number of subsequences.
+// heldByShare returns the bound for an open number of subsequences.
 func (b *bounds) heldByShare(p *plan.Plan) holding {
 	g := b.cache.Model(p)
 	weights, gradients, optimizer := leastState(p, g)
@@ -193,13 +197,14 @@ func (b *bounds) heldByShare(p *plan.Plan) holding {
 	}
 }
 
-// heldByMost is for unassigned layers: some rank has the most, and the last has one in each virtual stage.
+// heldByMost returns the bound for unassigned layers: one rank has the most layers, and the last
+// rank has at least one in each virtual stage.
 func (b *bounds) heldByMost(p *plan.Plan) holding {
 	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
 	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
 }
 
-// heldAtLeast is for a plan with its stages.
+// heldAtLeast returns the bound for a plan whose stages are assigned.
 func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
 	fewest := make([]int, p.Parallel.PP)
 	for j, n := range p.LayersPerStage {
@@ -216,14 +221,14 @@ func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
 // rankOf is a rank's part of the model.
 type rankOf struct {
 	rank, layers int
-	fewest       int // layers of its smallest virtual stage
+	fewest       int // number of layers of its smallest virtual stage
 	first, last  bool
 }
 
-// holds returns the memory of a rank at the fullest of the four moments.
+// holds returns the memory of a rank at the fullest of the four points.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), strategy.Of(p)
-	switch open := opensRecompute(p.Schedule); { // and with it what is saved
+	switch open := opensRecompute(p.Schedule); { // and therefore the saved tensors
 	case open && b.fitting:
 		of.kept, of.working = of.inputs, b.leastWorking(p)
 	case open:
@@ -265,13 +270,15 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	return holding{r.rank, state + most, state + both}
 }
 
-// mayRecomputeCaches reports whether K and V of a layer may be nowhere between its forwards and its backward.
+// mayRecomputeCaches reports whether K and V of a layer may be recomputed rather than stored
+// between its forwards and its backward.
 func mayRecomputeCaches(p *plan.Plan) bool {
 	return p.Schedule.Recompute == graph.RecomputeFullKV || opensRecompute(p.Schedule) && !p.Streams()
 }
 
-// othersGradients returns the weight gradients of all groups of layers but the largest. In layer order the rank
-// holds them when the first group, which comes last in the backward, has its turn.
+// othersGradients returns the bytes of the weight gradients of all groups of layers except the
+// largest. In layer order, the rank holds them during the backward of the first group, which is
+// last.
 func (b *bounds) othersGradients(p *plan.Plan) ir.Bytes {
 	if !p.LayerOrder() || p.LayersPerStage == nil {
 		return 0
@@ -281,7 +288,7 @@ func (b *bounds) othersGradients(p *plan.Plan) ir.Bytes {
 	return ir.Bytes(p.Model.Layers-slices.Max(p.LayersPerStage)) * gradients
 }
 
-// backwardGroup returns how many subsequences run backward through one virtual stage before the next.
+// backwardGroup returns the number of subsequences that run backward through one virtual stage before the next.
 func backwardGroup(p *plan.Plan) int {
 	switch {
 	case p.Parallel.VirtualStages == 1:
@@ -292,7 +299,7 @@ func backwardGroup(p *plan.Plan) int {
 	return p.Subsequences.N
 }
 
-// stays returns how much of K and V of a layer is on the device for a whole sequence.
+// stays returns the bytes of K and V of a layer that are on the device for a whole sequence.
 func (b *bounds) stays(p *plan.Plan, of room) caches {
 	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {
 		return caches{}
@@ -300,7 +307,7 @@ func (b *bounds) stays(p *plan.Plan, of room) caches {
 	return of.resident
 }
 
-// state returns what a rank holds from step to step, and the gradients at the end of a step.
+// state returns the bytes that a rank holds from step to step, and those of the gradients at the end of a step.
 func (b *bounds) state(p *plan.Plan, r rankOf) (state, gradients ir.Bytes) {
 	g := b.cache.Model(p)
 	weights, gradients, optimizer := leastState(p, g)

@@ -1,8 +1,9 @@
-// Package search chooses what a spec leaves open: the pass solve. A candidate is a schedule of which the
-// first dimensions are pinned; the search is best-first by lower bounds on time and memory.
+// Package search implements the pass solve, which chooses the values that a spec leaves open. A
+// candidate is a schedule of which the first dimensions are pinned. The search is best-first, by
+// lower bounds on time and memory.
 //
-// Read space.go for what is searched, bound.go and room.go for the bounds, then search.go. solve.go computes
-// and checks the sizes that follow from a pinned schedule.
+// space.go defines the search space, bound.go and room.go compute the bounds, and search.go runs
+// the search. solve.go computes and checks the sizes that follow from a pinned schedule.
 package search
 
 import (
@@ -21,33 +22,33 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// The search of solve: best-first, over candidates of which more and more dimensions are pinned. The
-// candidate with the least bound is refined next, so the first complete candidate that has its turn with its
-// exact time beats all others, up to a gap; candidates that surely do not fit never have a turn. The exact
-// time is that of the passes after solve and the prediction; codegen decides exactly whether a plan fits, if
-// it is available. gap.go decides when the search ends.
+// The search is best-first, over candidates of which more and more dimensions are pinned. The
+// candidate with the lowest bound is refined next. The first complete candidate that comes up with
+// its exact time is therefore the best, up to a gap. Candidates that cannot fit are dropped. The
+// exact time is the prediction after the remaining passes; codegen, if available, decides exactly
+// whether a plan fits. gap.go decides when the search ends.
 
 // searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks,
-// splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less even
-// tasks, and their bounds are looser: without a handicap the search would plan many of them for gains below
-// the accuracy of predictions. Together with the slack it stays within the 1% by which the result may be
-// slower than the best.
+// splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less
+// even tasks, and their bounds are looser. Without a handicap, the search would plan many of them for
+// gains below the accuracy of predictions. Together with the gap, it keeps the result within 1% of the
+// best.
 const searchHandicap = 0.006
 
-// mostAlternatives is the number of runners-up that are kept.
+// mostAlternatives is the maximum number of alternatives in a plan.
 const mostAlternatives = 5
 
-// node is a candidate of which some dimensions are pinned.
+// node is a candidate with some pinned dimensions.
 type node struct {
 	schedule lang.Schedule
 	level    int        // number of pinned dimensions
 	bound    ir.Seconds // of all plans that it represents
-	number   int        // among equal bounds the earliest goes first
+	number   int        // order of creation; among equal bounds, the lowest number is first
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
 	tight    bool       // the plan without offload does not fit
 	bare     *plan.Plan // the same sizes without offload or recomputation; a lower bound for the rest
-	weighed  bool       // the open placement dimensions are left to the pass offload
+	weighed  bool       // the pass offload decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
 }
 
@@ -59,7 +60,8 @@ func (n *node) time() ir.Seconds {
 	return n.bound
 }
 
-// frontier is a queue of candidates by bound; among equal ones, those that take longest to plan are last.
+// frontier is a queue of candidates, ordered by bound. Among equal bounds, candidates that take
+// longest to plan are last.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
@@ -87,11 +89,11 @@ type search struct {
 	verdicts map[string]map[string]*plan.Rejection
 	least    *node          // the infeasible candidate with the smallest shortfall
 	lacking  plan.Shortfall // its shortfall
-	beat     *node          // what the first stage has found
-	nearest  bool           // candidates that do not fit have their turn too
+	beat     *node          // the plan that the first stage has found
+	nearest  bool           // also consider candidates that do not fit
 	gap      float64
-	ended    bool    // before all candidates had their turn
-	proved   float64 // how much faster than the winner a candidate that was not evaluated may be
+	ended    bool    // the search ended before all candidates were considered
+	proved   float64 // upper bound on how much faster than the winner an unevaluated candidate may be
 }
 
 func newSearch(c *pass.Context, p *plan.Plan) *search {
@@ -100,8 +102,8 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 	return s
 }
 
-// run returns the winner, or nil if no candidate is a plan. A winner that does not fit is the one with the
-// smallest shortfall.
+// run returns the winner, or nil if no candidate is a valid plan. If nothing fits, the winner is
+// the candidate with the smallest shortfall.
 func (s *search) run() (winner *node, alternatives []*node) {
 	switch winner = s.searchStages(); {
 	case winner == nil:
@@ -116,14 +118,14 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	winner = s.refine(winner)
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
-		if n.plan != nil || !s.regrids(n) { // the usual grid tells more about it
+		if n.plan != nil || !s.regrids(n) { // the usual grid is more informative
 			s.note(n, nil)
 		}
 	}
 	return winner, alternatives
 }
 
-// step refines the next candidate. It returns the candidate if nothing can be faster.
+// step refines the next candidate. If no other can be faster, it returns the candidate.
 func (s *search) step() *node {
 	n := heap.Pop(&s.frontier).(*node)
 	switch {
@@ -141,8 +143,8 @@ func (s *search) step() *node {
 	return nil
 }
 
-// refine tries values that the search has skipped on the plan that it found, one dimension after another. It takes
-// one that is clearly faster.
+// refine tries the values that the search has skipped on the plan that it found, one dimension
+// after another. It takes a value that is clearly faster.
 func (s *search) refine(winner *node) *node {
 	for i := range dimensions {
 		d := &dimensions[i]
@@ -167,8 +169,8 @@ func (s *search) refine(winner *node) *node {
 	return winner
 }
 
-// weigh leaves the placements of the candidate with the smallest shortfall to the pass offload, if it then
-// fits.
+// weigh lets the pass offload decide the placements of the candidate with the smallest shortfall,
+// if it then fits.
 func (s *search) weigh(n *node) *node {
 	if n == nil || n.weighed {
 		return n
@@ -180,15 +182,15 @@ func (s *search) weigh(n *node) *node {
 	return w
 }
 
-// weighing returns a candidate with its open placements left to the pass offload.
+// weighing returns the candidate in which the pass offload decides the open placements.
 func (s *search) weighing(n *node) *node {
 	w := &node{schedule: n.schedule, level: n.level, number: n.number, weighed: true}
 	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
 	return w
 }
 
-// others returns the best candidates of other classes than the winner's. A class is represented by its
-// candidate with the earliest turn.
+// others returns the best candidates of classes other than the winner's. Each class is represented
+// by the candidate that comes first.
 func (s *search) others(winner *node) []*node {
 	best := map[string]*node{class(winner): winner}
 	take := func(n *node) {
@@ -207,12 +209,12 @@ func (s *search) others(winner *node) []*node {
 	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt) && !s.context.Options.Stopped(); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
-			rest = append(rest, n) // of a class with the usual one
+			rest = append(rest, n) // belongs to the class of the candidate with the usual grid
 		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
-			rest = append(rest, n) // no class of its own
+			rest = append(rest, n) // does not form a class
 		case n.level < len(dimensions):
 			s.advance(n)
-		case n.plan != nil: // nothing is left to copy
+		case n.plan != nil: // nothing can be offloaded
 			take(n)
 			rest = append(rest, n)
 		case !n.weighed && best[class(n)] == nil && s.evaluate(n):
@@ -232,7 +234,7 @@ func (s *search) others(winner *node) []*node {
 	return out[:min(len(out), mostAlternatives)]
 }
 
-// push bounds a candidate and queues it, unless it surely does not fit.
+// push computes the bound of a candidate and queues it, unless it cannot fit.
 func (s *search) push(n *node) {
 	for n.level < len(dimensions) && (n.weighed && dimensions[n.level].weighs || dimensions[n.level].text(&n.schedule) != "") {
 		n.level++
@@ -259,8 +261,9 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// boundOf bounds a candidate. The bound of one that streams K and V needs the cost of each block. It is not computed if
-// the candidate is no faster than the plan to beat even without streams.
+// boundOf returns the bound of a candidate. The bound of a candidate that streams K and V needs the
+// cost of each block, and is not computed if the candidate is not faster than the plan to beat even
+// without streaming.
 func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	if s.beat != nil && n.schedule.Keep != nil && len(n.schedule.Keep) < len(plan.Streamable) {
 		resident := n.schedule
@@ -272,9 +275,9 @@ func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	return s.of(n.schedule, n.level)
 }
 
-// handicap returns how much faster a candidate must be than a simpler one to be taken: one that splits
-// backwards, shares tasks, has its own grid, or is on a wider axis. Its bound is also looser, so simpler ones have their turn
-// first.
+// handicap returns how much faster than a simpler candidate a candidate must be if it splits
+// backwards, shares tasks, has an unusual grid, or uses another value of a wide dimension. The
+// bounds of such candidates are also looser, so simpler ones are considered first.
 func (s *search) handicap(n *node) ir.Seconds {
 	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
 		return 1 + searchHandicap
@@ -282,10 +285,10 @@ func (s *search) handicap(n *node) ir.Seconds {
 	return 1
 }
 
-// regrids reports whether a candidate has its own grid.
+// regrids reports whether a candidate has an unusual grid.
 func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
-// advance pins one more dimension. Before the dimensions of placements, the sizes get their exact bound.
+// advance pins one more dimension. Before the placement dimensions, it computes the exact bound of the sizes.
 func (s *search) advance(n *node) {
 	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
 		s.strip(n)
@@ -308,13 +311,13 @@ func (s *search) advance(n *node) {
 			s.push(next)
 		}
 	}
-	if d.weighs && !s.timeless { // the open dimensions from this one on
+	if d.weighs && !s.timeless { // the pass offload decides the open dimensions from this one on
 		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
 	}
 }
 
-// strip plans a candidate without offload, and with no recomputation except what is requested. If that fits,
-// nothing with the same sizes is faster.
+// strip plans a candidate without offload, and without recomputation unless it is requested. If the
+// plan fits, nothing with the same sizes is faster.
 func (s *search) strip(n *node) {
 	schedule := bare(n.schedule)
 	p, e := s.planOf(schedule)
@@ -330,7 +333,7 @@ func (s *search) strip(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// bare returns the schedule without offload, and with no recomputation except what is requested.
+// bare returns the schedule without offload, and without recomputation unless it is requested.
 func bare(schedule lang.Schedule) lang.Schedule {
 	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
@@ -371,7 +374,7 @@ func (s *search) finish(n *node) bool {
 	return true
 }
 
-// planOf runs the passes after solve, with their caches. Candidates that they refuse are no plans.
+// planOf runs the passes after solve, with their caches. It returns nil if a pass refuses the candidate.
 func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator) {
 	s.exact++
 	fitting := s.fitting
@@ -386,7 +389,7 @@ func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator
 	return p, e
 }
 
-// passed returns a plan after the passes, with or without timed copies.
+// passed returns a plan after the remaining passes, with or without timed copies.
 func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *estimate.Estimator) {
 	r := s.request
 	p := &plan.Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
@@ -405,10 +408,11 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 	return p, c.Estimator(p)
 }
 
-// fits places a candidate, if possible and not hopeless.
+// fits places the buffers of a candidate, if this is possible and the candidate could fit, and
+// reports whether it fits.
 func (s *search) fits(n *node) bool {
 	shortfall := n.need.Shortfall(n.plan.Memory)
-	if s.fitting || shortfall == nil && s.timeless { // placement uses no more
+	if s.fitting || shortfall == nil && s.timeless { // placement does not need more
 		return shortfall == nil
 	}
 	if n.plan.Memory.Placed {
@@ -431,7 +435,7 @@ func (n *node) slack() ir.Bytes {
 	return ir.Bytes(memory.Slack(n.plan) * float64(max(device, host)))
 }
 
-// reject records that a candidate lacks memory.
+// reject records that a candidate does not fit.
 func (s *search) reject(n *node, shortfall plan.Shortfall) {
 	s.note(n, &shortfall)
 	if n.plan != nil && (s.least == nil || shortfall.Bytes < s.lacking.Bytes) {
@@ -453,7 +457,7 @@ func (s *search) note(n *node, shortfall *plan.Shortfall) {
 		}
 		value := d.text(&n.schedule)
 		if value == "" {
-			continue // weighed
+			continue // decided by the pass offload
 		}
 		v := values[value]
 		if v == nil {
@@ -469,7 +473,7 @@ func (s *search) note(n *node, shortfall *plan.Shortfall) {
 	}
 }
 
-// class names the properties by which candidates are different alternatives.
+// class returns the values that distinguish a candidate as an alternative.
 func class(n *node) string {
 	var words []string
 	for i := range dimensions {
@@ -484,14 +488,14 @@ func class(n *node) string {
 func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 	if s.ended && winner.need.Shortfall(winner.plan.Memory) != nil {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
-			"nothing that fits was found among %d candidates, %d of them planned in full; the search ended early", s.made, s.exact))
+			"none of %d candidates was found to fit (%d of them were planned in full); the search stopped at its limit", s.made, s.exact))
 	}
 	if s.context.Options.Stopped() {
-		p.Decide("solve", "search", "stopped", "the user has stopped the search; this is the best plan so far")
+		p.Decide("solve", "search", "stopped", "the user stopped the search; this is the best plan so far")
 	}
 	if s.proved > searchGap+searchHandicap {
 		p.Decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
-			"%d candidates, %d of them planned in full; a faster plan among the rest is not ruled out", s.made, s.exact))
+			"%d candidates, %d of them planned in full; one of the others may be faster", s.made, s.exact))
 	}
 	for _, n := range alternatives {
 		a := plan.Alternative{StepS: n.plan.Time.StepS}
@@ -516,7 +520,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		found := s.rejections(d, value)
-		if value == "" { // the pass offload explains what it has weighed
+		if value == "" { // the pass offload explains its own decisions
 			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 })
 			p.Rejected = append(p.Rejected, found...)
 			continue
@@ -524,14 +528,14 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 		p.Rejected = append(p.Rejected, found...)
 		why := reason(found, winner)
 		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
-			why = "auto: memory allows it, and nothing is faster"
+			why = "auto: it fits, and no other choice is faster"
 		}
 		pinned(p, d, value, why)
 	}
 	p.Schedule = winner.schedule
 }
 
-// pinned records why a dimension has its value.
+// pinned records the reason for the value of a dimension.
 func pinned(p *plan.Plan, d *dimension, value, why string) {
 	_, name, _ := strings.Cut(d.key, ".")
 	if value != d.plain || why != onlyPossible {
@@ -539,7 +543,8 @@ func pinned(p *plan.Plan, d *dimension, value, why string) {
 	}
 }
 
-// pinOnly pins dimensions with only one value until one has more, and reports whether that was all of them.
+// pinOnly pins dimensions with a single value, up to the first dimension with several, and reports
+// whether all are pinned.
 func (s *search) pinOnly(p *plan.Plan) bool {
 	schedule := p.Schedule
 	var found []func()
@@ -562,7 +567,7 @@ func (s *search) pinOnly(p *plan.Plan) bool {
 	return true
 }
 
-// rejections returns the rejected values of a dimension, the fastest first; those that cannot fit come last.
+// rejections returns the rejected values of a dimension, fastest first. Values that cannot fit are last.
 func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	var out []plan.Rejection
 	for value, v := range s.verdicts[d.key] {
@@ -584,13 +589,13 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 
 const onlyPossible = "auto: the only possibility"
 
-// reason returns why a value was taken.
+// reason returns the reason why a value was taken.
 func reason(others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible
 	}
 	if winner.need.Shortfall(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
-		return "auto: nothing fits, and this has the smallest shortfall"
+		return "auto: nothing fits; this choice has the smallest shortfall"
 	}
 	next := &others[0]
 	if next.StepS == 0 {
@@ -600,5 +605,5 @@ func reason(others []plan.Rejection, winner *node) string {
 	if strings.HasSuffix(than, "fast") || strings.HasSuffix(than, "faster") {
 		return fmt.Sprintf("auto: the fastest; %s is %s", next.Value, than)
 	}
-	return fmt.Sprintf("auto: the fastest; with %s a step takes %s longer", next.Value, than)
+	return fmt.Sprintf("auto: the fastest; a step takes %[2]s longer with %[1]s", next.Value, than)
 }

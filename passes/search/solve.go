@@ -17,7 +17,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// Until predictions choose among sizes, `auto` is a plain value given here.
+// Default sizes, for values that are auto and not searched.
 const (
 	tokensPerTaskWanted = 8 << 10 // subsequence length that keeps a GPU busy and its bubbles small
 	alignWanted         = 128     // rows of a tile
@@ -42,8 +42,8 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return size(c, p, s.bounds)
 }
 
-// size computes what follows from a request whose dimensions are pinned. If no candidate is a plan some are
-// open; then the smallest values are taken, and refused.
+// size computes the sizes that follow from a request whose dimensions are pinned. If no candidate
+// is valid, some dimensions are open; it then takes the smallest values, which are refused.
 func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(c.Cache, p)
@@ -54,9 +54,9 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	if err := c.Diagnose(strategy.BatchProblems(p)); err != nil {
 		return err
 	}
-	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the pass offload weighs against copies
+	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the pass offload compares with copies
 	if p.Recompute != graph.RecomputeNone && p.Recompute != plan.PolicyAuto {
-		p.Decide("solve", "recompute", p.Recompute, "given: these units are recomputed instead of being kept between forward and backward")
+		p.Decide("solve", "recompute", p.Recompute, "given: these units are recomputed instead of being saved between forward and backward")
 	}
 	cut := *p
 	cut.Subsequences.Lengths = b.lengthsOf(p)
@@ -66,7 +66,7 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	return nil
 }
 
-// recomputeOf returns the policy of a request; if it is open, the fastest.
+// recomputeOf returns the recomputation policy of a request, or the fastest policy if it is open.
 func recomputeOf(s lang.Schedule) string {
 	if opensRecompute(s) {
 		return graph.RecomputeNone
@@ -90,7 +90,7 @@ func solveParallel(p *plan.Plan) {
 	if par.DP == 0 {
 		par.DP = 1
 	}
-	p.Decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: the other ranks serve the pipeline of one sequence"))
+	p.Decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: all other ranks are used by the pipeline of one sequence"))
 	par.Order = plan.OrderSequence
 	if s.Order == plan.OrderLayer {
 		solveLayerOrder(p, &par)
@@ -98,9 +98,9 @@ func solveParallel(p *plan.Plan) {
 	if par.PP == 0 {
 		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
 	}
-	p.Decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every rank that sp and dp leave, as long as each has a layer"))
+	p.Decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is one stage for each rank that remains after sp and dp, but at most one per layer"))
 	if par.Placement == plan.PlacedV {
-		p.Decide("solve", "placement", par.Placement, "from the strategy: the virtual stages are placed there and back, so that the first rank also has the last")
+		p.Decide("solve", "placement", par.Placement, "from the strategy: virtual stages are placed in a V, so that the first rank also has the last stage")
 	}
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
@@ -109,22 +109,23 @@ func solveParallel(p *plan.Plan) {
 	solveOptimizerOffload(p)
 }
 
-// solveOptimizerOffload decides where the optimizer's state waits: on the device, unless the host is asked for.
+// solveOptimizerOffload decides where the optimizer's state is stored: on the device, unless the host is requested.
 func solveOptimizerOffload(p *plan.Plan) {
 	if p.Parallel.OptimizerOffload = "none"; p.Schedule.OptimizerOffload == plan.OffloadHost {
 		p.Parallel.OptimizerOffload = plan.OffloadHost
-		p.Decide("solve", "optimizer_offload", plan.OffloadHost, "given: blocks of optimizer state and master weights pass through the device at the end of a step")
+		p.Decide("solve", "optimizer_offload", plan.OffloadHost, "given: at the end of a step, optimizer state and master weights pass through the device in blocks")
 	}
 }
 
-// solveLayerOrder makes virtual stages of the single stage, which all subsequences pass one after another.
+// solveLayerOrder divides the single stage into virtual stages, which all subsequences pass through
+// one after another.
 func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
 	par.Order = plan.OrderLayer
 	par.PP = max(1, par.PP)
 	if p.Schedule.VirtualStages == 0 {
 		par.VirtualStages = p.Model.Layers
 	}
-	p.Decide("solve", "order", plan.OrderLayer, fmt.Sprintf("given: all subsequences pass a group of layers before the next, and the device holds K and V of that group; here %s",
+	p.Decide("solve", "order", plan.OrderLayer, fmt.Sprintf("given: all subsequences pass through a group of layers before the next group, and the device holds K and V of one group; here %s",
 		words.Plural(par.VirtualStages, "group")))
 }
 
@@ -140,12 +141,12 @@ func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 	case strategy.Of(p).Sliced != "":
 		out.N, why = 1, "the strategy needs whole sequences"
 	case p.Schedule.Offload.Policy == "list":
-		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share in the list of offload"
+		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
 	default:
 		grid := max(int64(p.Schedule.Align), p.RowGrid())
 		n := max((seq+tokensPerTaskWanted-1)/tokensPerTaskWanted, int64(p.Parallel.PP))
 		out.N = int(max(1, min(n, seq/grid)))
-		why = "auto is one for every 8K tokens, at least one for every stage"
+		why = "auto is one per 8K tokens, but at least one per stage"
 	}
 	p.Decide("solve", "subsequences", fmt.Sprint(out.N), why)
 	if out.Align = int64(p.Schedule.Align); out.Align > 0 {
@@ -153,11 +154,11 @@ func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 		return
 	}
 	out.Align = autoAlign(c, p)
-	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less if the shortest subsequence would not hold %d multiples of it; a multiple of sp", alignWanted, stepsPerSubsequence))
+	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less if the shortest subsequence would be shorter than %d times that; a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
-// autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks
-// require.
+// autoAlign halves the grid until every subsequence has enough steps, or until it is as small as
+// the ranks allow.
 func autoAlign(c *estimate.Cache, p *plan.Plan) int64 {
 	least := p.RowGrid()
 	align := least
@@ -217,7 +218,7 @@ func layersInWords(layers []int) string {
 	return fmt.Sprintf("%d to %d on %d", least, most, len(layers))
 }
 
-// sizeProblems returns the problems of sizes, chosen or edited, on which everything later relies.
+// sizeProblems returns the problems of chosen or edited sizes. All later code relies on these checks.
 func sizeProblems(p *plan.Plan) []plan.Problem {
 	found := modelProblems(p)
 	if len(found) > 0 {
@@ -241,14 +242,14 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 		"unknown placement %q of virtual stages", par.Placement))
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
-		"%d stages need as many layers, and the model has %d", stages, m.Layers))
+		"%d stages need at least as many layers, but the model has %d", stages, m.Layers))
 	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", par.PP))
 	found = append(found, recomputeProblems(p)...)
 	found = append(found, splitProblems(p)...)
 	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
 	add(!slices.Contains([]string{"", "none", plan.OffloadHost}, par.OptimizerOffload), plan.Fault("schedule.optimizer_offload", lang.UnknownName, "none or host",
-		"the optimizer's state cannot wait in %q", par.OptimizerOffload))
+		"the optimizer's state cannot be stored in %q", par.OptimizerOffload))
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
@@ -257,7 +258,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	return append(found, gridProblems(p)...)
 }
 
-// modelProblems returns problems that the language has excluded, but an edited plan may have.
+// modelProblems returns problems that the language excludes but an edited plan may have.
 func modelProblems(p *plan.Plan) []plan.Problem {
 	m := p.Model
 	const most = 1 << 40
@@ -288,11 +289,11 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 	return found
 }
 
-// mostTasks limits the forwards of layers in a step, each about 150 instructions with its backward, to what a
-// compiler can hold in the memory of a workstation.
+// mostTasks limits the forwards of layers in a step, each about 150 instructions with its backward,
+// so that the program fits into the memory of a workstation.
 const mostTasks = 150_000
 
-// taskLayers returns how often each subsequence passes a layer in a step.
+// taskLayers returns the number of times that each subsequence passes through a layer in a step.
 func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
 
 func gridProblems(p *plan.Plan) []plan.Problem {
@@ -363,12 +364,12 @@ func Check(c *pass.Context, p *plan.Plan) error {
 		return err
 	}
 	if want := c.Model(p).Untrained; p.Untrained != want {
-		return fmt.Errorf("untrained_layers is %d, but the first %d layers have nothing to train in them or before them", p.Untrained, want)
+		return fmt.Errorf("untrained_layers is %d, but %d is the number of layers at the start with nothing to train in or before them", p.Untrained, want)
 	}
 	return nil
 }
 
-// solveSPMode takes the request; with one rank per stage all modes are equal.
+// solveSPMode takes the requested mode. With one rank per stage, all modes are equal.
 func solveSPMode(p *plan.Plan) {
 	p.Parallel.SPMode = graph.ModeMegatron
 	if why, ok := splitDocs[p.Schedule.SPMode]; ok {
@@ -377,7 +378,7 @@ func solveSPMode(p *plan.Plan) {
 	}
 }
 
-// splitDocs are the reasons of all modes but the plainest.
+// splitDocs has the reasons for all modes except the default.
 var splitDocs = map[string]string{
 	graph.ModeUlysses: "every rank holds the whole weights of a layer, and rows are exchanged for heads around attention",
 	graph.ModeRing:    "every rank holds the whole weights of a layer and two chunks of each subsequence in zigzag order; keys and values are passed around for attention",
@@ -394,7 +395,7 @@ func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 	}
 	if p.Streams() {
 		found = append(found, plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or recompute = full",
-			"K and V that stream from the host are not recomputed, and recompute = %s does that", graph.RecomputeFullKV))
+			"K and V that are streamed from the host cannot be recomputed, as recompute = %s requires", graph.RecomputeFullKV))
 	}
 	return found
 }
@@ -403,7 +404,7 @@ func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 func splitProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
 	sp, m := p.Parallel.SP, p.Model
-	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans written before there was a choice
+	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans of earlier releases
 		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "unknown value %q", mode)}
 	}
 	if p.Split().Chunks() > 0 {
@@ -418,16 +419,16 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	}
 	if m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && sp > m.KVHeads {
 		found = append(found, plan.Fault("model.qk_norm", lang.Conflict, fmt.Sprintf("sp_mode = ulysses, or sp = %d at most", m.KVHeads),
-			"qk_norm = all needs each key head on one rank, and with sp_mode = megatron sp = %d ranks share %d", sp, m.KVHeads))
+			"qk_norm = all needs each key head on a single rank, but with sp_mode = megatron and sp = %d, ranks share the %d key heads", sp, m.KVHeads))
 	}
 	return found
 }
 
-// ringProblems returns requests that conflict with passing K and V around the ranks of a stage, each with the
-// nearest one that works.
+// ringProblems returns requests that conflict with passing K and V around the ranks of a stage,
+// each with the nearest request that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "sp_mode = ring with K and V that stream from the host is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "sp_mode = ring with K and V streamed from the host is not implemented yet")}
 	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now mux = off, or sp_mode = ulysses", "sp_mode = ring with shared tasks is not implemented yet")}
@@ -438,8 +439,8 @@ func ringProblems(p *plan.Plan) []plan.Problem {
 // mostLoads limits the blocks that a step's forwards load, each about ten instructions with its backward.
 const mostLoads = 200_000
 
-// solveStream takes the request, and makes blocks as long as an average subsequence, or longer if there would
-// be too many.
+// solveStream takes the request, and sets the block length to that of an average subsequence, or
+// longer if there would be too many blocks.
 func solveStream(p *plan.Plan) {
 	p.Stream = plan.Stream{Caches: []string{}}
 	for _, name := range plan.Streamable {
@@ -452,7 +453,7 @@ func solveStream(p *plan.Plan) {
 	}
 	if p.Subsequences.N == 1 {
 		p.Stream.Caches = []string{}
-		p.Decide("solve", "stream", "none", "K and V of an undivided sequence are ordinary activations: offload moves them")
+		p.Decide("solve", "stream", "none", "K and V of an undivided sequence are ordinary activations, which offload handles")
 		return
 	}
 	n, align, seq := int64(p.Subsequences.N), max(1, p.Subsequences.Align), p.Train.Sequence
@@ -460,10 +461,10 @@ func solveStream(p *plan.Plan) {
 	block := max((seq+n-1)/n, visits*seq/(2*mostLoads))
 	p.Stream.Block, p.Stream.Early = (block+align-1)/align*align, 2
 	p.Decide("solve", "stream", words.List(p.Stream.Caches),
-		fmt.Sprintf("given: earlier tokens are loaded from the host in blocks of %s for each layer of each subsequence, in the backward pass with their gradients", words.Tokens(p.Stream.Block)))
+		fmt.Sprintf("given: for each layer of each subsequence, earlier tokens are loaded from the host in blocks of %s, in the backward pass with their gradients", words.Tokens(p.Stream.Block)))
 }
 
-// streamProblems returns problems of the request for streaming, or of an edited plan's.
+// streamProblems returns problems of a request for streaming, or of an edited plan.
 func streamProblems(p *plan.Plan) []plan.Problem {
 	s := p.Stream
 	if !p.Streams() {
@@ -475,18 +476,18 @@ func streamProblems(p *plan.Plan) []plan.Problem {
 		}
 	}
 	if s.Block < 1 || s.Early < 1 {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.OutOfRange, "both must be at least 1", "blocks of %d tokens are to be loaded %d blocks in advance", s.Block, s.Early)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.OutOfRange, "both must be at least 1", "the plan loads blocks of %d tokens, %d blocks in advance", s.Block, s.Early)}
 	}
 	if m := p.Schedule.Mux; p.Schedule.SharesTasks() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that stream from a rank's host cannot be shared with other stages, as mux = %s requires", m)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that are streamed from the host cannot be shared with other stages, as mux = %s requires", m)}
 	}
 	if s := strategy.Of(p); s.Late {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or strategy = sppo", "K and V stream with their gradients through whole backwards, which strategy = %s splits", s.Name)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or strategy = sppo", "streaming K and V needs undivided backward tasks, but strategy = %s splits them", s.Name)}
 	}
 	return nil
 }
 
-// solveZero decides whether ranks keep only the state of their slice.
+// solveZero decides the ZeRO stage.
 func solveZero(p *plan.Plan) {
 	shared := p.Parallel.DP > 1 || p.Split().Replicates()
 	why := "given"
@@ -502,17 +503,17 @@ func solveZero(p *plan.Plan) {
 	}
 }
 
-// zeroDocs are the reasons of the stages.
+// zeroDocs has the reasons for the ZeRO stages.
 var zeroDocs = [...]string{
-	"every rank keeps the state of everything it holds",
-	"ranks that hold the same matrix divide its optimizer state, at no more traffic",
-	"ranks that hold the same matrix also divide its gradient, and complete it when the backward pass moves to another layer",
-	"ranks that hold the same matrix divide the weight itself, and gather it before each forward and backward of its layer",
+	"every rank keeps the optimizer state of all its weights",
+	"ranks that hold the same matrix divide its optimizer state, without additional traffic",
+	"ranks that hold the same matrix also divide its gradient, and reduce it when the backward pass moves to another layer",
+	"ranks that hold the same matrix also divide its weights, and gather them before each forward and backward of the layer",
 }
 
 func zeroProblems(p *plan.Plan) []plan.Problem {
 	if z := p.Parallel.Zero; z < 0 || z >= len(zeroDocs) {
-		return []plan.Problem{plan.Fault("schedule.zero", lang.OutOfRange, "0 to 3", "ZeRO has stages 1 to 3, and 0 for none; there is no %d", z)}
+		return []plan.Problem{plan.Fault("schedule.zero", lang.OutOfRange, "0 to 3", "zero must be a ZeRO stage from 1 to 3, or 0 for none, not %d", z)}
 	}
 	return nil
 }

@@ -13,27 +13,28 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// dimension is a key of the schedule that solve searches where the request leaves it open. A candidate is a request in which
-// every dimension is pinned, so that whatever is searched can be asked for, too.
+// dimension is a key of the schedule that solve searches if the request leaves it open. A complete
+// candidate is a request in which every dimension is pinned, so every result of a search could also
+// have been requested.
 type dimension struct {
 	key    string                               // of the spec
-	text   func(*lang.Schedule) string          // what it is pinned to; empty where it is open
-	values func(*space, *lang.Schedule) []value // worth a try where the dimensions before it are pinned; ties go to the first
-	detail bool                                 // candidates that differ in nothing else are one alternative
-	plain  string                               // needs no reason where it is all that is possible
-	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone
-	refine bool                                 // the search goes by the first value, and tries the others on what it has found
-	wide   bool                                 // the search first has it at its plain value, then tries the others: stages.go
-	weighs bool                                 // "auto" is a policy, too: the pass offload weighs unit against unit once the sizes are known
+	text   func(*lang.Schedule) string          // the pinned value; empty if it is open
+	values func(*space, *lang.Schedule) []value // the values worth trying, given the pinned earlier dimensions; ties go to the first
+	detail bool                                 // candidates that differ only in such dimensions are the same alternative
+	plain  string                               // the default value, which needs no reason if it is the only possible one
+	tight  string                               // the reason for other values than the default, which are tried only if memory is short
+	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
+	wide   bool                                 // the search begins with the plain value and then tries the others: see stages.go
+	weighs bool                                 // "auto" is also a policy: the pass offload compares units once the sizes are known
 }
 
-// value is a way to pin a dimension.
+// value is a possible value of a dimension.
 type value struct {
 	text string
 	set  func(*lang.Schedule)
 }
 
-// dimensions are the space in the order in which it is searched: what bounds time and memory most comes first.
+// dimensions defines the search space, in search order: dimensions that improve the bounds most come first.
 var dimensions = []dimension{
 	widely(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
 	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
@@ -49,13 +50,13 @@ var dimensions = []dimension{
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
-		tight: "auto: the usual grid makes the first subsequence longer, and its bytes do not fit or take longer to keep elsewhere"},
+		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps}),
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
 }
 
-// Pins are the keys of a schedule that solve searches where they are open, with what they are pinned to; "" where they are open.
+// Pins returns the keys that solve can search, with their values in a schedule, or "" for keys that are open.
 func Pins(s lang.Schedule) (keys, values []string) {
 	for i := range dimensions {
 		keys, values = append(keys, dimensions[i].key), append(values, dimensions[i].text(&s))
@@ -142,11 +143,12 @@ func alignText(s *lang.Schedule) string {
 	return fmt.Sprint(s.Align)
 }
 
-// asSizesHaveIt leaves a dimension to what follows from the sizes.
+// asSizesHaveIt leaves a dimension open, so that its value follows from the sizes.
 func asSizesHaveIt(*space, *lang.Schedule) []value { return []value{{"", func(*lang.Schedule) {}}} }
 
-// coarser are grids for a candidate whose grid is open. With each the first subsequence, which is the longest and at whose backward
-// most is held, is clearly shorter than with any finer one.
+// coarser returns grids to try for a candidate whose grid is open. Memory is fullest at the
+// backward of the first subsequence, which is the longest. With each of these grids, it is clearly
+// shorter than with any finer grid.
 func (b *bounds) coarser(s lang.Schedule) (out []value) {
 	p := b.sized(s)
 	if p == nil || p.Subsequences.N == 1 || len(s.Subsequences.Lengths) > 0 {
@@ -164,7 +166,7 @@ func (b *bounds) coarser(s lang.Schedule) (out []value) {
 	return out
 }
 
-// keepText writes what is kept as specs do.
+// keepText writes the value of keep as in a spec.
 func keepText(s *lang.Schedule) string {
 	if s.Keep == nil {
 		return ""
@@ -172,33 +174,33 @@ func keepText(s *lang.Schedule) string {
 	return "[" + strings.Join(s.Keep, ", ") + "]"
 }
 
-// space is what of the request bounds the values of dimensions.
+// space contains the properties of a request that limit the values of dimensions.
 type space struct {
 	model   lang.Model
 	cluster lang.Cluster
 	train   lang.Train
 	asked   lang.Schedule
 
-	timeless bool     // nobody asks for time: what takes least memory is enough
-	fitting  bool     // nor for any plan but one that fits: what takes least memory is all that is tried
-	state    ir.Bytes // of stateOfGPU; 0: not known yet
+	timeless bool     // time does not matter: values that need the least memory are enough
+	fitting  bool     // only a plan that fits is wanted: try only the values that need the least memory
+	state    ir.Bytes // result of stateOfGPU; 0: not computed yet
 
-	lean func(s *lang.Schedule, policies []string) []string // those of the policies that may take least memory
+	lean func(s *lang.Schedule, policies []string) []string // the policies that may need the least memory
 }
 
-// orders: layer by layer is for one stage and one strategy.
+// orders returns the values of order. Layer order needs a single stage and the strategy sppo.
 func (sp *space) orders(s *lang.Schedule) []string {
 	open := func(value, plain string) bool { return value == "" || value == "auto" || value == plain }
 	if s.PP > 1 || s.VirtualStages == 1 || !open(s.Strategy, strategy.All[0].Name) || !open(s.Mux, "off") {
 		return []string{plan.OrderSequence}
 	}
-	if sp.fitting { // in layer order the device holds least, unless K and V stream
+	if sp.fitting { // layer order needs the least device memory, unless K and V are streamed
 		return []string{plan.OrderLayer, plan.OrderSequence}
 	}
 	return []string{plan.OrderSequence, plan.OrderLayer}
 }
 
-// sp: heads divide by it.
+// sp must divide the number of heads.
 func (sp *space) sp(s *lang.Schedule) []int {
 	most := sp.cluster.GPUs() / max(1, s.DP) / max(1, s.PP)
 	return suiting(divisors(sp.model.Heads), func(n int) bool {
@@ -218,15 +220,16 @@ func (sp *space) replicas(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/max(1, s.Microbatch)), func(n int) bool { return n <= most })
 }
 
-// tokensOfTask is how many tokens of several sequences one task may carry: more would not make kernels faster.
+// tokensOfTask limits the tokens of several sequences in one task. More would not make kernels faster.
 const tokensOfTask = 64 << 10
 
 func (sp *space) microbatches(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
 }
 
-// optimizerOffloads offers the host if the state is a large part of a device. Otherwise it frees little, and twice as
-// many candidates would leave the search less time for each.
+// optimizerOffloads returns host as a value only if the state is a large part of a device's memory.
+// Otherwise offloading it frees little, and twice as many candidates would leave less time for
+// each.
 func (sp *space) optimizerOffloads(*lang.Schedule) []string {
 	const worthwhile = 0.5 // of a device
 	if sp.state == 0 {
@@ -254,10 +257,10 @@ func (sp *space) stateOfGPU() (n ir.Bytes) {
 	return n / ir.Bytes(max(1, sp.cluster.GPUs()))
 }
 
-// zeros: where ranks hold the same matrix there is no reason to hold its state twice.
+// zeros returns the values of zero. If ranks hold the same matrix, there is no reason to hold its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
 	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
-		if sp.fitting { // the weights of one or two layers may take less than what brings them together
+		if sp.fitting { // whole weights of one or two layers may need less memory than gathering them
 			return []string{"3", "2"}
 		}
 		return []string{"1", "2", "3"}
@@ -272,8 +275,9 @@ func (sp *space) stages(s *lang.Schedule) []int {
 	return upTo(min(sp.cluster.GPUs()/(s.SP*s.DP), sp.model.Layers/max(1, s.VirtualStages)))
 }
 
-// strategies: on one stage all come down to the first. One microbatch has nothing to weave: then what puts gradients of weights off
-// is left, and terapipe, whose virtual stages take other rounds.
+// strategies returns the values of strategy. On a single stage, all are equivalent to the first.
+// With one microbatch, there is nothing to interleave, so only strategies that defer weight
+// gradients remain, and terapipe, which has different rounds of virtual stages.
 func (sp *space) strategies(s *lang.Schedule) []string {
 	names := []string{strategy.All[0].Name}
 	for i := range strategy.All {
@@ -293,18 +297,18 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 // alone reports whether a replica has one microbatch.
 func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
 
-// breadthFirst reports whether a candidate is that of a microbatch that goes through one virtual stage as a whole, then through the
-// next. The search need not try it where its rounds would be sppo's.
+// breadthFirst reports whether a candidate takes a whole microbatch through one virtual stage
+// before the next. The search does not try it if its rounds equal those of sppo.
 func (sp *space) breadthFirst(s *lang.Schedule) bool {
 	st := strategy.Find(s.Strategy)
 	return st != nil && st.Turns == strategy.LastTurn && sp.alone(s) && strategy.Find(sp.asked.Strategy) == nil
 }
 
-// mostVirtualStages bounds the virtual stages of a rank: more hardly shrink what is left of the bubble.
+// mostVirtualStages limits the virtual stages of a rank, because more would hardly reduce the remaining bubble.
 const mostVirtualStages = 16
 
 func (sp *space) virtualStages(s *lang.Schedule) []int {
-	if s.Order == plan.OrderLayer { // they are groups of layers of the one stage
+	if s.Order == plan.OrderLayer { // virtual stages are groups of layers of the single stage
 		groups := divisors(sp.model.Layers)
 		slices.Reverse(groups)
 		return groups
@@ -324,30 +328,30 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 	return suiting(upTo(most), known.Has)
 }
 
-// oneRound reports whether subsequences on one stage may go through groups of its layers in a single round: then gradients of K and V
-// are there for one group at a time, as in layer order.
+// oneRound reports whether subsequences on a single stage may pass through groups of its layers in
+// a single round. Gradients of K and V then exist for one group at a time, as in layer order.
 func (sp *space) oneRound(s *lang.Schedule) bool {
 	st := strategy.Find(s.Strategy)
 	return (st == nil || st.Rounds) && (s.Subsequences.Auto || s.Subsequences.Count > 0 && s.Subsequences.Count <= roundOfOne)
 }
 
-// roundOfOne is the round of a pipeline of one stage.
+// roundOfOne is the length of a round in a pipeline with one stage.
 const roundOfOne = 2
 
 func (sp *space) partitions(s *lang.Schedule) []string {
 	if st := strategy.Find(s.Strategy); st != nil && st.Sliced != "" || s.Subsequences.Count == 1 || len(s.Subsequences.Lengths) > 0 {
 		return []string{"flops"}
 	}
-	if sp.timeless { // equal lengths take least: the first subsequence, at whose backward all else is there, is shorter than by work
+	if sp.timeless { // equal lengths need the least memory: the first subsequence, whose backward determines the peak, is shorter than with equal work
 		return []string{"length"}
 	}
 	return []string{"flops", "time", "length"}
 }
 
-// shortestWanted is the average length of subsequences below which kernels lose more than bubbles win; fewPerSequence
-// of a short sequence are tried all the same.
+// shortestWanted is the average length of subsequences below which slower kernels cost more than
+// smaller bubbles save. For short sequences, numbers up to fewPerSequence are tried anyway.
 //
-// Memory hardly falls with subsequences shorter than shortestFitting, or more than mostFitting.
+// Memory hardly decreases with subsequences shorter than shortestFitting, or with more than mostFitting of them.
 const (
 	shortestWanted  = 1 << 10
 	shortestFitting = 16 << 10
@@ -355,7 +359,8 @@ const (
 	fewPerSequence  = 64
 )
 
-// muxes: the bubbles are those of one virtual stage. What more it takes the mux pass knows.
+// muxes returns the values of mux. It fills the bubbles of one virtual stage per rank; the mux pass
+// checks its other requirements.
 func (sp *space) muxes(s *lang.Schedule) []string {
 	if sp.timeless || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategy.All[0].Name || s.Subsequences.Count < s.PP || s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
 		return []string{"off"}
@@ -366,10 +371,10 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 	return []string{"off", "left", "right", "on"}
 }
 
-// keeps: to let K and V stream never takes less time, so the least of it that fits comes first.
+// keeps returns the values of keep. Streaming never saves time, so values that stream less come first.
 func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	all := [][]string{{"k", "v"}, {"v"}, {"k"}, {}}
-	if s.Order == plan.OrderLayer && sp.fitting { // K and V of a layer are on the device or stream; those of others are nowhere
+	if s.Order == plan.OrderLayer && sp.fitting { // K and V of one layer are on the device or streamed; those of other layers are recomputed
 		all = [][]string{{"k", "v"}, {}}
 	}
 	if st := strategy.Find(s.Strategy); s.SharesTasks() || st != nil && st.Late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
@@ -381,10 +386,10 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	return out
 }
 
-// recomputing are the policies that recompute anything in every layer, the one that recomputes most last.
+// recomputing returns the policies that recompute anything in every layer. The one that recomputes the most is last.
 var recomputing = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
 
-// recomputes: what takes least memory recomputes all that it may.
+// recomputes returns the values of recompute. The least memory is needed if everything possible is recomputed.
 func (sp *space) recomputes(s *lang.Schedule) []string {
 	names := append([]string{graph.RecomputeNone}, recomputing...)
 	if s.Order == plan.OrderLayer && len(s.Keep) == len(plan.Streamable) && s.Subsequences.Count > 1 {
@@ -396,7 +401,7 @@ func (sp *space) recomputes(s *lang.Schedule) []string {
 	return names
 }
 
-// offloads: what takes least memory leaves to the pass offload what the host has no room for.
+// offloads returns the values of offload. For the least memory, the pass offload decides which units fit on the host.
 func (sp *space) offloads(*lang.Schedule) []string {
 	if sp.fitting {
 		return []string{plan.PolicyAuto}
@@ -404,8 +409,9 @@ func (sp *space) offloads(*lang.Schedule) []string {
 	return []string{"none", "carry", "adaptive", "full"}
 }
 
-// subsequences are numbers that grow by the root of two: between two of them the best one is within a part in a hundred of
-// what the bubble and the kernels' efficiency take from the step. With virtual stages they come in whole groups.
+// subsequences returns numbers that increase by a factor of √2. The best number between two of them
+// would change the loss by bubble and kernel efficiency by at most 1%. With virtual stages,
+// subsequences form whole groups.
 func (sp *space) subsequences(s *lang.Schedule) []value {
 	var out []value
 	for _, n := range sp.counts(s) {
@@ -432,7 +438,7 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)
 	}
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
-	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds take no less memory than one virtual stage
+	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds need at least as much memory as one virtual stage
 		group, most = 1, min(most, roundOfOne)
 	}
 	var out []int
@@ -445,7 +451,7 @@ func (sp *space) counts(s *lang.Schedule) []int {
 			continue
 		}
 		if n == 1 && sp.asked.Keep == nil && s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
-			continue // K and V of an undivided sequence do not stream
+			continue // K and V of an undivided sequence cannot be streamed
 		}
 		if len(out) == 0 || n > out[len(out)-1] {
 			out = append(out, n)

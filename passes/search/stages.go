@@ -10,26 +10,30 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// The stages of a search. Some dimensions are wide: most jobs take their plain value, and the others multiply the
-// candidates. The first stage has every open wide dimension at its plain value. A later stage tries the other values
-// with a share of the work, and starts from what the first has found, so that a job never loses its plan to them.
+// This file divides a search into stages. Some dimensions are wide: most jobs use the default
+// value, and the other values multiply the number of candidates. The first stage uses the default
+// value of every open wide dimension. A later stage tries the other values with a fraction of the
+// work. It starts from the plan that the first stage has found, so the result is never worse.
 //
-// If the first stage finds nothing that fits for a while, a search over all values looks for anything that fits,
-// whatever time it takes. The search then goes on where that has found something, and stops if nothing fits.
+// If the first stage finds no plan that fits for a while, a search over all values looks for any
+// plan that fits, however slow. The main search then continues from that plan, or stops if nothing
+// fits.
 
-// Shares of a search's patience.
+// Fractions of a search's patience.
 const (
-	doubtShare = 0.5  // for the first stage, before it asks whether anything fits
-	anyShare   = 0.05 // for that question; its work does not count as the search's own
+	doubtShare = 0.5  // for the first stage, before it checks whether anything fits
+	anyShare   = 0.05 // for that check, whose work is not counted
 	widerShare = 0.25 // for the other values of wide dimensions, if something fits
 )
 
-// visitsWeighed is the number of forwards of layers in a step up to which the placements of the candidate that needs the
-// least memory are weighed: weighing those of a larger one takes longer than the rest of the search.
+// visitsWeighed is the largest number of forwards of layers in a step for which the pass offload
+// decides the placements of the candidate that needs the least memory. For larger candidates, this
+// would take longer than the rest of the search.
 const visitsWeighed = 60_000
 
-// roots returns the request with its open wide dimensions at their plain values, and a schedule for each other choice
-// of them. A search that ignores time has one root, since memory says at once which choice is better.
+// roots returns the request with default values for its open wide dimensions, and one schedule for
+// each other combination of their values. A search that ignores time has only one root, because
+// memory immediately shows which choice is better.
 func (s *search) roots() (first lang.Schedule, wider []lang.Schedule) {
 	first = s.request.Schedule
 	if s.timeless {
@@ -54,8 +58,8 @@ func (s *search) roots() (first lang.Schedule, wider []lang.Schedule) {
 	return roots[0], roots[1:]
 }
 
-// widely returns the values of a wide dimension for a root, its plain value first. A refined dimension has only that
-// one: the others are tried on the plan that is found.
+// widely returns the values of a wide dimension for a root, the default first. For a refined
+// dimension it returns only the default; the others are tried on the resulting plan.
 func (s *search) widely(d *dimension, root lang.Schedule) []value {
 	values := d.values(&s.space, &root)
 	plain := slices.IndexFunc(values, func(v value) bool { return v.text == d.plain })
@@ -65,7 +69,7 @@ func (s *search) widely(d *dimension, root lang.Schedule) []value {
 	return slices.Concat(values[plain:plain+1], values[:plain], values[plain+1:])
 }
 
-// isWider reports whether a candidate has another than the plain value in an open wide dimension.
+// isWider reports whether a candidate has a value other than the default in an open wide dimension.
 func (s *search) isWider(n *node) bool {
 	for i := range dimensions {
 		if d := &dimensions[i]; d.wide && !d.refine && d.text(&s.request.Schedule) == "" {
@@ -94,8 +98,8 @@ func (s *search) searchStages() *node {
 	return s.extend(winner, wider)
 }
 
-// explore refines candidates until nothing can be faster than one of them, which it returns, or until none is left. It
-// is not done if the search has done a multiple of the work of its patience.
+// explore refines candidates until no other can be faster than one of them, which it returns, or
+// until none is left. It stops early if the work of the search exceeds a multiple of its patience.
 func (s *search) explore(most float64) (winner *node, done bool) {
 	for s.frontier.Len() > 0 {
 		if s.widen(); s.spent(most) || s.context.Options.Stopped() {
@@ -109,7 +113,7 @@ func (s *search) explore(most float64) (winner *node, done bool) {
 	return nil, true
 }
 
-// tell reports the progress of the search.
+// tell reports the progress of the search to the caller.
 func (s *search) tell() {
 	if s.context.Options.Progress == nil {
 		return
@@ -123,25 +127,25 @@ func (s *search) tell() {
 	s.context.Options.Progress(p)
 }
 
-// settle explores, and takes the fastest candidate so far if that ends early.
+// settle calls explore, and takes the fastest candidate so far if explore stops early.
 func (s *search) settle(most float64) *node {
 	winner, done := s.explore(most)
 	if !done {
 		if s.ended = true; !s.timeless {
-			s.weigh(s.least) // which may then be the fastest
+			s.weigh(s.least) // the result may then be the fastest
 		}
 		winner = s.soFar()
 	}
 	return winner
 }
 
-// holdsFit reports whether a complete candidate waits for its turn that fits by its bound.
+// holdsFit reports whether the queue contains a complete candidate that fits according to its bound.
 func (s *search) holdsFit() bool {
 	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil })
 }
 
-// doubt asks whether anything fits, first without the other values of wide dimensions. It goes on where the answer is
-// yes, and returns the roots that it has not tried.
+// doubt checks whether anything fits, first with the default values of wide dimensions. If so, it
+// continues the search from there. It returns the roots that it has not tried.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
 	any, known := s.anyFit(first)
 	if any != nil && s.startFrom(any, first) {
@@ -182,9 +186,10 @@ func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node
 	return s.settle(stopAt), wider
 }
 
-// startFrom evaluates what the search for anything that fits has found: as it is, and with the open placements left to
-// the pass offload. It does the same with the candidate of a root that needs the least memory when its copies are timed.
-// It reports whether there is such a plan. Its work does not count, so that the search gets as far as without it.
+// startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with
+// open placements decided by the pass offload. It does the same with the candidate of a root that
+// needs the least memory when its copies are timed. It reports whether there is such a plan. Its
+// work is not counted, so that the search gets as far as it would without it.
 func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	defer func(work walk.Work) { s.work = work }(s.work)
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
@@ -209,7 +214,7 @@ func sameWide(a, b lang.Schedule) bool {
 	return true
 }
 
-// extend tries the other values of wide dimensions, and returns the winner if none is better.
+// extend tries the other values of wide dimensions. It returns the given winner if none is better.
 func (s *search) extend(winner *node, roots []lang.Schedule) *node {
 	if winner == nil || len(roots) == 0 {
 		return winner
@@ -226,7 +231,8 @@ func (s *search) pushAll(roots []lang.Schedule) {
 	}
 }
 
-// anyFit returns a candidate of a request that fits, or nil. The answer is known unless the search for it ended early.
+// anyFit returns a candidate of a request that fits, or nil. It also reports whether the answer is
+// certain, which it is not if the search ended early.
 func (s *search) anyFit(request lang.Schedule) (n *node, known bool) {
 	c := *s.context
 	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)

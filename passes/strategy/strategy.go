@@ -1,5 +1,4 @@
-// Package strategy has the orders in which ranks may run their tasks, a row of All for each, named after the
-// papers and systems that introduced them.
+// Package strategy defines the orders in which ranks can run their tasks. Each is a row of All.
 package strategy
 
 import (
@@ -19,23 +18,23 @@ type Strategy struct {
 	Sliced   string                            // the alternative for subsequences; empty if it supports them
 	Stages   StageCount                        // virtual stages per rank
 	Placed   string                            // placement of the virtual stages on the ranks
-	Rounds   bool                              // takes a sequence at once, in rounds of subsequences through the virtual stages of a rank
+	Rounds   bool                              // processes one sequence at a time, in rounds of subsequences through the virtual stages of a rank
 	Late     bool                              // defers weight gradients (zero-bubble)
-	Same     string                            // the strategy that the search tries instead, because it gives the same orders with other values of other keys
+	Same     string                            // the strategy that the search tries instead, because with other keys it gives the same orders
 	Reversed bool                              // backwards run from the last microbatch to the first
 	Turns    Turning                           // microbatches during whose turnaround a rank has nothing else to do
-	batch    func(p *plan.Plan) []plan.Problem // batches that the order does not support; nil: none
+	batch    func(p *plan.Plan) []plan.Problem // returns problems of batches that the order does not support; nil: there are none
 	order    func(p *plan.Plan, rank int) []plan.Task
 }
 
-// Turning describes the microbatches for whose turnaround the rank waits: all forwards of one microbatch, or of all,
-// precede the work that follows.
+// Turning describes at which turnarounds a rank must wait, because all forwards of one microbatch,
+// or of all microbatches, come before the next work.
 type Turning int
 
 const (
 	noTurn   Turning = iota // forwards and backwards of several microbatches alternate
 	LastTurn                // all forwards come before all backwards
-	EachTurn                // one microbatch follows another
+	EachTurn                // microbatches run one after another
 )
 
 // StageCount is the supported range of virtual stages; Most = 0 means as many as there are layers.
@@ -55,15 +54,15 @@ var (
 var All = []Strategy{
 	{
 		Name: "sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: only one microbatch's K and V are live at a time",
+		doc: "one sequence at a time: all subsequences forward, then all backward in reverse order; K and V of only one microbatch are live at a time",
 	},
 	{
 		Name: "interleaved-sppo", Same: "sppo", Stages: interleaved, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "sppo with several virtual stages per rank, which divide the bubble by their number; no more activations are live",
+		doc: "sppo with several virtual stages per rank: the bubble is divided by their number, and no more activations are live",
 	},
 	{
 		Name: "overlapped-sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, order: overlapped,
-		doc: "one sequence after another, the next begins while this one turns around: one bubble per batch; K and V of at most two microbatches are live",
+		doc: "one sequence after another, each beginning while the previous one turns around: one bubble per batch; K and V of at most two microbatches are live",
 	},
 	{
 		Name: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
@@ -79,31 +78,31 @@ var All = []Strategy{
 	},
 	{
 		Name: "1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward and one backward alternate once the pipeline is full: one bubble per batch; activations of at most pp microbatches are live",
+		doc: "forwards and backwards alternate once the pipeline is full: one bubble per batch; activations of at most pp microbatches are live",
 	},
 	{
 		Name: "interleaved-1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: interleaved, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "1f1b with v virtual stages per rank, which divide the bubble by v, with slightly more activations and v times the messages",
+		doc: "1f1b with v virtual stages per rank: the bubble is divided by v, with slightly more activations and v times as many messages",
 	},
 	{
 		Name: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward and one backward alternate, by subsequence: one bubble per batch; K and V of about two microbatches are live",
+		doc: "forwards and backwards of subsequences alternate: one bubble per batch; K and V of about two microbatches are live",
 	},
 	{
 		Name: "zb-h1", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 1) },
-		doc: "1f1b with weight gradients deferred until the pipeline would wait: a third of its bubble, with the same activations",
+		doc: "1f1b with weight gradients deferred until the pipeline would wait: a third of the bubble of 1f1b, with the same activations",
 	},
 	{
 		Name: "zb-h2", Stages: oneStage, Placed: plan.PlacedRound, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 2) },
-		doc: "zb-h1 with twice the forwards at the start: no bubble between the first and the last task of a stage, for twice the activations",
+		doc: "zb-h1 with twice as many forwards at the start: no bubble between the first and last task of a stage, but twice the activations",
 	},
 	{
 		Name: "zb-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, Late: true, order: zeroBubbleV,
-		doc: "two virtual stages per rank, there and back, and deferred weight gradients: no bubble if the three kinds of tasks take equally long, with the activations of 1f1b",
+		doc: "two virtual stages per rank in a V, and deferred weight gradients: no bubble if the three kinds of tasks take equally long, with the activations of 1f1b",
 	},
 	{
 		Name: "dualpipe-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, batch: fullPipelineProblem, Late: true, order: dualPipeV,
-		doc: "two virtual stages per rank, there and back: forwards of one alternate with backwards of the other, weight gradients are deferred at both ends",
+		doc: "two virtual stages per rank in a V: forwards of one alternate with backwards of the other; weight gradients are deferred at both ends",
 	},
 }
 
@@ -125,14 +124,14 @@ func Of(p *plan.Plan) *Strategy {
 	return &All[0]
 }
 
-// Problems returns the requests that the strategy does not support.
+// Problems returns a problem for each request that the strategy does not support.
 func Problems(p *plan.Plan) []plan.Problem {
 	if name := p.Schedule.Strategy; name != "" && name != "auto" && Find(name) == nil {
 		return []plan.Problem{plan.Fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(Names(), ", "), "unknown strategy %q", name)}
 	}
 	s, v, n := Of(p), p.Schedule.VirtualStages, max(p.Schedule.Subsequences.Count, len(p.Schedule.Subsequences.Lengths))
 	if s.Name != All[0].Name && p.Schedule.Order == plan.OrderLayer {
-		return []plan.Problem{plan.Fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s interleaves sequences, but order = layer takes them one by one", s.Name)}
+		return []plan.Problem{plan.Fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s interleaves sequences, but order = layer processes them one by one", s.Name)}
 	}
 	if known := s.Stages; v != 0 && !known.Has(v) {
 		words := fmt.Sprintf("virtual_stages = %d", known.Least)
@@ -148,7 +147,7 @@ func Problems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// BatchProblems returns the batches that the order of the strategy does not support.
+// BatchProblems returns a problem if the strategy does not support the batch.
 func BatchProblems(p *plan.Plan) []plan.Problem {
 	if s := Of(p); s.batch != nil {
 		return s.batch(p)
@@ -164,7 +163,7 @@ func roundsProblem(p *plan.Plan) []plan.Problem {
 	}
 	each := int64(p.Parallel.DP * p.Parallel.Microbatch)
 	return []plan.Problem{plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(m)*each, int64(rounds)*each),
-		"%d microbatches do not make %d rounds of equal size, of at least pp = %d each, through %d virtual stages", m, rounds, p.Parallel.PP, p.Parallel.VirtualStages)}
+		"%d microbatches cannot be divided into %d equal rounds of at least pp = %d each, for %d virtual stages", m, rounds, p.Parallel.PP, p.Parallel.VirtualStages)}
 }
 
 // fullPipelineProblem checks that there is a microbatch for every virtual stage.
@@ -197,10 +196,10 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// overlapped returns the paper's order with an early start of the next microbatch. Between its last forward and
-// its first backward of a microbatch a rank waits until the subsequence has been to the end of the pipeline
-// and back. The forwards that fit into that time are the early start that later ranks need to continue with
-// the next microbatch as soon as they finish this one. With f and b for a forward and a backward task, M
+// overlapped returns the paper's order with an early start of the next microbatch. Between its last
+// forward and its first backward of a microbatch, a rank waits until the subsequence has been to the
+// end of the pipeline and back. During that time it runs forwards of the next microbatch, which later
+// ranks need in order to continue without a gap. With f and b for a forward and a backward task, M
 // microbatches of N subsequences, and starts no longer than N, the makespan is (M N + PP - 1) (f + b).
 // Virtual stages allow a start of one round.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
@@ -228,11 +227,12 @@ func firstRound(forward []plan.Task) int {
 	return n
 }
 
-// backwardInForwards is the duration of a backward in forwards: two by operations, and more if attention
-// dominates, whose backward has 2.5 times the operations at a lower rate.
+// backwardInForwards is the duration of a backward divided by that of a forward: two by operations,
+// and more if attention dominates, because its backward has 2.5 times the operations at a lower
+// rate.
 const backwardInForwards = 3
 
-// Mirrored returns the backwards of forwards, last first.
+// Mirrored returns the backwards of the given forwards in reverse order.
 func Mirrored(forward []plan.Task) []plan.Task {
 	back := slices.Clone(forward)
 	slices.Reverse(back)
@@ -242,9 +242,10 @@ func Mirrored(forward []plan.Task) []plan.Task {
 	return back
 }
 
-// forwardOrder returns the forwards of one microbatch on a rank. With virtual stages it takes rounds: a group
-// of 2*PP subsequences through its first virtual stage, the same group through its second, and so on; groups
-// of PP would stall on the latency of messages. In layer order the group is the whole sequence.
+// forwardOrder returns the forwards of one microbatch on a rank. With virtual stages, the forwards
+// form rounds: a group of 2*PP subsequences passes through the first virtual stage, then the same
+// group through the second, and so on. Groups of PP would stall on the latency of messages. In
+// layer order the group is the whole sequence.
 func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
 	n, v := p.Subsequences.N, p.Parallel.VirtualStages
 	group := n
@@ -262,7 +263,7 @@ func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
 	return order
 }
 
-// inRounds returns the forwards of all microbatches and their backwards, each kind in the order of
+// inRounds returns the forwards and the backwards of all microbatches, each in the order of
 // microbatches. A round of microbatches passes through one virtual stage of the rank after another.
 func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
 	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
@@ -294,7 +295,7 @@ func loopedBFS(p *plan.Plan, rank int) []plan.Task {
 	return append(forward, Mirrored(forward)...)
 }
 
-// rounds returns the number of rounds of at least PP microbatches. One virtual stage needs no rounds.
+// rounds returns the number of rounds of at least PP microbatches. A single virtual stage needs no rounds.
 func rounds(p *plan.Plan) int {
 	if p.Parallel.VirtualStages == 1 {
 		return 1
@@ -309,9 +310,9 @@ func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose weight
-// gradients are deferred by as many backwards as there are hops after the rank, so that the backwards reach the
-// first rank sooner.
+// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b in
+// which weight gradients are deferred by as many backwards as there are hops after the rank, so
+// that backwards reach the first rank earlier.
 func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	woven, backward := weave(p, rank, hops)
 	late, done := hops*rank, 0
@@ -331,9 +332,9 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	return order
 }
 
-// weave alternates forwards and backwards after a number of forwards: those before the first backward on the
-// last rank, which are all subsequences on all virtual stages but the last, and some for every hop from
-// there. It also returns the backwards separately.
+// weave alternates forwards and backwards after a number of initial forwards: those before the
+// first backward on the last rank, that is, all subsequences on all virtual stages except the last,
+// plus a number for each hop to the last rank. It also returns the backwards separately.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))
@@ -349,12 +350,12 @@ func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	return order, backward
 }
 
-// folded writes the order of a rank whose two virtual stages are on the way there (0) and back (1).
+// folded builds the order of a rank with two virtual stages: 0 in the first half of the V and 1 in the second.
 type folded struct {
 	order  []plan.Task
 	stages []int
 	done   [2]map[plan.TaskKind]int
-	most   int         // microbatches
+	most   int         // number of microbatches
 	late   []plan.Task // deferred weight gradients
 }
 
@@ -362,7 +363,7 @@ func newFolded(p *plan.Plan, rank int) *folded {
 	return &folded{stages: p.StagesOf(rank), done: [2]map[plan.TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
 }
 
-// do appends the next task of a kind; tasks of missing microbatches are left out.
+// do appends the next task of a kind. Tasks of missing microbatches are omitted.
 func (f *folded) do(kind plan.TaskKind, side int) {
 	m := f.done[side][kind]
 	f.done[side][kind]++
@@ -377,7 +378,7 @@ func (f *folded) putOff(side int) {
 	f.do(plan.Backward, side)
 }
 
-// catchUp appends the weight gradients that were deferred first.
+// catchUp appends the weight gradients that have been deferred longest.
 func (f *folded) catchUp() {
 	if len(f.late) > 0 {
 		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
@@ -427,8 +428,8 @@ func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	return f.order
 }
 
-// dualPipeV returns the order of DeepSeek's DualPipeV (2025); tasks that overlap there run one after the other
-// here.
+// dualPipeV returns the order of DeepSeek's DualPipeV (2025); tasks that overlap in the original
+// run one after the other here.
 func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	for range 2 * (pp - 1 - rank) {
@@ -482,15 +483,15 @@ func Order(p *plan.Plan) {
 	}
 	p.Decide("schedule", "strategy", s.Name, s.doc)
 	if v := p.Parallel.VirtualStages; v > 1 && !p.LayerOrder() {
-		why := "groups of layers of each rank"
+		why := "number of groups of layers on each rank"
 		group := 2 * p.Parallel.PP
 		switch {
 		case p.Parallel.PP == 1:
-			why = "groups of layers of the only stage, which has no bubble to shorten"
+			why = "number of groups of layers on the only stage, which has no bubble to shorten"
 		case s.Rounds && p.Subsequences.N%group == 0:
-			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", group, v)
+			why = fmt.Sprintf("groups of %d subsequences pass through the virtual stages of a rank one after another: the bubble is 1/%d of that of the plain pipeline", group, v)
 		case s.Rounds:
-			why = fmt.Sprintf("groups of at most %d subsequences pass through one virtual stage of a rank after another, for a smaller bubble", min(group, p.Subsequences.N))
+			why = fmt.Sprintf("groups of at most %d subsequences pass through the virtual stages of a rank one after another, for a smaller bubble", min(group, p.Subsequences.N))
 		}
 		p.Decide("schedule", "virtual_stages", fmt.Sprint(v), why)
 	}

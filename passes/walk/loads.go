@@ -8,25 +8,26 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// K and V that do not stay on the device. A forward sends the rows that it computes to the host. Attention of later subsequences
-// loads the earlier rows that it sees, one block of tokens after another, and then frees them. In the backward, dK and dV of a block are
-// loaded
-// with it, unless nothing has been added to them yet, and return with the contribution of the subsequence.
+// This file describes the loads of K and V that do not stay on the device. A forward copies the
+// rows that it computes to the host. Attention of later subsequences loads the earlier rows that it
+// sees, one block of tokens after another, and then frees them. In the backward, dK and dV of a
+// block are loaded with it, unless nothing has been added to them yet, and copied back with the
+// contribution of the subsequence.
 
-// Load is the transfer of rows of K and V for one layer of a task: a block of those before its subsequence
-// or, in the backward pass, its own.
+// Load is the transfer of rows of K and V for one layer of a task: a block of earlier rows or, in
+// the backward pass, the task's own rows.
 type Load struct {
 	Task       plan.Task
 	Layer      int
 	First, End int64 // tokens
 	Own        bool
 	Again      bool  // for attention that the backward recomputes
-	Grads      bool  // with dK and dV as summed by later subsequences
-	Begun      int64 // with Grads: the first token that later subsequences have seen; earlier rows of the range have no gradient yet
+	Grads      bool  // with dK and dV, as summed by later subsequences
+	Begun      int64 // with Grads: the first token that later subsequences have attended to; earlier rows of the range have no gradient yet
 }
 
-// Blocks returns the blocks of tokens before a subsequence that its attention sees, at least in part. Blocks have a fixed size, from the
-// first token of the sequence on.
+// Blocks returns the blocks of earlier tokens that the attention of a subsequence sees, at least in
+// part. Blocks have a fixed size, starting at the first token of the sequence.
 func Blocks(block int64, z graph.Size) []Load {
 	var out []Load
 	if z.Earliest() == z.Prefix {
@@ -38,9 +39,9 @@ func Blocks(block int64, z graph.Size) []Load {
 	return out
 }
 
-// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward these are its own rows, then blocks, which come
-// twice
-// if attention is recomputed. Task and Layer are left open.
+// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward these
+// are the task's own rows, followed by blocks, which are loaded twice if attention is recomputed.
+// Task and Layer are not set.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
 	loads := Blocks(p.Stream.Block, z)
@@ -86,7 +87,7 @@ func CountLoads(p *plan.Plan, layers int) (n int) {
 	return n * layers * max(1, p.Parallel.Microbatches)
 }
 
-// VisitKind is everything that the loads of a layer of a task depend on.
+// VisitKind contains everything that the loads of a layer of a task depend on.
 type VisitKind struct {
 	Kind        plan.TaskKind
 	Subsequence int
@@ -99,8 +100,8 @@ func MakesAttention(b *graph.Block) bool {
 	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 }
 
-// LoadQueue issues the loads of some tasks of a rank in the order of use, as early as the plan allows once
-// their rows are on the host.
+// LoadQueue issues the loads of a rank's tasks in the order of use. Each is issued as early as the
+// plan allows, but not before its rows are on the host.
 type LoadQueue struct {
 	plan        *plan.Plan
 	graph       *graph.Model
@@ -119,13 +120,13 @@ type LoadQueue struct {
 // Place returns the index of K and V of a load's microbatch and layer.
 func (q *LoadQueue) Place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
 
-// gradRows are the rows of dK and dV up to a token, from the backward of a subsequence.
+// gradRows describes the rows of dK and dV up to a token, written by the backward of a subsequence.
 type gradRows struct {
 	subsequence int
 	end         int64
 }
 
-// NewLoadQueue returns the queue for a section's tasks of one rank, or nil if nothing streams.
+// NewLoadQueue returns the queue for a rank's tasks in a section, or nil if nothing is streamed.
 func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
 	q := &LoadQueue{plan: p, graph: g, known: map[VisitKind][]Load{}}
 	if !p.Streams() {
@@ -140,7 +141,7 @@ func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
 	return q
 }
 
-// Next issues a load, if one may be issued now.
+// Next issues a load, if one can be issued now.
 func (q *LoadQueue) Next() (Load, bool) {
 	for len(q.rest) == 0 && len(q.tasks) > 0 {
 		q.nextVisit()
@@ -202,7 +203,7 @@ func (q *LoadQueue) SentRows(t plan.Task, layer int) {
 	q.Rows[q.Place(Load{Task: t, Layer: layer})] = z.Prefix + z.Tokens
 }
 
-// SentGrads records that dK and dV of a block are on their way to the host.
+// SentGrads records that the copy of dK and dV of a block to the host has been issued.
 func (q *LoadQueue) SentGrads(l Load) {
 	q.grads[q.Place(l)] = gradRows{l.Task.Subsequence, l.End}
 }

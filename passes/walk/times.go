@@ -58,7 +58,7 @@ func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
 			cost = free[s.Rank] - start
 		case t.Piece == 0:
 			cost *= pieces
-		case t.Piece == len(p.Mux.Pieces[t.Subsequence]): // all together take as long as a whole task
+		case t.Piece == len(p.Mux.Pieces[t.Subsequence]): // all pieces together take as long as an undivided task
 			cost *= pieces - t.Piece + 1
 		}
 		free[s.Rank] = start + cost

@@ -1,6 +1,6 @@
-// Package walk prepares a plan for repeated walks through its tasks while its copies are decided. A Walk has
-// the tasks of all ranks by number, an order in which they may run, and the list of actions of each rank.
-// Shapes are the sizes of subsequences and of what layers save.
+// Package walk prepares a plan for repeated passes over its tasks while copies are being decided. A
+// Walk has the numbered tasks of all ranks, an order in which they may run, and the list of actions
+// of each rank. Shapes has the sizes of subsequences and of the tensors that layers save.
 package walk
 
 import (
@@ -10,18 +10,19 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Walk is the part of a run of a plan's tasks that no duration changes: the order in which they may be
-// visited, and which task passes its result to which. A plan is run many times while its copies are decided,
-// so this is computed once. Tasks are numbered consecutively for each rank, in the rank's order.
+// Walk has the properties of a plan's tasks that do not depend on durations: an order in which they
+// may be visited, and the task to which each passes its result. They are computed once, because a
+// plan is simulated many times while its copies are being decided. Tasks are numbered rank by rank,
+// in the order of each rank.
 type Walk struct {
 	Plan   *plan.Plan
 	Tasks  [][]plan.Task // the plan's
 	Firsts []int         // [rank]: number of its first task
 	Nodes  []Node
-	Order  []int32 // task numbers, each after everything it waits for
+	Order  []int32 // task numbers, each after the tasks that it waits for
 	places []int32 // [placeOf]: 1 + number; 0: no such task
 	ranges int     // pieces and whole subsequences
-	Layers int     // of all tasks together
+	Layers int     // number of layers of all tasks together
 
 	pipeline *schedule.Pipeline // nil: nothing has been written yet
 	lists    []writtenList      // [rank]
@@ -36,25 +37,25 @@ type writtenList struct {
 // Node is a task in a Walk.
 type Node struct {
 	Kind           plan.TaskKind
-	fed, Feeds     bool     // a task provides its input; a task continues with its result
+	fed, Feeds     bool     // whether a task provides its input; whether a task continues with its result
 	Split          bool     // a backward whose weight gradients are a separate task
-	Way            plan.Way // of its result
-	Shared, Opens  bool     // in a slot that ranks share; the first task of it that is visited
+	Way            plan.Way // direction of its result
+	Shared, Opens  bool     // in a shared slot; the first visited task of the slot
 	Subsequence    int32    // of a microbatch
 	Stage          int32    // virtual
-	At             int32    // of its tokens among pieces and whole subsequences
+	At             int32    // index of its tokens among pieces and whole subsequences
 	Rank, Home     int32    // the rank that runs it; the rank that has its stage
 	First, End     int32    // range of the layers of its stage among all layers of its home rank
 	from, To, Next int32    // the tasks before and after it in the pipeline, and the rank that runs the latter; -1: none
 	Undone         int32    // the forward that a backward belongs to; -1: none
-	Layers         int32    // of all tasks with smaller numbers
+	Layers         int32    // number of layers of all tasks with smaller numbers
 }
 
 // Must is like New for a plan whose task order has been verified.
 func Must(p *plan.Plan) *Walk {
 	c, err := New(p)
 	if err != nil {
-		panic("internal: an order of tasks that was not verified: " + err.Error())
+		panic("internal: the order of tasks was not verified: " + err.Error())
 	}
 	return c
 }
@@ -103,8 +104,8 @@ func (c *Walk) Task(n int32) plan.Task {
 	return c.Tasks[rank][int(n)-c.Firsts[rank]]
 }
 
-// Schedule returns the list of a rank's actions for the plan's current timing of copies. It is written again
-// when the timing changes.
+// Schedule returns the list of a rank's actions for the plan's current timing of copies. The list
+// is rewritten when the timing changes.
 func (c *Walk) Schedule(rank int) *schedule.List {
 	if c.pipeline == nil {
 		c.pipeline, c.lists = Pipeline(c.Plan), make([]writtenList, len(c.Tasks))
@@ -119,7 +120,7 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 // Pipeline returns the input of the schedules of all ranks.
 func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
 
-// PipelineOf returns the input for other tasks, with a number of shared slots.
+// PipelineOf returns the same input for other tasks, with a number of shared slots.
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
@@ -157,7 +158,7 @@ func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 	return s
 }
 
-// arrange finds an order in which every task comes after everything that it waits for.
+// arrange finds an order in which every task comes after the tasks that it waits for.
 func (c *Walk) arrange() error {
 	next := make([]int, len(c.Tasks)) // next task of each rank
 	done := make([]bool, len(c.Nodes))
@@ -184,13 +185,13 @@ func (c *Walk) arrange() error {
 	}
 	for rank, tasks := range c.Tasks {
 		if next[rank] < len(tasks) {
-			return fmt.Errorf("stage %d waits forever at %s: the task orders of the stages deadlock", rank, tasks[next[rank]])
+			return fmt.Errorf("the task orders of the stages deadlock: stage %d waits forever at %s", rank, tasks[next[rank]])
 		}
 	}
 	return nil
 }
 
-// gathered reports whether every rank has reached a shared slot, which begins on all of them at once.
+// gathered reports whether every rank has reached a shared slot, which begins on all ranks at once.
 func gathered(p *plan.Plan, t plan.Task, next []int) bool {
 	for rank, tasks := range p.Tasks {
 		if at := next[rank]; at == len(tasks) || plan.SlotOf(tasks[at]) != plan.SlotOf(t) {
@@ -200,7 +201,7 @@ func gathered(p *plan.Plan, t plan.Task, next []int) bool {
 	return true
 }
 
-// Visit visits the tasks of all stages, each after everything that it waits for.
+// Visit visits the tasks of all stages, each after the tasks that it waits for.
 func Visit(p *plan.Plan, visit func(rank int, t plan.Task)) error {
 	c, err := New(p)
 	if err != nil {

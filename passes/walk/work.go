@@ -1,7 +1,8 @@
 package walk
 
-// Work measures the work of a search in visits of a layer by a task, in simulations and memory
-// footprints, where most time goes, and the equivalent for bounds. A nil *Work counts nothing.
+// Work counts the work of a search. The unit is one visit of a layer by a task in a simulation or a
+// memory footprint, where most time is spent; work on bounds is converted to this unit. A nil *Work
+// counts nothing.
 type Work int64
 
 // Spend adds visits of a layer to the work done.

@@ -11,9 +11,9 @@
 //	memory.go    the highest peaks
 //	words.go     text for a terminal
 //	screen.go    no control characters on a terminal
-//	write.go     results that appear whole or not at all
+//	write.go     output files that are written completely or not at all
 //
-// It knows no subcommand: those are in cmd/sppoc and cmd/sppovm.
+// Subcommands are in cmd/sppoc and cmd/sppovm.
 package cli
 
 import (
