@@ -342,7 +342,7 @@ func (m *Machine) Describe() string {
 	return text
 }
 
-// Kind identifies machines whose results agree bit by bit, apart from the number of cards.
+// Kind identifies machines whose results agree bit for bit, apart from the number of cards.
 func (m *Machine) Kind() string {
 	kind := m.gpus[0].name
 	if m.blas == nil {

@@ -212,7 +212,7 @@ func (l *list) String() string {
 	item := l.item
 	switch {
 	case item.list != nil:
-		return "a list of pairs of rows and share"
+		return "a list of (rows, share) pairs"
 	case len(item.names) > 0 && item.text:
 		return "a list of " + joinOr(append(quoted(item.names), "strings"))
 	case len(item.names) > 0:

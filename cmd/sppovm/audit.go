@@ -262,7 +262,7 @@ func (f *auditFlags) tell(env *cli.Env, out *audited) error {
 func (out *audited) inWords() string {
 	steps := fmt.Sprintf("steps %d to %d: ", out.From+1, out.To)
 	if out.Differing == 0 {
-		return steps + fmt.Sprintf("all %d values of %d tensors are equal, bit by bit\n", out.Values, out.Tensors)
+		return steps + fmt.Sprintf("all %d values of %d tensors are equal, bit for bit\n", out.Values, out.Tensors)
 	}
 	text := steps + fmt.Sprintf("%d of %d values differ, by %.3g of the change of their kind; ", out.Differing, out.Values, float64(out.Worst))
 	if len(out.Reasons) == 0 {

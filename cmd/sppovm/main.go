@@ -177,7 +177,7 @@ var app = cli.App{
 		},
 		{
 			Name: "report", Args: "RUN -o PAGE.html", MinArgs: 1, MaxArgs: 1, Setup: report, Files: []string{"jsonl"},
-			Doc: "draw a run as a web page",
+			Doc: "render a run as a web page",
 			Details: "RUN is a file that run --record wrote, or the output of run --json. The run may still be in progress. The page shows\n" +
 				"curves, the time of steps by activity next to the prediction, gradient norms by layer if recorded, memory and events.\n" +
 				"It needs no network and no other file. Steps that were repeated after a restart are drawn once.",

@@ -10,7 +10,7 @@ import (
 )
 
 // Every kernel opcode passes the suite for all devices, with the kernels' own sources compiled for the CPU. A
-// second run with lanes and warps in another order must give the same results bit by bit; a missing barrier would
+// second run with lanes and warps in another order must give the same results bit for bit; a missing barrier would
 // change them.
 func TestConformance(t *testing.T) {
 	library := needEmulator(t)

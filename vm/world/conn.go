@@ -22,7 +22,7 @@ import (
 // message has a field for everything that a message may contain; its kind determines which are set.
 type message struct {
 	Kind     string
-	Text     string    `json:",omitempty"` // a text for users, or the name of a value
+	Text     string    `json:",omitempty"` // text for users, or the name of a value
 	Order    *vm.Order `json:",omitempty"` // its Data follows the JSON
 	Greeting *greeting `json:",omitempty"`
 	Hello    *hello    `json:",omitempty"`
@@ -82,7 +82,7 @@ func (c *conn) write(m message, data []byte) error {
 	return err
 }
 
-// Limits of texts from unknown peers and from known ones, and of data.
+// Size limits for text from unknown and known peers, and for data.
 const (
 	shortText   = 1 << 16
 	longestText = 1 << 24

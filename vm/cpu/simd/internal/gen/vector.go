@@ -399,7 +399,7 @@ func rotate(f *fn) {
 	})
 }
 
-// adamw rounds every product separately, in the order of its definition, so that all sets agree bit by bit.
+// adamw rounds every product separately, in the order of its definition, so that all sets agree bit for bit.
 func adamw(f *fn) {
 	r := f.slices("w", "m", "v", "g")
 	c := f.word("c")
