@@ -165,6 +165,10 @@ func TestTooManyCommunicators(t *testing.T) {
 	if err := m.Check(p); err != nil {
 		t.Errorf("a pipeline of eight: %v", err)
 	}
+	want := "GPU 7 has 1006 MiB besides what the program needs, and NCCL's buffers may need 1.12 GiB, an estimate"
+	if notes := m.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], want) {
+		t.Errorf("the notes are %q, want %q", notes, want)
+	}
 	l := sharedRoutes(nil, 1)
 	for i := range mostPlaces + 1 {
 		l.places = append(l.places, place{fmt.Sprint(i), []int32{0, 3}})

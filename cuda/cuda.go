@@ -25,6 +25,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -255,10 +256,12 @@ func (m *Machine) Check(p *ir.Program) error {
 			return fmt.Errorf("GPU %d (%s) has %s, and its ranks need %s (and %s of pinned host memory in total)",
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
-		if free := ir.Bytes(g.total) - device[g]; buffers[g] > free { // not an error: the need is an estimate
-			m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them",
-				g.index, free, buffers[g])
-		}
+	}
+	lacks := func(g *gpu) ir.Bytes { return buffers[g] - (ir.Bytes(g.total) - device[g]) }
+	g := slices.MaxFunc(m.gpus, func(a, b *gpu) int { return cmp.Compare(lacks(a), lacks(b)) })
+	if lacks(g) > 0 { // no error: the need is an estimate
+		m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; "+
+			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}
 	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow
 		m.notes.add("the host reports %s of free memory, and the program pins %s", ir.Bytes(there), host)
