@@ -152,6 +152,22 @@ func killers(t *testing.T, seed uint64, short [3]int, long int, run func(process
 	}
 }
 
+// endKilling waits for the end of processes, during which it kills. The function receives the output of the first process, counted,
+// and a channel that closes at the end.
+func (k *killer) endKilling(t *testing.T, all []*process, kills func(lines *counting, over chan struct{})) []string {
+	t.Helper()
+	lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
+	all[0].out = lines
+	go func() {
+		defer close(killed)
+		kills(lines, over)
+	}()
+	out := end(t, all)
+	close(over)
+	<-killed
+	return out
+}
+
 // Any process may be killed at any moment, even during a save. launch starts the job again, and it ends with the
 // losses and weights of an undisturbed run.
 func TestKilledAndRestarted(t *testing.T) {
@@ -163,10 +179,7 @@ func TestKilledAndRestarted(t *testing.T) {
 			all := launchCommand(t, "launch", 1, func(int) []string {
 				return append([]string{"-n", fmt.Sprint(processes), "--restart", "1000", "run"}, append(args, "--save", dir, "--save-every", "1", "--resume", "auto")...)
 			})
-			lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
-			all[0].out = lines
-			go func() {
-				defer close(killed)
+			out := k.endKilling(t, all, func(lines *counting, over chan struct{}) {
 				for k.left > 0 {
 					k.moment(lines, over)
 					select {
@@ -178,10 +191,7 @@ func TestKilledAndRestarted(t *testing.T) {
 						k.kill(children[k.rng.IntN(len(children))], all[0].Process.Pid, dir)
 					}
 				}
-			}()
-			out := end(t, all)
-			close(over)
-			<-killed
+			})
 			if all[0].code != cli.Done {
 				t.Fatalf("%d processes: exit %d\n%s", processes, all[0].code, all[0].errs.String())
 			}
@@ -201,18 +211,12 @@ func TestKilledAndStartedAgain(t *testing.T) {
 			for start, whole := 0, false; !whole; start++ {
 				job := append(args, "--save", dir, "--save-every", "1", "--resume", "auto")
 				all := launchAll(t, processes, inWorld(t, processes, append(job, "--rendezvous-timeout", "3s", "--job", fmt.Sprint(dir, start))...))
-				lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
-				all[0].out = lines
-				go func() {
-					defer close(killed)
+				out := k.endKilling(t, all, func(lines *counting, over chan struct{}) {
 					if k.left > 0 {
 						k.moment(lines, over)
 						k.kill(all[k.rng.IntN(processes)].Process.Pid, os.Getpid(), dir)
 					}
-				}()
-				out := end(t, all)
-				close(over)
-				<-killed
+				})
 				text += complete(out[0])
 				whole = !slices.ContainsFunc(all, func(p *process) bool { return p.code != cli.Done })
 			}
