@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -294,4 +295,62 @@ func BenchmarkJobs(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// BenchmarkSave measures what a checkpoint during training costs: the time for which steps wait, and the processor time of copying and
+// writing, which slows steps down if the device is the CPU. Steps with and without a write alternate. Processor time hardly depends on
+// other programs; the time of waiting does, so its least is reported, too.
+func BenchmarkSave(b *testing.B) {
+	const checkpoints, quietSteps = 6, 4
+	g := gpt{layers: 6, hidden: 384, heads: 6, sequence: 64, batch: 4, vocab: 50257, tied: true}
+	_, p, err := compile(g.spec())
+	if err != nil {
+		b.Fatal(err)
+	}
+	job := open(b, p, runtime.GOMAXPROCS(0), nil)
+	if err := job.Init(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	saver, err := job.NewSaver(b.TempDir(), 1, true)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer saver.Close()
+	var quiet, waits, extra []float64
+	var bytes int64
+	for b.Loop() {
+		for range checkpoints {
+			for range quietSteps {
+				before := processorTime(b)
+				doSteps(b, job, 1)
+				quiet = append(quiet, (processorTime(b) - before).Seconds())
+			}
+			before, steps := processorTime(b), 0
+			if err := saver.Begin(b.Context(), false); err != nil {
+				b.Fatal(err)
+			}
+			var saved *vm.Saved
+			for ; saved == nil; steps++ {
+				doSteps(b, job, 1)
+				if saved, err = saver.Poll(false); err != nil {
+					b.Fatal(err)
+				}
+			}
+			spent := (processorTime(b) - before).Seconds()
+			waits, extra, bytes = append(waits, saved.Waited.Seconds()), append(extra, spent-float64(steps)*median(quiet)), saved.Bytes
+		}
+	}
+	b.ReportMetric(float64(bytes)/1e6, "MB")
+	b.ReportMetric(median(waits), "s-waiting")
+	b.ReportMetric(slices.Min(waits), "s-waiting-least")
+	b.ReportMetric(median(extra), "s-of-processors")
+}
+
+// processorTime returns the processor time of this process so far.
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -124,6 +124,23 @@ func (p *savedPart) stream(d Device, w io.Writer) error {
 	return nil
 }
 
+// fill reads a part with all columns from its device, without a block between.
+func (p *savedPart) fill(d Device, to *filled) error {
+	each := max(1, blockBytes/(p.held.cols*int64(p.held.view.DType.Bytes())))
+	for row := int64(0); row < p.rows; row += each {
+		band := p.held.band(p.row-p.held.row0+row, min(each, p.rows-row))
+		n := int(band.Bytes())
+		if n > len(to.memory)-to.n {
+			return errCopyFull
+		}
+		if err := d.Read(band, to.memory[to.n:to.n+n]); err != nil {
+			return err
+		}
+		to.n += n
+	}
+	return nil
+}
+
 // shardPart converts a part to the store's form.
 func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}

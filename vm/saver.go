@@ -29,8 +29,7 @@ type Saver struct {
 type saving struct {
 	temporary string
 	manifest  *store.Manifest
-	began     time.Time
-	copied    time.Duration
+	waited    time.Duration
 }
 
 // Saved describes a complete checkpoint.
@@ -38,8 +37,8 @@ type Saved struct {
 	Path   string
 	Step   int
 	Bytes  int64
-	Copied time.Duration // time for which training waited
-	Took   time.Duration // time until it was complete
+	Waited time.Duration // time for which training waited
+	Took   time.Duration // time for writing it
 }
 
 // SaveError reports a checkpoint that could not be written. The job continues, and earlier checkpoints are unchanged.
@@ -93,7 +92,7 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 		j.dead = err
 		return errors.Join(err, s.folder.Drop(temporary))
 	}
-	s.saving = &saving{temporary: temporary, manifest: j.manifest(), began: began, copied: time.Since(began)}
+	s.saving = &saving{temporary: temporary, manifest: j.manifest(), waited: time.Since(began)}
 	return nil
 }
 
@@ -131,7 +130,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	fail := func(err error) error {
 		return &SaveError{int(now.manifest.Step), errors.Join(err, s.folder.Drop(now.temporary))}
 	}
-	saved := &Saved{Step: int(now.manifest.Step), Copied: now.copied}
+	saved := &Saved{Step: int(now.manifest.Step), Waited: now.waited}
 	for i, r := range all {
 		if r.Err != "" && i > 0 {
 			r.Err = fmt.Sprintf("process %d: %s", i, r.Err)
@@ -139,15 +138,17 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 		if r.Err != "" {
 			return nil, fail(errors.New(r.Err))
 		}
-		now.manifest.Shards = append(now.manifest.Shards, r.Shards...)
+		now.manifest.Shards, saved.Took = append(now.manifest.Shards, r.Shards...), max(saved.Took, r.Took)
 		for _, shard := range r.Shards {
 			saved.Bytes += shard.Bytes
 		}
 	}
+	began := time.Now()
 	if saved.Path, err = s.folder.Complete(now.temporary, now.manifest); err != nil {
 		return nil, fail(err)
 	}
-	saved.Took = time.Since(now.began)
+	saved.Waited += time.Since(began)
+	saved.Took = max(saved.Took+time.Since(began), saved.Waited)
 	return saved, nil
 }
 
@@ -187,6 +188,7 @@ type writer struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when shards and err are final; nil before the first checkpoint
 	shards []store.Shard
+	took   time.Duration
 	err    error
 }
 
@@ -194,6 +196,7 @@ type writer struct {
 type saveReport struct {
 	Done   bool
 	Shards []store.Shard
+	Took   time.Duration
 	Err    string
 }
 
@@ -213,9 +216,11 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	}
 	w.shards, w.err, w.done = nil, nil, make(chan struct{})
 	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	began := time.Now()
 	if wait {
 		defer close(w.done)
 		w.err = j.writeDirectly(ctx, dir)
+		w.took = time.Since(began)
 		return nil
 	}
 	if err := j.each(func(r *rank) error { return j.copy(r) }); err != nil {
@@ -224,6 +229,7 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	}
 	go func() {
 		defer close(w.done)
+		defer func() { w.took = time.Since(began) }()
 		for rank, memory := range w.copies {
 			if memory != nil && w.err == nil {
 				w.err = j.writeCopy(ctx, dir, rank)
@@ -280,12 +286,20 @@ func (j *Job) copy(r *rank) error {
 	}
 	to := &filled{memory: w.copies[r.index]}
 	for i := range parts {
-		if err := parts[i].stream(r.device, j.counted(to)); err != nil {
-			return fmt.Errorf("reading %s of %s: %w", parts[i].of.role, parts[i].of.Tensor.Tensor, err)
+		p := &parts[i]
+		read := func() error { return p.stream(r.device, to) }
+		if p.cols == p.held.cols {
+			read = func() error { return p.fill(r.device, to) }
 		}
+		if err := read(); err != nil {
+			return fmt.Errorf("reading %s of %s: %w", p.of.role, p.of.Tensor.Tensor, err)
+		}
+		j.progress(p.bytes())
 	}
 	return nil
 }
+
+var errCopyFull = errors.New("internal: parts are larger than their copy")
 
 // filled is a writer into fixed memory, from its start.
 type filled struct {
@@ -295,7 +309,7 @@ type filled struct {
 
 func (f *filled) Write(p []byte) (int, error) {
 	if len(p) > len(f.memory)-f.n {
-		return 0, errors.New("internal: the copy is larger than its parts")
+		return 0, errCopyFull
 	}
 	f.n += copy(f.memory[f.n:], p)
 	return len(p), nil
@@ -341,7 +355,7 @@ func (j *Job) savedHere(wait bool) saveReport {
 	default:
 		return saveReport{}
 	}
-	r := saveReport{Done: true, Shards: w.shards}
+	r := saveReport{Done: true, Shards: w.shards, Took: w.took}
 	if w.err != nil {
 		r.Err = w.err.Error()
 	}

@@ -123,7 +123,10 @@ func (s *progress) print(format string, args ...any) {
 	fmt.Fprintf(s.text, format+"\n", args...)
 }
 
-func (s *progress) saved(c *vm.Saved) { s.say("saved %s", c.Path) }
+func (s *progress) saved(c *vm.Saved) {
+	const short = 100 * time.Microsecond
+	s.say("saved %s: %s in %s, for %s of which training waited", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
+}
 
 func (s *progress) validation(v *watch.Validation) {
 	s.eval, s.evalStep = float64(v.Loss), v.Step
