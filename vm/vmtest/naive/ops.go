@@ -64,24 +64,31 @@ func ReciprocalRMS(row []float64, eps float64) float64 {
 // stored as [k, m], with transB the slice b as [n, k]. bias is nil or has n values, which are added to every row.
 func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	demand(len(a) == m*k && len(b) == k*n, "matmul of %d by %d values as m=%d n=%d k=%d", len(a), len(b), m, n, k)
-	rowA, columnA, rowB, columnB := k, 1, n, 1 // distances between adjacent elements
+	rowA, columnA := k, 1 // distances between adjacent elements
 	if transA {
 		rowA, columnA = 1, m
 	}
-	if transB {
-		rowB, columnB = 1, k
-	}
 	c := make([]float64, m*n)
 	for i := range m {
-		for j := range n {
-			sum := 0.0
+		row := c[i*n : i*n+n]
+		if transB {
+			for j := range row {
+				for p := range k {
+					row[j] += a[i*rowA+p*columnA] * b[j*k+p]
+				}
+			}
+		} else { // the same sums in the order in which b lies in memory
 			for p := range k {
-				sum += a[i*rowA+p*columnA] * b[p*rowB+j*columnB]
+				x := a[i*rowA+p*columnA]
+				for j, y := range b[p*n : p*n+n] {
+					row[j] += x * y
+				}
 			}
-			if bias != nil {
-				sum += bias[j]
+		}
+		if bias != nil {
+			for j := range row {
+				row[j] += bias[j]
 			}
-			c[i*n+j] = sum
 		}
 	}
 	return c
@@ -201,13 +208,15 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 // window.
 func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	scores := make([]float64, s.Seen(t))
+	query, root := q[s.query(t, b, h):][:s.HeadDim], math.Sqrt(float64(s.HeadDim))
 	for u := range scores {
 		if s.Window > 0 && u <= s.Prefix+t-s.Window || s.Positions != nil && u < s.Prefix+t-int(s.Positions[t*s.Batch+b]) {
 			scores[u] = math.Inf(-1)
 			continue
 		}
-		for d := range s.HeadDim {
-			scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
+		key := k[s.key(u, b, h):]
+		for d, x := range query {
+			scores[u] += x * key[d] / root
 		}
 		scores[u] = Softcap(scores[u:u+1], s.Softcap)[0]
 	}
