@@ -152,8 +152,9 @@ type profile struct {
 	layer, leastLayer ir.Seconds // forward and backward: averaged over all layers, and of the fastest kind
 	embedding, head   ir.Seconds // the same
 	kinds             []*layerProfile
-	embed, embedGrad  ir.Seconds // of the first subsequence
-	hidden            ir.Bytes   // of a message, of the first subsequence
+	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward
+	embed, embedGrad  ir.Seconds   // of the first subsequence
+	hidden            ir.Bytes     // of a message, of the first subsequence
 }
 
 // layerProfile holds the times of one microbatch in a layer of one kind.
@@ -244,6 +245,9 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	out.layer, out.leastLayer = g.Mean(func(kind int) ir.Seconds { return out.kinds[kind].all }), out.kinds[0].all
 	for _, k := range out.kinds {
 		out.leastLayer = min(out.leastLayer, k.all)
+	}
+	for layer := 0; g.Untrained > 0 && layer < g.Layers; layer++ {
+		out.each = append(out.each, out.kinds[g.KindOf(layer)].all)
 	}
 	z := t.Size(0, p.Subsequences.Lengths[0])
 	out.embed, out.embedGrad = t.Time(g, g.Embedding, g.Embedding.Forward, z), t.Time(g, g.Embedding, g.Embedding.Backward, z)
@@ -470,6 +474,9 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	if p.Schedule.Partition != "time" {
 		of := b.profileOf(p)
 		twice := &profile{layer: 2 * of.layer, embedding: of.embedding, head: of.head}
+		for _, t := range of.each {
+			twice.each = append(twice.each, 2*t)
+		}
 		if slices.Equal(balancedLayers(p, of), balancedLayers(p, twice)) {
 			return nil
 		}
@@ -842,21 +849,58 @@ func count(is bool) int {
 // including embedding and loss. If that makes no difference, they are distributed evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
-	busiest := func(layers []int) (most ir.Seconds) {
-		busy := make([]ir.Seconds, p.Parallel.PP)
-		busy[p.Home(0)] += of.embedding
-		busy[p.Home(len(layers)-1)] += of.head
-		for j, n := range layers {
-			busy[p.Home(j)] += ir.Seconds(n) * of.layer
-		}
-		return slices.Max(busy)
-	}
 	balanced := dealLayers(p, of)
+	if of.each != nil {
+		balanced = moveLayers(p, of, balanced)
+	}
 	const difference = 0.999
-	if busiest(balanced) < difference*busiest(even) {
+	if slices.Max(busyOf(p, of, balanced)) < difference*slices.Max(busyOf(p, of, even)) {
 		return balanced
 	}
 	return even
+}
+
+// busyOf returns the time of each rank, including embedding and loss, if each stage has a number of layers.
+func busyOf(p *plan.Plan, of *profile, layers []int) []ir.Seconds {
+	busy := make([]ir.Seconds, p.Parallel.PP)
+	busy[p.Home(0)] += of.embedding
+	busy[p.Home(len(layers)-1)] += of.head
+	first := 0
+	for j, n := range layers {
+		if of.each == nil {
+			busy[p.Home(j)] += ir.Seconds(n) * of.layer
+			continue
+		}
+		for _, t := range of.each[first : first+n] {
+			busy[p.Home(j)] += t
+		}
+		first += n
+	}
+	return busy
+}
+
+// moveLayers moves layers between neighbouring stages as long as that makes the times of ranks more equal: the sum of their squares falls.
+func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
+	unequal := func() (sum float64) {
+		for _, t := range busyOf(p, of, layers) {
+			sum += float64(t) * float64(t)
+		}
+		return sum
+	}
+	for least, moved := unequal(), true; moved; {
+		moved = false
+		for j := range len(layers) - 1 {
+			for _, way := range []int{1, -1} {
+				layers[j], layers[j+1] = layers[j]+way, layers[j+1]-way
+				if now := unequal(); min(layers[j], layers[j+1]) > 0 && now < least*(1-1e-9) {
+					least, moved = now, true
+					continue
+				}
+				layers[j], layers[j+1] = layers[j]-way, layers[j+1]+way
+			}
+		}
+	}
+	return layers
 }
 
 // dealLayers gives each layer in turn to the rank that finishes earliest, and among its virtual

@@ -75,3 +75,21 @@ func TestStoppedSearch(t *testing.T) {
 		t.Errorf("stopped after %d of %d candidates with a plan that fits: %t", planned, all, doesFit(n))
 	}
 }
+
+// TestStagesOfFrozenLayers: layers without a backward take about a third of the others' time, so the first stage gets more layers, and
+// stages are busy for equal times up to half a layer's.
+func TestStagesOfFrozenLayers(t *testing.T) {
+	set := []string{"model.layers=16", "schedule.pp=2", "schedule.sp=1", "schedule.dp=1", "schedule.subsequences=4", "schedule.virtual_stages=1", "schedule.strategy=sppo",
+		"schedule.offload=none", "schedule.recompute=none", "schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops", "cluster.device_memory=4GiB"}
+	_, trained := winnerOf(t, pass.Options{}, set...)
+	if got := trained.plan.LayersPerStage; !slices.Equal(got, []int{8, 8}) {
+		t.Errorf("layers %v where all are trained", got)
+	}
+	_, frozen := winnerOf(t, pass.Options{}, append(set, `train.freeze=[embeddings, "layer.0-7"]`)...)
+	busy, layers := frozen.plan.Time.BusyS, frozen.plan.LayersPerStage
+	layer := slices.Max(trained.plan.Time.BusyS) / 8
+	if layers[0] <= 9 || max(busy[0], busy[1])-min(busy[0], busy[1]) > layer {
+		t.Errorf("stages of %v layers are busy for %v; a trained layer takes %v", layers, busy, layer)
+	}
+	t.Logf("%v layers, busy %v", layers, busy)
+}
