@@ -36,7 +36,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
-	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "run even if the job does not fit its cluster")
 	set := cli.SetFlag(flags, "set")
 	for _, name := range []string{"from", "to"} {
