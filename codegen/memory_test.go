@@ -88,8 +88,8 @@ func TestFootprintIsExact(t *testing.T) {
 	}
 }
 
-// TestMeasureFit: whatever a device has, the verdict is that of placing, and a plan that is not placed needs at most as much as
-// reported.
+// TestMeasureFit: for any device memory, the result is the same as with placement, and a plan that
+// is not placed needs at most as much as reported.
 func TestMeasureFit(t *testing.T) {
 	placed := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
 	if err := Measure(placed); err != nil {

@@ -113,7 +113,7 @@ func (c *collective) why() error {
 	return vm.ErrAborted
 }
 
-// abort ends every communicator of the process, whatever it is doing.
+// abort ends every communicator of the process, even if it is in use.
 func (c *collective) abort(reason error) {
 	c.mu.Lock()
 	if c.failed != nil {

@@ -4,8 +4,8 @@ package examples
 
 import "embed"
 
-// Shipped holds the clusters, found by imports such as "clusters/a100-80g.sppo" wherever a command runs, and the schedules of
-// systems that one compares with, such as "baselines/megatron.sppo".
+// Shipped holds the clusters, which imports such as "clusters/a100-80g.sppo" find from any working
+// folder, and the schedules of systems that one compares with, such as "baselines/megatron.sppo".
 //
 //go:embed clusters/*.sppo baselines/*.sppo
 var Shipped embed.FS

@@ -293,7 +293,7 @@ func TestStrategyNames(t *testing.T) {
 }
 
 // TestEverySizeHasAnOrder: for all small sizes that a strategy takes its tasks fit together, and gradients of weights are
-// summed in the order of microbatches or in its reverse, whatever the number of stages.
+// summed in the order of microbatches or in the reverse order, for any number of stages.
 func TestEverySizeHasAnOrder(t *testing.T) {
 	for _, s := range strategy.All {
 		for pp := 1; pp <= 5; pp++ {

@@ -168,7 +168,7 @@ func (c *check) close() {
 	_ = os.RemoveAll(c.work) // the folder of temporary files
 }
 
-// all runs stages one after another, whatever their results, and writes the report.
+// all runs stages one after another, regardless of their results, and writes the report.
 func (c *check) all(plan []chosen) int {
 	for _, p := range plan {
 		if p.stage.tasks == nil {

@@ -66,7 +66,7 @@ var launchers = []launcher{
 	{name: "mpiexec", process: []string{"PMI_RANK"}, processes: []string{"PMI_SIZE"}, local: "MPI_LOCALRANKID", localOf: "MPI_LOCALNRANKS",
 		needs: "MPI_LOCALRANKID"},
 	{name: "srun", process: []string{"SLURM_PROCID"}, processes: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, local: "SLURM_LOCALID",
-		needs: "SLURM_STEP_ID", // a batch script is a single process, whatever it starts
+		needs: "SLURM_STEP_ID", // a batch script is a single process, even if it starts others
 		job:   []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, hosts: []string{"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}},
 }
 

@@ -177,7 +177,7 @@ func (s *saver) tolerate(err error) error {
 	return err
 }
 
-// last writes the final checkpoint, whatever the period.
+// last writes the final checkpoint, regardless of the period.
 func (s *saver) last(ctx context.Context) error {
 	if s == nil {
 		return nil

@@ -69,7 +69,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// The norms of the layers add up to the norm of the gradient, whatever the division.
+// The norms of the layers add up to the norm of the gradient, for any division of the job.
 func TestGradNorms(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1 schedule.zero=3", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=1", "model.tied=true model.dtype=bf16"} {
@@ -95,7 +95,7 @@ func TestGradNorms(t *testing.T) {
 	}
 }
 
-// The losses by position average to the loss of the validation, whatever the division.
+// The mean of the losses by position is the loss of the validation, for any division of the job.
 func TestPositionLosses(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1", "schedule.sp_mode=ring schedule.dp=1"} {

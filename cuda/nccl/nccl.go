@@ -243,7 +243,8 @@ func (c *Comm) Settle(stop func() error) error {
 	}
 }
 
-// Abort ends a communicator at once, whatever is in progress. It is the only way to end one after an error.
+// Abort ends a communicator immediately, even if operations are in progress. It is the only way to
+// end one after an error.
 func (c *Comm) Abort() error { return c.api.call(fnCommAbort, 0, c.handle) }
 
 // Destroy ends a communicator that has finished its work.

@@ -104,7 +104,7 @@ func create(t *testing.T, dir string, keep int, done int64) *store.Folder {
 	return f
 }
 
-// Every rectangle of every tensor is read as it was written, whatever the division among the ranks that wrote it.
+// Every rectangle of every tensor is read as it was written, for any division among the ranks that wrote it.
 func TestReadsWhatWasWritten(t *testing.T) {
 	f := create(t, t.TempDir(), 100, -1)
 	for step := range int64(40) {

@@ -4,7 +4,7 @@
 //	rendezvous.go  how processes find process 0 and introduce themselves
 //	gather.go      how process 0 waits for them, and what must be equal among them
 //	control.go     orders of the first process and answers of the others; values created by one for all
-//	inspect.go     what other processes are doing, whatever order they carry out
+//	inspect.go     asks other processes what they are doing, during any order
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
 //

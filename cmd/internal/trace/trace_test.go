@@ -32,7 +32,7 @@ func run(t *testing.T, p *ir.Program) *sim.Timeline {
 	return timeline
 }
 
-// A measured timeline is read back to the nanosecond, whatever cluster the program was compiled for.
+// A measured timeline is read back to the nanosecond, for any cluster for which the program was compiled.
 // Timelines of other programs and simulated ones are refused.
 func TestReadIsTheInverseOfWrite(t *testing.T) {
 	p := open(t)

@@ -137,7 +137,7 @@ func whole() []Record {
 	return append(records, &Note{Note: "saved <img src=x onerror=alert(1)>", Step: 20_000}, &Done{Steps: 20_000, FinalLoss: 2, DevicePeak: 2 << 20, HostPeak: 1 << 20})
 }
 
-// A page is one file of bounded size that loads nothing, whatever names the run contains.
+// A page is one file of bounded size that loads nothing, for any names in the run.
 func TestReport(t *testing.T) {
 	text := pageOf(t, whole()...)
 	if len(text) > 400_000 {
