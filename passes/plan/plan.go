@@ -44,8 +44,8 @@ type Plan struct {
 
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
-	LayersPerStage []int        `json:"layers_per_stage"`           // by virtual stage
-	Parameters     Parameters   `json:"parameters,omitzero"`        // if part of the model is not trained
+	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
+	Parameters     Parameters   `json:"parameters"`
 	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers at the start that have no backward
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order

@@ -15,11 +15,8 @@ import (
 func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze) > 0 }
 
 // trained returns the number of layers at the start that have no backward, and the numbers of
-// trained and frozen parameters. All are 0 if the whole model is trained.
+// trained and frozen parameters.
 func (p *Plan) trained() (untrained int, n Parameters) {
-	if !p.Tuned() {
-		return 0, n
-	}
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	n.Trained, n.Frozen = g.Parameters()
 	return g.Untrained, n

@@ -58,8 +58,8 @@ func table(b *strings.Builder, rows func(line func(cells ...string))) {
 
 func reportJob(p *plan.Plan, b *strings.Builder) {
 	par := p.Parallel
-	fmt.Fprintf(b, "%s on %s: %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name,
-		words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
+	fmt.Fprintf(b, "%s on %s: %s parameters, %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name,
+		thousands(p.Parameters.Trained+p.Parameters.Frozen), words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
 	m := p.Model
 	table(b, func(line func(...string)) {
 		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",

@@ -49,6 +49,7 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 		"virtual_stages":    numbers(suiting(upTo(min(sp.Model.Layers, 40)), few)),
 		"offload":           {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},
 		"mux":               {"off", "left", "right", "on"},
+		"checkpoint_copy":   {"off", "on"},
 	}
 }
 
