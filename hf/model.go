@@ -130,6 +130,9 @@ func find(c *config) (*architecture, *config) {
 	var names []string
 	for i := range architectures {
 		names = append(names, architectures[i].modelType)
+		if outer := architectures[i].outer; outer != "" {
+			names = append(names, outer)
+		}
 	}
 	slices.Sort(names)
 	c.failf("model_type", "= %q is not supported; supported are %s", name, strings.Join(names, ", "))
