@@ -114,6 +114,14 @@ var fleetJobs = []string{
 	"gpt-7b a100-80g 1 8 4M",
 	"gpt-13b a100-80g 8 8 1M",
 	"gpt-13b h100 1 8 256K",
+	"llama-70b h100 1 1 32K",
+	"llama-405b h100 1 8 32K",
+	"llama-405b a100-80g 1 8 64K",
+	"qwen2.5-72b h100 1 1 64K",
+	"qwen2.5-32b a100-80g 1 1 64K",
+	"llama-8b a100-80g 1 1 4M",
+	"llama-70b a100-80g 1 1 64K",
+	"llama-405b h100 1 8 64K",
 }
 
 const (
