@@ -93,7 +93,7 @@ func explainAll() string {
 		b.WriteString(wrap(keyNames(block.Name), "    "))
 	}
 	b.WriteString("\nterms\n" + wrap(strings.Join(termNames(), ", "), "    "))
-	b.WriteString("\n" + wrap("Ask for a block (model), a key (schedule.offload), a value of one (ulysses), a term (bubble) or the code of a diagnostic (lengths-sum).", ""))
+	b.WriteString("\n" + wrap("Ask for a block (model), a key (schedule.offload), the value of a key (ulysses), a term (bubble) or the code of a diagnostic (lengths-sum).", ""))
 	return b.String()
 }
 

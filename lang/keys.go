@@ -369,7 +369,7 @@ var clusterKeys = []*Key{
 		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
-		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share with increasing rows.",
+		Doc: "Share of the peak that matrix products reach: one number, or (rows, share) pairs with increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
 		Doc: "Share of the peak that attention reaches in the forward pass: one number, or pairs of query rows and share, in order of increasing rows.",

@@ -185,7 +185,7 @@ func setEmbedScale(s *Spec, v value) {
 	}
 }
 
-// rootOfHidden returns the square root of Hidden in the type in which the model stores values, as Gemma was trained.
+// rootOfHidden returns the square root of Hidden in the type in which the model stores values, as in Gemma's training.
 func (m *Model) rootOfHidden() float64 {
 	root := math.Sqrt(float64(m.Hidden))
 	if m.DType != "bf16" {

@@ -136,7 +136,7 @@ func (j *Job) Others(question string) ([][]byte, error) {
 }
 
 // Follow executes the leader's orders until the leader closes the job. When Follow returns an error
-// of this process, the error has already been reported to the others.
+// from this process, the error has already been reported to the others.
 func (j *Job) Follow() error {
 	ended := make(chan struct{})
 	defer close(ended)

@@ -247,8 +247,8 @@ type Memory struct {
 type CheckpointCopy struct {
 	Bytes      []ir.Bytes `json:"bytes"`                 // [stage], of the rank with the largest copy
 	Fits       bool       `json:"fits"`                  // in host memory, beside the program
-	ShortStage int        `json:"short_stage,omitempty"` // that lacks most, if it does not fit
-	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // that each of its ranks lacks
+	ShortStage int        `json:"short_stage,omitempty"` // the stage with the largest shortfall, if it does not fit
+	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // the shortfall of each of its ranks
 }
 
 // Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan

@@ -444,7 +444,7 @@ func checkpointInWords(m *plan.Memory) string {
 	if c == nil {
 		return ""
 	}
-	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy of up to %s of host memory per rank ", slices.Max(c.Bytes))
+	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy that takes up to %s of host memory per rank ", slices.Max(c.Bytes))
 	if c.Fits {
 		return words + "fits, too.\n"
 	}

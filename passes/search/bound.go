@@ -27,7 +27,7 @@ import (
 // stages and back. If a strategy runs one microbatch after another, this wait occurs once per
 // microbatch. The first subsequence also passes through the whole model and back. Copies only add
 // to these times, and streamed blocks are copied one after another. While the number of
-// subsequences is open, the bound uses the minimum time of a layer over all numbers, and no waits.
+// subsequences is open, the bound uses the minimum time of a layer over all numbers and assumes no waits.
 //
 // Memory: see room.go.
 type bounds struct {
@@ -903,8 +903,8 @@ func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
 	return layers
 }
 
-// dealLayers gives each layer in turn to the rank that finishes earliest, and among its virtual
-// stages to the shortest.
+// dealLayers gives each layer in turn to the rank that finishes earliest, and, within that
+// rank, to the shortest virtual stage.
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))

@@ -9,7 +9,7 @@ import (
 )
 
 // This file describes the loads of K and V that do not stay on the device. A forward copies the
-// rows that it computes to the host. Attention of later subsequences loads the earlier rows that it
+// rows that it computes to the host. Attention in later subsequences loads the earlier rows that it
 // sees, one block of tokens after another, and then frees them. In the backward, dK and dV of a
 // block are loaded with it, unless nothing has been added to them yet, and copied back with the
 // contribution of the subsequence.
