@@ -102,7 +102,7 @@ cp -r disk/dir kept
 `)
 	has(t, text, "sppovm: cannot write to disk/dir: permission denied\nexit 2\n", "sppovm: cannot write to disk/dir: read-only file system\nexit 2\n", "exit 0\nstep-")
 	steps, err := store.Steps("kept")
-	if err != nil || len(steps) != 2 {
+	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing has shown that the last is good
 		t.Errorf("kept are %v: %v", steps, err)
 	}
 	for _, step := range steps { // each is complete
