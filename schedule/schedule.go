@@ -198,7 +198,7 @@ type copies struct {
 	released bool
 }
 
-// offloads describes the copies to the host of a forward.
+// offloads describes a forward's copies to the host.
 type offloads struct{ task, turn int }
 
 func (w *writer) add(a Action) { w.list.actions = append(w.list.actions, a) }

@@ -178,7 +178,7 @@ type result struct {
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
 }
 
-// job returns the file's name without folder and extension.
+// job returns the file's name without its folder or extension.
 func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
 
 // label names a line; same reports whether other lines have the same job.

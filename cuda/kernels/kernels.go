@@ -9,8 +9,8 @@
 //	attention.cuh  shared by the attention kernels that use tensor cores
 //	*.cu           the kernels, one file per family
 //
-// The sources include only these headers, so the run-time compiler needs no others. The package knows neither
-// compilation nor the addresses of operands nor streams.
+// The sources include only these headers, so the run-time compiler needs no others. The package knows nothing
+// about compilation, operand addresses or streams.
 package kernels
 
 import (
@@ -62,7 +62,7 @@ const (
 
 var variedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
 
-// variants lists the endings of the names of such sources and their kernels, with the definitions.
+// variants lists the name suffixes of such sources and their kernels, with the definitions.
 var variants = []struct{ ending, definitions string }{
 	{boundsScores, "#define SOFTCAP 1\n"},
 	{hasDocuments, "#define PACKED 1\n"},

@@ -198,7 +198,7 @@ const orderHead = `# What orders the kernels for Hopper
 
 Every place in the kernels for Hopper that calls for order, and what the emulator (cuda/emu) shows when a test omits it: an error, another
 result, or nothing. Where nothing shows, the ISA allows the omission, and the row says why the call stays. The columns are widths of
-heads; a kernel that does not have the place has a dash. Heads of 96, windows, documents and bounded scores have the places of heads of 128,
+heads; a kernel that does not have the place has a dash. Heads of dimension 96, windows, documents and bounded scores have the places of heads of 128,
 as TestOrderOfVariants checks. Paragraphs of the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. The
 test TestOrder keeps this table true and writes it.
 

@@ -100,7 +100,7 @@ func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) att
 	return f
 }
 
-// words returns the number of words for n elements along the sum of a product.
+// words returns the number of words for n elements along the summed dimension of a product.
 func (f *attentionPart) words(n int) int { return ceilDiv(n, f.perWord) }
 
 // scale returns the factor that turns products of queries and keys into scores; scaleLeft returns the part of it
@@ -235,7 +235,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
-	Fill(rowMax, -math.MaxFloat32) // finite: a query may see no key of the first block
+	Fill(rowMax, -math.MaxFloat32) // finite: a query may see no keys in the first block
 	clear(sum)
 	if accumulate { // keys handled before act as one, with score lse and value o
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
