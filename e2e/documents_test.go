@@ -135,7 +135,9 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
 			checkClose(t, d.model, "E3: against the plain program", got, plain)
-			checkEachDocument(t, d, plain, each)
+			if spec.Model.AdapterDropout == 0 { // it depends on the position of a token in the sequence
+				checkEachDocument(t, d, plain, each)
+			}
 		}
 		return
 	}

@@ -57,7 +57,8 @@ type holder struct {
 }
 
 // divide assigns parts of entries to ranks, so that each element is written once and ranks with equal contents
-// share the work. All processes of a job compute the same assignment.
+// share the work. Where ranks hold slices of a tensor that is also whole on them, each writes its slice, so no
+// rank writes more than its share of the state. All processes of a job compute the same assignment.
 func divide(p *ir.Program) ([][]savedPart, error) {
 	holders := map[[2]int][]holder{} // by tensor and role
 	for r := range p.Ranks {
@@ -73,7 +74,9 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 	for i := range entries {
 		e := &entries[i]
 		candidates := holders[[2]int{e.tensor, int(e.role)}]
-		slices.SortStableFunc(candidates, func(a, b holder) int { return cmp.Compare(load[a.rank], load[b.rank]) })
+		slices.SortStableFunc(candidates, func(a, b holder) int {
+			return cmp.Or(cmp.Compare(a.held.rows*a.held.cols, b.held.rows*b.held.cols), cmp.Compare(load[a.rank], load[b.rank]))
+		})
 		left := []area{{0, 0, e.Shape[0], e.Shape[1]}}
 		for _, c := range candidates {
 			var rest []area
