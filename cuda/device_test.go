@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -311,8 +312,8 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 	}
 }
 
-// Every single call fails once, during loading, running and closing: each time there is one error that names
-// the call, no rank hangs, and everything is released.
+// Single calls fail, during loading, running and closing: each time there is one error that names the call, no
+// rank hangs, and everything is released. The long form lets every call fail once, the usual one every third.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
@@ -333,9 +334,12 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	if err := run(); err != nil {
 		t.Fatal(err)
 	}
-	calls, stride := fake.calls(), int64(1)
-	if testing.Short() || raceEnabled {
+	calls, stride := fake.calls(), int64(3)
+	switch {
+	case testing.Short() || raceEnabled:
 		stride = 7
+	case os.Getenv("SPPO_LONG") != "":
+		stride = 1
 	}
 	for at := int64(1); at <= calls; at += stride {
 		within(t, func() {
