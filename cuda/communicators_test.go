@@ -12,7 +12,6 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
 )
 
 // sharedRoutes returns the communicators of a program that consists of routes only.
@@ -206,26 +205,10 @@ func TestTrainingByNCCL(t *testing.T) {
 		if long {
 			p.Run.Steps = 3
 		}
-		want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
 		fake.reset(4, 1<<30, 100)
 		m := fake.open(t, Options{NCCL: true, OwnProducts: true})
 		m.code = fixedCode(kernels.Path)
-		within(t, func() {
-			got, err := losses(p, dir, m.New, m)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			for i := range want {
-				if !(math.Abs(got[i]-want[i]) <= 2e-4*math.Abs(want[i])) {
-					t.Errorf("%v: losses and norms are %v, the cpu's %v", requests, got, want)
-					return
-				}
-			}
-		})
+		checkTraining(t, m, p, dir, 2e-4)
 		if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
 			t.Errorf("%d things and %d communicators were not given back", n, c)
 		}

@@ -151,32 +151,38 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 			if os.Getenv("SPPO_LONG") == "" {
 				p.Run.Steps = 2 // the second step reads results of the first
 			}
-			want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
 			fake.reset(1, 1<<30, 100)
 			m := fake.open(t, Options{OwnProducts: true})
 			m.code = fixedCode(kernels.Path)
-			within(t, func() {
-				got, err := losses(p, dir, m.New, m)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for i := range want {
-					if !(math.Abs(got[i]-want[i]) <= c.tolerance*math.Abs(want[i])) {
-						t.Errorf("step %d: losses and norms are %v, the cpu's %v", i/2+1, got, want)
-						return
-					}
-				}
-				t.Logf("%v on the cpu, %v here", want, got)
-			})
+			checkTraining(t, m, p, dir, c.tolerance)
 			if n := fake.live(); n != 0 {
 				t.Errorf("%d things were not given back", n)
 			}
 		})
 	}
+}
+
+// checkTraining compares losses and norms of a program on a machine with those of the cpu device.
+func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, tolerance float64) {
+	t.Helper()
+	want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, func() {
+		got, err := losses(p, dir, m.New, m)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for i := range want {
+			if !(math.Abs(got[i]-want[i]) <= tolerance*math.Abs(want[i])) {
+				t.Errorf("step %d: losses and norms are %v, the cpu's %v", i/2+1, got, want)
+				return
+			}
+		}
+		t.Logf("%v on the cpu, %v here", want, got)
+	})
 }
 
 // TestOptimizerOnHost checks, with streams that are delayed at random, that optimizer state and f32 masters that

@@ -185,17 +185,9 @@ func (x *reference) trainsNothing() bool {
 // eachDocument computes step 1 of a draw's plain program on each document separately.
 func eachDocument(t *testing.T, d *drawn) *reference {
 	t.Helper()
-	_, p, err := compile(d.text, d.plain()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	job := open(t, p, 1, nil)
-	if err := job.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	raiseAdapters(t, p, job)
-	x := &reference{names: slices.DeleteFunc(naive.Names(naiveModel(t, p)), func(name string) bool { return !holds(p, name, ir.RoleGrad) })}
-	x.loss, x.grads = overDocuments(t, p, doubles(tensors(t, p, job, ir.RoleWeight)))
+	p, model, weights := d.firstStep(t)
+	x := &reference{names: slices.DeleteFunc(naive.Names(model), func(name string) bool { return !holds(p, name, ir.RoleGrad) })}
+	x.loss, x.grads = overDocuments(t, p, weights)
 	return x
 }
 
