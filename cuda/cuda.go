@@ -257,9 +257,9 @@ func (m *Machine) Check(p *ir.Program) error {
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
 	}
-	lacks := func(g *gpu) ir.Bytes { return buffers[g] - (ir.Bytes(g.total) - device[g]) }
-	g := slices.MaxFunc(m.gpus, func(a, b *gpu) int { return cmp.Compare(lacks(a), lacks(b)) })
-	if lacks(g) > 0 { // no error: the need is an estimate
+	short := func(g *gpu) ir.Bytes { return buffers[g] - (ir.Bytes(g.total) - device[g]) }
+	g := slices.MaxFunc(m.gpus, func(a, b *gpu) int { return cmp.Compare(short(a), short(b)) })
+	if short(g) > 0 { // no error: the need is an estimate
 		m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; "+
 			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}

@@ -23,21 +23,21 @@ import (
 // The report of `plan` must be true of the program, for a fleet of common jobs. If the plan fits, the program must
 // build, verify, simulate, and use the planned memory. If it does not fit, following any hint must make it fit.
 
-// fleetModels lists models of published sizes. Qwen2.5 lacks its q, k and v biases here.
+// fleetModels lists published models.
 var fleetModels = map[string]string{
 	"llama-3.2-1b": "family = llama layers = 16 hidden = 2048 heads = 32 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
 	"llama-3.2-3b": "family = llama layers = 28 hidden = 3072 heads = 24 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
 	"llama-8b":     "family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 128256",
 	"llama-70b":    "family = llama layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 28672 vocab = 128256",
 	"llama-405b":   "family = llama layers = 126 hidden = 16384 heads = 128 kv_heads = 8 ffn = 53248 vocab = 128256",
-	"qwen2.5-7b":   "family = llama layers = 28 hidden = 3584 heads = 28 kv_heads = 4 ffn = 18944 vocab = 152064",
-	"qwen2.5-14b":  "family = llama layers = 48 hidden = 5120 heads = 40 kv_heads = 8 ffn = 13824 vocab = 152064",
-	"qwen2.5-32b":  "family = llama layers = 64 hidden = 5120 heads = 40 kv_heads = 8 ffn = 27648 vocab = 152064",
-	"qwen2.5-72b":  "family = llama layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 29568 vocab = 152064",
-	"qwen3-4b":     "family = llama layers = 36 hidden = 2560 heads = 32 kv_heads = 8 head_dim = 128 ffn = 9728 vocab = 151936 tied = true",
-	"qwen3-14b":    "family = llama layers = 40 hidden = 5120 heads = 40 kv_heads = 8 ffn = 17408 vocab = 151936",
-	"mistral-7b":   "family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 32768",
-	"nemo-12b":     "family = llama layers = 40 hidden = 5120 heads = 32 kv_heads = 8 head_dim = 128 ffn = 14336 vocab = 131072",
+	"qwen2.5-7b":   "family = qwen2 layers = 28 hidden = 3584 heads = 28 kv_heads = 4 ffn = 18944 vocab = 152064",
+	"qwen2.5-14b":  "family = qwen2 layers = 48 hidden = 5120 heads = 40 kv_heads = 8 ffn = 13824 vocab = 152064",
+	"qwen2.5-32b":  "family = qwen2 layers = 64 hidden = 5120 heads = 40 kv_heads = 8 ffn = 27648 vocab = 152064",
+	"qwen2.5-72b":  "family = qwen2 layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 29568 vocab = 152064",
+	"qwen3-4b":     "family = qwen3 layers = 36 hidden = 2560 heads = 32 kv_heads = 8 head_dim = 128 ffn = 9728 vocab = 151936 tied = true",
+	"qwen3-14b":    "family = qwen3 layers = 40 hidden = 5120 heads = 40 kv_heads = 8 ffn = 17408 vocab = 151936",
+	"mistral-7b":   "family = mistral layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 32768",
+	"nemo-12b":     "family = mistral layers = 40 hidden = 5120 heads = 32 kv_heads = 8 head_dim = 128 ffn = 14336 vocab = 131072",
 	"gpt-1.3b":     "family = gpt layers = 24 hidden = 2048 heads = 16 vocab = 50304",
 	"gpt-7b":       "family = gpt layers = 32 hidden = 4096 heads = 32 vocab = 50304",
 	"gpt-13b":      "family = gpt layers = 40 hidden = 5120 heads = 40 vocab = 50304",
