@@ -89,7 +89,7 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 			err = closing
 		}
 	}()
-	buffered := bufio.NewWriterSize(file, 1<<20)
+	buffered := bufio.NewWriterSize(&synced{file: file}, 1<<20)
 	out := io.MultiWriter(buffered, also)
 	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
 	out.Write(text)
@@ -109,6 +109,23 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 		return err
 	}
 	return file.Sync()
+}
+
+// syncBytes is the number of bytes after which a file is synced while it is being written. Otherwise memory fills with
+// bytes that are not on disk yet, and the sync at the end takes so long that it looks as if the disk hung.
+const syncBytes = 1 << 30
+
+type synced struct {
+	file  *os.File
+	since int64 // bytes written since the last sync
+}
+
+func (s *synced) Write(p []byte) (int, error) {
+	n, err := s.file.Write(p)
+	if s.since += int64(n); err == nil && s.since >= syncBytes {
+		s.since, err = 0, s.file.Sync()
+	}
+	return n, err
 }
 
 // headerOf returns the header of a file, padded with spaces so that values start at a multiple of 8 bytes.
