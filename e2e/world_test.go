@@ -266,8 +266,8 @@ func TestWorldStallsOutsideSteps(t *testing.T) {
 		act          func(j *vm.Job, dir string) error
 	}{
 		{"Load", "loading the program", nil},
-		{"Read", "saving the checkpoint", func(j *vm.Job, dir string) error { return j.Save(dir) }},
-		{"Write", "loading the checkpoint", func(j *vm.Job, dir string) error { return j.Restore(t.Context(), dir) }},
+		{"Read", `saving the checkpoint to \S+`, func(j *vm.Job, dir string) error { return j.Save(dir) }},
+		{"Write", `loading the checkpoint \S+`, func(j *vm.Job, dir string) error { return j.Restore(t.Context(), dir) }},
 		{"Close", "the end of the run", func(*vm.Job, string) error { return nil }},
 	} {
 		for _, stuck := range []int{0, 1} {

@@ -206,8 +206,8 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
 	}
-	c, err := openCheckpoint(path)
-	if err != nil {
+	var c *Checkpoint
+	if err := j.OnDisk(path, func() (err error) { c, err = openCheckpoint(path); return err }); err != nil {
 		return err
 	}
 	defer c.Close()

@@ -62,18 +62,30 @@ const (
 	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
 	OrderClose   = "close"
+	OrderDisk    = "disk" // of the leader alone: use the files at a path
 )
 
-// inWords describes the kinds of orders that may stall.
+// inWords describes the kinds of orders that may stall. Order.inWords appends the path that an order names.
 var inWords = map[string]string{
 	OrderReady: "loading the program", OrderLoad: "loading the weights", OrderRead: "reading a rank's values", OrderWrite: "writing a rank's values",
 	OrderPeaks: "the end of the run", OrderAsk: "a question to all processes", OrderVerify: "verifying the checkpoint", OrderRestore: "loading the checkpoint",
-	OrderSave: "saving the checkpoint", OrderSaved: "saving the checkpoint", OrderClose: "the end of the run",
+	OrderSave: "saving the checkpoint to", OrderSaved: "saving the checkpoint to", OrderClose: "the end of the run", OrderDisk: "access to",
 }
 
 // together acts on the ranks of this process while the followers act on theirs, and ends the job if that stalls.
 // If there are several errors, it returns the root cause.
 func (j *Job) together(o Order, here func() error) ([][]byte, error) {
+	if stalled := j.overseer.writing.Load(); stalled != nil && o.What != OrderClose {
+		return nil, stalled
+	}
+	answers, err := j.carryOut(o, here)
+	if stalled := j.overseer.writing.Load(); stalled != nil && o.What != OrderClose {
+		return nil, stalled // other errors are consequences
+	}
+	return answers, err
+}
+
+func (j *Job) carryOut(o Order, here func() error) ([][]byte, error) {
 	here = j.bounded(&o, here)
 	if j.crew == nil {
 		return nil, j.watched(&o, here)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,9 +28,11 @@ type Saver struct {
 
 // saving is a checkpoint that is being written.
 type saving struct {
-	temporary string
-	manifest  *store.Manifest
-	waited    time.Duration
+	temporary  string
+	everywhere string // its absolute path
+	manifest   *store.Manifest
+	waited     time.Duration
+	told       bool // the user knows that it is slow
 }
 
 // Saved describes a complete checkpoint.
@@ -61,11 +64,11 @@ func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	if !resumed {
 		done = -1
 	}
-	folder, err := store.Create(dir, keep, done)
-	if err != nil {
+	s := &Saver{job: j}
+	if err := j.OnDisk(dir, func() (err error) { s.folder, err = store.Create(dir, keep, done); return err }); err != nil {
 		return nil, err
 	}
-	return &Saver{job: j, folder: folder}, nil
+	return s, nil
 }
 
 // Begin starts to save the current state. If wait is set, it makes no copy and returns when the shards are
@@ -75,25 +78,42 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 	if s.saving != nil {
 		return errors.New("internal: a checkpoint is being written")
 	}
-	began := time.Now()
-	temporary, err := s.folder.Begin(j.step)
+	began, now := time.Now(), &saving{manifest: j.manifest()}
+	err := j.OnDisk(s.folder.Dir, func() (err error) { now.temporary, err = s.folder.Begin(j.step); return err })
 	if err != nil {
-		return &SaveError{int(j.step), err}
+		return failedSave(j.step, err)
 	}
-	everywhere, err := filepath.Abs(temporary)
-	if err != nil {
+	if now.everywhere, err = filepath.Abs(now.temporary); err != nil {
 		return err
 	}
-	o := Order{What: OrderSave, Question: everywhere}
+	o := Order{What: OrderSave, Question: now.everywhere}
 	if wait {
 		o.Round = 1
 	}
-	if _, err := j.together(o, func() error { return j.saveHere(ctx, temporary, wait) }); err != nil {
+	if _, err := j.together(o, func() error { return j.saveHere(ctx, now.temporary, wait) }); err != nil {
 		j.dead = err
-		return errors.Join(err, s.folder.Drop(temporary))
+		return s.drop(now, err)
 	}
-	s.saving = &saving{temporary: temporary, manifest: j.manifest(), waited: time.Since(began)}
+	now.waited = time.Since(began)
+	s.saving = now
 	return nil
+}
+
+// failedSave makes an error of the file system a SaveError, unless the file system has stalled.
+func failedSave(step int64, err error) error {
+	if errors.As(err, new(*StallError)) {
+		return err
+	}
+	return &SaveError{int(step), err}
+}
+
+// drop removes an incomplete checkpoint after an error, and returns both errors. After a stall it removes nothing,
+// because the file system may not answer.
+func (s *Saver) drop(x *saving, err error) error {
+	if errors.As(err, new(*StallError)) || s.job.Stuck() {
+		return err
+	}
+	return errors.Join(err, s.job.OnDisk(x.temporary, func() error { return s.folder.Drop(x.temporary) }))
 }
 
 // Busy reports whether a checkpoint is being written.
@@ -106,7 +126,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 		return nil, nil
 	}
 	j, now := s.job, s.saving
-	o := Order{What: OrderSaved}
+	o := Order{What: OrderSaved, Question: now.everywhere}
 	if wait {
 		o.Round = 1
 	}
@@ -124,13 +144,29 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 		all = append(all, r)
 	}
 	if slices.ContainsFunc(all, func(r saveReport) bool { return !r.Done }) {
+		s.tell(all)
 		return nil, nil
 	}
 	s.saving = nil
-	fail := func(err error) error {
-		return &SaveError{int(now.manifest.Step), errors.Join(err, s.folder.Drop(now.temporary))}
+	return s.finish(now, all)
+}
+
+// tell reports, once, a checkpoint of which a process has written nothing for a long time.
+func (s *Saver) tell(all []saveReport) {
+	stall := &s.job.overseer.stall
+	for i, r := range all {
+		if !r.Done && stall.After > 0 && r.Quiet >= stall.After/2 && stall.Tell != nil && !s.saving.told {
+			s.saving.told = true
+			stall.Tell(fmt.Sprintf("saving the checkpoint to %s: process %d has written nothing for %s", s.saving.everywhere, i, r.Quiet.Round(100*time.Millisecond)))
+		}
 	}
-	saved := &Saved{Step: int(now.manifest.Step), Waited: now.waited}
+}
+
+// finish completes a checkpoint of which all shards have been written or have failed.
+func (s *Saver) finish(now *saving, all []saveReport) (*Saved, error) {
+	step := now.manifest.Step
+	fail := func(err error) error { return failedSave(step, s.drop(now, err)) }
+	saved := &Saved{Step: int(step), Waited: now.waited}
 	for i, r := range all {
 		if r.Err != "" && i > 0 {
 			r.Err = fmt.Sprintf("process %d: %s", i, r.Err)
@@ -144,7 +180,8 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 		}
 	}
 	began := time.Now()
-	if saved.Path, err = s.folder.Complete(now.temporary, now.manifest); err != nil {
+	err := s.job.OnDisk(now.everywhere, func() (err error) { saved.Path, err = s.folder.Complete(now.temporary, now.manifest); return err })
+	if err != nil {
 		return nil, fail(err)
 	}
 	saved.Waited += time.Since(began)
@@ -153,16 +190,17 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 }
 
 // Retire removes the oldest checkpoints. Call it when the newest one has been verified.
-func (s *Saver) Retire() error { return s.folder.Retire() }
+func (s *Saver) Retire() error { return s.job.OnDisk(s.folder.Dir, s.folder.Retire) }
 
 // Close discards a checkpoint that is still being written and lets other runs write to the folder.
 func (s *Saver) Close() error {
 	var err error
-	if s.saving != nil {
-		if s.job.writer.stop(s.job) {
-			err = s.folder.Drop(s.saving.temporary)
-		}
-		s.saving = nil
+	if s.saving != nil && s.job.writer.stop(s.job) {
+		err = s.drop(s.saving, nil)
+	}
+	s.saving = nil
+	if s.job.Stuck() {
+		return err // the end of the process closes the folder
 	}
 	return errors.Join(err, s.folder.Close())
 }
@@ -190,6 +228,12 @@ type writer struct {
 	shards []store.Shard
 	took   time.Duration
 	err    error
+
+	// of a checkpoint that is written beside training
+	stalled chan struct{} // closed when writing stalls
+	rank    atomic.Int64  // whose shard is being written
+	written atomic.Int64  // bytes written so far
+	quiet   atomic.Int64  // nanoseconds since the last of them
 }
 
 // saveReport lists the shards that a process has written.
@@ -197,6 +241,7 @@ type saveReport struct {
 	Done   bool
 	Shards []store.Shard
 	Took   time.Duration
+	Quiet  time.Duration // if not done, time since it last wrote something
 	Err    string
 }
 
@@ -227,15 +272,19 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 		close(w.done)
 		return err
 	}
+	w.stalled = make(chan struct{})
+	w.quiet.Store(0)
 	go func() {
 		defer close(w.done)
 		defer func() { w.took = time.Since(began) }()
 		for rank, memory := range w.copies {
 			if memory != nil && w.err == nil {
+				w.rank.Store(int64(rank))
 				w.err = j.writeCopy(ctx, dir, rank)
 			}
 		}
 	}()
+	go j.overseeWriter(dir, w.done, w.stalled)
 	return nil
 }
 
@@ -329,7 +378,9 @@ func (j *Job) writeCopy(ctx context.Context, dir string, rank int) error {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				if _, err := out.Write(piece); err != nil {
+				n, err := out.Write(piece)
+				w.written.Add(int64(n))
+				if err != nil {
 					return err
 				}
 			}
@@ -347,13 +398,14 @@ func (j *Job) savedHere(wait bool) saveReport {
 	if wait {
 		select {
 		case <-w.done:
+		case <-w.stalled:
 		case <-j.down():
 		}
 	}
 	select {
 	case <-w.done:
 	default:
-		return saveReport{}
+		return saveReport{Quiet: time.Duration(w.quiet.Load())}
 	}
 	r := saveReport{Done: true, Shards: w.shards, Took: w.took}
 	if w.err != nil {

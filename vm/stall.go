@@ -3,6 +3,7 @@ package vm
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -72,6 +73,7 @@ type overseer struct {
 	moved   atomic.Int64
 	lengths map[string][]time.Duration // durations of the last orders, by kind
 	stuck   atomic.Bool                // ranks did not stop after a failure, so their devices must not be touched
+	writing atomic.Pointer[StallError] // why the job ends: a checkpoint that was written beside training has stalled
 }
 
 // kind identifies orders whose durations are compared with each other.
@@ -258,7 +260,11 @@ func (w *watch) look() *StallError {
 	}
 	there := w.inspect()
 	if w.quiet >= w.limit {
-		what := fmt.Errorf("%s has stalled: no rank has made progress for %s", w.order.inWords(), w.limit.Round(time.Millisecond))
+		quiet := "no rank has made progress"
+		if w.order.What == OrderDisk {
+			quiet = "its file system has not answered"
+		}
+		what := fmt.Errorf("%s has stalled: %s for %s", w.order.inWords(), quiet, w.limit.Round(time.Millisecond))
 		return &StallError{what, w.describe(here, there)}
 	}
 	if late && w.job.overseer.stall.Tell != nil {
@@ -274,7 +280,11 @@ func (w *watch) look() *StallError {
 
 // inWords describes an order in a phrase.
 func (o *Order) inWords() string {
-	if o.What != OrderSection {
+	switch o.What {
+	case OrderSection:
+	case OrderVerify, OrderRestore, OrderSave, OrderSaved, OrderDisk:
+		return inWords[o.What] + " " + o.Question
+	default:
 		return inWords[o.What]
 	}
 	if o.Section == ir.SectionInit {
@@ -371,6 +381,47 @@ func instrText(rank *ir.Rank, in *ir.Instr, d Doing) string {
 
 func words(ranks []int32) string {
 	return strings.Join(strings.Fields(strings.Trim(fmt.Sprint(ranks), "[]")), ", ")
+}
+
+// OnDisk runs act, which uses the files at a path, and ends the job if that stalls: a file system that does not
+// answer may block its callers forever. After a StallError, act may still be running.
+func (j *Job) OnDisk(path string, act func() error) error {
+	err := j.watched(&Order{What: OrderDisk, Question: path}, act)
+	if errors.As(err, new(*StallError)) {
+		j.dead = err
+	}
+	return err
+}
+
+// overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint beside training. Every
+// process watches its own writer, because no order of the leader waits for it.
+func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
+	w, after := &j.writer, j.overseer.stall.After
+	if after <= 0 {
+		return
+	}
+	tick := time.NewTicker(tickOf(after))
+	defer tick.Stop()
+	looked, quiet, last := time.Now(), time.Duration(0), w.written.Load()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		quiet += passed(&looked, tickOf(after))
+		if n := w.written.Load(); n != last {
+			last, quiet = n, 0
+		}
+		w.quiet.Store(int64(quiet))
+		if quiet >= after {
+			what := fmt.Errorf("saving the checkpoint to %s has stalled: rank %d has written nothing for %s", dir, w.rank.Load(), after)
+			j.overseer.writing.Store(&StallError{what: what})
+			close(stalled)
+			j.transport.Abort(what)
+			return
+		}
+	}
 }
 
 // attend ends a follower whose leader does not answer although its host is reachable: the leader was suspended or

@@ -84,7 +84,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
-	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress for this long in a step, or in loading, saving or ending the run, or for 5 times the longest of the last ones if that is more; 0: never")
+	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress for this long in a step, in loading or ending the run, or in saving a checkpoint; or for 5 times the longest of the last ones if that is more; 0: never")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
 	f.sim.define(flags)
@@ -281,11 +281,32 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	if err = r.watch(); err == nil {
 		err = r.all(ctx)
 	}
-	if err != nil {
-		r.show.watchers.Observe(&watch.Note{Note: "failed: " + err.Error(), Step: j.Steps(), Time: time.Now()})
-	}
-	return errors.Join(err, r.show.watchers.Close(), j.Close())
+	return errors.Join(err, r.finish(err), j.Close())
 }
+
+// finish records how the run ended. If a file system has stalled, it may also contain the records, so finish waits
+// for them only briefly.
+func (r *training) finish(err error) error {
+	done := make(chan error, 1)
+	go func() {
+		if err != nil {
+			r.show.watchers.Observe(&watch.Note{Note: "failed: " + err.Error(), Step: r.job.Steps(), Time: time.Now()})
+		}
+		done <- r.show.watchers.Close()
+	}()
+	if !r.job.Stuck() {
+		return <-done
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(lastRecords):
+		return nil
+	}
+}
+
+// lastRecords is the time for the last records of a run that has stalled.
+const lastRecords = 5 * time.Second
 
 // watched defines when the run is considered stalled, and reports slow orders: on standard error while the run is
 // being loaded.

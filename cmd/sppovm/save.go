@@ -102,21 +102,32 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 	if r.f.saves.dir == "" {
 		return nil, nil
 	}
-	if err := os.MkdirAll(r.f.saves.dir, 0o777); err != nil {
-		return nil, cli.Wrong(err)
-	}
 	s, err := r.job.NewSaver(r.f.saves.dir, r.f.saves.keep, resumed)
 	if err != nil {
-		return nil, cli.Wrong(err)
+		return nil, r.restored(err)
 	}
 	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1, unproven: -1}
-	if resumed {
+	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise the checkpoint was in another folder
 		out.savedFor = r.job.Steps()
-		if steps, err := store.Steps(r.f.saves.dir); err != nil || len(steps) == 0 || steps[len(steps)-1] != int64(out.savedFor) {
-			out.savedFor = -1 // the checkpoint was in another folder
-		}
 	}
 	return out, nil
+}
+
+// newest returns the step of the newest checkpoint in the folder, or -1 if there is none.
+func (s *saver) newest() int64 {
+	if steps, err := s.r.stepsSaved(); err == nil && len(steps) > 0 {
+		return steps[len(steps)-1]
+	}
+	return -1
+}
+
+// stepsSaved lists the steps of the checkpoints in the folder of --save.
+func (r *training) stepsSaved() (steps []int64, err error) {
+	err = r.job.OnDisk(r.f.saves.dir, func() (err error) { steps, err = store.Steps(r.f.saves.dir); return err })
+	if err != nil {
+		return nil, err
+	}
+	return steps, nil
 }
 
 // due reports whether it is time for a checkpoint after the step that has just ended.
@@ -136,7 +147,9 @@ func (s *saver) after(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	s.retire()
+	if err := s.retire(); err != nil {
+		return err
+	}
 	if err := s.complete(false); err != nil {
 		return err
 	}
@@ -163,7 +176,7 @@ func (s *saver) begin(ctx context.Context, wait bool) error {
 func (s *saver) complete(wait bool) error {
 	saved, err := s.Poll(wait)
 	if saved != nil {
-		s.tell(saved)
+		err = s.tell(saved)
 	}
 	return s.tolerate(err)
 }
@@ -186,8 +199,8 @@ func (s *saver) last(ctx context.Context) error {
 		return err
 	}
 	step := s.r.job.Steps()
-	if steps, err := store.Steps(s.r.f.saves.dir); err == nil && len(steps) > 0 && steps[len(steps)-1] == int64(step) {
-		return nil // the newest checkpoint has this state
+	if s.newest() == int64(step) {
+		return nil // it has this state
 	}
 	if s.r.sick != "" {
 		return fmt.Errorf("no checkpoint after step %d: %s", step, s.r.sick)
@@ -196,29 +209,32 @@ func (s *saver) last(ctx context.Context) error {
 		return err
 	}
 	saved, err := s.Poll(true)
-	if err == nil {
-		s.tell(saved)
+	if err != nil {
+		return err
 	}
-	return err
+	return s.tell(saved)
 }
 
 // retire removes old checkpoints once a loss computed from the weights of the newest one is finite. The loss of
 // the step before a checkpoint does not depend on the update that follows it.
-func (s *saver) retire() {
+func (s *saver) retire() error {
 	if s.unproven < 0 || s.unproven > s.r.proven {
-		return
+		return nil
 	}
 	s.unproven = -1
-	if err := s.Retire(); err != nil {
+	err := s.Retire()
+	if err != nil && s.r.job.Failed() == nil {
 		s.r.show.say("cannot remove old checkpoints: %v", err)
+		err = nil
 	}
+	return err
 }
 
-func (s *saver) tell(saved *vm.Saved) {
+func (s *saver) tell(saved *vm.Saved) error {
 	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user wrote the folder
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
-	s.retire()
+	return s.retire()
 }
 
 // finish completes a checkpoint being written after a step has failed, if the job still can.
@@ -241,9 +257,9 @@ func (s *saver) close() error {
 func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	dir := r.f.saves.dir
 	for {
-		steps, err := store.Steps(dir)
+		steps, err := r.stepsSaved()
 		if err != nil {
-			return false, cli.Wrong(err)
+			return false, r.restored(err)
 		}
 		if len(steps) == 0 {
 			r.show.say("no checkpoint in %s: starting anew", dir)
@@ -258,8 +274,8 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			}
 			return true, r.restored(err)
 		}
-		aside, renaming := store.SetAside(path)
-		if renaming != nil {
+		var aside string
+		if renaming := r.job.OnDisk(path, func() (err error) { aside, err = store.SetAside(path); return err }); renaming != nil {
 			return false, errors.Join(err, renaming)
 		}
 		r.show.say("%v; it is now %s", err, aside)

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm/vmtest"
 )
 
 // A process that is suspended while its host responds stalls the job. The other processes end after
@@ -40,6 +45,46 @@ func TestStoppedProcess(t *testing.T) {
 		}
 		if text := all[stopped].errs.String(); !regexp.MustCompile(`^sppovm: process \d .*\n$`).MatchString(text) {
 			t.Errorf("process %d stopped, and then says\n%s", stopped, text)
+		}
+	}
+}
+
+// The same holds if only the file system hangs, while a process writes its part of a checkpoint beside training: the
+// error names the process, the folder and the rank. The file is a full pipe, which the test tries to put there before the
+// process creates the file, at one checkpoint after another.
+func TestHangingDisk(t *testing.T) {
+	inBase(t)
+	for process, rank := range []int{1, 3} { // the last of the process
+		dir := fmt.Sprint("dir", process)
+		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--stall-timeout", "2s", "--save", dir, "--save-every", "2")...))
+		var folder []string
+		pipe := vmtest.FullPipe(t)
+		for began := time.Now(); folder == nil; {
+			list, _ := filepath.Glob(filepath.Join(dir, ".step-*.tmp"))
+			for _, l := range list {
+				if os.Link(pipe, filepath.Join(l, fmt.Sprintf("rank-%05d.safetensors", rank))) == nil {
+					folder = list
+				}
+			}
+			if time.Since(began) > time.Minute {
+				t.Fatal("the process was always faster")
+			}
+		}
+		began := time.Now()
+		end(t, all)
+		if took := time.Since(began); took > 25*time.Second {
+			t.Errorf("process %d: the end took %s", process, took)
+		}
+		want := fmt.Sprintf(`saving the checkpoint to \S*%s has stalled: rank %d has written nothing for 2s\n$`, regexp.QuoteMeta(folder[0]), rank)
+		for i, p := range all {
+			if text := p.errs.String(); p.code != cli.Failed || !regexp.MustCompile(want).MatchString(text) {
+				t.Errorf("process %d says with exit %d\n%s, want\n%s", i, p.code, text, want)
+			}
+		}
+		for _, name := range namesIn(t, dir) {
+			if name != filepath.Base(folder[0]) && !strings.HasPrefix(name, "step-") {
+				t.Errorf("left is %s", name)
+			}
 		}
 	}
 }

@@ -2,6 +2,8 @@ package cpu
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"sync"
 	"testing"
@@ -9,6 +11,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest"
 )
 
 // slow provides tokens, but waits when one rank reads those of step 3.
@@ -91,5 +94,85 @@ func TestSlowStep(t *testing.T) {
 	steps(t, job, 4)
 	if want := regexp.MustCompile(`^step 3 has taken [12](\.\d)?s`); len(told()) != 1 || !want.MatchString(told()[0]) || job.Stuck() {
 		t.Errorf("%q, want %s; stuck %t", told(), want, job.Stuck())
+	}
+}
+
+// pipeInstead is a device that puts a full pipe in the place of a file of the checkpoint that is about to be written.
+type pipeInstead struct {
+	vm.Device
+	pipe, dir, file string
+}
+
+// Read implements vm.Device.
+func (d pipeInstead) Read(v ir.View, out []byte) error {
+	if list, _ := filepath.Glob(filepath.Join(d.dir, ".step-*")); len(list) == 1 {
+		if err := os.Link(d.pipe, filepath.Join(list[0], d.file)); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return d.Device.Read(v, out)
+}
+
+// A file system that does not answer while a checkpoint is written beside training ends the job, even if steps go on.
+// The error names the folder, and what has not been written. The same holds for the files of process 0 alone, and at
+// the end of a run, when nothing but the checkpoint is left to wait for.
+func TestStalledWriter(t *testing.T) {
+	for _, c := range []struct {
+		file   string
+		beside bool // steps go on; otherwise the run waits for the checkpoint
+		want   string
+	}{
+		{"rank-00001.safetensors", true, `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp has stalled: rank 1 has written nothing for 1s$`},
+		{"rank-00000.safetensors", false, `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp has stalled: (rank 0 has written nothing|no rank has made progress) for 1s`},
+		{"manifest.json", false, `^access to \S+/\.step-2\.\w+\.tmp has stalled: its file system has not answered for 1s$`},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			dir, pipe := t.TempDir(), vmtest.FullPipe(t)
+			var told []string
+			job, err := vm.Open(bigram(ir.F32), func(int) (vm.Device, error) { return pipeInstead{New(nil), pipe, dir, c.file}, nil },
+				vm.Options{Tokens: cyclic{}, Stall: vm.Stall{After: time.Second, Tell: func(what string) { told = append(told, what) }}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			saver, err := job.NewSaver(dir, 2, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			steps(t, job, 2)
+			began := time.Now()
+			failed := saver.Begin(t.Context(), false)
+			for c.beside && failed == nil {
+				if time.Since(began) > 20*time.Second {
+					t.Fatal("steps go on")
+				}
+				time.Sleep(time.Millisecond)
+				if _, failed = job.Step(t.Context()); failed == nil {
+					_, failed = saver.Poll(false)
+				}
+			}
+			if failed == nil {
+				_, failed = saver.Poll(true)
+			}
+			var stalled *vm.StallError
+			if !errors.As(failed, &stalled) || !regexp.MustCompile(c.want).MatchString(failed.Error()) {
+				t.Errorf("%v, want %s", failed, c.want)
+			}
+			if want := `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp: process 0 has written nothing for [0-9.]+m?s$`; c.beside &&
+				(len(told) != 1 || !regexp.MustCompile(want).MatchString(told[0])) {
+				t.Errorf("told %q, want %s", told, want)
+			}
+			if job.Failed() == nil {
+				t.Error("the job goes on")
+			}
+			if err := errors.Join(saver.Close(), job.Close()); err != nil || !job.Stuck() {
+				t.Errorf("at the end: %v, stuck %t", err, job.Stuck())
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				t.Errorf("the end took %s", took)
+			}
+		})
 	}
 }
