@@ -316,7 +316,7 @@ func BenchmarkSave(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer saver.Close()
-	var quiet, waits, extra []float64
+	var quiet, waits, extra, writing []float64
 	var bytes int64
 	for b.Loop() {
 		for range checkpoints {
@@ -338,12 +338,14 @@ func BenchmarkSave(b *testing.B) {
 			}
 			spent := (processorTime(b) - before).Seconds()
 			waits, extra, bytes = append(waits, saved.Waited.Seconds()), append(extra, spent-float64(steps)*median(quiet)), saved.Bytes
+			writing = append(writing, saved.Took.Seconds())
 		}
 	}
 	b.ReportMetric(float64(bytes)/1e6, "MB")
 	b.ReportMetric(median(waits), "s-waiting")
 	b.ReportMetric(slices.Min(waits), "s-waiting-least")
 	b.ReportMetric(median(extra), "s-of-processors")
+	b.ReportMetric(median(writing), "s-writing")
 }
 
 // processorTime returns the processor time of this process so far.
