@@ -1,7 +1,6 @@
 package safetensors
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -89,8 +88,12 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 			err = closing
 		}
 	}()
-	buffered := bufio.NewWriterSize(&synced{file: file}, 1<<20)
-	out := io.MultiWriter(buffered, also)
+	total := int64(8 + len(text))
+	for i := range sources {
+		total += sources[i].Bytes()
+	}
+	disk := newDiskWriter(file, total)
+	out := io.MultiWriter(disk, also)
 	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
 	out.Write(text)
 	for i := range sources {
@@ -105,27 +108,7 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 			return fmt.Errorf("internal: tensor %q has %d bytes, but %d were written", sources[i].Name, want, counted.n)
 		}
 	}
-	if err := buffered.Flush(); err != nil {
-		return err
-	}
-	return file.Sync()
-}
-
-// syncBytes is the number of bytes after which a file is synced while it is being written. Otherwise memory fills with
-// bytes that are not on disk yet, and the sync at the end takes so long that it looks as if the disk hung.
-const syncBytes = 1 << 30
-
-type synced struct {
-	file  *os.File
-	since int64 // bytes written since the last sync
-}
-
-func (s *synced) Write(p []byte) (int, error) {
-	n, err := s.file.Write(p)
-	if s.since += int64(n); err == nil && s.since >= syncBytes {
-		s.since, err = 0, s.file.Sync()
-	}
-	return n, err
+	return disk.finish()
 }
 
 // headerOf returns the header of a file, padded with spaces so that values start at a multiple of 8 bytes.
