@@ -40,7 +40,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Options of a machine.
+// Options of a machine. Open also sets Sync, Portable and Check if their environment variables are 1.
 type Options struct {
 	GPUs        []int  // GPUs to use, in this order; nil: all
 	NCCL        bool   // connect ranks by NCCL, one GPU each, instead of by copies
@@ -107,7 +107,9 @@ func (g *gpu) arch() int { return 10*g.major + g.minor }
 
 // Open finds the driver, the GPUs and the compiler of kernels. One error names everything that is missing.
 func Open(options Options) (*Machine, error) {
-	options.Check = options.Check || os.Getenv(CheckVariable) == "1"
+	for variable, option := range map[string]*bool{SyncVariable: &options.Sync, PortableVariable: &options.Portable, CheckVariable: &options.Check} {
+		*option = *option || os.Getenv(variable) == "1"
+	}
 	code := &compiler{folder: options.CacheDir, carried: os.Getenv(KernelsVariable), check: options.Check}
 	m, err := open(options, code)
 	missing := code.open()

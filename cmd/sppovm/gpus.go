@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 
 	"sppo.dev/cuda"
 	"sppo.dev/ir"
@@ -13,11 +12,8 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// set reports whether an environment variable is "1".
-func set(variable string) bool { return os.Getenv(variable) == "1" }
-
 func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
-	o := cuda.Options{NCCL: f.nccl, Tune: f.tune, Graphs: f.graphs, Sync: set(cuda.SyncVariable), Portable: set(cuda.PortableVariable)}
+	o := cuda.Options{NCCL: f.nccl, Tune: f.tune, Graphs: f.graphs}
 	if w != nil {
 		first, end := w.Ranks()
 		local, _ := w.Local()
@@ -55,7 +51,7 @@ func (g *onGPUs) Abort(reason error) {
 const deviceReserve = 4 << 30
 
 func (f *probeFlags) openCUDA(b *bench) error {
-	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune, Portable: set(cuda.PortableVariable)}
+	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune}
 	m, err := cuda.Open(options)
 	if err != nil {
 		return err
