@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"sync"
 	"time"
 )
@@ -46,6 +49,8 @@ type End struct {
 	Status  string  `json:"status"` // ok, skipped, failed
 	Seconds float64 `json:"seconds"`
 	Why     string  `json:"why,omitempty"`
+
+	Portable bool `json:"portable,omitempty"` // kernels for the card were disabled, because they had failed
 }
 
 // Files of the results folder.
@@ -113,6 +118,27 @@ func (j *journal) say(line string) {
 		_, _ = j.log.WriteString(line + "\n") // results do not depend on it
 	}
 }
+
+// failedKernel returns a test that kernels for the card have not passed when it ran last, or "".
+func (c *check) failedKernel() string {
+	results, _, _ := readJournal(c.folder) // without it no failure is known
+	last := map[string]string{}
+	for _, r := range results {
+		var t Test
+		if r.Kind == kindTest && json.Unmarshal(r.Data, &t) == nil && kernelTests.MatchString(t.Name) {
+			last[t.Name] = t.Result
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(last)) {
+		if !slices.Contains([]string{"pass", "skip"}, last[name]) {
+			return name
+		}
+	}
+	return ""
+}
+
+// kernelTests matches the tests of attention for the card, with either way to load tiles.
+var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)
 
 // readJournal reads all results of a folder and counts incomplete lines.
 func readJournal(folder string) (results []Result, broken int, err error) {

@@ -175,7 +175,13 @@ func (c *check) all(plan []chosen) int {
 			continue // the report follows anyway
 		}
 		fmt.Fprintf(c.out, "== %s %s\n", p.stage.name, p.name)
+		var more []string
+		if failed := c.failedKernel(); failed != "" && !slices.Contains(testsKernels, p.stage.name) {
+			fmt.Fprintf(c.out, "with portable kernels, because those for the card failed %s\n", failed)
+			more = []string{portable}
+		}
 		for _, t := range p.stage.tasks(p.name) {
+			t.env = append(t.env, more...)
 			c.task(p.stage.name, t)
 		}
 	}

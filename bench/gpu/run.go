@@ -60,7 +60,7 @@ func (c *check) task(stage string, t task) {
 		limit = min(limit, time.Until(c.end))
 	}
 	r := &running{check: c, task: t, stage: stage, deadline: began.Add(limit)}
-	end := End{Status: "ok"}
+	end := End{Status: "ok", Portable: slices.Contains(t.env, portable)}
 	err := errTime
 	if limit > 0 && c.ctx.Err() == nil {
 		c.journal.say(fmt.Sprintf("== %s: %s", stage, t.name))

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"time"
 
+	"sppo.dev/cuda"
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 )
@@ -44,6 +45,10 @@ var stages = []stage{
 const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
+// testsKernels are the stages that test or time the kernels for the card. The others run with portable kernels if a
+// test of those for the card has failed, since nothing with attention would run otherwise.
+var testsKernels = []string{"first", "trial", "attention"}
+
 const (
 	mostStage = 5 * time.Minute
 	mostFirst = 4 * time.Minute
@@ -61,8 +66,11 @@ func deviceTasks(string) []task {
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
-// checked is the setting that bounds each wait of a kernel.
-const checked = "SPPO_CUDA_CHECK=1"
+// Settings of programs: checked bounds each wait of a kernel, portable disables kernels written for one architecture.
+const (
+	checked  = cuda.CheckVariable + "=1"
+	portable = cuda.PortableVariable + "=1"
+)
 
 func trialTasks(string) []task {
 	return []task{

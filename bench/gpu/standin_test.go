@@ -106,6 +106,9 @@ func standIn(role string, args []string) int {
 		return map[bool]int{true: 1}[os.WriteFile(args[slices.Index(args, "-o")+1], []byte("cluster measured {}\n"), 0o644) != nil]
 	default:
 		device := args[slices.Index(args, "--device")+1]
+		if slices.Contains(os.Environ(), portable) {
+			fmt.Println(`{"portable":true}`)
+		}
 		for i := range 3 {
 			say(fmt.Sprint(device, " step ", i+1), fmt.Sprintf(`{"step":%d,"loss":5,"step_s":1,"step_s_median":1}`, i+1))
 		}
@@ -116,7 +119,7 @@ func standIn(role string, args []string) int {
 // standInTests are the tests that stages request, each with subtests.
 var standInTests = map[string][]testing.InternalTest{
 	"cuda.test": {
-		{Name: "TestGPUAttention", F: within("a", "b", "c")},
+		{Name: "TestGPUAttention", F: within("for the card a", "for the card b", "portable a")},
 		{Name: "TestGPUAttentionOfManyTokens", F: within("a", "b", "c")},
 		{Name: "TestGPUConformance", F: within("cuBLASLt/matmul", "cuBLASLt/gelu", "own products/matmul", "own products/bias_grad", "own products/adamw")},
 		{Name: "TestGPUTrainingIsThatOfTheCPU", F: within("a", "b", "c")},
@@ -198,7 +201,7 @@ func TestFaultsCostOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct{ at, stage, name, lost string }{
 		{"devices 2", "devices", "", "GPU 0"},
-		{"TestGPUAttention/b", "trial", "", "TestGPUAttention/b"},
+		{"TestGPUAttention/for_the_card_b", "trial", "", "TestGPUAttention/for_the_card_b"},
 		{"card/attention_grad", "first", "", "attention_grad"},
 		{"copied_by_threads/a", "attention", "", "copied_by_threads/a"},
 		{"cuBLASLt/matmul", "conformance", "", "cuBLASLt/matmul"},
@@ -283,6 +286,35 @@ func TestKillCostsOneResult(t *testing.T) {
 		}
 		if made, _ := filepath.Glob(filepath.Join(dir, "20*.json")); len(made) != 1 {
 			t.Errorf("%s: reports %v", c.at, made)
+		}
+	}
+}
+
+// If the kernels for the card fail a test, later stages run with portable ones and record that. A later success of the
+// test ends it.
+func TestPortableAfterAFailure(t *testing.T) {
+	files := bundle(t)
+	for _, c := range []struct {
+		fault    string
+		portable bool
+	}{{"", false}, {"fail TestGPUAttention/portable_a", false}, {"fail TestGPUAttention/for_the_card_b", true}, {"hang ManyTokens/a", true}} {
+		got, out, _ := measured(t, files, c.fault, "trial", "layers", "7b-128k")
+		said := strings.Contains(out, "with portable kernels, because those for the card failed TestGPUAttention")
+		if seen := slices.Contains(got, `layers, 7b-128k: {"portable":true}`); seen != c.portable || said != c.portable {
+			t.Errorf("%q: portable kernels %t, said so %t\n%s\n%s", c.fault, seen, said, out, got)
+		}
+	}
+	dir := t.TempDir()
+	j, err := openJournal(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.close()
+	c := &check{folder: dir}
+	for _, result := range []string{"crash", "pass", "hang", "pass"} {
+		j.add("trial", "attention", kindTest, Test{"TestGPUAttention/for_the_card_a", result})
+		if failed := c.failedKernel() != ""; failed == (result == "pass") {
+			t.Errorf("after %s: failed %t", result, failed)
 		}
 	}
 }
