@@ -6,7 +6,8 @@
 # stages and their time limits.
 #
 # It fails if there is no GPU, or if results of a GPU differ from those of the cpu. Speeds below the goals are reported in the file.
-# SPPO_GPU_LIMIT=9m30s limits the total time; stages for which no time is left are skipped and reported.
+# SPPO_GPU_LIMIT=9m30s limits the total time; stages for which no time is left are skipped and reported. SPPO_GPU_HOST_MEMORY=100GiB is the
+# host memory for layers, if the system reports too little.
 here=$(cd "$(dirname "$0")" && pwd)
 export SPPO_CUDA_KERNELS=${SPPO_CUDA_KERNELS-$here/kernels}
 exec "$here/gpu" "$@"

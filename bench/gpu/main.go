@@ -31,10 +31,11 @@ import (
 
 // Environment variables.
 const (
-	outVariable   = "OUT"            // the results folder; empty: the current folder
-	limitVariable = "SPPO_GPU_LIMIT" // limit for all stages together, such as 9m30s; empty: none
-	filesVariable = "SPPO_GPU_FILES" // the folder of binaries and specs; empty: that of this program
-	quietVariable = "SPPO_GPU_QUIET" // longest silence of a process, such as 10s; empty: the stage's own
+	outVariable    = "OUT"                  // the results folder; empty: the current folder
+	limitVariable  = "SPPO_GPU_LIMIT"       // limit for all stages together, such as 9m30s; empty: none
+	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
+	filesVariable  = "SPPO_GPU_FILES"       // the folder of binaries and specs; empty: that of this program
+	quietVariable  = "SPPO_GPU_QUIET"       // longest silence of a process, such as 10s; empty: the stage's own
 )
 
 func main() {

@@ -196,6 +196,9 @@ func layerTasks(name string) []task {
 		for _, s := range l.set {
 			build.argv = append(build.argv, "--set", s)
 		}
+		if size := os.Getenv(memoryVariable); size != "" {
+			build.argv = append(build.argv, "--set", "cluster.host_memory="+size)
+		}
 		tasks = append(tasks, build)
 	}
 	facts := func(c *check) (map[string][]any, error) { return programFacts(filepath.Join(c.work, name+".sppb")) }

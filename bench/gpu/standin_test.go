@@ -290,6 +290,16 @@ func TestKillCostsOneResult(t *testing.T) {
 	}
 }
 
+// Layers are planned with the host memory that the user states.
+func TestHostMemoryOfLayers(t *testing.T) {
+	for size, want := range map[string]bool{"": false, "100GiB": true} {
+		t.Setenv(memoryVariable, size)
+		if argv := layerTasks("7b-32k-full")[0].argv; slices.Contains(argv, "cluster.host_memory=100GiB") != want {
+			t.Errorf("%q: %v", size, argv)
+		}
+	}
+}
+
 // If the kernels for the card fail a test, later stages run with portable ones and record that. A later success of the
 // test ends it.
 func TestPortableAfterAFailure(t *testing.T) {
