@@ -102,7 +102,7 @@ func attentionTasks(string) []task {
 	return []task{
 		figures("for the card", "^attention$/^for_the_card$", 80*time.Second),
 		figures("for the card, copied by threads", "^attention$/^for_the_card,_copied", 80*time.Second),
-		figures("portable", "^attention$/^portable$", 120*time.Second),
+		figures("portable", "^attention$/^portable$", 60*time.Second),
 	}
 }
 
