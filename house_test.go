@@ -28,7 +28,7 @@ var floors = []struct {
 	imports string
 }{
 	{"infile", 0, ""},
-	{"lang", 0, "infile"},
+	{"lang", 0, "infile ir"},
 	{"ir", 0, "infile"},
 	{"tokenizer", 0, "infile"},
 	{"corpus", 1, "infile tokenizer"},

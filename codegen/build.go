@@ -235,7 +235,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
 			Spikes: t.Guard.Spikes, MaxSkipped: t.Guard.Stop, LRSchedule: t.LRSchedule, DecaySteps: t.DecaySteps, DecayType: t.DecayType, Beta1: t.Optimizer.Beta1, Beta2: t.Optimizer.Beta2,
 			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
-			DataOptions: (*ir.DataOptions)(t.Data.Options),
+			DataOptions: t.Data.Options,
 			Rotations:   plan.Graph().Rotations,
 			Sums:        plan.Sums(),
 		},

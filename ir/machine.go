@@ -4,8 +4,7 @@ package ir
 type CurvePoint = [2]float64
 
 // Machine has the figures of a cluster from which costs are computed. It is part of the program's header,
-// so that the simulator needs no spec. It has the same fields as lang.Cluster, so that values can be
-// converted; the Go compiler reports any difference.
+// so that the simulator needs no spec.
 type Machine struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`

@@ -9,11 +9,10 @@ import (
 
 // Model describes the neural network that a program trains. It is part of the program's header and
 // of checkpoints, because the names and shapes of tensors do not determine the computed function.
-// It has the same fields as lang.Model, so that values can be converted; the Go compiler reports
-// any difference. In a hand-written program it may be empty.
+// In a hand-written program it may be empty.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // the family that supplied the defaults; nothing else depends on it
+	Family string `json:"family"` // the family that supplied the defaults; apart from that, only all-linear depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -52,7 +51,7 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
-	Windows      []int64 `json:"windows"`
+	Windows      []int64 `json:"windows"`       // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
 	AttnScale    float64 `json:"attn_scale"`    // factor of attention scores
 	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none

@@ -1,5 +1,7 @@
 package ir
 
+import "strings"
+
 // Op is the number of an opcode: its index in Ops. Numbers are append-only.
 type Op uint8
 
@@ -232,7 +234,7 @@ var (
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
 	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
-	attrFunction   = AttrInfo{"function", KindFunction, "gelu_tanh, gelu, silu or relu2"}
+	attrFunction   = AttrInfo{"function", KindFunction, "one of " + strings.Join(Functions, ", ")}
 	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap"}
 	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap"}
 	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor of the rows of the table; 0 means 1"}

@@ -345,12 +345,12 @@ type DataOptions struct {
 	Type      string    `json:"type"`   // auto | uint16 | uint32
 	Header    string    `json:"header"` // auto | none | llmc
 	Shuffle   bool      `json:"shuffle"`
-	Weights   []float64 `json:"weights"` // by pattern of DataFiles
-	Tokenizer string    `json:"tokenizer"`
-	Field     string    `json:"field"`
+	Weights   []float64 `json:"weights"`   // by pattern of DataFiles; empty: one stream
+	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like DataFiles
+	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`
-	Documents string    `json:"documents"` // off | index | the ID of the token that ends one
-	Pack      string    `json:"pack"`      // cut | whole
+	Documents string    `json:"documents"` // off | index | the ID of the token that ends a document; attention stays inside each document
+	Pack      string    `json:"pack"`      // cut | whole: documents in sequences
 	Masks     string    `json:"masks"`     // off | on | ignore
 }
 

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"sppo.dev/ir"
 )
 
 // Names of blocks. Some blocks are calls, whose arguments are keys as well.
@@ -218,7 +220,7 @@ var modelKeys = []*Key{
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
 		Doc: "Number added to the variance before the square root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
-	{Block: blockModel, Name: "activation", takes: names("silu", "gelu", "gelu_tanh", "relu2"), Default: "silu", Example: "gelu_tanh",
+	{Block: blockModel, Name: "activation", takes: names(ir.Functions...), Default: "silu", Example: "gelu_tanh",
 		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
 		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
 	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",

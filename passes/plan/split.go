@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"sppo.dev/graph"
-	"sppo.dev/ir"
 )
 
 // This file describes how the ranks of a stage share a layer.
@@ -14,7 +13,7 @@ import (
 func (p *Plan) Split() graph.Split {
 	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
 	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
-	data := (*ir.DataOptions)(p.Train.Data.Options)
+	data := p.Train.Data.Options
 	split.Documents, split.Masked = data.Packs(), data.Marked()
 	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Model.FullLayers(p.Train.Sequence) < p.Model.Layers)
 	return split
