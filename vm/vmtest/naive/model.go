@@ -3,9 +3,9 @@
 // Gemma, Qwen and OLMo by their traits, hand-written gradients, and the optimizers.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
-//   - rope.go: rates of rotation, including the scaling methods for long sequences
-//   - ops.go: forward formulas of single operations, and numerical differentiation
-//   - grads.go: the gradients of these operations
+//   - norm.go, matmul.go, rope.go, attention.go, elementwise.go, dropout.go, embed.go, loss.go: the formulas of
+//     single operations, each with its gradient
+//   - numeric.go: numerical differentiation
 //   - optimizer.go: clipping, the optimizers and the learning-rate schedule
 //
 // It is for tests only. It knows no specs, plans, bytecode, ranks or devices, imports none of our packages, and

@@ -77,3 +77,48 @@ func (r *RopeConfig) yarn(rate float64, pair, width int) float64 {
 	stretched := math.Min(math.Max((float64(pair)-low)/(high-low), 0), 1)
 	return rate/r.Factor*stretched + rate*(1-stretched)
 }
+
+// Rates returns the angles by which rope (Su et al., 2021) rotates the pairs of a head of D values from one
+// position to the next: theta^(-2i/D).
+func Rates(headDim int, theta float64) []float64 {
+	rates := make([]float64, headDim/2)
+	for i := range rates {
+		rates[i] = math.Pow(theta, -2*float64(i)/float64(headDim))
+	}
+	return rates
+}
+
+// Rotation rotates the pairs (i, i+len(Rates)) of every head, as GPT-NeoX and Llama's published weights pair them,
+// by position times Rates[i]. It multiplies the rotated values by Scale and the rest of the head by Rest.
+type Rotation struct {
+	Rates       []float64
+	Scale, Rest float64
+}
+
+// Rope applies a rotation to heads of headDim values. Row r is at position prefix + r/batch.
+func Rope(x []float64, batch, heads, headDim, prefix int, r Rotation) []float64 {
+	return rotate(x, batch, heads, headDim, prefix, r, 1)
+}
+
+// RopeGrad rotates backwards: the inverse of a rotation is its transpose.
+func RopeGrad(dy []float64, batch, heads, headDim, prefix int, r Rotation) []float64 {
+	return rotate(dy, batch, heads, headDim, prefix, r, -1)
+}
+
+func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign float64) []float64 {
+	y := make([]float64, len(x))
+	half := len(r.Rates)
+	for start := 0; start < len(x); start += headDim { // for each head of a row
+		position := float64(prefix + start/(heads*headDim)/batch)
+		for i, rate := range r.Rates {
+			sin, cos := math.Sincos(sign * position * rate)
+			first, second := x[start+i], x[start+i+half]
+			y[start+i] = r.Scale * (first*cos - second*sin)
+			y[start+i+half] = r.Scale * (first*sin + second*cos)
+		}
+		for i := 2 * half; i < headDim; i++ {
+			y[start+i] = r.Rest * x[start+i]
+		}
+	}
+	return y
+}

@@ -1,0 +1,165 @@
+package naive
+
+import "math"
+
+// AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
+// [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are [Keys*Batch,
+// KVHeads*HeadDim]; Keys is the number of tokens, or 0 for all Prefix+Queries. Heads share keys and values in
+// groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own position, or
+// all if Window is 0. With Positions, it sees only keys of its own document: at most Positions keys before its
+// own. Softcap caps scores as the function Softcap does.
+type AttentionShape struct {
+	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
+	Softcap                                                       float64
+	Positions                                                     []int32 // [Queries*Batch]
+}
+
+// Seen returns the end of the keys that query t sees.
+func (s AttentionShape) Seen(t int) int {
+	if s.Keys == 0 {
+		return s.Prefix + t + 1
+	}
+	return min(s.Keys, s.Prefix+t+1)
+}
+
+// query returns the start of head h of query t of sequence b; key does the same for the key head that h reads.
+func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
+func (s AttentionShape) key(t, b, h int) int {
+	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
+}
+
+// Attention returns softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that are not in a query's future
+// (Vaswani et al., 2017), and the logarithm of every softmax's denominator, [Queries*Batch, Heads].
+func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
+	weights, logSumExp := attentionWeights(q, k, s)
+	out = make([]float64, len(q))
+	s.each(func(t, b, h, row int) {
+		for u, p := range weights[row] {
+			for d := range s.HeadDim {
+				out[s.query(t, b, h)+d] += p * v[s.key(u, b, h)+d]
+			}
+		}
+	})
+	return out, logSumExp
+}
+
+// AttentionGrad returns the gradients of Attention, given its result out. With p a query's weights, dp = dout*v^T
+// and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
+func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
+	_, logSumExp := attentionWeights(q, k, s)
+	delta := make([]float64, len(logSumExp))
+	for i := range q {
+		delta[i/s.HeadDim] += dout[i] * out[i]
+	}
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
+}
+
+// AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may cover
+// more keys than these.
+func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
+	terms := make([]float64, len(q))
+	s.each(func(t, b, h, row int) {
+		for u, score := range s.scores(q, k, t, b, h) {
+			if math.IsInf(score, -1) { // masked
+				continue
+			}
+			p := math.Exp(score - logSumExp[row])
+			for d := range s.HeadDim {
+				terms[s.query(t, b, h)+d] += p * math.Abs(v[s.key(u, b, h)+d])
+			}
+		}
+	})
+	return terms
+}
+
+// AttentionGradTerms returns the sums of the absolute values of the terms p*dout, ds*k and ds*q that AttentionGrad
+// sums. logSumExp and delta may cover more keys than these.
+func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionShape) (dq, dk, dv []float64) {
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, math.Abs)
+}
+
+func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
+	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
+	s.each(func(t, b, h, row int) {
+		query := s.query(t, b, h)
+		for u, score := range s.scores(q, k, t, b, h) {
+			p, key, dp := math.Exp(score-logSumExp[row]), s.key(u, b, h), 0.0
+			for d := range s.HeadDim {
+				dp += dout[query+d] * v[key+d]
+				dv[key+d] += of(p * dout[query+d])
+			}
+			if math.IsInf(score, -1) { // masked
+				continue
+			}
+			ds := SoftcapGrad([]float64{score}, []float64{p * (dp - delta[row])}, s.Softcap)[0] / math.Sqrt(float64(s.HeadDim))
+			for d := range s.HeadDim {
+				dq[query+d] += of(ds * k[key+d])
+				dk[key+d] += of(ds * q[query+d])
+			}
+		}
+	})
+	return dq, dk, dv
+}
+
+// each visits every query of every head, with its row in logSumExp.
+func (s AttentionShape) each(visit func(t, b, h, row int)) {
+	for t := range s.Queries {
+		for b := range s.Batch {
+			for h := range s.Heads {
+				visit(t, b, h, (t*s.Batch+b)*s.Heads+h)
+			}
+		}
+	}
+}
+
+// scores returns the products of a query with the keys up to its position, with minus infinity for keys before its
+// window.
+func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
+	scores := make([]float64, s.Seen(t))
+	query, root := q[s.query(t, b, h):][:s.HeadDim], math.Sqrt(float64(s.HeadDim))
+	for u := range scores {
+		if s.Window > 0 && u <= s.Prefix+t-s.Window || s.Positions != nil && u < s.Prefix+t-int(s.Positions[t*s.Batch+b]) {
+			scores[u] = math.Inf(-1)
+			continue
+		}
+		key := k[s.key(u, b, h):]
+		for d, x := range query {
+			scores[u] += x * key[d] / root
+		}
+		scores[u] = Softcap(scores[u:u+1], s.Softcap)[0]
+	}
+	return scores
+}
+
+// attentionWeights returns every query's softmax over the keys up to its position.
+func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, logSumExp []float64) {
+	rows := s.Queries * s.Batch * s.Heads
+	weights, logSumExp = make([][]float64, rows), make([]float64, rows)
+	s.each(func(t, b, h, row int) {
+		scores := s.scores(q, k, t, b, h)
+		logSumExp[row] = logOfSumOfExp(scores)
+		for u := range scores {
+			if scores[u] = math.Exp(scores[u] - logSumExp[row]); math.IsInf(logSumExp[row], -1) {
+				scores[u] = 0
+			}
+		}
+		weights[row] = scores
+	})
+	return weights, logSumExp
+}
+
+// logOfSumOfExp subtracts the largest value first, so that no exponential overflows.
+func logOfSumOfExp(x []float64) float64 {
+	largest := math.Inf(-1)
+	for _, value := range x {
+		largest = math.Max(largest, value)
+	}
+	if math.IsInf(largest, -1) {
+		return largest
+	}
+	sum := 0.0
+	for _, value := range x {
+		sum += math.Exp(value - largest)
+	}
+	return largest + math.Log(sum)
+}
