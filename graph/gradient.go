@@ -33,6 +33,24 @@ var gradients = [ir.NumOps]gradient{
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
+// saving is how the backward pass gets the results of an opcode.
+type saving uint8
+
+const (
+	byPlacement    saving = iota // kept, offloaded or recomputed, by the placement of their unit
+	cheap                        // the same; recompute = selective recomputes them
+	never                        // recomputed: the node only converts data which is kept in another form
+	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
+)
+
+// savings has no entry for opcodes whose results are saved by placement. Attention's gradient needs Q by heads, and
+// nothing needs it by rows, so all_to_all differs between its directions.
+var savings = [ir.NumOps]saving{
+	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
+	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,
+	ir.AllToAll: neverIfInverse,
+}
+
 // differentiate derives the backward pass from the forward pass and the gradient of the output.
 func (b *builder) differentiate() {
 	b.nodes = &b.Backward
@@ -172,7 +190,18 @@ func (b *builder) need(v int) Arg {
 }
 
 // saves reports whether the results of a forward node are saved for the backward pass.
-func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
+func (b *builder) saves(i int, n *Node) bool { return !n.neverSaved() && (b.keep == nil || b.keep[i]) }
+
+// neverSaved reports whether the results of a node are always recomputed.
+func (n *Node) neverSaved() bool {
+	switch savings[n.Op] {
+	case never:
+		return true
+	case neverIfInverse:
+		return n.Attrs[attrIndex(n.Op, "inverse")].Value.Bits != 0
+	}
+	return false
+}
 
 // makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes
 // that write the same values.

@@ -28,7 +28,7 @@ const (
 // recomputes gives for each policy the nodes whose results are recomputed.
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
-	RecomputeSelective:     elementwise,
+	RecomputeSelective:     func(n *Node) bool { return savings[n.Op] == cheap },
 	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // in a ring, the cast rounds the result of attention
 	RecomputeFull:          func(*Node) bool { return true },
 	RecomputeFullKV:        func(*Node) bool { return true },
@@ -154,24 +154,4 @@ func (g *Model) numberOf(producer int) int {
 		}
 	}
 	panic("internal: a layer that recomputes units keeps a value that the plain layer does not")
-}
-
-// moves reports whether a node only converts data which is kept in another form: its result is never saved. An exchange of rows for heads is not among
-// them: attention's gradient needs Q by heads, and nothing needs it by rows.
-func moves(n *Node) bool {
-	switch n.Op {
-	case ir.AllGather, ir.LoadTokens, ir.Rotate, ir.Dropout:
-		return true
-	case ir.AllToAll:
-		return n.Attrs[attrIndex(n.Op, "inverse")].Value.Bits != 0
-	}
-	return false
-}
-
-func elementwise(n *Node) bool {
-	switch n.Op {
-	case ir.LayerNorm, ir.RMSNorm, ir.Activation, ir.GLU:
-		return true
-	}
-	return false
 }
