@@ -8,6 +8,13 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
+var activationKernels = kernelTable{
+	ir.Activation:     activation,
+	ir.ActivationGrad: activationGrad,
+	ir.GLU:            glu,
+	ir.GLUGrad:        gluGrad,
+}
+
 // function is an activation: y = f(x), and dx = f'(x) * dy. Results may overwrite x or dy.
 type function struct {
 	forward  func(y, x []float32)

@@ -1,6 +1,16 @@
 package cpu
 
-import "sppo.dev/vm/cpu/simd"
+import (
+	"sppo.dev/ir"
+	"sppo.dev/vm/cpu/simd"
+)
+
+var attentionKernels = kernelTable{
+	ir.Attention:      attention,
+	ir.AttentionGrad:  attentionGrad,
+	ir.AttentionMerge: attentionMerge,
+	ir.AttentionDelta: attentionDelta,
+}
 
 // attentionPart is the work of an instruction on some of its queries, which start at a given row.
 type attentionPart struct {

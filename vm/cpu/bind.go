@@ -3,6 +3,7 @@ package cpu
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -18,6 +19,19 @@ type bound struct {
 	stream ir.Stream
 	event  int32
 	top    [ir.NumArenas]ir.Bytes // highest byte touched
+}
+
+// kernelTable binds opcodes that compute. Each file of kernels has a table of its own.
+type kernelTable map[ir.Op]func(*binder) func()
+
+var kernels = joined(activationKernels, attentionKernels, elementwiseKernels, embedKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels)
+
+func joined(tables ...kernelTable) kernelTable {
+	all := kernelTable{}
+	for _, t := range tables {
+		maps.Copy(all, t)
+	}
+	return all
 }
 
 // bind prepares a section.

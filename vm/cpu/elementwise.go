@@ -8,6 +8,16 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
+var elementwiseKernels = kernelTable{
+	ir.InitNormal: initNormal,
+	ir.Fill:       fill,
+	ir.Add:        add,
+	ir.Cast:       cast,
+	ir.SumSq:      sumSq,
+	ir.GradNorm:   gradNorm,
+	ir.Dropout:    dropout,
+}
+
 // each binds a kernel that works element by element on operands of the same shape.
 func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
 	rows, cols := b.shape(outs[0])

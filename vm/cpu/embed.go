@@ -1,6 +1,16 @@
 package cpu
 
-import "sppo.dev/vm/cpu/simd"
+import (
+	"sppo.dev/ir"
+	"sppo.dev/vm/cpu/simd"
+)
+
+var embedKernels = kernelTable{
+	ir.Embed:             embed,
+	ir.EmbedGrad:         embedGrad,
+	ir.PositionEmbed:     positionEmbed,
+	ir.PositionEmbedGrad: positionEmbedGrad,
+}
 
 func embed(b *binder) func() {
 	y, tokens, table := b.bytes("y"), b.ints("tokens"), b.bytes("table")

@@ -3,9 +3,16 @@ package cpu
 import (
 	"math"
 
+	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 )
+
+var lossKernels = kernelTable{
+	ir.CrossEntropyStats: crossEntropyStats,
+	ir.CrossEntropy:      crossEntropy,
+	ir.CrossEntropyGrad:  crossEntropyGrad,
+}
 
 func crossEntropyStats(b *binder) func() {
 	stats, logits, labels := b.floats("stats"), b.mat("logits"), b.ints("labels")

@@ -1,6 +1,14 @@
 package cpu
 
-import "sppo.dev/vm/cpu/simd"
+import (
+	"sppo.dev/ir"
+	"sppo.dev/vm/cpu/simd"
+)
+
+var matmulKernels = kernelTable{
+	ir.Matmul:   matmul,
+	ir.BiasGrad: biasGrad,
+}
 
 func matmul(b *binder) func() {
 	c, x, y, bias := b.mat("c"), b.mat("a"), b.mat("b"), b.vector("bias")

@@ -3,8 +3,20 @@ package cpu
 import (
 	"errors"
 
+	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
+
+// actions binds the opcodes that move bytes, exchange messages or read the data set. All collectives share one
+// action.
+var actions = [ir.NumOps]func(*binder) func() error{
+	ir.LoadTokens: loadTokens,
+	ir.CopyD2H:    copyBytes,
+	ir.CopyH2D:    copyBytes,
+	ir.CopyD2D:    copyBytes,
+	ir.Send:       send,
+	ir.Recv:       recv,
+}
 
 // Opcodes that compute nothing: tokens, copies, messages, collectives.
 

@@ -1,8 +1,16 @@
 package cpu
 
 import (
+	"sppo.dev/ir"
 	"sppo.dev/vm/cpu/simd"
 )
+
+var normKernels = kernelTable{
+	ir.LayerNorm:     layerNorm,
+	ir.LayerNormGrad: layerNormGrad,
+	ir.RMSNorm:       rmsNorm,
+	ir.RMSNormGrad:   rmsNormGrad,
+}
 
 func layerNorm(b *binder) func() {
 	y, stats, x := b.mat("y"), b.floats("stats"), b.mat("x")

@@ -3,9 +3,18 @@ package cpu
 import (
 	"math"
 
+	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 )
+
+var optimizerKernels = kernelTable{
+	ir.AdamW:     adamW,
+	ir.SGD:       sgd,
+	ir.Nesterov:  nesterov,
+	ir.Axpby:     axpby,
+	ir.Normalize: normalize,
+}
 
 func adamW(b *binder) func() {
 	w, m, v, grad := b.floats("w"), b.mat("m"), b.mat("v"), b.floats("grad")

@@ -7,6 +7,10 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
+var ropeKernels = kernelTable{
+	ir.Rope: rope,
+}
+
 // ropeKey identifies a table. All instructions of a device with the same rotation share one table.
 type ropeKey struct {
 	theta    float64
