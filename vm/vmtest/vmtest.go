@@ -3,7 +3,8 @@
 // for tests only.
 //
 //	vmtest.go       puts one instruction into a program, runs it on a device and reads the result
-//	cases.go        the cases of every opcode
+//	elementwise.go  the cases of elementwise opcodes, derived from their rows and formulas
+//	cases.go        the cases of the other opcodes
 //	attention.go    the cases of attention, also over blocks of keys; ring.go has rings
 //	conformance.go  the suite
 package vmtest
