@@ -1,5 +1,5 @@
-// Package sppo compiles training jobs for very long sequences, simulates them and runs them. It offers to Go
-// programs what the commands sppoc and sppovm do.
+// Package sppo compiles training jobs for very long sequences, simulates them and runs them. It gives Go
+// programs the functions of the commands sppoc and sppovm.
 //
 //	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
 //	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
@@ -7,12 +7,12 @@
 //	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package vm/sim
 //	err = sppo.Run(ctx, program, each)                          // training on the CPU: package vm
 //
-// The results are plain values of those packages. A Program may also be written by hand: ir.Verify proves it,
-// whatever its origin. To run on other devices, give vm.Open a function that creates them; package cuda has
-// the one for NVIDIA GPUs.
+// The results are plain values of those packages. A Program can also be written by hand: ir.Verify checks any
+// program, regardless of its origin. To run on other devices, give vm.Open a function that creates them;
+// package cuda has the one for NVIDIA GPUs.
 //
-// As long as the major version is 0, this package changes with the language and its file forms; see
-// CHANGELOG.md.
+// While the major version is 0, this package changes along with the language and the file formats;
+// see CHANGELOG.md.
 package sppo
 
 import (
@@ -42,7 +42,8 @@ func Load(file string, overrides ...string) (*lang.Spec, error) {
 	return lang.Load(file, languageOptions(overrides))
 }
 
-// Parse checks a spec in memory. The name is its file in diagnostics and the base of relative imports.
+// Parse checks a spec in memory. The name is used as its file name in diagnostics and as the base of relative
+// imports.
 func Parse(name string, text []byte, overrides ...string) (*lang.Spec, error) {
 	return lang.Parse(name, text, languageOptions(overrides))
 }
@@ -66,9 +67,9 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 	return plan, nil
 }
 
-// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
-// It sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. A program
-// that fails the proof is a *BugError.
+// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks. It
+// sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. If the
+// program fails the proof, the error is a *BugError.
 func Build(plan *plan.Plan) (*ir.Program, error) {
 	program, err := codegen.Build(plan)
 	if err != nil {
@@ -77,7 +78,7 @@ func Build(plan *plan.Plan) (*ir.Program, error) {
 	return program, proved(program)
 }
 
-// proved proves a program of the compiler, which is wrong if it does not verify.
+// proved verifies a program that the compiler generated; a failure is a bug in the compiler.
 func proved(p *ir.Program) error {
 	if err := verify(p); err != nil {
 		return &BugError{err}
@@ -88,8 +89,8 @@ func proved(p *ir.Program) error {
 // verify proves everything except that the program fits its machine.
 func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
 
-// BugError reports a mistake of the compiler: a program that it made fails its proof, or cannot be simulated. The
-// job is not at fault.
+// BugError reports a bug in the compiler: a program that it generated fails verification or cannot be simulated.
+// The job is not at fault.
 type BugError struct{ Err error } // an *ir.VerifyError, or the reason why a step cannot run
 
 func (e *BugError) Error() string {
@@ -107,7 +108,7 @@ func (e *BugError) Error() string {
 
 func (e *BugError) Unwrap() error { return e.Err }
 
-// Compile plans and builds. A job that does not fit its cluster is a *FitError.
+// Compile makes a plan and builds it. If the job does not fit its cluster, the error is a *FitError.
 func Compile(spec *lang.Spec) (*ir.Program, error) {
 	plan, err := Plan(spec)
 	if err != nil {
@@ -166,7 +167,7 @@ type Job struct {
 }
 
 // Open verifies a program and loads it: every stream of every rank becomes a goroutine, and all kernels share
-// a number of threads, GOMAXPROCS if threads is 0. Close releases them.
+// the given number of threads, or GOMAXPROCS threads if it is 0. Close releases them.
 func Open(p *ir.Program, threads int) (*Job, error) {
 	if err := verify(p); err != nil {
 		return nil, err
@@ -186,8 +187,8 @@ func (j *Job) Close() error {
 	return j.Job.Close()
 }
 
-// Run trains on the CPU from initial weights to the program's last step and calls each after every step,
-// unless it is nil. Relative data files are looked up in the working folder.
+// Run trains on the CPU from initial weights to the program's last step and, if each is not nil, calls
+// it after every step. Relative data files are looked up in the working folder.
 func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
 	job, err := Open(p, 0)
 	if err != nil {

@@ -68,8 +68,8 @@ func (v *Value) Bytes(s Size) ir.Bytes {
 	return ir.Bytes(n) * v.DType.Bytes()
 }
 
-// View returns the part of a value's storage that an operand covers, without the buffer and its
-// start, which the caller adds.
+// View returns the part of a value's storage that an operand covers. The caller adds the buffer and
+// the start of the storage.
 func (b *Block) View(a Arg, s Size) ir.View {
 	v := &b.Values[a.Value]
 	first, rows := int64(0), v.rowCount(s)

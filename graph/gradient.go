@@ -7,9 +7,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// gradient appends the nodes to the backward pass that carry the gradients of a node's results to its inputs. Rules are
-// called from the last forward node to the first, so every reader of a value has contributed before its
-// producer is reached.
+// gradient is a rule: it appends to the backward pass the nodes that carry the gradients of a node's results to its
+// inputs. Rules are called from the last forward node to the first, so every reader of a value has contributed before
+// its producer is reached.
 type gradient func(b *builder, n Node)
 
 var gradients = [ir.NumOps]gradient{
@@ -72,8 +72,8 @@ func (b *builder) differentiate() {
 }
 
 // hoistCollectives moves each collective of the backward pass up to the node that produces its
-// operand. The weight gradients that were between them do not depend on other ranks, so they run
-// during the collective.
+// operand. The weight gradients in between do not depend on other ranks, so they run during the
+// collective.
 func (b *builder) hoistCollectives(nodes []Node) {
 	for i, n := range nodes {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
@@ -98,9 +98,9 @@ const (
 
 // halve assigns the nodes of the backward pass to its two halves. If the halves run separately,
 // values of the first half that the second reads must be kept. Norms compute both gradients in the
-// first half, because one kernel computes both. Attention has nothing to defer. Nor does the loop
-// of the head, whose logits exist for one chunk of rows. The second half reads no weight matrices,
-// because ZeRO may have released the gathered matrices by then.
+// first half, because one kernel computes both. Attention has nothing to defer. Neither has the
+// loop of the head, whose logits exist for only one chunk of rows at a time. The second half reads
+// no weight matrices, because ZeRO may have released the gathered matrices by then.
 func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
@@ -227,7 +227,7 @@ func (b *builder) repeat(n Node) {
 		}
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
-			if v.Kind == Cache { // its rows are still stored; the node is repeated for another result
+			if v.Kind == Cache { // its rows are still stored; the node is repeated for a different result
 				v.Kind, v.Rows = Activation, b.split.attentionRows()
 			}
 			v.Name += ".again"
@@ -281,7 +281,7 @@ func (b *builder) hasValue(name string) bool {
 	return slices.ContainsFunc(b.Values, func(v Value) bool { return v.Name == name })
 }
 
-// contribute adds g to the gradient of v. Rules that can add in place call takeGrad first.
+// contribute adds g to the gradient of v. Rules that can add in place first call takeGrad.
 func (b *builder) contribute(v int, g Arg) {
 	old, ok := b.grads[v]
 	if !ok {
@@ -381,7 +381,7 @@ func scaleGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// dropoutGradient drops the elements of the gradient that the forward pass drops of x.
+// dropoutGradient drops the elements of the gradient whose counterparts in x the forward pass drops.
 func dropoutGradient(b *builder, n Node) {
 	dx := b.newGrad(n.Args[1].Value)
 	b.node(ir.Dropout, n.Attrs, all(dx), b.grad(n.Args[0]), n.Args[2])
@@ -478,7 +478,8 @@ func exchangeGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// findUnits groups the values that the forward writes and the backward reads, by the node that writes them.
+// findUnits groups the values that the forward pass writes and the backward pass reads by the node that writes
+// them.
 func (b *builder) findUnits() {
 	producers := map[int]int{} // producer -> index into Units
 	made := map[int]bool{}     // computed in the backward pass itself

@@ -135,7 +135,7 @@ type Param struct {
 	Adapter bool   // belongs to an adapter, not to the model itself
 	Frozen  bool   // not trained: it has no gradient and no optimizer state
 	Reduce  string // group over which gradients of this parameter must still be summed: "sp", "kv" or none
-	Once    string // constant that is 1 on the rank whose copy is included in the gradient norm; empty: every rank's copy is included
+	Once    string // constant that is 1 on the rank whose copy counts towards the gradient norm; empty: every rank's copy counts
 	Tied    bool   // the head's copy of the embedding
 }
 

@@ -10,7 +10,7 @@ import (
 // which is part of the size that determines work and shapes, and in the role, which defines the
 // required part of the backward dataflow.
 
-// kind is a set of layers with equal time and equal bytes.
+// kind is a set of layers that take the same time and hold the same bytes.
 type kind struct {
 	window int64
 	role   *role

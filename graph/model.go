@@ -35,7 +35,7 @@ const (
 	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
 	ConstMember     = "sp_member"      // k itself
 	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it like the vocabulary
-	ConstReplica    = "replica"        // sequences of the batch before this replica's share
+	ConstReplica    = "replica"        // number of sequences of the batch before this replica's share
 	ConstEvalFirst  = "eval_replica"   // the same in a validation
 )
 
@@ -107,9 +107,8 @@ type Model struct {
 	updates     map[updateKey]*Block
 }
 
-// New builds the dataflow of a checked model. Everything is trained or, if there are adapters, only the adapters. SP divides heads; vocabulary
-// and FFN are
-// padded to a multiple of SP.
+// New builds the dataflow of a checked model. All parameters are trained or, if there are adapters, only those of the
+// adapters. SP divides heads; vocabulary and FFN are padded to a multiple of SP.
 func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
 
 // NewTuned is like New, without training the tensors that freeze selects: see lang.Train.
@@ -403,7 +402,7 @@ func (g *Model) bias(b *builder, group string, p Param) Arg {
 	return all(b.param(p))
 }
 
-// linear appends y = x w + bias, and the output of an adapter of w.
+// linear appends y = x w + bias, plus the output of w's adapter if it has one.
 func (g *Model) linear(b *builder, name string, rows Rows, x int, w Param, bias Arg) int {
 	weight := b.param(w)
 	y := b.activation(name, rows, w.Local[1])
@@ -543,7 +542,7 @@ func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 	b.node(ir.RMSNorm, g.normAttrs(), by(heads, to), by(heads, all(stats)), by(heads, x), all(gamma))
 }
 
-// exchange converts all heads of a rank's rows to a rank's heads of all rows, or the inverse.
+// exchange turns all heads of a rank's own rows into the rank's own heads of all rows, or the reverse.
 func exchange(copies int, inverse bool) []Attr {
 	attrs := []Attr{group(GroupSP), integer("copies", int64(copies))}
 	if inverse {

@@ -75,8 +75,8 @@ const (
 	UpdateNorm   = "norm"
 )
 
-// ConstSlice names a constant: the index, among the local rows of a parameter, of the first row whose optimizer state the rank has.
-// The caller sets its value.
+// ConstSlice names a constant: the index, among the local rows of a parameter, of the first row whose optimizer state the
+// rank has. The caller sets its value.
 const ConstSlice = "slice"
 
 // Update returns the dataflow with which an optimizer updates a parameter at the end of a step, on
@@ -181,7 +181,7 @@ const (
 // needs the whole matrix X. Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the
 // same with G = X^T * X on the right. If the ranks of a stage divide the matrix, they sum their contributions to G,
 // which has the size of the undivided dimension. ZeRO's slices are gathered first, so that the ZeRO stage does not
-// change any bit. Ranks that would hold the same matrix without ZeRO repeat the iterations.
+// change any bit. Ranks that would hold the same matrix without ZeRO all perform the same iterations.
 func muon(u *updater) {
 	rows, cols := u.param.Local[0], u.cols
 	x := u.temporary("momentum", u.rows, cols, u.act)

@@ -17,7 +17,7 @@ import (
 //
 // In the backward pass, the gradients of keys follow the keys around the ring, one turn later, so
 // that they end on the rank that owns the keys. Each rank computes its contribution while the
-// gradients are in transfer, and adds it when they arrive.
+// gradients are in transit, and adds it when they arrive.
 
 // constTurn is the prefix of constants that specify, for each turn, whether the arriving keys come from a lower or
 // a higher rank.
@@ -63,15 +63,15 @@ func (g *Model) Groups() []string {
 }
 
 // gatherChunks gathers the rows of all ranks into a cache in the order of the sequence. The first chunks of the
-// ranks make up the first half of the subsequence, and their second chunks the second half, from the last rank
-// to the first.
+// ranks make up the first half of the subsequence. Their second chunks, from the last rank to the first, make
+// up the second half.
 func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: cache, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient adds the gradient of such a gather for one half. Every rank has a contribution to
-// each row, and the contributions are added in f32.
+// chunksGradient adds the gradient of such a gather for one half of the rows. Every rank
+// contributes to each row, and the contributions are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
 	if _, ok := b.grads[x.Value]; !ok {
@@ -164,7 +164,7 @@ func ringGradient(b *builder, n Node) {
 	own := b.cacheGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
 	travelling, parts, names := home, home, [2]string{"k", "v"}
-	for i, name := range names { // one buffer for all turns, so that none replaces a value still in transfer
+	for i, name := range names { // one buffer for all turns, so that none replaces a value still in transit
 		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
 	}
 	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])

@@ -11,10 +11,10 @@ import (
 	"sppo.dev/lang"
 )
 
-// The trained part of a model. A frozen parameter has no gradient. The backward pass of a block
-// omits all nodes that do not contribute to the gradient of a trained parameter, and the
-// activations that only these nodes read. Below the lowest layer with a trained tensor no gradient
-// is needed at all.
+// This file handles models that are trained only in part. A frozen parameter has no gradient. The
+// backward pass of a block omits all nodes that do not contribute to the gradient of a trained
+// parameter, and the activations that only these nodes read. Below the lowest layer with a trained
+// tensor no gradient is needed at all.
 
 // role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
 type role struct {

@@ -8,9 +8,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// Before attention, a layer applies one instruction to queries and one to keys. It rotates them
-// according to their position, and multiplies queries by a factor if the scale of scores is not
-// 1/sqrt(head_dim).
+// Before attention, a layer applies one instruction to queries and one to keys. The instruction
+// rotates them according to their position, and multiplies queries by a factor if the scale of the
+// scores is not 1/sqrt(head_dim).
 
 // RotationQ and RotationK select the rotation of queries or of keys in an attribute.
 const (

@@ -1,5 +1,6 @@
-// Package infile opens files that a user names as input. A device, a pipe or a file without end in place of a regular
-// file is one error at once: nothing waits for a writer, and no more than a given number of bytes is read.
+// Package infile opens files that a user names as input. Anything but a regular file, such as a device or a pipe, is
+// an error at once: opening never waits for a writer. Reads are limited to a given number of bytes, so a file without
+// end is an error too.
 package infile
 
 import (
@@ -12,7 +13,7 @@ import (
 	"syscall"
 )
 
-// kinds names what is not a regular file.
+// kinds names the file types that are not regular.
 var kinds = []struct {
 	bits fs.FileMode
 	name string
@@ -44,7 +45,7 @@ func Open(path string) (*os.File, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	// The file may be another by now. Without O_NONBLOCK, opening a pipe would wait for its writer.
+	// The file may have been replaced since. Without O_NONBLOCK, opening a pipe would wait for its writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0, err
@@ -58,8 +59,8 @@ func Open(path string) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// Read returns the contents of a regular file of at most limit bytes, however large it says that it is: files of
-// /proc have size 0. Errors are of type *fs.PathError.
+// Read returns the contents of a regular file of at most limit bytes. It does not trust the size that the file
+// reports: files in /proc report 0. Errors are of type *fs.PathError.
 func Read(path string, limit int64) ([]byte, error) {
 	f, size, err := Open(path)
 	if err != nil {
@@ -73,7 +74,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// ErrTooLarge is in the chain of an error about more bytes than the limit.
+// ErrTooLarge is wrapped by errors about inputs that exceed a limit.
 var ErrTooLarge = errors.New("the limit for such a file")
 
 // units writes bytes in the largest binary unit that is exact.
@@ -86,7 +87,8 @@ func units(n int64) string {
 	return fmt.Sprintf("%d %s", n, []string{"bytes", "KiB", "MiB", "GiB"}[unit])
 }
 
-// ReadAll reads to the end, at most limit bytes. Expected is a guess at their number, and above the limit an error.
+// ReadAll reads to the end. More than limit bytes are an error. expected is an estimate of the number of bytes;
+// if it exceeds the limit, ReadAll fails without reading.
 func ReadAll(r io.Reader, expected, limit int64) ([]byte, error) {
 	tooLarge := fmt.Errorf("it has more than %s, %w", units(limit), ErrTooLarge)
 	if expected > limit {

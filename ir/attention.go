@@ -14,9 +14,9 @@ func (in *Instr) zigzag() bool {
 }
 
 // AttentionPart is causal attention of some of an instruction's queries over its first keys, in
-// tokens. Query r of the part sees the keys from Prefix+r-Window+1 to Prefix+r that exist. Every
-// query of the part sees at least one key, unless its document begins after the keys. The positions
-// of the part in documents begin at row Place.
+// tokens. Query r of the part sees those of the keys Prefix+r-Window+1 to Prefix+r that exist.
+// Every query of the part sees at least one key, unless its document begins after the keys. The
+// positions of the part in documents begin at row Place.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
@@ -78,8 +78,8 @@ func (p AttentionPart) over(keys int64) AttentionPart {
 // firstSeen returns the first key that a query sees.
 func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
 
-// visiblePairs returns the number of query-key pairs that are visible: query r sees the keys from prefix+r-window+1 to prefix+r
-// that exist.
+// visiblePairs returns the number of query-key pairs that are visible: query r sees those of the keys prefix+r-window+1 to
+// prefix+r that exist.
 func visiblePairs(n, prefix, keys, window int64) float64 {
 	pairs := pairsBelow(n, prefix+1, keys)
 	if hidden := prefix - window + 1; hidden >= 0 {

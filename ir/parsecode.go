@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The part of the text form inside a code: buffers, states, results and instructions.
+// This file reads what a code contains in the text form: buffers, states, results and instructions.
 
 var dtypeNames = func() []string {
 	var names []string

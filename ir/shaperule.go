@@ -63,7 +63,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	}
 	r.names = len(names)
 	for i := range row.Attrs {
-		// the rules that dimensions cannot express use the same kinds of numbers
+		// the rules that dimensions cannot express use the same attributes
 		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleCollective) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}

@@ -56,7 +56,7 @@ import (
 // a shape; "-" is an absent operand, which is omitted at the end of a side. A boolean that is set
 // is written as its name; one that is not set is omitted. "$" refers to a constant of the rank, "@"
 // to a group, "e" to an event. A name with characters other than letters, digits, ".", "_" and "-"
-// is in quotes. "#" starts a comment.
+// is quoted. "#" starts a comment.
 const textMagic = "sppir"
 
 // phaseLetters has the letter of each phase in the text form.

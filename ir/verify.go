@@ -9,7 +9,7 @@ import (
 
 // The verifier proves, before a program reaches a device and regardless of its origin, that
 //
-//   - every operand has the place, shape and type that its row requires, inside its buffer, inside its arena;
+//   - every operand has the place, shape and type that its row requires, and lies inside its buffer and arena;
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
 //   - every byte read was written before, through the same buffer: buffers that share bytes are never live at once
 //     (verifylives.go);

@@ -98,7 +98,7 @@ func (j *job) release(r int) {
 	j.ready = append(j.ready, r)
 }
 
-// message reports whether the peer is at the other end, and if so releases it.
+// message reports whether the peer is at the other end of the message, and if so releases it.
 func (j *job) message(r int, in *Instr) bool {
 	peer := j.peer(r, in)
 	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {

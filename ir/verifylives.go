@@ -151,7 +151,7 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 }
 
 // bringsBack reports whether an instruction returns a value to the place from which its origin
-// moved it, and nothing else has read it there.
+// moved it, and whether nothing else has read it there.
 func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
 		return false
@@ -169,7 +169,8 @@ func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
 		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
 }
 
-// claim records that bytes which this section has not written must belong to a buffer when it begins.
+// claim records that bytes that this section has not written must already belong to a buffer when the section
+// begins.
 func (o *orderer) claim(n need, st *state) {
 	if st.buffer != n.buffer {
 		o.needs = append(o.needs, n)
@@ -220,8 +221,8 @@ func (o *orderer) readByVM(name string, view *View) {
 }
 
 // lives checks the values that sections need at their start. The init section must have written
-// them, and no other section may leave another buffer there. The same applies to every state that
-// checkpoints need, that is, all except gradients.
+// them, and no other section may leave another buffer there. The same holds for every state that
+// checkpoints need, that is, for all states except gradients.
 func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 	for s, o := range sections {
 		for _, n := range o.needs {
@@ -268,7 +269,7 @@ func (v *codeVerifier) settle(sections *[NumSections]*orderer, s Section, n need
 	}
 }
 
-// unmet reports a need.
+// unmet reports a need that is not met.
 func (v *codeVerifier) unmet(s Section, n need, format string, args ...any) {
 	if n.at != None {
 		v.report(FindUninitialised, s, n.at, None, format, args...)

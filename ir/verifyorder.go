@@ -137,7 +137,8 @@ func (o *orderer) comesAfter(s Stream, a access) bool {
 	return a.stream == byVM || o.clocks[s][a.stream] >= a.number
 }
 
-// forgive treats stream s as ordered after an access from now on, so that one missing wait leads to one finding.
+// forgive treats stream s as ordered after an access from now on, so that one missing wait causes only one
+// finding.
 func (o *orderer) forgive(s Stream, a access) {
 	o.clocks[s][a.stream] = max(o.clocks[s][a.stream], a.number)
 }
@@ -189,8 +190,8 @@ func (o *orderer) writes(i int, in *Instr, j int) {
 	}
 }
 
-// race reports two accesses without an order, at most once per instruction, because a missing wait often
-// affects several.
+// race reports two unordered accesses, at most once per instruction, because a missing wait often
+// affects several accesses.
 func (o *orderer) race(i, j int, other access, lo, hi Bytes, mine, theirs string) {
 	in := &o.v.code.Sections[o.section][i]
 	o.forgive(in.Stream, other)

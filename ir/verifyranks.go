@@ -9,9 +9,9 @@ import (
 // the same sections in the same order.
 //
 // The proof against deadlock is stricter than streams require: every rank runs its instructions one after
-// another in issue order, and each message blocks the whole rank until its peers arrive. A job that ends
-// under these rules ends on any device: streams only let instructions start earlier, and devices that run
-// communication kernels one at a time run them in this order.
+// another in issue order, and each message blocks the whole rank until its peers arrive. A job that
+// terminates under these rules terminates on any device: streams only let instructions start earlier, and
+// devices that run communication kernels one at a time run them in this order.
 
 // channel is a connection between two ranks on which messages keep their order.
 type channel uint8

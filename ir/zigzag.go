@@ -3,8 +3,8 @@ package ir
 import "fmt"
 
 // In a ring, each rank holds two chunks of a sequence's tokens. Of 2t chunks, member k of t holds
-// the k-th and the k-th from the end, so that causal attention is the same amount of work for all
-// members in every turn.
+// the k-th from the start and the k-th from the end, so causal attention is the same amount of work
+// for all members in every turn.
 
 // Values of the attribute zigzag: the position of the member whose keys are attended to.
 const (

@@ -3,8 +3,8 @@
 // tasks as coarse actions: wait for the input, visit a layer, release the memory of an offloaded
 // layer, begin to reload another layer, pass the result on.
 //
-// Pipeline.Write is the only code that decides this order. Three readers follow its lists,
-// independently of the reasons for the order:
+// Pipeline.Write is the only code that decides this order. Three readers follow its lists without
+// knowing the reasons for the order:
 //
 //	passes/estimate   gives each action a duration: the time estimate
 //	passes/memory     adds up the bytes that each action takes and frees: the memory tracker
@@ -143,9 +143,9 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
-// Write lists the actions of a rank. Copies to the host may lag by that many tasks, and reloads are
-// issued that many backward layers in advance. Write reuses the storage of the list reuse, which
-// must no longer be read and may be nil.
+// Write lists the actions of a rank. Copies to the host may lag by lag tasks, and reloads are
+// issued ahead backward layers in advance. Write reuses the storage of the list reuse, which must
+// no longer be read and may be nil.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}

@@ -6,8 +6,8 @@ import "slices"
 // send to each other. Ranks share tasks only if each has one virtual stage, so ranks and stages
 // have the same numbers.
 //
-// Slot t has the tasks of subsequence t-i on stage i. Each is cut into a piece for every rank. Its own rank
-// runs the first t+1 pieces, and every later rank j runs the piece with number j+1: a helper keeps its piece
+// Slot t has the tasks of subsequence t-i on stage i. Each task is cut into one piece per rank. The stage's
+// own rank runs the first t+1 pieces, and every rank j > t runs piece j+1. A helper thus keeps its piece
 // from stage to stage until its own stage has work.
 type Sharing struct {
 	Ranks  int
@@ -72,8 +72,8 @@ type Hop struct {
 }
 
 // Hops returns the messages of a Return round for a stage with a number of layers. Gradients start
-// at the last rank. Each rank passes a layer on one round after the rank that follows it, so that
-// no rank waits for the whole chain.
+// at the last rank. Each rank passes on a layer one round after the rank that follows it, so no
+// rank waits for the whole chain.
 func (s Sharing) Hops(stage, layers, round int) []Hop {
 	var hops []Hop
 	for from := stage + 1; from < s.Ranks; from++ {

@@ -2,9 +2,9 @@ package schedule
 
 import "slices"
 
-// Actions of a slot that the ranks of all stages share. Task is the rank's first task in the slot; for
-// halves and End it is the piece. Layer is a round, except for halves. Of is the stage; for Lend it is
-// the slot whose ranks borrow.
+// Actions of a slot that the ranks of all stages share. Task is the rank's first task in the slot, or
+// the piece for halves and End. Layer is a round, except for halves. Of is the stage, or for Lend the
+// slot whose ranks borrow.
 //
 // Actions marked "all ranks" have the same order in the lists of all ranks, so a reader may treat
 // them as one action. Codegen issues the messages of every rank in this order, so the job cannot
@@ -12,9 +12,9 @@ import "slices"
 //
 // A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
 // gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The
-// second half is the rest. Every rank alternates between its stages. For each stage it runs the second half of
-// the previous layer and the first half of the next, so that messages for one stage are in flight during the
-// work for other stages.
+// second half is the rest of the layer. Every rank alternates between the stages that it works for. For each
+// stage it runs the second half of the previous layer and the first half of the next, so messages for one stage
+// are in flight during the work for other stages.
 const (
 	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and distributes its pieces
 	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding

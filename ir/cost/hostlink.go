@@ -17,9 +17,9 @@ const (
 	numWays
 )
 
-// HostLink simulates a device's copies. Each direction has one copy at a time, in the order of requests. On a
-// half-duplex machine both directions share one copy at a time: a copy begins in the first gap that is long
-// enough, so a copy that is requested early but ready late does not delay others.
+// HostLink simulates a device's copies. Each direction runs one copy at a time, in the order of requests. On
+// a half-duplex machine, only one copy runs at a time in either direction. A copy begins in the first gap
+// that is long enough, so a copy that is requested early but ready late does not delay others.
 type HostLink struct {
 	half  bool
 	until [numWays]ir.Seconds
@@ -34,7 +34,7 @@ func (c Model) HostLink() HostLink { return HostLink{half: c.machine.HalfDuplex(
 // Until returns the time at which all requested copies of a direction are done.
 func (l *HostLink) Until(w Way) ir.Seconds { return l.until[w] }
 
-// Copy returns the end of a copy that may begin at ready and takes d.
+// Copy returns the end of a copy that can begin at ready and takes d.
 func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	begin := max(ready, l.until[w])
 	if l.half {

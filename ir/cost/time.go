@@ -7,7 +7,7 @@
 // equally.
 //
 // If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
-// processor; a kernel uses all that are idle when it begins, if it is worth waking them.
+// processor. A kernel uses all processors that are idle when it begins, if waking them is worthwhile.
 package cost
 
 import (
@@ -23,8 +23,8 @@ type Model struct {
 	ranksPerNode int // ranks of the job on a node, which divide shared resources evenly
 }
 
-// New returns the cost model of a job with a number of ranks, numbered node by node, which all use shared
-// resources at the same time.
+// New returns the cost model of a job with the given number of ranks. Ranks are numbered node by node,
+// and all of them use shared resources at the same time.
 func New(m ir.Machine, ranks int) Model {
 	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
 }
@@ -39,8 +39,8 @@ func (c Model) Alone() Model {
 // RanksPerNode returns the number of ranks of the job that share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices returns the number of devices, each with the peak rate, that a number of ranks uses: the
-// same number, or the number of processors that they share.
+// Devices returns how many devices with the peak rate a number of ranks uses: one per rank, or the
+// number of processors that the ranks share.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -155,7 +155,7 @@ func (c Model) memory(k ir.WorkKind) float64 {
 	return c.machine.MemoryBandwidth * c.machine.CopyEfficiency
 }
 
-// copy divides a node's total copy rate among its ranks, which in such a job copy at the same time.
+// copy divides a node's total copy rate among its ranks, which are assumed to copy at the same time.
 func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	if node := c.machine.NodeCopyBandwidth; node > 0 {
 		rate = min(rate, node/float64(c.ranksPerNode))
@@ -163,8 +163,8 @@ func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	return c.latency(0) + over(n, rate)
 }
 
-// collective returns the time of a collective by the path of its bytes. If the result is copied to
-// all members, this takes as long again.
+// collective returns the time of a collective, according to the path of its bytes. If the result is
+// copied to all members, the copy takes as long again.
 func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
@@ -182,8 +182,8 @@ func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	return c.ring(w.Bytes, l, passes)
 }
 
-// ring returns the time for a number of passes of a ring collective over the whole operand of n bytes: in t-1
-// steps each rank passes on n/t.
+// ring returns the time for a number of passes of a ring collective over a whole operand of n bytes. A pass
+// has t-1 steps, in each of which every rank passes on n/t bytes.
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	rate, latency := c.wire(l)
 	steps := float64(passes * (l.Ranks - 1))
@@ -197,8 +197,9 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)
 }
 
-// allToAll returns the time in which each rank sends every other its part of n/t, all messages at once.
-// Traffic inside the node and out of it overlap, and the ranks of a node share the outgoing link.
+// allToAll returns the time of an exchange in which each rank sends n/t bytes to every other rank, all
+// at once. Traffic within the node overlaps with traffic leaving it, and the ranks of a node share the
+// outgoing link.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	rate, latency := c.wire(l)
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
@@ -208,9 +209,9 @@ func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + max(inside, outside)
 }
 
-// wire returns the rate and latency of the slowest hop of a link. It assumes that equal groups fill
-// the node. Those that span nodes share the node's network: a group with two ranks per node has the
-// share of two ranks.
+// wire returns the rate and latency of the slowest hop of a link. It assumes that the node is
+// filled by groups of the same kind. Groups that span nodes share the node's network: a group with
+// two ranks per node gets the share of two ranks.
 func (c Model) wire(l Link) (rate, latency float64) {
 	m := c.machine
 	if l.Nodes < 2 {
