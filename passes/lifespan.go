@@ -13,7 +13,7 @@ import (
 // lifespan lists the tensors that a layer keeps in memory, and for how long.
 //
 // Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. The list is
-// derived from the readers and writers in the dataflow, so it follows changes of the model.
+// derived from the readers and writers in the dataflow, so it follows changes to the model.
 func lifespan(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
 	bytes := map[plan.UnitType]float64{}
@@ -135,7 +135,8 @@ func reads(n *graph.Node, values []int) bool {
 	return false
 }
 
-// checkLifespan checks that the list matches the dataflow. The list is informative and must not be edited.
+// checkLifespan checks that the list matches the dataflow. The list is for information only and must not be
+// edited.
 func checkLifespan(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {

@@ -2,9 +2,9 @@
 // lets the passes of one list refine it, one after another, until it contains every decision with
 // its reason and the predicted result.
 //
-// pass.go has the list; most passes have their own package. No package below this one depends on
-// instructions, addresses or devices: codegen turns a plan into instructions and fills in the exact
-// memory.
+// pass.go lists the passes; most of them have their own package. No package below this one depends
+// on instructions, addresses or devices: codegen turns a plan into instructions and fills in the
+// exact memory.
 package passes
 
 import (
@@ -212,8 +212,8 @@ func complete(ran []*pass.Pass) bool {
 	return true
 }
 
-// check applies the invariants of all passes that have run, in order, because a later pass may break those of
-// an earlier one.
+// check applies the checks of all passes that have run, in order, because a later pass may break an invariant
+// of an earlier one.
 func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	for _, pass := range ran {
 		if err := pass.Check(c, p); err != nil {

@@ -57,7 +57,8 @@ func (c *Cache) tunedFlops(p *plan.Plan) float64 {
 }
 
 // Estimator predicts the time and memory of one plan. The plan's stages, lengths and tasks must not
-// change after the estimator is created; placements of saved tensors and the timing of copies may.
+// change after the estimator is created; the placements of saved tensors and the timing of copies
+// may change.
 type Estimator struct {
 	*walk.Walk
 	*walk.Shapes

@@ -21,8 +21,8 @@ type LayerFlops struct {
 // windowFlops is a number of layers with a window; 0 means no window.
 type windowFlops struct{ window, layers int64 }
 
-// FlopsOfLayer derives both parts from a layer of one token and a layer of two. If layers have windows, the
-// result is for all layers together.
+// FlopsOfLayer derives both parts from the FLOPs of a layer for one token and for two. If layers have
+// windows, the result is for all layers together.
 func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
 	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})

@@ -148,7 +148,7 @@ func sharedTasks(p *plan.Plan, of plan.Task) (out []slotTask) {
 	return out
 }
 
-// lentLayer is the k-th layer of a stage, in the order of use, on a rank that borrows it.
+// lentLayer is the k-th layer of a stage, in order of use, on a rank that borrows it.
 type lentLayer struct{ rank, stage, k int }
 
 // newSharedSlot returns the slot that all ranks have reached.
@@ -163,7 +163,7 @@ func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	return w
 }
 
-// run advances every rank through its own actions up to the next action of all ranks.
+// run advances every rank through its own actions up to the next action that all ranks share.
 func (w *sharedSlot) run() {
 	for {
 		var common []schedule.Action
@@ -183,7 +183,7 @@ func (w *sharedSlot) run() {
 	}
 }
 
-// actAlone simulates an action of one rank.
+// actAlone simulates an action that one rank takes alone.
 func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	st := &w.stages[rank]
 	n := st.first + a.Task
@@ -208,7 +208,7 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	}
 }
 
-// actTogether simulates an action of all ranks.
+// actTogether simulates an action that all ranks take together.
 func (w *sharedSlot) actTogether(a schedule.Action) {
 	switch a.Op {
 	case schedule.HandOut:
@@ -331,8 +331,8 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
 }
 
-// exchange sends K and V of a task's layer to the ranks that read them, or contributions to their gradients
-// to the rank that runs their rows.
+// exchange sends K and V of a task's layer to the ranks that read them, or contributions to the gradients
+// of K and V to the rank that computes these rows.
 func (w *sharedSlot) exchange(t slotTask) {
 	a := &w.stages[t.runner]
 	for _, other := range t.readers {

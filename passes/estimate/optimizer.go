@@ -82,8 +82,8 @@ func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 	return t
 }
 
-// returned returns the time to send slices back to all ranks at the end of a step: of gradients, or of new
-// weights.
+// returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
+// of a step.
 func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	switch u.plan.ZeroOf(b, param) {
 	case 0:

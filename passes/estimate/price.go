@@ -211,7 +211,7 @@ func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, w
 
 // abreast returns the time per block of several similar blocks whose collectives do not depend on
 // their computation. The collectives of the next block then run during the computation of the
-// current one, and the longer of the two determines the time.
+// current one, so the longer of the two determines the time.
 func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	busy := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {

@@ -129,7 +129,7 @@ func (s *Simulation) End() (end ir.Seconds) {
 }
 
 // Late returns how long each stage waits for the copies of each subsequence. Waits are not counted
-// twice: time spent waiting for one copy also delays the following ones.
+// twice: the time spent waiting for one copy is not part of the wait for the next.
 func (s *Simulation) Late() [][]ir.Seconds {
 	late := make([][]ir.Seconds, len(s.stages))
 	for i := range s.stages {

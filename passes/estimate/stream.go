@@ -18,7 +18,8 @@ type streamCosts struct {
 // stretches has the times of attention in a layer of one kind; again is the attention that the backward recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
-// stretch has the times of attention over its own rows and over blocks, and of the part of a layer before attention.
+// stretch has the times of attention over a subsequence's own rows and over blocks, and of the part of a layer
+// before attention.
 type stretch struct {
 	before, own ir.Seconds
 	blocks      []ir.Seconds
@@ -32,8 +33,8 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// add computes the times of a layer. Collectives that are in progress when a pass begins delay the
-// collectives of the pass.
+// add computes the times of a layer. Collectives still in progress when a pass begins delay those
+// of the pass.
 func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
 	if b.Attends {
@@ -107,7 +108,7 @@ func newSimStream(q *walk.LoadQueue) simStream {
 	return simStream{queue: q, rows: make([]ir.Seconds, len(q.Rows)), grads: make([]ir.Seconds, len(q.Rows))}
 }
 
-// take issues the loads that should be in transfer by now, and waits for the next one.
+// take issues the loads that should be in transit by now, and waits for the next one.
 func (s *Simulation) take(st *simStage) {
 	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
 		start, at := max(st.now, st.freed[0]), st.queue.Place(l)

@@ -9,7 +9,7 @@ import (
 
 // TaskTime predicts the forward and backward time of a subsequence on the slowest stage, as a
 // function of the subsequence's position. Only attention depends on the prefix, and nothing runs
-// concurrently with it, so the rest is computed once per length.
+// concurrently with it, so the time of everything else is computed once per length.
 type TaskTime struct {
 	Pricer
 	Plan    *plan.Plan
@@ -92,8 +92,8 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 }
 
 // straighten determines whether the time of attention over a number of tokens is linear in the
-// prefix. It is, unless its kernels are memory-bound, it has a window, or the prefix is streamed in
-// blocks.
+// prefix. It is linear unless attention is memory-bound or has a window, or the prefix is streamed
+// in blocks.
 func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	most := t.Plan.Train.Sequence - tokens
 	if most < 2 {

@@ -73,7 +73,7 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 				switch letter {
 				case plan.PlacementOffload:
 					host += graph.Align(sizes[u]) + ir.Alignment
-					terms[TermCopies] += graph.Align(sizes[u]) // an upper bound: few are in transfer at a time
+					terms[TermCopies] += graph.Align(sizes[u]) // an upper bound: few are in transit at a time
 				case plan.PlacementKeep:
 					terms[TermKept] += graph.Align(sizes[u])
 				}
@@ -111,7 +111,7 @@ func largestGradient(b *graph.Block) (most ir.Bytes) {
 }
 
 // gradientParts returns the bytes of incoming gradients of K and V in the slot with the most of
-// them: those of one layer of all tasks that the rank runs in the slot.
+// them. In a slot these are the gradients of one layer of all tasks that the rank runs.
 func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 	slots := make([]ir.Bytes, p.Parallel.PP-1)
 	for _, t := range p.Tasks[rank] {

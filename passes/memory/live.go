@@ -51,7 +51,7 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 // Blocks caches the maximum bytes that blocks hold at once. In a pass of a block, these are the
 // bytes of its input, of the tensors that it has saved or will save, of its result, of the
 // gradients of weights and caches that this run creates, and, until their last use, of the weights
-// that are gathered for this run only. Between the halves of a backward, they are those of the
+// that are gathered only for this run. Between the halves of a backward, they are the bytes of the
 // tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 

@@ -19,9 +19,9 @@ import (
 	"sppo.dev/schedule"
 )
 
-// This file computes the bound with which passes choose among plans before buffers are placed. It
+// This file computes the bound by which passes choose among plans before buffers are placed. It
 // goes through the schedule of a stage and adds up the bytes held. Plan.Memory has the exact bytes
-// that codegen then places; a test in codegen compares the two.
+// after codegen has placed the buffers; a test in codegen compares the two.
 
 // Term is a purpose for which a rank uses device memory.
 type Term int
@@ -89,7 +89,7 @@ type Meter struct {
 // recentBits is the number of bits that slotOf returns: enough for all passes of a thousand subsequences.
 const recentBits = 12
 
-// heldBytes is what a block holds while it runs.
+// heldBytes caches the bytes that a block holds while it runs.
 type heldBytes struct {
 	workingKey
 	bytes ir.Bytes
@@ -130,8 +130,9 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	return f, true
 }
 
-// Packing is the share of temporary buffers that placement may lose in gaps. A test compares it
-// with placed plans. Gaps are larger if lifetimes end in a different order than they begin.
+// Packing is the share of the bytes of temporary buffers that placement may lose in gaps. A test
+// compares it with placed plans. Gaps are larger if lifetimes do not end in the order in which they
+// begin.
 const (
 	packing        = 0.03
 	packingOfWoven = 0.08
@@ -489,7 +490,7 @@ func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block,
 // isLeaving reports whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
 func (r *tracker) isLeaving(t *walk.Node, k int) *bool { return &r.leaving[int(t.Layers)-r.begun+k] }
 
-// release ends the copy of a forward's layer to the host.
+// release frees the device bytes of a forward's layer after their copy to the host.
 func (r *tracker) release(t *walk.Node, a schedule.Action) {
 	if is := r.isLeaving(t, int(a.Layer)); *is {
 		r.now[TermCopies] -= r.units[t.Subsequence].offloaded[t.First+a.Layer]

@@ -33,8 +33,8 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 }
 
 // help tracks the bytes that a stage holds between its last forward and its first backward: all
-// borrowed blocks with their gradients and, at the peak, the queries and results in transfer for
-// all stages in the slot with the longest tasks.
+// borrowed blocks with their gradients and, at the peak, the queries and results in transit for all
+// stages in the slot with the longest tasks.
 func (r *tracker) help(t plan.Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return

@@ -9,10 +9,10 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// loadsHeld tracks the loads of K and V on a rank's device in the way codegen issues and frees
-// them: loads that are in transfer, the one in use, and the last two blocks of dK and dV, whose
-// copies to the host may still be running. The rows of the current subsequence are counted with the
-// layer that uses them.
+// loadsHeld tracks the loads of K and V on a rank's device as codegen issues and frees them: the
+// loads in transit, the one in use, and the last two blocks of dK and dV, whose copies to the host
+// may still be running. The rows of the current subsequence are counted with the layer that uses
+// them.
 type loadsHeld struct {
 	queue  *walk.LoadQueue // nil: nothing is streamed
 	coming []walk.Load     // issued and not yet used
@@ -23,7 +23,7 @@ type loadsHeld struct {
 // bytes returns the bytes held between two visits.
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
-// take returns the next load. It issues the loads that should be in transfer by then, and frees the
+// take returns the next load. It issues the loads that should be in transit by then, and frees the
 // gradients sent before the last load.
 func (r *tracker) take() walk.Load {
 	h := &r.loads

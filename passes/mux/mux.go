@@ -80,7 +80,7 @@ func shareLeft(p *plan.Plan) {
 	p.Tasks = Order(p)
 }
 
-// decideMux records the decision, with the time of an ideal pipeline as its reason.
+// decideMux records the decision and gives the time of an ideal pipeline as its reason.
 func decideMux(p *plan.Plan, why string) {
 	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
 	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; if a forward task takes one unit of time, a backward task two, and copies take none, the pipeline takes %s units instead of %s",
@@ -262,7 +262,7 @@ func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 
 // Makespan returns the time of a sequence of n equal subsequences on pp stages. Forward tasks take
 // f, backward tasks b, and copies no time. Every rank runs its shares slot by slot and stage by
-// stage. A share starts when the previous task of its subsequence and the previous task of its
+// stage. A share starts when both the previous task of its subsequence and the previous task of its
 // stage are complete.
 func Makespan(pp, n int, m Shares, f, b int64) *big.Rat {
 	type task struct{ i, x int }

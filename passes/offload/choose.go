@@ -18,12 +18,12 @@ import (
 // `offload = auto`, `recompute = auto`.
 //
 // Units leave the device one at a time; each such change of a placement is called a turn. Turns are
-// ordered: units to be offloaded by how late they are needed again, units to be recomputed by
-// seconds per byte. A stage takes the shortest prefix of an order with which it fits. Copies that
-// computation hides, according to the simulation, cost nothing and come first. Of all other choices
-// that fit, the fastest is taken.
+// ordered: those that offload a unit by how late the unit is needed again, those that recompute a
+// unit by seconds per byte. A stage takes the shortest prefix of an order with which it fits.
+// Copies that computation hides, according to the simulation, cost nothing and come first. Of all
+// other choices that fit, the fastest is taken.
 
-// chooser changes the placements of a plan's units, and tracks their cost.
+// chooser changes the placements of a plan's units and keeps track of their cost.
 type chooser struct {
 	context   *pass.Context
 	estimator *estimate.Estimator
@@ -191,10 +191,10 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 	return may
 }
 
-// leave returns the order in which units are offloaded: earlier subsequences first, because they
-// are needed again last; within a subsequence the first layers first, because their backward is
-// last; within a layer the given order. If units may also be recomputed, a unit that is expensive
-// to recompute is offloaded everywhere before a cheaper one.
+// leave returns the order in which units are offloaded. Earlier subsequences come first, because
+// they are needed again last. Within a subsequence, the first layers come first, because their
+// backward is last. Within a layer, the given order applies. If units may also be recomputed, a
+// unit that is expensive to recompute is offloaded everywhere before a cheaper one.
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
@@ -251,9 +251,9 @@ func (h *chooser) hide() {
 // noWait is the longest wait that is ignored.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device until their copies in one direction amount to the
-// time of a wait, starting with the units that were offloaded last. It reports whether there were
-// any.
+// stay keeps units of a subsequence on the device until the copies that this saves in one direction
+// take as long as a wait. It starts with the units that were offloaded last, and reports whether
+// there were any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -358,10 +358,10 @@ type turning struct {
 }
 
 // narrow moves two numbers of turns, only one of which is within a limit, towards each other until
-// they are adjacent. Bytes are almost linear in the bytes that turns move, so the next trial is
-// where a line through both ends meets the limit, or slightly beyond it, so that both ends move. It
-// takes at most one more trial than bisection: Oliveira and Takahashi, "An Enhancement of the
-// Bisection Method Average Performance Preserving Minmax Optimality", 2020.
+// they are adjacent. The bytes in use are almost linear in the bytes that turns move. The next
+// trial is therefore where a line through both ends meets the limit, or slightly beyond it so that
+// both ends move. It takes at most one more trial than bisection: Oliveira and Takahashi, "An
+// Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality", 2020.
 func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
 	const beyond = 16 // fraction of the distance between the ends
 	moved := make([]ir.Bytes, len(turns)+1)
@@ -605,7 +605,7 @@ const (
 	skipsAll     = 2_000_000
 )
 
-// tired reports whether a plan that fits has been found and an amount of work has been done.
+// tired reports whether a plan that fits has been found and at least a given amount of work has been done.
 func (f *fitting) tired(after int64) bool { return f.best != nil && f.work()-f.since > after }
 
 // consider keeps the current plan if it is the best so far.
@@ -640,8 +640,8 @@ func (f *fitting) try(units []remake) (enough bool) {
 	return enough
 }
 
-// tryCopies recomputes nothing, and offloads units as if recomputation were not allowed: those that
-// are needed again last are offloaded first, regardless of the cost of recomputing them.
+// tryCopies recomputes nothing and offloads units as if recomputation were not allowed: the units
+// that are needed again last are offloaded first, regardless of the cost of recomputing them.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
@@ -729,9 +729,9 @@ func (h *chooser) couldFit() bool {
 	return h.shared == nil || h.allFit()
 }
 
-// copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls with the
-// number of turns and host memory grows: a number with which both are exceeded, or neither, decides. Host memory grows
-// almost evenly with the turns, so it is found near the number at which the host is just full.
+// copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls and
+// host memory grows with the number of turns, so the search ends at a number with which both limits are exceeded, or
+// neither. Host memory grows almost evenly with the turns, so it is found near the number at which the host is just full.
 func (h *chooser) copyUntilFits(stage int) bool {
 	turns, from := h.leave(stage), h.lettersOf(stage)
 	try := func(n int) (device, host ir.Bytes) {

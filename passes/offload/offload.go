@@ -156,14 +156,15 @@ func explainTiming(p *plan.Plan) {
 
 func longestLag(p *plan.Plan) int { return p.Subsequences.N * p.Parallel.VirtualStages }
 
-// chooseLag lets copies to the host lag by as many tasks as shorten the step, but no more, because
-// freeing bytes later raises the peak. A copy that is not done by then stalls the stage.
+// chooseLag lets copies to the host lag by as many tasks as it takes to make the step shortest, but
+// no more, because freeing bytes later raises the peak. A copy that takes longer than the lag
+// allows stalls the stage.
 func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
 
 // shortest returns the smallest value of a setting, from 1 to most, with which the step is as short as with
-// most, to one part in ten thousand.
+// the value most, to within one part in ten thousand.
 func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	const tolerance = 1.0001
 	set(most)
@@ -185,7 +186,7 @@ func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
 
-// chooseEarly decides to load blocks of K and V as late as possible without cost.
+// chooseEarly decides how early blocks of K and V are loaded: as late as possible without cost.
 func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	if !p.Streams() {
 		return
@@ -254,8 +255,8 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 
 // chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to
 // share as whole units allow. It begins with the first layers, because their backward is last and
-// their reloads have the most time. Within a layer, it begins with large units, and smaller ones
-// fill the rest of the target.
+// their reloads have the most time. Within a layer, it begins with large units; smaller ones fill
+// the rest of the target.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
 	var total ir.Bytes
@@ -284,7 +285,7 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	}
 }
 
-// bySize lists units from largest to smallest; equal ones keep their order.
+// bySize lists units from largest to smallest; units of equal size keep their order.
 func bySize(sizes []ir.Bytes) []int {
 	order := make([]int, len(sizes))
 	for u := range order {

@@ -100,9 +100,9 @@ func (c *cut) about(k int) int64 {
 	return max(0, int64(x)/c.align)
 }
 
-// ByFlops returns the N+1 boundaries whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
-// strictly increasing: a boundary that would coincide with its neighbour is moved. The last boundary is S,
-// on the grid or not.
+// ByFlops returns N+1 strictly increasing boundaries. The k-th is the multiple of align that minimises
+// |N*U(x) - k*U(S)|, or is moved if it would coincide with its neighbour. The last boundary is S, on the
+// grid or not.
 func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)
@@ -114,7 +114,8 @@ func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// ByLength returns boundaries at equal numbers of steps of the grid. The first subsequences get the remainder.
+// ByLength returns boundaries that are an equal number of grid steps apart. The first subsequences get the
+// remainder.
 func ByLength(seq int64, n int, align int64) []int64 {
 	steps, parts := seq/align, int64(n)
 	x := make([]int64, n+1)

@@ -55,7 +55,7 @@ func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 
 // largest returns the largest value from 1 to most for which a condition holds, or 1 if there is
 // none. It searches near a guess first. If the condition holds for a value, it must hold for all
-// smaller ones.
+// smaller values.
 func largest(guess, most int64, holds func(int64) bool) int64 {
 	low, high := int64(0), most+1 // the answer is at least low and below high
 	at, step := min(guess, most), int64(1)

@@ -1,5 +1,5 @@
-// Package pass defines passes: a function that changes a plan, a check of its result, and the
-// passes that must run before it.
+// Package pass defines what a pass is: a function that changes a plan, a check of its result, and
+// the passes that must run before it.
 package pass
 
 import (
@@ -21,7 +21,7 @@ type Pass struct {
 	Doc   string
 	Run   func(*Context, *plan.Plan) error // nil for the passes of codegen, which refine the program
 	Check func(*Context, *plan.Plan) error
-	Off   func(*Context, *plan.Plan) // changes the plan instead of Run if the pass is switched off; nil: the pass is required
+	Off   func(*Context, *plan.Plan) // runs instead of Run if the pass is switched off; nil: the pass is required
 	After []Order
 }
 
@@ -31,7 +31,7 @@ type Order struct{ Name, Reason string }
 // Required reports whether the pass cannot be switched off.
 func (p *Pass) Required() bool { return p.Off == nil }
 
-// Context has the inputs of passes besides the plan.
+// Context has the inputs of passes other than the plan.
 type Context struct {
 	Spec      *lang.Spec // nil for a plan read from JSON
 	Cache     *estimate.Cache
@@ -72,8 +72,8 @@ type Options struct {
 	// Measure is nil, solve uses its memory bound.
 	Measure func(*plan.Plan) (*plan.Shortfall, error)
 
-	// Fitting means that the caller only asks whether any plan fits: solve takes the first one that
-	// does, and does not look for a faster one.
+	// Fitting means that the caller only wants to know whether any plan fits. solve takes the first
+	// plan that fits, and does not look for a faster one.
 	Fitting bool
 
 	// Context ends a search early: when it is done, solve takes the best plan so far. It may be nil.

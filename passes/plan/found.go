@@ -48,7 +48,7 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// Than compares a rejected value with the step time of the plan.
+// Than describes a rejected value in comparison with the step time of the plan.
 func (r *Rejection) Than(step ir.Seconds) string {
 	longer := 100 * max(0, float64(r.StepS/step)-1)
 	switch {

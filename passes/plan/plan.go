@@ -66,7 +66,7 @@ type Plan struct {
 }
 
 // Documents is an estimate for a step over the documents of the data. All other times of a plan are
-// for sequences without document boundaries, an upper bound.
+// for sequences without document boundaries, which take the longest.
 type Documents struct {
 	Share     float64    `json:"share"`             // query-key pairs within documents divided by those in whole sequences
 	Sequences int        `json:"sequences"`         // number of sequences examined, starting with the first
@@ -266,8 +266,8 @@ type Time struct {
 	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
 }
 
-// CriticalPart is the time of a kind of work of a stage on the critical path: the chain of work, in which each part
-// waits for the previous one, that takes the whole step.
+// CriticalPart is the time that one kind of work of one stage takes on the critical path. The critical path is the
+// chain of work, each part waiting for the previous one, that takes the whole step.
 type CriticalPart struct {
 	Work    string     `json:"work"`
 	Stage   int        `json:"stage"` // pipeline rank; -1: nothing ran
@@ -473,8 +473,8 @@ func (p *Plan) Skipped(stage int) int {
 	return min(max(0, p.Untrained-p.LayerAt(stage, 0)), p.LayersPerStage[stage])
 }
 
-// Undone reports whether the backwards of a virtual stage compute anything. Those of the last stage
-// always do, because they include the head.
+// Undone reports whether the backwards of a virtual stage compute anything. The backwards of the
+// last stage always do, because they include the head.
 func (p *Plan) Undone(stage int) bool {
 	return p.Untrained == 0 || stage == p.Parallel.Stages()-1 || p.LayerAt(stage+1, 0) > p.Untrained
 }

@@ -3,7 +3,7 @@ package plan
 // Tensors that one task of a rank passes to another usually stay on the device, because one of the next two tasks
 // reads them. In layer order, the results of a layer are not read until all other subsequences have passed
 // through the layer, and K and V of a layer are not read until all later layers are done. These tensors go to the
-// host, so that the device holds a single layer's tensors of a sequence.
+// host, so the device holds such tensors of a sequence for only one layer at a time.
 
 // LayerOrder reports whether all subsequences pass through a layer before the next layer begins.
 func (p *Plan) LayerOrder() bool { return p.Parallel.Order == OrderLayer }
@@ -18,8 +18,8 @@ const (
 const InputUnit = 0
 
 // StagesOut reports whether a result stays on the host until it is read. The result is placed like
-// the input of the later of the two stages, which has the same rows: gradients are placed like
-// their values, and the head's input like the input of the last stage.
+// the input of the later of the two stages, which has the same rows. Gradients are placed like
+// their values, and the head's input is placed like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
@@ -47,7 +47,7 @@ func (p *Plan) RecomputesCaches(t Task) bool {
 }
 
 // CacheLoads is the number of layer inputs that are loaded from the host at a time to recompute K and V: one in
-// use, and others in transfer.
+// use, and the others in transit.
 const CacheLoads = 3
 
 // InputOffloaded reports whether the backward of a layer loads the layer's input from the host.

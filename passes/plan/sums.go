@@ -61,7 +61,7 @@ func (p *Plan) gradientOrder() (order string, common bool) {
 	return digest(orders), common
 }
 
-// digest shortens a value that people compare, but do not read.
+// digest shortens a value that people compare but do not read.
 func digest(value any) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%+v", value)

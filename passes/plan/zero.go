@@ -7,9 +7,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. Such ranks
-// always reduce the gradient of a matrix in slices of its rows, with or without ZeRO, so that stage
-// 1 does not change any bit.
+// ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. With or
+// without ZeRO, these ranks reduce the gradient of the matrix in slices of its rows, so stage 1
+// does not change any bit.
 
 // Stages of ZeRO. Each stage includes the previous one. The embedding and the head stay at stage 1,
 // because the ranks of a stage already divide them by vocabulary.
@@ -90,8 +90,8 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 }
 
 // divides reports whether each piece of a parameter can be cut into that many equal slices. The
-// position table has one piece for every subsequence, two in zigzag order, and one for every rank
-// that runs rows of a shared subsequence.
+// position table has one piece per subsequence, or two in zigzag order; a shared subsequence has
+// one piece per rank that runs some of its rows.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
@@ -135,7 +135,8 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// dividedBytes returns the bytes of one of a parameter's tensors on one rank: a slice of it from this stage of ZeRO on.
+// dividedBytes returns the bytes of one of a parameter's tensors on one rank. From the given stage of ZeRO on,
+// the rank holds only a slice.
 func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	if p.ZeroOf(b, param) >= stage {
@@ -196,7 +197,7 @@ func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
 }
 
 // hostBlock is the number of elements that pass through the device as one block. A copy of 32 MiB takes about
-// 600 us, the launch of one 8 us.
+// 600 us, and its launch 8 us.
 const hostBlock = 8 << 20
 
 // HostBlock returns the number of rows of a parameter's state that pass through the device as one

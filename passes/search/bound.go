@@ -21,13 +21,13 @@ import (
 // which only the first dimensions are pinned.
 //
 // Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first
-// subsequence has passed through the earlier virtual stages; after its last task, the gradient of
-// that subsequence passes back through them. If all forwards of a microbatch precede all backwards,
-// the rank also waits in between, while the last subsequence passes through the later virtual
-// stages and back. If a strategy runs one microbatch after another, this wait occurs once per
-// microbatch. The first subsequence also passes through the whole model and back. Copies only add
-// to these times, and streamed blocks are copied one after another. While the number of
-// subsequences is open, the bound uses the minimum time of a layer over all numbers and assumes no waits.
+// subsequence has passed through the earlier virtual stages; after its last task, the gradient of that
+// subsequence passes back through them. If all forwards of a microbatch precede all backwards, the rank
+// also waits in between, while the last subsequence passes through the later virtual stages and back. If
+// a strategy runs one microbatch after another, this wait occurs once per microbatch. The first
+// subsequence also passes through the whole model and back. Copies only add to these times, and streamed
+// blocks are copied one after another. While the number of subsequences is open, the bound uses the
+// minimum time of a layer over all numbers and assumes no waits.
 //
 // Memory: see room.go.
 type bounds struct {
@@ -74,7 +74,7 @@ type end struct {
 
 // visit is the time of the collectives on parameters that run during a layer of any task: those of
 // the forward, and the additional ones of the backward. In layer order, not every backward
-// completes gradients, so the latter are not included.
+// completes gradients, so the additional collectives are not included.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -416,7 +416,7 @@ var (
 	levelOfKept   = levelOf("schedule.mux") // the remaining dimensions decide placements
 )
 
-// levelOf returns the number of pinned dimensions once the dimension of a key is pinned.
+// levelOf returns how many dimensions are pinned once the dimension of a key is pinned.
 func levelOf(key string) int {
 	return 1 + slices.IndexFunc(dimensions, func(d dimension) bool { return d.key == key })
 }
@@ -498,7 +498,7 @@ func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	return b.time(p), b.heldAtLeast(p)
 }
 
-// coarse returns the bounds for an open number of subsequences.
+// coarse returns the bounds while the number of subsequences is open.
 func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
@@ -516,7 +516,7 @@ func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 	return b.share(p, least), b.heldByShare(p)
 }
 
-// unreachable is the bound if there are no candidates.
+// unreachable is the bound for a set without candidates.
 const unreachable ir.Seconds = 1e300
 
 // share returns a lower bound on the work of the busiest stage for any assignment of layers.
@@ -668,8 +668,8 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 // If the start is shared, the first rank runs at least the first (x+1)/PP of the tokens of
 // subsequence x, and at least the square of that fraction of the work, because earlier tokens
 // attend to fewer tokens. The last rank runs all of its own tasks, and helps all other ranks before
-// and after them. For that it receives, one by one, the weights, K and V of their layers, and sends
-// back contributions to the gradients of all of these.
+// and after them. To do so, it receives, one by one, the weights, K and V of their layers, and
+// sends back contributions to the gradients of all of these.
 func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := estimate.CostModel(p)
 	far := estimate.WidestLink(p, m, estimate.Farthest)
@@ -736,7 +736,7 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 }
 
 // given returns an upper bound on the time that sharing attention with a number of helpers saves in
-// a layer of the last subsequence, if a part of the attention stays.
+// a layer of the last subsequence, if part of the attention stays with the owner.
 func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
@@ -782,9 +782,9 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 
 // givingBack returns a lower bound on the time to return the last rank's weight gradients to their
 // owners if the start is shared. In every slot, the gradients of a stage pass through all later
-// ranks one after another, each of which adds its own. No rank begins to send those of the next
-// slot before the last gradients have arrived, because the last rank helps the receiving rank to
-// compute the gradients of keys.
+// ranks one after another, each of which adds its own. No rank begins to send the gradients of the
+// next slot before the last gradients have arrived, because the last rank helps the receiving rank
+// to compute the gradients of keys.
 func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	g, m := b.cache.Model(p), estimate.CostModel(p)
 	var hop ir.Seconds
@@ -845,8 +845,9 @@ func count(is bool) int {
 	return 0
 }
 
-// balancedLayers assigns the layers so that the busiest rank finishes as early as possible,
-// including embedding and loss. If that makes no difference, they are distributed evenly.
+// balancedLayers assigns the layers so that the busiest rank, including embedding and loss,
+// finishes as early as possible. If the assignment makes no difference, layers are distributed
+// evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
 	balanced := dealLayers(p, of)
@@ -879,7 +880,8 @@ func busyOf(p *plan.Plan, of *profile, layers []int) []ir.Seconds {
 	return busy
 }
 
-// moveLayers moves layers between neighbouring stages as long as that makes the times of ranks more equal: the sum of their squares falls.
+// moveLayers moves layers between neighbouring stages as long as that makes the times of ranks more equal, that
+// is, as long as the sum of their squares falls.
 func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
 	unequal := func() (sum float64) {
 		for _, t := range busyOf(p, of, layers) {

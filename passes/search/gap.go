@@ -10,9 +10,9 @@ import (
 
 // This file decides when a search ends: when it has a plan within a gap of the lowest bound of the
 // remaining candidates. If memory is scarce, bounds on time are loose, and many candidates are
-// about equally good. The gap therefore widens with the work done, and after some more work the
-// fastest plan so far is taken. Work is counted rather than timed, so that the same job always gets
-// the same plan.
+// about equally good. The gap therefore widens as the search does more work, and beyond a certain
+// amount of work the fastest plan so far is taken. Work is counted rather than timed, so that the
+// same job always gets the same plan.
 const (
 	searchGap = 1.0 / 330 // at first
 	widestGap = 0.01
@@ -22,7 +22,7 @@ const (
 	stopAt   = 3         // multiple of that work at which the fastest plan so far is taken
 )
 
-// impatience returns the work done by a search as a multiple of its patience.
+// impatience returns the work that a search has done as a multiple of its patience.
 func (s *search) impatience() float64 {
 	return float64(s.work) / patience / cmp.Or(s.context.Options.Patience, 1)
 }

@@ -17,13 +17,13 @@ import (
 // This file implements the search that ignores time. It computes only the costs that the assignment
 // of layers needs, and takes candidates with the lowest memory bound first, so that it soon finds a
 // plan that fits, if there is one. A complete candidate is first planned without timing its copies,
-// which would take many simulations. Such a lean plan begins copies as late and ends them as early
-// as possible. This needs no simulation, and takes no more device memory than any other timing,
-// except for part of the packing margin.
+// which would take many simulations. Such a lean plan begins copies as late as possible and ends
+// them as early as possible. This needs no simulation, and takes no more device memory than any
+// other timing, except for part of the packing margin.
 
 // wanted determines the order of candidates: least memory first. If memory is plentiful, candidates
 // with the fewest open dimensions come first, then those on the most ranks, then those with the
-// fewest tasks, which are fastest to plan.
+// fewest tasks, because they are the fastest to plan.
 type wanted struct {
 	bytes ir.Bytes
 	open  int

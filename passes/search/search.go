@@ -1,6 +1,6 @@
 // Package search implements the pass solve, which chooses the values that a spec leaves open. A
-// candidate is a schedule of which the first dimensions are pinned. The search is best-first, by
-// lower bounds on time and memory.
+// candidate is a schedule whose first dimensions are pinned. The search is best-first, by lower
+// bounds on time and memory.
 //
 // space.go defines the search space, bound.go and room.go compute the bounds, and search.go runs
 // the search. solve.go computes and checks the sizes that follow from a pinned schedule.
@@ -22,11 +22,11 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// The search is best-first, over candidates of which more and more dimensions are pinned. The
-// candidate with the lowest bound is refined next. The first complete candidate that comes up with
-// its exact time is therefore the best, up to a gap. Candidates that cannot fit are dropped. The
-// exact time is the prediction after the remaining passes; codegen, if available, decides exactly
-// whether a plan fits. gap.go decides when the search ends.
+// The search is best-first, over candidates with more and more pinned dimensions. The candidate
+// with the lowest bound is refined next. The first complete candidate to reach the front of the
+// queue with its exact time is therefore the best, up to a gap. Candidates that cannot fit are
+// dropped. The exact time is the prediction after the remaining passes; codegen, if available,
+// decides exactly whether a plan fits. gap.go decides when the search ends.
 
 // searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks,
 // splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less
@@ -443,7 +443,7 @@ func (s *search) reject(n *node, shortfall plan.Shortfall) {
 	}
 }
 
-// note includes a candidate in the verdict on each value pinned in it.
+// note takes a candidate into account for each value that it pins.
 func (s *search) note(n *node, shortfall *plan.Shortfall) {
 	for i := range dimensions {
 		d := &dimensions[i]

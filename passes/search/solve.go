@@ -218,7 +218,7 @@ func layersInWords(layers []int) string {
 	return fmt.Sprintf("%d to %d on %d", least, most, len(layers))
 }
 
-// sizeProblems returns the problems of chosen or edited sizes. All later code relies on these checks.
+// sizeProblems returns the problems with chosen or edited sizes. All later code relies on these checks.
 func sizeProblems(p *plan.Plan) []plan.Problem {
 	found := modelProblems(p)
 	if len(found) > 0 {
@@ -384,7 +384,7 @@ var splitDocs = map[string]string{
 	graph.ModeRing:    "every rank holds the whole weights of a layer and two chunks of each subsequence in zigzag order; keys and values are passed around for attention",
 }
 
-// recomputeProblems returns problems of a request to recompute K and V.
+// recomputeProblems returns problems with a request to recompute K and V.
 func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 	if p.Schedule.Recompute != graph.RecomputeFullKV {
 		return nil
@@ -400,7 +400,7 @@ func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 	return found
 }
 
-// splitProblems returns problems of the division of a layer among the ranks of a stage.
+// splitProblems returns problems with the division of a layer among the ranks of a stage.
 func splitProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
 	sp, m := p.Parallel.SP, p.Model
@@ -464,7 +464,7 @@ func solveStream(p *plan.Plan) {
 		fmt.Sprintf("given: for each layer of each subsequence, earlier tokens are loaded from the host in blocks of %s, in the backward pass with their gradients", words.Tokens(p.Stream.Block)))
 }
 
-// streamProblems returns problems of a request for streaming, or of an edited plan.
+// streamProblems returns problems with a request for streaming, or with an edited plan.
 func streamProblems(p *plan.Plan) []plan.Problem {
 	s := p.Stream
 	if !p.Streams() {

@@ -257,7 +257,8 @@ func (sp *space) stateOfGPU() (n ir.Bytes) {
 	return n / ir.Bytes(max(1, sp.cluster.GPUs()))
 }
 
-// zeros returns the values of zero. If ranks hold the same matrix, there is no reason to hold its state twice.
+// zeros returns the values of zero to try. If ranks hold the same matrix, there is no reason for them to hold
+// its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
 	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
 		if sp.fitting { // whole weights of one or two layers may need less memory than gathering them
@@ -349,7 +350,7 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 }
 
 // shortestWanted is the average length of subsequences below which slower kernels cost more than
-// smaller bubbles save. For short sequences, numbers up to fewPerSequence are tried anyway.
+// smaller bubbles save. For short sequences, up to fewPerSequence subsequences are tried anyway.
 //
 // Memory hardly decreases with subsequences shorter than shortestFitting, or with more than mostFitting of them.
 const (
@@ -409,9 +410,9 @@ func (sp *space) offloads(*lang.Schedule) []string {
 	return []string{"none", "carry", "adaptive", "full"}
 }
 
-// subsequences returns numbers that increase by a factor of √2. The best number between two of them
-// would change the loss by bubble and kernel efficiency by at most 1%. With virtual stages,
-// subsequences form whole groups.
+// subsequences returns numbers that increase by a factor of √2. Choosing the best number between
+// two of them would change the loss to bubbles and kernel inefficiency by at most 1%. With virtual
+// stages, subsequences form whole groups.
 func (sp *space) subsequences(s *lang.Schedule) []value {
 	var out []value
 	for _, n := range sp.counts(s) {

@@ -14,7 +14,7 @@ import (
 // Strategy is a named order of tasks.
 type Strategy struct {
 	Name     string
-	doc      string                            // its advantage: the reason of the decision
+	doc      string                            // its advantage, given as the reason for the decision
 	Sliced   string                            // the alternative for subsequences; empty if it supports them
 	Stages   StageCount                        // virtual stages per rank
 	Placed   string                            // placement of the virtual stages on the ranks
@@ -23,12 +23,12 @@ type Strategy struct {
 	Same     string                            // the strategy that the search tries instead, because with other keys it gives the same orders
 	Reversed bool                              // backwards run from the last microbatch to the first
 	Turns    Turning                           // microbatches during whose turnaround a rank has nothing else to do
-	batch    func(p *plan.Plan) []plan.Problem // returns problems of batches that the order does not support; nil: there are none
+	batch    func(p *plan.Plan) []plan.Problem // returns problems with batches that the order does not support; nil: it supports all
 	order    func(p *plan.Plan, rank int) []plan.Task
 }
 
-// Turning describes at which turnarounds a rank must wait, because all forwards of one microbatch,
-// or of all microbatches, come before the next work.
+// Turning describes the turnarounds at which a rank must wait because all forwards of one
+// microbatch, or of all microbatches, come before any other work.
 type Turning int
 
 const (
@@ -197,11 +197,11 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 }
 
 // overlapped returns the paper's order with an early start of the next microbatch. Between its last
-// forward and its first backward of a microbatch, a rank waits until the subsequence has been to the
-// end of the pipeline and back. During that time it runs forwards of the next microbatch, which later
-// ranks need in order to continue without a gap. With f and b for a forward and a backward task, M
-// microbatches of N subsequences, and starts no longer than N, the makespan is (M N + PP - 1) (f + b).
-// Virtual stages allow a start of one round.
+// forward and its first backward of a microbatch, a rank would wait until the subsequence has been to
+// the end of the pipeline and back. During that time it runs forwards of the next microbatch, which
+// later ranks need in order to continue without a gap. With f and b the times of a forward and a
+// backward task, M microbatches of N subsequences, and at most N early forwards, the makespan is (M N
+// + PP - 1) (f + b). With virtual stages, one round can start early.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
 	var early int // forwards of the microbatch that have already run
@@ -218,7 +218,7 @@ func overlapped(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// firstRound returns the number of forwards before the first that waits for the end of the pipeline.
+// firstRound returns the number of forwards before the first one that waits for the end of the pipeline.
 func firstRound(forward []plan.Task) int {
 	n := slices.IndexFunc(forward, func(t plan.Task) bool { return t.Stage != forward[0].Stage })
 	if n < 0 {
@@ -303,8 +303,8 @@ func rounds(p *plan.Plan) int {
 	return max(1, p.Parallel.Microbatches/p.Parallel.PP)
 }
 
-// oneForwardOneBackward returns the order of PipeDream-flush and, with virtual stages, Megatron's interleaved order (Narayanan et
-// al. 2021); over subsequences it is that of Seq1F1B (Sun et al. 2024).
+// oneForwardOneBackward returns the order of PipeDream-flush and, with virtual stages, Megatron's interleaved order
+// (Narayanan et al. 2021); over subsequences it is the order of Seq1F1B (Sun et al. 2024).
 func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	order, _ := weave(p, rank, min(2, p.Parallel.VirtualStages))
 	return order
@@ -455,7 +455,7 @@ func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 		f.do(plan.Forward, 1)
 		f.do(plan.Backward, 0)
 	}
-	half := rank + 1 // of the last pairs of backwards, weight gradients are deferred from the middle on
+	half := rank + 1 // in the second half of the last pairs of backwards, weight gradients are deferred
 	for i := range 2 * (rank + 1) {
 		side := 1 - i%2
 		if i >= half {

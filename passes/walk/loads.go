@@ -39,9 +39,9 @@ func Blocks(block int64, z graph.Size) []Load {
 	return out
 }
 
-// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward these
-// are the task's own rows, followed by blocks, which are loaded twice if attention is recomputed.
-// Task and Layer are not set.
+// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward pass,
+// these are the task's own rows, followed by blocks of earlier rows, which are loaded twice if
+// attention is recomputed. Task and Layer of the loads are not set.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
 	loads := Blocks(p.Stream.Block, z)

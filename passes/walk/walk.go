@@ -1,6 +1,6 @@
 // Package walk prepares a plan for repeated passes over its tasks while copies are being decided. A
-// Walk has the numbered tasks of all ranks, an order in which they may run, and the list of actions
-// of each rank. Shapes has the sizes of subsequences and of the tensors that layers save.
+// Walk contains the numbered tasks of all ranks, an order in which they can run, and the list of
+// actions of each rank. Shapes has the sizes of subsequences and of the tensors that layers save.
 package walk
 
 import (
@@ -10,10 +10,10 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Walk has the properties of a plan's tasks that do not depend on durations: an order in which they
-// may be visited, and the task to which each passes its result. They are computed once, because a
-// plan is simulated many times while its copies are being decided. Tasks are numbered rank by rank,
-// in the order of each rank.
+// Walk contains the properties of a plan's tasks that do not depend on durations: an order in which
+// they can be visited, and the task to which each passes its result. They are computed once,
+// because a plan is simulated many times while its copies are being decided. Tasks are numbered
+// rank by rank, in the order of each rank.
 type Walk struct {
 	Plan   *plan.Plan
 	Tasks  [][]plan.Task // the plan's

@@ -5,7 +5,7 @@ package walk
 // counts nothing.
 type Work int64
 
-// Spend adds visits of a layer to the work done.
+// Spend adds a number of layer visits to the work done.
 func (w *Work) Spend(visits int) {
 	if w != nil {
 		*w += Work(visits)

@@ -18,7 +18,7 @@ func Tokens(n int64) string {
 	return fmt.Sprint(n)
 }
 
-// Plural formats a count with its noun.
+// Plural formats a count followed by its noun.
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
