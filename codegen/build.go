@@ -1,7 +1,7 @@
 // Package codegen turns a plan into a program: lower.go expands tasks to instructions, place.go assigns addresses to
 // buffers, sync.go inserts the events, and build.go combines the codes of all stages with the constants of all ranks.
 //
-// The package does not depend on devices, and takes all decisions from the plan.
+// The package does not depend on devices. The plan makes all decisions.
 package codegen
 
 import (
@@ -77,13 +77,13 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 		return nil, nil
 	}
 	program := l.program(codes)
-	return program, ir.VerifyHeader(program) // an edited plan may have invalid figures of its run and machine
+	return program, ir.VerifyHeader(program) // an edited plan may have invalid figures for its run and machine
 }
 
 // each calls do for every stage, on all processors.
 func each(stages int, do func(i int)) {
 	var wg sync.WaitGroup
-	var panicked any // in one of the goroutines; raised again here, where callers can recover
+	var panicked any // the panic of one of the goroutines, raised again here, where callers can recover it
 	var once sync.Once
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range stages {
@@ -201,8 +201,8 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	return extent
 }
 
-// livesOf returns the lives of a section's buffers in an arena, and the buffers. If a buffer takes
-// over the bytes of another, their lives are joined.
+// livesOf returns a section's buffers in an arena, and their lives. If a buffer takes over the
+// bytes of another, their lives are joined.
 func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
 		if b := &s.buffers[i]; b.over > 0 {
@@ -224,7 +224,7 @@ func (s *stage) synchronise() {
 	}
 }
 
-// program combines the codes with the constants of each rank.
+// program combines the codes with each rank's constants.
 func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{

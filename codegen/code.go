@@ -38,8 +38,8 @@ func (e *emitter) allocate(name string, arena ir.Arena, size ir.Bytes) uint32 {
 	return uint32(len(*e.buffers) - 1)
 }
 
-// takeOver creates a buffer for the next version of a value, in the bytes of the previous version, which is no
-// longer read.
+// takeOver creates a buffer for the next version of a value. It takes over the bytes of the previous version,
+// which is no longer read.
 func (e *emitter) takeOver(old uint32) uint32 {
 	name, version := (*e.buffers)[old].name, 2
 	if base, n, ok := strings.Cut(name, versionMark); ok {
@@ -67,7 +67,7 @@ func (e *emitter) persistIn(arena ir.Arena, name string, size ir.Bytes) uint32 {
 	return b
 }
 
-// reserve extends the life of a buffer back to an earlier position, so that a message or copy issued now may
+// reserve extends the life of a buffer back to an earlier position, so that a message or copy issued now can
 // run while the instructions since then are still running.
 func (e *emitter) reserve(b uint32, from position) {
 	(*e.buffers)[b].start = min((*e.buffers)[b].start, from)

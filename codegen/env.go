@@ -155,7 +155,7 @@ func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	}
 }
 
-// key returns the line of the spec that the block comes from.
+// key returns the spec key that a block's instructions refer to.
 func (e *env) key() string {
 	if e.layer >= 0 {
 		return "model.layers"

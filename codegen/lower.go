@@ -52,7 +52,7 @@ type stage struct {
 	lent      map[lentKey]*lentBlock // keys of other stages
 	rows      uint32                 // the current rows of the running task, or their gradients
 	beside    *help                  // help with others' tasks, during the running task
-	lagging   []uint32               // buffers whose messages may still be in transfer: held until the end of the next task
+	lagging   []uint32               // buffers whose messages may still be in transit: held until the end of the next task
 	passing   *passing               // optimizer state in host memory
 	training  bool
 }
@@ -283,7 +283,7 @@ func (s *stage) act(a schedule.Action) {
 // layerOf returns the global number of an action's layer.
 func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.tasks[a.Task].Stage][a.Layer] }
 
-// nowhere clears the task in the provenance.
+// nowhere removes the task from the provenance.
 func (s *stage) nowhere() {
 	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
 }
@@ -552,7 +552,7 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 	e.run(b.Forward)
 }
 
-// weigh sets the factor of a token's loss: 1 / tokens of that many sequences, or a parameter of the step.
+// weigh sets the factor of a token's loss: 1 / the tokens of that many sequences, or a parameter of the step.
 func (e *env) weigh(sequences float64, weight uint32) {
 	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
 	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {
@@ -561,8 +561,8 @@ func (e *env) weigh(sequences float64, weight uint32) {
 	}
 }
 
-// loadDocuments begins a section with the positions of all its tokens in their documents, for models that need them. They
-// are live to its end.
+// loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that need
+// them. They are live until the end of the section.
 func (s *stage) loadDocuments(microbatches int) {
 	s.documents = map[int]uint32{}
 	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {

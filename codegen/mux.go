@@ -196,8 +196,8 @@ func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 	w.prov.Layer = ir.None
 }
 
-// sizeOf returns the shape of a task on this rank: for another stage, K and V end with the last rows that it helps
-// with.
+// sizeOf returns the shape of a task on this rank. For a task of another stage, K and V end with the last rows
+// that this rank computes for that stage.
 func (s *stage) sizeOf(t plan.Task) graph.Size {
 	z := s.plan.SizeOf(t)
 	if s.helps(t) {
@@ -261,8 +261,8 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that reads their rows, for each cache or each
-// gradient of one. On a rank of the pair, the view covers the rows of the pieces.
+// eachExchange visits, for each cache or each gradient of a cache, the pairs of a rank that runs pieces of a stage and a
+// rank that reads their rows. On both ranks of a pair, the view covers the rows of the pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
@@ -360,8 +360,8 @@ func (w *sharedSlot) handIn() {
 	}
 }
 
-// lendWeights sends the weights of the k-th layers of the tasks of a slot to the ranks that begin to help:
-// from the rank that has them to the first helper, and from each to the next.
+// lendWeights sends the weights of the k-th layers of a slot's tasks to the ranks that begin to help: from
+// the rank that has them to the first helper, and from each helper to the next.
 func (w *sharedSlot) lendWeights(slot, k int) {
 	for stage := range slot + 1 {
 		w.lendWeightsOf(stage, slot, k)
@@ -433,9 +433,9 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 	return s.layer[layer]
 }
 
-// returnGradients sends the gradients of borrowed weights to the rank that has the weights. The last helper sends its gradients to the
-// previous one, which adds its own, and so on. Each helper passes a layer on one round later than the next helper, so that no rank waits
-// for the whole chain. The stage whose number is that of the slot has no more shared tasks.
+// returnGradients sends the gradients of borrowed weights to the rank that has the weights. The last helper sends its
+// gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one round later than the next
+// helper, so no rank waits for the whole chain. The stage whose number is that of the slot has no more shared tasks.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()

@@ -277,7 +277,7 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 }
 
 // clearKeys clears the gradients of the keys that move from the helpers to the stage itself in this task,
-// because their blocks now end earlier. Later tasks add to some of them.
+// because the helpers' blocks now end earlier. Later tasks add to some of these gradients.
 func (e *env) clearKeys(in ir.Instr, helpers int) {
 	s, x := e.s, e.task.Subsequence
 	if x == s.plan.Subsequences.N-1 || e.task.Piece > 0 && e.task.Piece < len(s.plan.Pieces(e.task)) {
@@ -315,8 +315,8 @@ func (e *env) takeBack(in ir.Instr, helper int) {
 	}
 }
 
-// help is a rank's work for other stages' tasks in a slot, in phases. Each phase is the attention of a layer,
-// or its gradient.
+// help is a rank's work for other stages' tasks in a slot, divided into phases. Each phase is the attention
+// of a layer, or its gradient.
 type help struct {
 	s      *stage
 	tasks  []plan.Task
@@ -369,7 +369,7 @@ func (h *help) at(phase int) (parts helpedParts) {
 	return parts
 }
 
-// helpedParts has a rank's parts of a phase. After each step, the rank continues its own task.
+// helpedParts holds a rank's parts in a phase. After each step, the rank continues its own task.
 type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {
@@ -483,7 +483,7 @@ func (h *helped) compute() {
 	h.s.emit(h.in)
 }
 
-// beginGradients allocates the gradients of all lent keys, and clears those that this part, the last in the
+// beginGradients allocates the gradients of all lent keys. It clears those that this part, the last in the
 // sequence, does not cover.
 func (h *helped) beginGradients() {
 	z, b := h.s.plan.SizeOf(h.task), h.block

@@ -61,7 +61,7 @@ func (s *stage) optimizer() {
 			s.hold(uint32(before))
 		}
 	}
-	for _, p := range s.trained() { // keeps gradients readable after a step
+	for _, p := range s.trained() { // keep gradients readable after a step
 		if p.shared == nil {
 			s.hold(p.sum.Buffer)
 		} else {
@@ -178,8 +178,8 @@ func (s *stage) completeGradients() {
 }
 
 // gradNorm sums squares by tensor and part, in an order that does not depend on the stages. Every rank fills
-// the slots of its own tensors and clears the others, the stages sum their vectors (zeros change nothing),
-// and the parts are concatenated by replica and then by SP rank.
+// the slots of its own tensors and clears the others. The stages sum their vectors, in which zeros change
+// nothing. The parts are concatenated by replica and then by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())

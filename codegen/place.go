@@ -9,10 +9,9 @@ import (
 )
 
 // This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is
-// NP-hard. It runs first fit in several orders. The order determines the quality of the result.
-// skyline makes every order fast, because it finds the lowest gap over a span of time without
-// visiting the lives in that span. If gaps remain, ejector moves lives that are above the target
-// down.
+// NP-hard. It runs first fit in several orders, because the order determines the quality of the
+// result. skyline makes every order fast: it finds the lowest gap over a span of time without
+// visiting the lives in that span. If gaps remain, ejector moves lives above the target down.
 
 // placeAlign divides every offset.
 const placeAlign = ir.Alignment
@@ -30,8 +29,8 @@ func (l life) area() float64 { return float64(l.padded()) * (float64(l.end) - fl
 
 func aligned(b ir.Bytes) ir.Bytes { return (b + placeAlign - 1) &^ (placeAlign - 1) }
 
-// placeLives assigns every life an offset, from base on, such that lives that overlap in time share no bytes.
-// The extent is the end of the highest byte in use. The result is deterministic.
+// placeLives assigns every life an offset of at least base, so that lives that overlap in time share no
+// bytes. The extent is the end of the highest byte in use. The result is deterministic.
 func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Bytes) {
 	if len(lives) == 0 {
 		return nil, base
@@ -193,8 +192,9 @@ func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 //
 // When memory is fullest, there is no room for gaps, so the lives at that moment are placed first,
 // then those at the next fullest moment. This places lives outward in time from each peak and
-// leaves slack where memory is not short. The first two orders do this, and differ in how they
-// stack the lives of one moment. The others ignore time, which helps if all moments are alike.
+// leaves slack where memory is not scarce. The first two orders do this; they differ in how they
+// stack the lives of one moment. The other orders ignore time, which helps if memory is equally
+// full at all times.
 func orders(lives []life, crowd []ir.Bytes) []func(i, j int32) int {
 	crowded := func(i, j int32) int { return cmp.Compare(crowd[j], crowd[i]) }
 	start := func(i, j int32) int { return cmp.Compare(lives[i].start, lives[j].start) }

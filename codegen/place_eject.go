@@ -35,8 +35,8 @@ func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *eje
 	return e
 }
 
-// price returns the initial cost of ejecting a life. Larger and longer lives are harder to place, but less than
-// proportionally.
+// price returns the initial cost of ejecting a life. Larger and longer lives are harder to place, but the
+// difficulty grows less than proportionally.
 func (e *ejector) price(i int32) float64 { return math.Sqrt(e.lives[i].area()) }
 
 // pack moves all lives below top, and reports whether the budget was sufficient.
@@ -115,8 +115,8 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	return best
 }
 
-// rim is an offset at which the k-th life of near starts or stops being displaced. It is a single number
-// because most of the time is spent sorting rims.
+// rim is an offset at which the k-th life of near starts or stops being displaced. It is packed into a
+// single number because most of the time is spent sorting rims.
 type rim uint64
 
 const rimBits = 24 // for k and its direction

@@ -99,8 +99,8 @@ func (s *skyline) lowestGap(over span, size ir.Bytes) ir.Bytes {
 	return at
 }
 
-// ask collects the bytes that a life over the span must avoid: everything in use within the nodes that make up
-// the span, and everything that covers the nodes above them.
+// ask collects the bytes that a life over the span must avoid: those in use at any time within the nodes that
+// make up the span, and those in use throughout the nodes above them.
 func (s *skyline) ask(node int, of, over span) {
 	if len(s.any[node]) == 0 {
 		return

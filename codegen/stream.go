@@ -17,7 +17,7 @@ import (
 type streams struct {
 	queue    *walk.LoadQueue
 	arrivals []arrival   // issued and not yet used
-	sent     [2][]uint32 // blocks of dK and dV in transfer to the host: of the load before the last, and of the last
+	sent     [2][]uint32 // blocks of dK and dV in transit to the host: of the load before the last, and of the last
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
@@ -80,8 +80,9 @@ func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
 	return name
 }
 
-// take returns the next load, and issues the loads that should be in transfer by then. The copies
-// of blocks that were sent before the last load was taken have had enough time.
+// take returns the next load, and issues the loads that should be in transit by then. Blocks that
+// were sent before the last load was taken are held only until now, because their copies have had
+// enough time.
 func (s *stage) take() arrival {
 	q := &s.streams
 	for _, b := range q.sent[0] {
@@ -167,8 +168,8 @@ func (e *env) clearUnread(b uint32, size ir.Bytes, adds bool) {
 	}
 }
 
-// attend emits an attention node in parts: own rows, then each earlier block. The softmax continues from part to part in
-// f32, and so does the sum of the gradients of the queries.
+// attend emits an attention node in parts: the subsequence's own rows, then each earlier block. The softmax continues
+// from part to part in f32, and so does the sum of the gradients of the queries.
 func (e *env) attend(n *graph.Node) {
 	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 	blocks := walk.Blocks(e.s.plan.Stream.Block, e.size)
@@ -195,7 +196,7 @@ func (e *env) attend(n *graph.Node) {
 	}
 }
 
-// attendBlock emits the part of the next block, with the other operands as for own rows.
+// attendBlock emits the part for the next block. All other operands are those of the part for own rows.
 func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()
@@ -260,7 +261,7 @@ func (e *env) sendGrads(block arrival) {
 	s.decidedBy("lower", e.key())
 }
 
-// scratch returns a temporary buffer like that of an operand of a node.
+// scratch returns a temporary buffer of the same kind as that of a node's operand.
 func (e *env) scratch(a graph.Arg, name string, like ir.View) ir.View {
 	like.Buffer = e.s.allocate(e.s.label(e.task, e.layer, e.block.Values[a.Value].Name+"."+name+e.suffix), ir.Device, like.Bytes())
 	like.Offset = 0

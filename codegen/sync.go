@@ -10,9 +10,9 @@ import (
 // This phase inserts the events that order conflicting accesses from different streams, and no others.
 //
 // Streams and conflicts form a partial order of the instructions. A wait is needed for exactly
-// those edges of this order that are between two streams and not implied by other paths, and an
-// event is needed at the start of each such edge. This set is the transitive reduction, so it is
-// unique, and removing any wait leaves a race.
+// those edges of this order that connect two streams and are not implied by other paths. An event
+// is needed at the start of each such edge. This set is the transitive reduction, so it is unique,
+// and removing any wait leaves a race.
 
 // synchronise inserts records and waits into a section that has none. Instructions of different streams that
 // touch the same bytes, at least one of them writing, then run in the order of the slice. It returns the new
@@ -127,9 +127,9 @@ func crossing(producer, consumer *ir.Instr) uint16 {
 	return producer.Prov.Line
 }
 
-// history records for every byte which instruction wrote it last and which have accessed it since. Adjacent
-// bytes with the same history form a segment. All ends of views are known beforehand, so a segment is
-// identified by the index of the address where it starts, and no tree is needed.
+// history records for every byte which instruction wrote it last and which instructions have accessed it
+// since. Adjacent bytes with the same history form a segment. All ends of views are known beforehand, so a
+// segment is identified by the index of the address where it starts, and no tree is needed.
 type history struct {
 	buffers  []ir.Buffer
 	stops    []ir.Bytes // every address where a view starts or ends, ascending
@@ -203,7 +203,8 @@ func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
 	}
 }
 
-// write makes the range one segment. Accesses after this write also come after everything that it replaces.
+// write turns the range into one segment. Accesses after this write also come after all accesses that it
+// replaces.
 func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
 	for k := first; k < end; k = h.starts.next(k + 1) {
 		needs.join(&h.segments[k].touched)
@@ -226,8 +227,8 @@ func (h *history) cut(address ir.Bytes) int {
 	return k
 }
 
-// bitset is a set of small integers with fast search for neighbours. Level 0 has a bit for every member, and
-// each level above has a bit for every non-zero word of the level below.
+// bitset is a set of small integers with a fast search for neighbours. Level 0 has a bit for every member,
+// and each level above has a bit for every non-zero word of the level below.
 type bitset [][]uint64
 
 func newBitset(size int) bitset {

@@ -20,7 +20,7 @@ type visits struct {
 	number int                   // number of all visits
 	whole  map[int]plan.ParamSet // by layer: weights that are whole
 	lent   []uint32              // operands of gathers in progress, held until the next visit
-	owed   []owed                // gradients in transfer, until the next backward visit ends
+	owed   []owed                // gradients in transit, until the next backward visit ends
 }
 
 // visit is a layer, and the weights of it that the visit reads.
@@ -160,7 +160,7 @@ func (s *stage) leaveBackward(t plan.Task, layer int) {
 	}
 }
 
-// settle adds the reduced gradients to those of earlier visits. Another layer has been computed in the meantime.
+// settle adds reduced gradients to those of earlier visits. It is called after another layer has been computed.
 func (s *stage) settle() {
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	for _, o := range s.visits.owed {

@@ -11,7 +11,7 @@ import (
 )
 
 // This file divides parameters into slices. Each of the ranks that hold the same matrix completes a
-// slice of its gradient and, with ZeRO, keeps optimizer state for that slice only. The sums and
+// slice of its gradient and, with ZeRO, keeps the optimizer state of that slice only. The sums and
 // their order are the same with and without ZeRO.
 
 // slicePlace determines the first row of a rank's slice.
@@ -165,7 +165,7 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 }
 
 // gather collects the slices of all ranks. It returns the buffer that the last collective reads. The names of
-// new buffers contain of.
+// new buffers contain the argument of.
 func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	if p.cut.DP > 1 {
 		all := whole
