@@ -20,7 +20,7 @@ type Checkpoint struct {
 	*store.Manifest
 	Path   string // path of the checkpoint itself, even if a folder of checkpoints was opened
 	values stored
-	single bool // stored in a single file, which process 0 reads for all
+	single bool // stored in a single file, which process 0 reads for all processes
 }
 
 // stored provides the values of a checkpoint.
@@ -135,8 +135,8 @@ func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
 	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
 }
 
-// remembered is data whose fingerprints are stored in a checkpoint, because positions in changed
-// data are meaningless.
+// remembered is data whose fingerprints a checkpoint stores, because positions in data that has
+// changed are meaningless.
 type remembered interface {
 	Fingerprints() []corpus.Fingerprint
 	Unchanged(before []corpus.Fingerprint) error
@@ -199,9 +199,9 @@ func (j *Job) manifest() *store.Manifest {
 	return m
 }
 
-// Restore loads a checkpoint. The next step is then the same as without the interruption. The path names a checkpoint, or a folder of
-// checkpoints, from which it takes the newest. Everything is checked before any state changes. Each rank reads its own parts, so
-// all processes must see the folder.
+// Restore loads a checkpoint. The next step is then the same as without the interruption. The path names a checkpoint, or a
+// folder of checkpoints, from which it takes the newest. Everything is checked before any state is changed. Each rank reads
+// its own parts, so all processes must see the folder.
 func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)

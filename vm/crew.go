@@ -31,7 +31,8 @@ type Crew interface {
 	// at once and from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
-	// Down is closed when the processes cannot continue. Cause returns the reason, from the first process that failed, or nil if none has.
+	// Down is closed when the processes cannot continue. Cause returns the reason, which is that of the first
+	// process that failed, or nil if none has failed.
 	Down() <-chan struct{}
 	Cause() error
 }
@@ -72,8 +73,8 @@ var inWords = map[string]string{
 	OrderSave: "saving the checkpoint to", OrderSaved: "saving the checkpoint to", OrderClose: "the end of the run", OrderDisk: "access to",
 }
 
-// together acts on the ranks of this process while the followers act on theirs, and ends the job if that stalls.
-// If there are several errors, it returns the root cause.
+// together carries out an order on the ranks of this process while the followers carry it out on theirs. It ends
+// the job if the order stalls. If there are several errors, it returns the root cause.
 func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	if stalled := j.overseer.writing.Load(); stalled != nil && o.What != OrderClose {
 		return nil, stalled
@@ -142,7 +143,7 @@ func (j *Job) data() string {
 	return "data that cannot differ"
 }
 
-// Others asks all other processes a question, which Options.Reply answers.
+// Others asks all other processes a question. Their Options.Reply answers it.
 func (j *Job) Others(question string) ([][]byte, error) {
 	return j.together(Order{What: OrderAsk, Question: question}, func() error { return nil })
 }

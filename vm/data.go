@@ -88,7 +88,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 	}
 	name := "random tokens"
 	if section == ir.SectionEval {
-		// Numbered consecutively, so that the set does not depend on the size of a section.
+		// Sequences are numbered consecutively, so the set does not depend on the size of a section.
 		name, round, sequence = "random validation tokens", 0, round*int64(d.run.EvalSequences)+sequence
 	}
 	r := NewRandom(d.run.Seed, name, round, sequence)
@@ -188,7 +188,7 @@ func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 	return nil
 }
 
-// maxText is the limit of data of kind text in bytes, all of which stay in memory.
+// maxText is the size limit in bytes of data of kind text, which is held in memory as a whole.
 const maxText int64 = 4 << 30
 
 // concatenate joins files in order, with a newline between them.

@@ -6,8 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Device owns the memory and the execution of one rank. The loop in vm.go issues its instructions.
-// Each stream runs its instructions in order; only events and messages order different streams.
+// Device holds the memory of one rank and runs its instructions. The loop in vm.go issues its
+// instructions. Each stream runs its instructions in order; only events and messages order
+// different streams.
 //
 // Load does everything expensive: it allocates both arenas in exactly the size that the code declares, and
 // binds every instruction of every section (cpu: a closure over slices; CUDA: a function and its launch

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// guard is the leader's decision about a step, made in advance because all ranks must skip the same steps.
+// guard is the leader's decision about which gradients a step accepts. It is made in advance, because all ranks
+// must skip the same steps.
 type guard struct {
 	Skipped int64   // number of earlier steps that were skipped
 	Limit   float32 // limit of the gradient norm; 0: none
@@ -23,7 +24,7 @@ func (g guard) limit() float32 {
 // that a resumed run skips the same steps.
 type norms []float32
 
-// A median is only meaningful over a minimum number of norms, and old norms are not representative.
+// A median is meaningful only over a minimum number of norms, and old norms are not representative.
 const fewestNorms, mostNorms = 10, 100
 
 // with appends a norm.
@@ -34,7 +35,8 @@ func (n norms) with(x float32) norms {
 	return append(slices.Clone(n), x)
 }
 
-// limit returns the largest norm that is not a spike, a multiple of the median. It returns 0 if there is no limit.
+// limit returns the largest norm that is not a spike: a multiple of the median. It returns 0 if there is no
+// limit.
 func (n norms) limit(spikes float64) float32 {
 	if spikes <= 0 || len(n) < fewestNorms {
 		return 0

@@ -19,7 +19,7 @@ type Options struct {
 	Tokens    Tokens    // nil: the data set named by the program
 	Weights   Weights   // source of initial weights for Load; nil: the run starts from random weights
 
-	Stall Stall                                 // when sections count as stalled
+	Stall Stall                                 // when orders count as stalled
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
 	Kind  string                                // kind of this process's devices; devices of one kind round alike
@@ -60,7 +60,8 @@ type StepResult struct {
 	TokensPerSecond float64
 }
 
-// rank is a goroutine that makes all calls to one device. A rank of another process has neither.
+// rank is a goroutine that makes all calls to one device. A rank of another process has neither goroutine nor
+// device.
 type rank struct {
 	index  int
 	code   *ir.Code

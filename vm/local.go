@@ -11,9 +11,9 @@ import (
 )
 
 // Local is the Transport between ranks of one process. Messages are copies from the sender's memory to the
-// receiver's, and every member of a collective does its share of the work in all members' memory. Over wires it
-// also connects ranks of other processes. Members then work on data received from other processes, in the same
-// order.
+// receiver's. Every member of a collective does its share of the work in the memory of all members. Over wires,
+// Local also connects ranks of other processes. Members then also work on data received from these processes,
+// in the same order.
 type Local struct {
 	wires   Wires // nil: all ranks are in this process
 	mu      sync.Mutex
@@ -45,7 +45,7 @@ func (l *Local) Abort(reason error) {
 	}
 }
 
-// abort reports whether the reason is the first.
+// abort records the reason and reports whether it is the first.
 func (l *Local) abort(reason error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -85,8 +85,8 @@ func loadedTokens(load *ir.Instr, consts []int64, sequence int64) ([]int64, erro
 	})
 }
 
-// TokenLosses returns the loss of every token of the last eval section: Run.Sequence values for each of its Run.EvalSequences
-// sequences. After Eval these are the losses of its last section.
+// TokenLosses returns the loss of every token of the last eval section: Run.Sequence values for each of its
+// Run.EvalSequences sequences. After Eval, these are the losses of the last section that it ran.
 func (j *Job) TokenLosses() ([]float32, error) {
 	if j.order == nil {
 		var err error

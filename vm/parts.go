@@ -20,7 +20,7 @@ func (a area) and(b area) area {
 	return area{row, col, min(a.row+a.rows, b.row+b.rows) - row, min(a.col+a.cols, b.col+b.cols) - col}
 }
 
-// without returns the part of an area outside another, as up to four areas.
+// without returns the part of an area that is outside another area, as up to four areas.
 func (a area) without(b area) (rest []area) {
 	c := a.and(b)
 	if c.empty() {

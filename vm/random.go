@@ -43,7 +43,7 @@ func (r Random) Below(i uint64, n int64) int64 {
 	return int64(hi)
 }
 
-// Uniform returns value i as a number in (0, 1], so that it has a logarithm.
+// Uniform returns value i as a number in (0, 1], so its logarithm is finite.
 func (r Random) Uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
 
 // Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and

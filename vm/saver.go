@@ -308,7 +308,7 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 	return cmp.Or(err, failed)
 }
 
-// counted returns a writer that counts written bytes as progress.
+// counted returns a writer that reports written bytes as progress.
 func (j *Job) counted(w io.Writer) io.Writer { return &countedWriter{w, j} }
 
 type countedWriter struct {
@@ -422,7 +422,8 @@ func (j *Job) down() <-chan struct{} {
 	return j.crew.Down()
 }
 
-// stop ends writing. It reports false if a file system does not let it end: then the copies must not be touched.
+// stop ends writing. It returns false if a file system keeps a write from ending; the copies must then not be
+// touched.
 func (w *writer) stop(j *Job) bool {
 	if w.done == nil {
 		return true

@@ -81,7 +81,7 @@ func (o *Order) kind() string {
 	if o.What == OrderSection {
 		return fmt.Sprint(o.What, o.Section)
 	}
-	return fmt.Sprint(o.What, o.Round) // some of them wait and some do not
+	return fmt.Sprint(o.What, o.Round) // some orders of this kind wait and some do not
 }
 
 // lastCall returns the time that ranks have to stop after a failure.
@@ -207,7 +207,7 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one order. Time is counted in ticks, so that a process that was suspended and
+// watch follows the progress of one order. It counts time in ticks, so a process that was suspended and
 // resumed does not mistake its own pause for a stall of others.
 type watch struct {
 	job     *Job
@@ -424,8 +424,8 @@ func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 	}
 }
 
-// attend ends a follower whose leader does not answer although its host is reachable: the leader was suspended or
-// hangs.
+// attend ends a follower whose leader does not answer although its host is reachable, because the leader is
+// suspended or hangs.
 func (j *Job) attend(until <-chan struct{}) {
 	after := j.overseer.stall.After
 	if after <= 0 {

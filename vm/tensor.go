@@ -80,7 +80,7 @@ func (j *Job) tensor(name string) (int, error) {
 	return i, nil
 }
 
-// holds reports whether any rank holds a tensor in a role.
+// holds reports whether any rank holds the given role of a tensor.
 func (j *Job) holds(tensor int, role ir.Role) bool {
 	for _, r := range j.ranks {
 		for _, s := range r.code.States {

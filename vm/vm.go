@@ -15,7 +15,8 @@
 //	trace.go      timelines on any device
 //	elements.go   bytes viewed as numbers
 //
-// The package knows no spec, plan or kernel. The program determines what to execute, and the device executes it.
+// The package does not depend on specs, plans or kernels. The program determines what to execute, and the
+// device executes it.
 package vm
 
 import (
@@ -24,8 +25,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// run issues one section of a rank's code and waits for its end. Its only decision is which method to call:
-// the stream, operands and dependencies of an instruction were fixed when the device loaded the program.
+// run issues one section of a rank's code and waits for its end. It only decides which method to call; the
+// stream, operands and dependencies of an instruction were fixed when the device loaded the program.
 func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	if err := d.Begin(section, round); err != nil {
 		return err

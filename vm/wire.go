@@ -13,7 +13,7 @@ type Wires interface {
 	// Wire returns the channel from one rank to another, one of which is in this process. Both ends
 	// pass the same purpose.
 	Wire(from, to int, purpose string) Wire
-	// Failed tells the other processes the reason why this process cannot continue.
+	// Failed tells the other processes why this process cannot continue.
 	Failed(reason error)
 }
 
@@ -46,7 +46,7 @@ func (m *localMember) wire(l *Local, team string) {
 }
 
 // exchange sends to members in other processes their parts of this member's x, and receives their contributions.
-// All announce what they expect before sending anything, so everything sent is received.
+// All members announce what they expect before they send anything, so everything that is sent is received.
 func (m *localMember) exchange() error {
 	if m.in == nil {
 		return nil

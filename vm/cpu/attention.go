@@ -67,7 +67,7 @@ func attentionGrad(b *binder) func() {
 }
 
 // backward computes the gradients of a part. The first part overwrites the gradients of keys, unless the
-// instruction accumulates, and clears those of keys that no query sees; later parts add to them.
+// instruction accumulates, and clears those of keys that no query sees. Later parts add to them.
 func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
 	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
 	if !later && !g.AddKV {

@@ -13,7 +13,8 @@
 // The arithmetic of opcodes is in package simd. Kernels compute in f32; values stored as bf16 are rounded to
 // nearest even. Results are bit-identical for any number of threads.
 //
-// The package knows neither why an instruction exists nor how ranks are connected; the Transport connects them.
+// The package depends neither on the purpose of an instruction nor on how ranks are connected; the Transport
+// connects them.
 package cpu
 
 import (
@@ -58,7 +59,7 @@ type Device struct {
 // thread.
 func New(pool *simd.Pool) *Device {
 	if raceEnabled {
-		pool = nil // its synchronisation would order streams that nothing else orders and so hide races
+		pool = nil // its synchronisation would order streams that nothing else orders, and thus hide races
 	}
 	return &Device{pool: pool}
 }

@@ -41,7 +41,8 @@ const (
 	idle         int32 = -3 // the queue is empty
 )
 
-// event has been recorded if its generation equals that of the device. Each stream that blocks on it has set its bit.
+// event has been recorded if its generation equals that of the device. Each stream that blocks on the event has
+// set its bit.
 type event struct {
 	generation atomic.Uint64
 	waiters    atomic.Uint32
@@ -81,7 +82,7 @@ func (s *stream) publish() {
 
 // rouse wakes the stream if it is blocked. A redundant wake is harmless, because the stream checks again. A woken
 // goroutine joins the queue of its waker's processor, where a worker spinning on another processor would never
-// find it. So a spinning worker wakes it, if there is one.
+// find it. Therefore, if there is a spinning worker, that worker wakes the stream.
 func (s *stream) rouse() {
 	if !s.device.pool.Errand(&s.signal) {
 		s.signal()

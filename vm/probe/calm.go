@@ -10,7 +10,7 @@ import (
 // Other programs disturb measurements. A virtual machine loses a third of a core's speed as soon as another one
 // uses the other hyperthread, for a tenth of a second or for minutes. The measurement itself does not show this,
 // because slow measurements must not be dropped for being slow. Instead, a pulse that is independent of the
-// measured work is taken before and after each measurement. Only measurements with fast pulses are used.
+// measured work is timed before and after each measurement, and only measurements with fast pulses are used.
 
 // Sample is a measurement with the slower of the pulses before and after it.
 type Sample struct {
@@ -48,7 +48,7 @@ func (b *Bench) pulse() time.Duration {
 	return p
 }
 
-// calmShare is the inverse of the share of measurements that are used.
+// calmShare is the inverse of the share of measurements that is used.
 const calmShare = 3
 
 // Calm returns, in ascending order, the seconds of the third of the measurements with the fastest

@@ -199,7 +199,7 @@ func (p *prober) stack(tokens int64) Item { return Layers(4, tokens, p.scale) }
 func (p *prober) layersAlone(rows []int64) {
 	m := &p.Machine
 	least, few, many := m.KernelLatency, rows[0], rows[max(len(rows)-2, 0):]
-	for range 4 { // each depends on the other
+	for range 4 { // the two figures depend on each other
 		m.SpreadEfficiency = 0
 		for _, n := range many {
 			own, alone := p.own(p.stack(n)), p.take(p.stack(n), 1)
@@ -322,8 +322,8 @@ func (p *prober) attention() {
 	p.note("attention_grad_efficiency", "%s", shape)
 }
 
-// shared is the share of its separate rate that a rank must keep while all ranks copy, for the rate to be
-// considered not shared.
+// shared is a threshold: if a rank keeps at least this share of its own rate while all ranks copy, the
+// rate is considered not shared.
 const shared = 0.95
 
 func (p *prober) copies() {
@@ -360,8 +360,8 @@ func (p *prober) copies() {
 const smallMessage = 4096
 
 // meeting returns the time that ranks take to meet after a kernel if they share processors, with one processor
-// each. They do not arrive at the same time, and early ones may block. Ranks that only meet never block. The
-// number of ranks does not matter.
+// each. They do not arrive at the same time, and early ones may block, whereas ranks that do nothing but meet
+// never block. The number of ranks does not matter.
 func (p *prober) meeting() float64 {
 	s, n := p.scale, p.facts.Processors
 	if n < 2 {

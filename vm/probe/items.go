@@ -168,7 +168,7 @@ func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
 
-// weight returns small values, so that results stay bounded.
+// weight returns a weight with small values, so that results stay bounded.
 func (l *layer) weight(key string, rows, cols int64) Arg {
 	a := l.operand(key, l.scale.DType, rows, cols)
 	a.Value = 0.02
@@ -207,7 +207,7 @@ func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
 	l.do(ir.BiasGrad, map[string]float64{"accumulate": 1}, l.sum("bias of "+w, out), dy)
 }
 
-// norm computes y from x, with the gamma and beta of a name.
+// norm computes y from x, with the gamma and beta of the given name.
 func (l *layer) norm(name string, y, x Arg) {
 	l.do(ir.LayerNorm, map[string]float64{"eps": 1e-5}, y, l.operand("stats of "+name, ir.F32, l.tokens, 2), x,
 		l.vector("gamma of "+name, x.Shape[1]), l.vector("beta of "+name, x.Shape[1]))

@@ -1,5 +1,5 @@
-// Package probe measures how long instructions take on a device, by running tiny programs, and derives the figures
-// of a cluster from that.
+// Package probe measures how long instructions take on a device by running tiny programs, and derives the figures
+// of a cluster file from these times.
 //
 //	probe.go    Bench and Measure: one instruction, repeated, on any device
 //	program.go  Item: an instruction with its operands, and the program that repeats it
@@ -8,8 +8,8 @@
 //	calm.go     Sample and Calm: which measurements to use on a computer shared with other programs
 //	figures.go  Probe: from measurements to the figures of package cost, by inverting its formulas
 //
-// A device is measured through vm's loop, as in training. The package knows no device by name; data sheets and
-// memory sizes come from its caller as Facts.
+// A device is measured through vm's loop, as in training. The package does not depend on particular devices;
+// its caller provides data-sheet figures and memory sizes as Facts.
 package probe
 
 import (

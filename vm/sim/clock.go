@@ -12,7 +12,7 @@ type clock struct {
 	busy  float64
 }
 
-// moment is a time with its cause: the stream that has worked without pause until then, and the event for which
+// moment is a time with its cause: the stream that worked without pause until then, and the event for which
 // that stream had waited before.
 type moment struct {
 	at, since float64
@@ -81,8 +81,8 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While it waits
-// for its turn it is considered busy, so that a wait for it is a wait for a transfer.
+// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While the
+// stream waits for its turn, it is considered busy, so a wait for it counts as a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin
@@ -91,7 +91,7 @@ func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	}
 }
 
-// lead advances a stream to the end of work, and keeps the cause.
+// lead advances a stream to the end of a piece of work, and keeps the cause.
 func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
@@ -129,8 +129,8 @@ func (r *rank) wait(pc int, st *step) {
 	}
 }
 
-// blame attributes a wait of the compute stream to the streams that worked during it, following what each had
-// itself waited for. The rest is idle time, caused by other ranks.
+// blame attributes a wait of the compute stream to the streams that worked during it, following the chain of
+// events for which each of them had waited. The rest is idle time, caused by other ranks.
 func (r *rank) blame(begin float64, m moment) {
 	until := m.at
 	for {

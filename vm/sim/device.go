@@ -92,7 +92,8 @@ func (j *Job) meet(w *world, r *rank) error {
 	return <-r.wake
 }
 
-// rest removes a rank from the running ranks. If none is left, blocked ranks would wait forever: a deadlock.
+// rest removes a rank from the running ranks. If none is left, the blocked ranks would wait forever: it reports
+// a deadlock.
 func (j *Job) rest(w *world) error {
 	if j.running--; j.running > 0 {
 		return nil
@@ -104,7 +105,7 @@ func (j *Job) rest(w *world) error {
 	return nil
 }
 
-// share lets the last rank to arrive run the section of all ranks, while the others block.
+// share lets the last rank to arrive run the section for all ranks, while the others block.
 func (j *Job) share(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {

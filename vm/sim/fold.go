@@ -10,11 +10,11 @@ import (
 
 // fold divides ranks into classes, w.classes. One member of a class is simulated for all.
 //
-// Two ranks are in one class if they run the same code at the same speed, and each port of the code leads,
-// over a link of the same kind, to ranks of one class whose own port to the meeting is also the same. Then
-// the n-th operation on that port meets the same instruction of the same class for both, so all their
-// clocks are equal, by induction over the meetings in chronological order. Initially, a class contains all
-// ranks with the same code and speed; classes are split until the condition holds.
+// Two ranks are in one class if they run the same code at the same speed, and if each port of the code
+// leads both of them, over a link of the same kind, to ranks of one class that use the same port for the
+// meeting. The n-th operation on that port then meets the same instruction of the same class for both
+// ranks. By induction over the meetings in chronological order, all their clocks are equal. Initially, a
+// class contains all ranks with the same code and speed; classes are split until the condition holds.
 func (w *world) fold(f *folding) {
 	w.classes = make([]int32, len(w.program.Ranks))
 	if w.options.NoFold || w.options.Jitter > 0 || w.options.shares(w.program) || !f.refine() {

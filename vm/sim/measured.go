@@ -9,8 +9,8 @@ import (
 )
 
 // Measured returns the timeline of a section that a device ran, analysed like a simulation: the instructions
-// define the reason for each wait, and the device provides the times. Spans are by rank and pc; their begins are
-// changed to the simulator's definition.
+// define the reason for each wait, and the device provides the times. Spans are indexed by rank and pc. Measured
+// adjusts their start times to the simulator's definition.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
 	b, err := NewBooks(p, section)
 	if err != nil {
@@ -54,7 +54,7 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 
 // Timeline returns the timeline of the measured ranks; the spans of other ranks are nil. A
 // collective with ranks that were not measured begins with the arrival of the first measured rank.
-// Begins of spans change as in Measured.
+// Start times of spans are adjusted as in Measured.
 func (b *Books) Timeline(spans [][]Span) *Timeline { return b.replay(spans) }
 
 func (b *Books) replay(spans [][]Span) *Timeline {
@@ -75,8 +75,9 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 	return w.timeline()
 }
 
-// replay applies a measured instruction. A pause before work that meets no other rank belongs to the device,
-// between one kernel and the next. Causes treat it as part of the work, but it is not counted as busy time.
+// replay applies a measured instruction. A pause before work that meets no other rank is the device's own,
+// between one kernel and the next. Causes treat the pause as part of the work, but it is not counted as busy
+// time.
 func (r *rank) replay(pc int, st *step, span Span) {
 	begin, end := float64(span.Begin), float64(span.End)
 	c := &r.clocks[st.stream]

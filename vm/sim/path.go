@@ -283,7 +283,7 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 	return at, end
 }
 
-// Sort is a category of work that is sped up in the same way.
+// Sort is a category of work that can be sped up in the same way.
 type Sort int
 
 // Sorts of work. Pauses are times of a measured device between instructions.

@@ -7,12 +7,13 @@ import (
 	"sppo.dev/ir"
 )
 
-// Resources that the ranks of a node share: processors, if ranks are threads of one computer, and copies to and
-// from the host. Every instruction uses one processor. If more are used than exist, all instructions slow down
-// equally. There is one worker for each further processor. One kernel at a time has the workers, which run parts
-// of it while processors are idle; then the kernel that has run longest gets them. The duration of an instruction
-// thus depends on everything that runs, including unrelated ranks. Clocks that run ahead independently cannot
-// express that. Here all of them advance together, from one end of an instruction to the next.
+// This file simulates resources that the ranks of a node share: processors, if ranks are threads of one computer,
+// and copies to and from the host. Every instruction uses one processor. If more processors are needed than
+// exist, all instructions slow down equally. There is one worker for each processor beyond the first. One kernel
+// at a time has the workers, which run parts of it while processors are idle. When it ends, the kernel that has
+// run longest gets the workers. The duration of an instruction thus depends on everything that runs, including
+// unrelated ranks. Clocks that run ahead independently cannot express that. Here all clocks advance together,
+// from the end of one instruction to the next.
 
 // sharing is a section being simulated in order of time.
 type sharing struct {
@@ -144,7 +145,7 @@ func (p *pool) advance(now float64) {
 	p.since = now
 }
 
-// helpNext gives the workers to the first kernel that can have them.
+// helpNext gives the workers to the first kernel that can use them.
 func (p *pool) helpNext() {
 	first := -1
 	for i := range p.tasks {
@@ -300,7 +301,7 @@ func (s *sharing) help(p *pool, seconds float64, t task) {
 }
 
 // work starts the next instruction of a stream that involves no other rank, unless it must wait for its turn. A
-// kernel gets the workers if they are free and it is worth it.
+// kernel gets the workers if they are free and it is large enough to benefit.
 func (s *sharing) work(r *rank, stream ir.Stream) {
 	q := &s.queues[r.class][stream]
 	pc := int(q.pcs[q.at])

@@ -14,9 +14,9 @@
 //	measured.go  the same analysis of a measurement
 //
 // The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing with
-// other groups. The cost model divides a node's bandwidth by the number of the job's ranks on it, which copy at
-// the same time in these programs. Two streams of a rank do not slow each other down, except for copies that take
-// turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
+// other groups. The cost model divides a node's bandwidth by the number of the job's ranks on that node, because
+// these ranks copy at the same time. Two streams of a rank do not slow each other down, except for copies that
+// take turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
 // copies, share.go divides resources by the work in progress.
 //
 // The package does not depend on plans, specs or data.
@@ -40,7 +40,8 @@ type Options struct {
 	Seed   uint64 // seed of the jitter
 	Round  int64  // round of the section that Run runs; each has its own jitter
 	Spans  bool   // keep the start and end of each instruction
-	// Scale multiplies the durations of kinds of work on all ranks. The factor is 1 for kinds without an entry.
+	// Scale multiplies the durations of kinds of work on all ranks. For kinds without an entry, the factor is
+	// 1.
 	Scale  map[ir.WorkKind]float64
 	NoFold bool // simulate every rank, even if one could represent several
 	// Contention makes the ranks of a node share copies to and from the host dynamically, instead of having a

@@ -166,7 +166,7 @@ func (t *Timeline) Exposed() (longest ir.Seconds) {
 }
 
 // Busiest returns the stream that is busy for the largest share of the makespan, and the first rank on which
-// it is.
+// this is the case.
 func (t *Timeline) Busiest() (rank int, stream ir.Stream, share float64) {
 	for i := range t.Ranks {
 		for s, busy := range t.Ranks[i].Busy {

@@ -17,5 +17,5 @@
 // place of each part in its tensor, in the format of torch.distributed.checkpoint, whose HuggingFaceStorageReader
 // reads the folder (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
 //
-// The package knows neither programs nor the memory of ranks.
+// The package does not depend on programs or the memory of ranks.
 package store

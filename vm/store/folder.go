@@ -90,8 +90,8 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 	return f, nil
 }
 
-// writable returns an error if the folder cannot be written to. Otherwise the first checkpoint would discover this
-// late. It ignores a full disk, which may have space by then.
+// writable returns an error if the folder cannot be written to, which would otherwise go unnoticed until the first
+// checkpoint. It ignores a full disk, which may have space by then.
 func (f *Folder) writable() error {
 	trial, err := f.Begin(0)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
@@ -142,7 +142,8 @@ func (f *Folder) Close() error {
 
 // Begin creates the temporary folder of a checkpoint and returns its path.
 func (f *Folder) Begin(step int64) (string, error) {
-	// The name is new, so a process of a killed run that still writes to another folder changes nothing here.
+	// The name is new, so a process that is left over from a killed run and still writes to its own folder
+	// changes nothing here.
 	dir := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], unfinished))
 	return dir, os.Mkdir(dir, 0o777)
 }
@@ -176,8 +177,8 @@ func (f *Folder) Retire() error {
 		return err
 	}
 	for _, step := range steps[:max(0, len(steps)-f.Keep)] {
-		// Half of a checkpoint must not look like a whole one, so it is renamed first. Of a symbolic link only the
-		// link is renamed and removed, not its target.
+		// Half of a checkpoint must not look like a whole one, so it is renamed first. If the checkpoint is a
+		// symbolic link, only the link is renamed and removed, not its target.
 		gone := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], removed))
 		if err := os.Rename(filepath.Join(f.Dir, StepName(step)), gone); err != nil {
 			return err

@@ -22,8 +22,8 @@ const ManifestFile = "manifest.json"
 // Format is the version of the checkpoints that this package writes and reads. Versions 1 and 2 were single files.
 const Format = 3
 
-// Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are whole, so a
-// checkpoint of one program can be continued by any other program of the same model, however that is divided.
+// Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are whole, so any
+// other program of the same model can continue from the checkpoint, no matter how the program is divided.
 type Manifest struct {
 	Format  int                  `json:"format"`
 	Program string               `json:"program"`
@@ -45,7 +45,7 @@ type Division struct {
 	PP int `json:"pp"`
 	SP int `json:"sp"`
 
-	// Results differ in rounding only if one of these differs; see ir.Run.
+	// Results can differ in rounding only if one of these differs; see ir.Run.
 	Sums    []string `json:"sums,omitempty"`
 	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each once
 }

@@ -19,7 +19,7 @@ import (
 //	text   JSON: message
 //	data   bytes
 
-// message has a field for everything that a message may contain; its kind determines which are set.
+// message has a field for everything that a message may contain; its kind determines which fields are set.
 type message struct {
 	Kind     string
 	Text     string    `json:",omitempty"` // text for users, or the name of a value

@@ -213,7 +213,7 @@ func (g *gathering) turnAway(stranger string) {
 // mostStrangers is the maximum number of different strangers reported.
 const mostStrangers = 100
 
-// attend reads the messages of a process on the list. Before all have arrived, these are its answers to pings, or
+// attend reads the messages of a process on the list. Until all have arrived, these are its answers to pings, or
 // the end of its connection.
 func (g *gathering) attend(a *arrival) {
 	process := a.hello.Process
@@ -314,7 +314,7 @@ func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	return m.Hello, ""
 }
 
-// send writes a short message to a process that may have gone or may not read it. It ignores errors: the reader of
+// send writes a short message to a process that may be gone or may not read it. It ignores errors: the reader of
 // the connection notices a lost process.
 func send(c *conn, m message) {
 	_ = c.SetWriteDeadline(time.Now().Add(farewell))

@@ -55,7 +55,7 @@ func (w *World) Inspect(wait time.Duration) []vm.Inspection {
 	return all
 }
 
-// inspect asks one process, without waiting even until the question is sent.
+// inspect asks one process. It does not even wait until the question is sent.
 func (w *World) inspect(process int) <-chan []byte {
 	q := &w.inspections
 	answer := make(chan []byte, 1)

@@ -124,8 +124,8 @@ func (w *World) hello(wires net.Listener) *hello {
 	return &hello{Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
-// come connects to process 0, repeatedly until it listens and all other processes have connected. Process 0 may be
-// restarted meanwhile.
+// come connects to process 0. It retries until process 0 listens and all other processes have connected. Process 0
+// may be restarted in the meantime.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
@@ -206,7 +206,8 @@ func (w *World) introduce(c *conn, h *hello) (answer message, err error) {
 
 var errSecret = errors.New("it does not know the secret that this process has in " + SecretVariable)
 
-// proof proves that a process knows the secret of the job without revealing it. It is nil if there is no secret.
+// proof returns a value that proves that a process knows the secret of the job, without revealing the secret.
+// It returns nil if there is no secret.
 func (w *World) proof(role, theirs, ours string, h *hello) []byte {
 	if w.options.Secret == "" {
 		return nil

@@ -8,9 +8,9 @@
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
 //
-// Every process has one connection to process 0, for orders, answers and the reason of a failure. If it breaks,
-// the process at the other end is lost. If ranks communicate over TCP, every pair of processes has another
-// connection for the bytes of messages.
+// Every process has one connection to process 0, for orders, answers and the reason for a failure. If the
+// connection breaks, the process at the other end is lost. If ranks communicate over TCP, every pair of
+// processes has another connection for the bytes of messages.
 //
 // The package does not interpret orders or the contents of messages.
 package world
@@ -216,11 +216,11 @@ func (w *World) Cause() error {
 // aborted returns the error of operations that a failure interrupted.
 func (w *World) aborted() error { return fmt.Errorf("%w: %w", vm.ErrAborted, w.Cause()) }
 
-// farewell is the time for which a process waits until the others have received the news of its end.
+// farewell is the time that a process waits for the others to learn that it has ended.
 const farewell = 3 * time.Second
 
-// Close ends this process's part of the job, with its error if any. The other processes end when process 0 does,
-// with the cause of a failure or none.
+// Close ends this process's part of the job, with an error if it failed. The other processes end when process 0
+// does, with the cause of the failure if there was one.
 func (w *World) Close(err error) error {
 	if err != nil && w.Cause() == nil {
 		w.Failed(err)

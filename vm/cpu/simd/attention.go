@@ -69,8 +69,9 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 	})
 }
 
-// chunk returns the number of queries per part for the given number of heads. That is as many as are held at once,
-// or fewer if threads would have fewer than partsOfThread parts, so that a late thread does not delay the others.
+// chunk returns the number of queries per part for the given number of heads: as many as are held at once, or
+// fewer if threads would otherwise have fewer than partsOfThread parts, so that a late thread does not delay the
+// others.
 func (a Attention) chunk(heads, threads int) int {
 	size := queryChunk
 	for threads > 1 && size > leastChunk && heads*ceilDiv(a.Tokens, size) < partsOfThread*threads {

@@ -49,8 +49,8 @@ func (a Attention) backwardByHeads(p *Pool, g AttentionGrads) {
 	})
 }
 
-// turns schedules lists of tasks. The tasks of a list run one after another. Lists advance evenly, so that all end
-// at about the same time and a late thread still finds a list to continue.
+// turns schedules lists of tasks. The tasks of a list run one after another. Lists advance evenly, so all of them
+// end at about the same time, and a late thread still finds a list to continue.
 type turns struct {
 	sync.Mutex
 	each int    // tasks per list

@@ -1,8 +1,8 @@
-// Package simd has the float32 primitives of the cpu device: matrix products, causal attention, normalisation,
-// activation functions, cross-entropy rows, AdamW and conversions from and to bfloat16.
+// Package simd implements the float32 primitives of the cpu device: matrix products, causal attention,
+// normalisation, activation functions, cross-entropy rows, AdamW and conversions from and to bfloat16.
 //
-// It knows no programs, opcodes, buffers or ranks: all functions take slices and sizes. The kernels of opcodes in
-// vm/cpu use them.
+// It does not depend on programs, opcodes, buffers or ranks: all functions take slices and sizes. The kernels of
+// opcodes in vm/cpu use them.
 //
 //	pool.go       Pool, the workers that share one call's work
 //	isa.go        the instruction sets, and the table of kernels that each fills

@@ -6,10 +6,10 @@ import (
 	"unsafe"
 )
 
-// Blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of
-// op(b), kc by nr, pass through the first. The block sizes are part of the definition of the result: each element
-// of c is the sum over blocks of k, in order, of sums in the order of k, independent of other elements. The split
-// over threads therefore does not affect the result.
+// Sizes of the blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while
+// slivers of op(b), kc by nr, pass through the first-level cache. The block sizes are part of the definition of
+// the result: each element of c is the sum over blocks of k, in order, of sums in the order of k, independent of
+// other elements. The split over threads therefore does not affect the result.
 const (
 	kcMax = 384
 	mcMax = 420
@@ -88,8 +88,8 @@ func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate boo
 	gemmJobs.Put(g)
 }
 
-// split chooses the grid of parts: as many as threads if there is enough work, divided so that the least data is
-// packed twice.
+// split chooses the grid of parts: one part per thread if there is enough work, divided so that as little data
+// as possible is packed twice.
 func (g *gemmJob) split(threads int) {
 	const flopsPerPart = 1 << 20
 	parts := max(1, min(threads, int(2*float64(g.m)*float64(g.n)*float64(g.k)/flopsPerPart)))
@@ -110,8 +110,8 @@ func (g *gemmJob) split(threads int) {
 	}
 }
 
-// If a thread has several parts, others can take over those that it would start late. So each thread gets this
-// many parts, provided that each part has at least this much work.
+// If a thread has several parts, others can take over those that it has not started. Therefore each thread
+// gets this many parts, provided that each part has at least this much work.
 const (
 	finestParts = 4
 	finestFlops = 4 << 20
