@@ -22,13 +22,13 @@ type pinned struct {
 	unmap      func() error
 }
 
-// pinBytes is the amount of memory that the driver pins per call. From release 580 on it refuses 512 GiB and
-// more, because the page table would be too large, and hosts whose memory grows with use provide it
-// gradually. No copy may cross the border of two pieces.
+// pinBytes is the amount of memory that the driver pins per call. From release 580 on, the driver refuses
+// 512 GiB and more at once, because the page table would be too large. Hosts whose memory grows with use
+// provide it only gradually. No copy may cross the boundary between two pieces.
 const pinBytes = 4 << 30
 
 // newPinned maps memory, preferably on the NUMA node of the GPU at a bus address, and pins it in pieces. The
-// pages of a piece are allocated just before it is pinned, so that an error tells how much the host had.
+// pages of a piece are allocated just before it is pinned, so an error tells how much memory the host had.
 func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
 	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
@@ -79,7 +79,7 @@ func (p *pinned) close() error {
 	return p.unmap()
 }
 
-// noNode means that placement is irrelevant or unknown.
+// noNode means that the node does not matter or is unknown.
 const noNode = -1
 
 // nodeOf returns the NUMA node of a GPU.

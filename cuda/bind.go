@@ -155,8 +155,8 @@ func (b *binder) move() error {
 	return nil
 }
 
-// copies prepares a copy: one call for each piece of pinned memory, since the driver accepts none across
-// their border.
+// copies prepares a copy: one call for each piece of pinned memory, because the driver rejects copies
+// across the boundary of two pieces.
 func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) {
 	host := b.device.host
 	for bytes > 0 {
@@ -168,8 +168,8 @@ func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) 
 }
 
 // tokenLoad copies tokens from the data set to pinned memory while the instruction is issued. The stream then
-// copies them to the device. Each load has its own staging area, so none waits for another; a section ends before
-// its next run refills them.
+// copies them to the device. Each load has its own staging area, so none waits for another. A section ends before
+// its next run refills the areas.
 type tokenLoad struct {
 	d      *Device
 	out    []int32

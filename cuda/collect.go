@@ -83,7 +83,7 @@ func (g *guarded) call(f func(c *nccl.Comm) error) error {
 	return f(g.comm)
 }
 
-// settle polls without pausing at first, because most calls are accepted sooner than a sleeping thread wakes.
+// settle polls without pausing at first, because most calls are accepted before a sleeping thread would wake.
 func (g *guarded) settle() error {
 	const eager = 64
 	pause := 5 * time.Microsecond
@@ -160,7 +160,7 @@ func (g *guarded) close() error {
 
 const closeTimeout = 30 * time.Second
 
-// join opens the communicators of a rank. It returns once all members have joined.
+// join opens the communicators of a rank. It returns once all members have joined them.
 func (c *collective) join(d *Device) (map[int]*guarded, error) {
 	layout, err := c.layout(d.program)
 	if err != nil {
@@ -205,7 +205,7 @@ func (c *collective) register(g *guarded) error {
 	return failed
 }
 
-// await waits for a stream, and watches for errors of the rank's communicators meanwhile.
+// await waits for a stream. In the meantime, it watches for errors of the rank's communicators.
 func (c *collective) await(d *Device, stream driver.Stream) error {
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		done, err := d.api.Done(stream)

@@ -25,14 +25,14 @@ type route struct {
 }
 
 // layout holds the communicators of a program. Every member of a communicator uses it on only one stream, because
-// NCCL runs the calls of a communicator in the order of issue. With two streams, a receive that waits for its peer
-// would delay later calls on the other stream.
+// NCCL runs the calls of a communicator in the order of issue. If it used two streams, a receive that waits for
+// its peer would delay later calls on the other stream.
 //
 // Collectives share a communicator if they have the same members and stream. Messages of a channel leave each rank
 // on one stream and arrive on another, so a communicator is a set of routes from ranks that only send to ranks
 // that only receive. The communicator of a route is determined by the lowest bit in which the positions of its two
 // ranks differ, and by the value of that bit at the sender. If n ranks are connected by messages, each of them is
-// therefore in at most 2*log2(n) communicators per channel, and in no more than it has peers and directions.
+// therefore in at most 2*log2(n) communicators per channel, and never in more than one per peer and direction.
 type layout struct {
 	places   []place
 	groups   map[string]int // by name

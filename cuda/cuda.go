@@ -20,8 +20,8 @@
 // Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes.
 // Issuing one takes one or two driver calls with prepared arguments and allocates nothing.
 //
-// Package kernels contains the kernels and defines their launches. This package does not know why an
-// instruction exists.
+// Package kernels contains the kernels and defines their launches. This package does not depend on
+// the purpose of an instruction.
 package cuda
 
 import (
@@ -124,17 +124,17 @@ func Open(options Options) (*Machine, error) {
 
 // settings returns environment variables that the driver reads at its start. The user's values take precedence.
 func (o *Options) settings() map[string]string {
-	// Our kernels are loaded with the program, because cuModuleGetFunction loads them. Library kernels are
-	// loaded at their first launch, and the driver may then wait for everything that runs: with NCCL for a
-	// peer, perhaps forever.
+	// Our kernels are loaded with the program, because cuModuleGetFunction loads them. Library kernels
+	// would be loaded at their first launch, and the driver may then wait for everything that is running:
+	// with NCCL this means waiting for a peer, perhaps forever.
 	loading := "LAZY"
 	if o.NCCL {
 		loading = "EAGER"
 	}
 	return map[string]string{
 		"CUDA_MODULE_LOADING": loading,
-		// A rank has more streams than the usual eight queues to a GPU. Streams in one queue would delay each
-		// other while they wait.
+		// A rank has more streams than a GPU's usual eight queues. Streams that share a queue would delay
+		// each other while they wait.
 		"CUDA_DEVICE_MAX_CONNECTIONS": "32",
 	}
 }

@@ -106,7 +106,7 @@ func (d *Device) enter() (err error) {
 }
 
 // contexts are the primary contexts of GPUs, kept until the process ends: releasing the last reference
-// destroys a context, and the next device would wait for a new one.
+// destroys a context, and the next device would have to wait for a new one.
 var contexts = struct {
 	mu   sync.Mutex
 	held map[driver.Device]driver.Context
@@ -207,7 +207,7 @@ func (d *Device) makeStream(s ir.Stream) error {
 	if d.streams[s] != 0 {
 		return nil
 	}
-	// Communication does not wait until every block of a long kernel has started.
+	// This way, communication need not wait until every block of a long kernel has started.
 	stream, err := d.api.NewStream(s != ir.Compute)
 	if err != nil {
 		return err

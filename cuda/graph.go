@@ -8,9 +8,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// graphs replays sections. The first time a section is issued call by call, because libraries load and
-// initialise during their first calls, which a capture may forbid. The second time it is captured, and from
-// then on the driver receives the whole section at once. All arguments are the same every time; tokens are
+// graphs replays sections. The first time, a section is issued call by call, because libraries load and
+// initialise during their first calls, which a capture may forbid. The second time, it is captured. From
+// then on, the driver receives the whole section at once. All arguments are the same every time; tokens are
 // copied to the same place.
 type graphs struct {
 	origin    driver.Stream // stream on which captures begin and end and graphs are launched

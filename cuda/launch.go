@@ -25,7 +25,7 @@ import (
 // codeSource provides the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
-	// compiled is the same without precompiled images, for use when the driver has refused one.
+	// compiled is like code, but without precompiled images, for use when the driver has refused one.
 	compiled(source string, arch int) ([]byte, error)
 	// knowsHopper reports whether kernels for Hopper are available.
 	knowsHopper() bool
@@ -163,8 +163,8 @@ func (c *compiler) compiled(source string, arch int) ([]byte, error) {
 	})
 }
 
-// options returns the compiler options of a source, the architecture's first. Only kernels for one
-// architecture contain waits.
+// options returns the compiler options of a source, the architecture's first. Only kernels written
+// for one architecture contain waits.
 func (c *compiler) options(source, architecture string) []string {
 	out := []string{architecture, "--std=c++17", "--fmad=true"}
 	if c.check && kernels.Target(source) != "" {
@@ -310,8 +310,8 @@ func cacheFolder(given string) string {
 	return filepath.Join(cache, "sppo", "cubin")
 }
 
-// keep stores an image for the next process, whole or not at all. A failure is not an error: compiling again
-// costs a second.
+// keep stores an image for the next process, whole or not at all. A failure is not an error, because
+// compiling again costs only a second.
 func keep(file string, image []byte) {
 	if file == "" || os.MkdirAll(filepath.Dir(file), 0o755) != nil {
 		return

@@ -12,8 +12,8 @@ import (
 )
 
 // meetings connects ranks of one process. A rank that issues a message or a collective waits on the host until its
-// peers have issued theirs; after that, only events order their streams. Work is therefore submitted after
-// everything it waits for, and streams that share a GPU queue cannot block each other forever. Programs issue
+// peers have issued theirs; after that, only events order their streams. Work is therefore submitted only after
+// everything it waits for, so streams that share a GPU queue cannot block each other forever. Programs issue
 // communication in an order in which all ranks can meet.
 type meetings struct {
 	mu      sync.Mutex
@@ -303,7 +303,7 @@ func (m *member) Make() error {
 	if err := m.match(); err != nil {
 		return err
 	}
-	// After the second meeting, members may reuse the published values, so values needed later are copied.
+	// After the second meeting, members may reuse the published values, so the values needed later are copied.
 	for i := range t.calls {
 		m.theirs[i] = t.calls[i].done
 		if err := m.waitFor(i, t.calls[i].there); err != nil {
@@ -349,8 +349,8 @@ func (m *member) waitFor(i int, e driver.Event) error {
 	return m.wait.Make()
 }
 
-// share issues this member's part of the work, on the memory of all members. A result for all members is copied to
-// each of them by this member only.
+// share issues this member's part of the work, in the memory of all members. If the result goes to all members,
+// this member alone copies its part to each of them.
 func (m *member) share() error {
 	return m.meeting.Sums(m.add)
 }

@@ -13,8 +13,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Report describes the libraries found, with versions and paths, and the GPUs, and explains how to get whatever is
-// missing. It also reports incomplete installations, such as a compiler without a GPU.
+// Report describes the GPUs and the libraries found, with versions and paths, and explains how to install missing
+// ones. It also reports incomplete installations, such as a compiler without a GPU.
 func Report() []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }

@@ -9,7 +9,7 @@ import (
 )
 
 // spanEvents times instructions with one event before and one after each. The events are read when the section is
-// joined. Times are GPU times since an event at the start of the section.
+// joined. Times are GPU times, counted from an event at the start of the section.
 type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event

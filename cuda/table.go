@@ -18,8 +18,8 @@ import (
 // sumSource contains the communication kernels, which no opcode's table entry names.
 const sumSource = "meet.cu"
 
-// sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes;
-// they include no others.
+// sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes.
+// Headers do not include other headers.
 func sourceOf(name string) nvrtc.Source {
 	s := nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
 	maps.DeleteFunc(s.Headers, func(header, _ string) bool { return !strings.Contains(s.Text, `#include "`+header+`"`) })
@@ -206,7 +206,7 @@ func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 // productWorkspaceBytes is the workspace that cuBLASLt's fastest algorithms need on Hopper.
 const productWorkspaceBytes = 32 << 20
 
-// product hands a matmul to cuBLASLt; false if that has no algorithm for it.
+// product hands a matmul to cuBLASLt. It returns false if cuBLASLt has no algorithm for it.
 func (b *binder) product() (bool, error) {
 	d := b.device
 	a, c := b.in.Arg("a"), b.in.Arg("c")

@@ -22,7 +22,7 @@ const PortableVariable = "SPPO_CUDA_PORTABLE"
 const trialTolerance = 2e-2
 
 // trialLimit is the time limit of a trial, because a thread may wait forever at a broken barrier. With limited
-// waits a trial ends without it, so checkedLimit covers only other hangs.
+// waits, a trial ends by itself, so checkedLimit covers only other hangs.
 const (
 	trialLimit   = 3 * time.Minute
 	checkedLimit = 15 * time.Second
@@ -35,7 +35,7 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial runs once for all cards of a name and each variant of the kernels.
+// trial runs once for each variant of the kernels, for all cards with the same name.
 type trial = once[string, struct{}]
 
 // trusted returns an error if the kernels for a GPU's architecture, of the variant of a source, disagree with the portable ones.
@@ -103,7 +103,7 @@ func (m *Machine) aside(do func() error) error {
 	}
 }
 
-// triedSoftcap bends scores of random operands.
+// triedSoftcap is small enough to change the scores of random operands noticeably.
 const triedSoftcap = 1
 
 // triedPrefix is the smallest prefix of a trial with documents.

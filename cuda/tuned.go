@@ -13,9 +13,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// tuned caches results of tuning on a card, in the folder of the compiled kernels: a small file for each choice,
-// whose name is derived from everything that it depends on. A file is written whole or not at all, so processes
-// that tune at the same time merely measure twice.
+// tuned caches results of tuning on a card, in the folder of the compiled kernels. Each choice has a small file,
+// whose name is derived from everything that the choice depends on. A file is written whole or not at all, so
+// processes that tune at the same time merely measure twice.
 type tuned struct {
 	folder string
 	about  string // the card, and the releases of driver and libraries
@@ -62,8 +62,8 @@ const (
 	byThreads = "threads"
 )
 
-// engine reports whether the copy engine loads the tiles of attention or of its gradient: by default yes; on
-// a machine that tunes, if it is faster for this head width. Both ways give equal bits.
+// engine reports whether the copy engine loads the tiles of attention or of its gradient. By default it
+// does; on a machine that tunes, it does if that is faster for this head width. Both ways give equal bits.
 func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	if m.options.ThreadsCopy || !m.options.Tune || m.trying {
 		return !m.options.ThreadsCopy, nil

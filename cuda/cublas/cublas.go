@@ -138,7 +138,7 @@ func (e *Error) Error() string {
 }
 
 // Unsupported reports whether there is no algorithm for the request. Releases differ in which combinations of
-// types they call unsupported or invalid.
+// types they report as unsupported and which as invalid.
 func (e *Error) Unsupported() bool {
 	return e.Code == statusUnsupported || e.Code == statusInvalid && e.Call == functions[fnHeuristic].Name
 }
@@ -216,9 +216,9 @@ type choice struct {
 	workspace int64
 }
 
-// choiceOf returns a product's key. Views start anywhere in an arena, so an algorithm may not assume more
-// alignment than there is. The bias is read as widely as the result is written; its alignment cannot be given
-// separately.
+// choiceOf returns a product's key. Views start anywhere in an arena, so an algorithm must not assume more
+// alignment than there is. The bias is read with the same vector width as the result is written, because its
+// alignment cannot be given separately.
 func choiceOf(s Shape, o Operands) choice {
 	c := choice{shape: s, workspace: o.WorkspaceBytes}
 	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C | o.Bias} {
@@ -254,7 +254,7 @@ type heuristic struct {
 }
 
 // Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several if there is a
-// timer, otherwise the first. The library stores matrices by columns and so sees ours transposed; it is asked for
+// timer, otherwise the first. The library stores matrices by columns, so it sees ours transposed. It is asked for
 // c' = op(b)' op(a)', which needs no copy.
 func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}

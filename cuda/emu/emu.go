@@ -5,10 +5,10 @@
 //	scheduler.inc  the scheduler: a fiber for each thread of a block
 //	emu.go         Build and Launch
 //
-// It finds wrong results, lanes that diverge at a warp operation, barriers that threads miss, and, by
-// permuting the order of lanes and warps, missing barriers. Copies and products of warpgroups are delayed, so that
-// missing waits and fences show. It does not model time, register pressure, bank conflicts, or the
-// memory ordering of plain accesses.
+// It detects wrong results, lanes that diverge at a warp operation, and barriers that some threads do not reach.
+// By permuting the order of lanes and warps, it also detects missing barriers. Copies and products of warpgroups
+// are delayed, which reveals missing waits and fences. It does not model time, register pressure, bank
+// conflicts, or the memory ordering of plain accesses.
 package emu
 
 import (
@@ -200,8 +200,8 @@ func (l *Library) kernel(name string) uintptr {
 	return found
 }
 
-// Launch runs a kernel to its end. Each argument has 8 bytes; memory that they point to must not be Go's, or
-// must be pinned. A seed other than 0 permutes the order in which lanes and warps run.
+// Launch runs a kernel to its end. Each argument has 8 bytes. Memory that arguments point to must be pinned
+// if it is Go memory. A seed other than 0 permutes the order in which lanes and warps run.
 func (l *Library) Launch(kernel string, grid [3]int64, block, shared int64, args []uint64, seed uint64) error {
 	found := l.kernel(kernel)
 	if found == 0 {

@@ -10,8 +10,8 @@ import "sppo.dev/ir"
 type join struct {
 	ops  []ir.Op
 	runs bool // any number of instructions with the single opcode in ops
-	// hands names, for each instruction, the operand through which a tensor is passed on: the first writes it, the
-	// others read it.
+	// hands names, for each instruction, the operand through which a tensor is passed on: the first instruction
+	// writes it, the others read it.
 	hands []string
 	fits  func(ins []*ir.Instr) bool // further conditions
 	bind  func(*binder)              // prepares the launch from the members
@@ -99,7 +99,7 @@ func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	return group, pc, true
 }
 
-// joins reports whether the last member of a group can be launched with those before it.
+// joins reports whether the last member of a group can be launched together with those before it.
 func (j *joiner) joins(group []int, row *join) bool {
 	ins := make([]*ir.Instr, len(group))
 	for i, pc := range group {

@@ -9,8 +9,8 @@
 //	attention.cuh  shared by the attention kernels that use tensor cores
 //	*.cu           the kernels, one file per family
 //
-// The sources include only these headers, so the run-time compiler needs no others. The package knows nothing
-// about compilation, operand addresses or streams.
+// The sources include only these headers, so the run-time compiler needs no others. The package does not
+// depend on compilation, operand addresses or streams.
 package kernels
 
 import (
@@ -53,8 +53,8 @@ type Card struct {
 	CopyEngine bool // tensor maps, with which the copy engine loads tiles
 }
 
-// Attention kernels that cap scores, or whose sequences hold several documents, have their own sources. These are
-// the plain files preceded by definitions, so that plain kernels need no checks at run time.
+// Attention kernels that cap scores, or whose sequences hold several documents, have their own sources. Each of
+// these is a plain file preceded by definitions, so plain kernels need no checks at run time.
 const (
 	boundsScores = "_capped"
 	hasDocuments = "_packed"

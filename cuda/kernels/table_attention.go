@@ -12,7 +12,7 @@ import (
 // tensorDims lists the head dimensions that attention_tensor.cu supports, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which also take probabilities in
+// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which also take probabilities as
 // bf16.
 func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
 
@@ -116,9 +116,10 @@ func (s *attentionShape) vary(l *Launch) {
 	}
 }
 
-// tensorSharedBytes returns the shared memory of a kernel on tensor cores. Forward it holds two pairs of tiles of
-// 64 tokens; for dq two pairs of 32 keys and a tile of 64 queries; for dk and dv two tiles of 64 keys and two
-// pairs of 32 queries with their statistics. Rows have 8 extra elements to avoid bank conflicts.
+// tensorSharedBytes returns the shared memory of a kernel on tensor cores. In the forward pass, it holds two
+// pairs of tiles of 64 tokens. For dq, it holds two pairs of 32 keys and a tile of 64 queries. For dk and dv, it
+// holds two tiles of 64 keys and two pairs of 32 queries with their statistics. Rows have 8 extra elements to
+// avoid bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
 	row := 2 * (dim + 8)
 	switch name {

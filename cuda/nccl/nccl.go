@@ -1,7 +1,7 @@
 // Package nccl binds NVIDIA's collectives: communicators that never block the host, messages and collectives
 // on streams, polled errors, and abort.
 //
-// It does not know how ranks learn each other's ID, nor which communicators a program needs.
+// It does not depend on how ranks exchange IDs or which communicators a program needs.
 package nccl
 
 import (
@@ -154,7 +154,7 @@ func (a *API) check(f function, comm uintptr, code int32) error {
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text), Last: library.String(last)}
 }
 
-// ID identifies a communicator to its members. It serves one initialisation.
+// ID identifies a communicator to its members. It can be used for one initialisation.
 type ID [128]byte
 
 // NewID creates one, in the process of a member.
@@ -163,8 +163,8 @@ func (a *API) NewID() (id ID, err error) {
 	return id, err
 }
 
-// config is ncclConfig_t of release 2.18. Newer libraries read as much as its size says, and treat the rest
-// as unset.
+// config is ncclConfig_t of release 2.18. Newer libraries read as many bytes as its size field says, and
+// treat the rest as unset.
 type config struct {
 	size       uint64
 	magic      uint32
@@ -258,7 +258,8 @@ func (c *Comm) Destroy(stop func() error) error {
 	return c.api.call(fnCommDestroy, 0, c.handle)
 }
 
-// Group makes the calls of f one operation. The thread must not change meanwhile: groups belong to threads.
+// Group makes the calls of f one operation. The calls must stay on one thread, because groups belong to
+// threads.
 func (a *API) Group(f func() error) error {
 	if err := a.call(fnGroupStart, 0); err != nil {
 		return err

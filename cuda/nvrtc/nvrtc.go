@@ -1,7 +1,7 @@
 // Package nvrtc binds NVIDIA's run-time compiler, which compiles CUDA C++ to machine code for one card. It needs
 // no GPU.
 //
-// It keeps no cache and knows none of our kernels.
+// It has no cache and does not depend on our kernels.
 package nvrtc
 
 import (
@@ -159,8 +159,8 @@ type Result struct {
 	Log   string // warnings, and the output of --ptxas-options
 }
 
-// one serialises compiler calls in a process: some releases are not safe for concurrent calls, and concurrency
-// gains little
+// one serialises compiler calls in a process, because some releases are not safe for concurrent calls, and
+// concurrency gains little
 var one sync.Mutex
 
 // Compile compiles a source. The options must name an architecture (--gpu-architecture=sm_90).

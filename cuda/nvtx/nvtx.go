@@ -33,7 +33,7 @@ const (
 	mostOfModule = 16
 )
 
-// apiVersion is the version of the header that this follows.
+// apiVersion is the version of the header that this package follows.
 const apiVersion = 3
 
 // Memory that the profiler reads and writes. It is global so that it does not move.
