@@ -13,8 +13,9 @@
 //	fingerprint.go   detects changed files
 //	order.go         order of sequences
 //
-// The tokens of sequence number g are a pure function of the files, the options and g. So a run may stop anywhere and
-// resume with any number of processes, however the data is divided among them. Memory does not grow with the files: only the required ranges are read.
+// The tokens of sequence number g are a pure function of the files, the options and g. A run can therefore stop anywhere and
+// resume with any number of processes, however the data is divided among them. Memory use does not grow with the files,
+// because only the required ranges are read.
 package corpus
 
 import (

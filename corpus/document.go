@@ -16,7 +16,7 @@ const (
 	maxPiece = 16 << 20
 )
 
-// Document is a text that is tokenized as a whole. If Ends is set, a document ends with it.
+// Document is a text that is tokenized as a whole: a document, or a part of one. Ends is set for the last part.
 type Document struct {
 	Text   string
 	Ends   bool

@@ -35,7 +35,7 @@ type Manifest struct {
 	Shards    []Shard `json:"shards"`          // in the order of the tokens
 }
 
-// Shard has the record of the files of a shard.
+// Shard records the files of a shard.
 type Shard struct {
 	Name      string `json:"name"`
 	Tokens    int64  `json:"tokens"`

@@ -4,7 +4,8 @@ import (
 	"math/bits"
 )
 
-// pick decides whether a sequence belongs to the first part or to one of the others. The last part needs no choice.
+// pick decides whether a sequence belongs to a part or to one of the later parts. The last part needs no
+// choice.
 type pick struct{ share uint64 } // of 2^63
 
 const whole = 1 << 63
@@ -56,9 +57,10 @@ func (c *Corpus) count(i int, n int64) int64 {
 	return int64(left)
 }
 
-// start returns the position of the first token of the part's sequence g. In order, sequence g starts at token
-// g*S, modulo the tokens of the part. Shuffled, the part is cut into windows of S tokens and a label, and every
-// window is used once per epoch, in an order that depends on the seed and the epoch.
+// start returns the position of the first token of the part's sequence g. Without shuffling, sequence g starts
+// at token g*S, modulo the number of tokens of the part. With shuffling, the part is cut into windows of S
+// tokens and a label, and every window is used once per epoch, in an order that depends on the seed and the
+// epoch.
 func (p *part) start(g, sequence int64) int64 {
 	if !p.shuffled {
 		hi, lo := bits.Mul64(uint64(g), uint64(sequence))

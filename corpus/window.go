@@ -100,7 +100,7 @@ type Sequence struct {
 	window
 }
 
-// Training returns sequence g, and Validation a validation sequence.
+// Training returns sequence g of the training data.
 func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
 
 // Validation returns sequence g of the validation.
@@ -109,8 +109,8 @@ func (c *Corpus) Validation(g int64) (Sequence, error) {
 	return Sequence{c, w}, err
 }
 
-// Positions puts the positions of tokens in their documents into out. A document that is cut restarts at 0 in the next sequence, and
-// every padding token is a document.
+// Positions puts the positions of tokens in their documents into out. The rest of a document that is cut restarts at 0 in
+// the next sequence, and every padding token is a document of its own.
 func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	starts, err := s.starts()
 	if err != nil {
@@ -267,8 +267,8 @@ type packs struct{ starts []int64 }
 
 func (p *packs) count() int64 { return int64(len(p.starts) - 1) }
 
-// packsOf packs the documents of tokens base to base+size in order: a document begins a new pack if it does not fit into the last one. A
-// document longer than a sequence is cut into sequences; its rest begins a pack.
+// packsOf packs the documents of tokens base to base+size in order. A document begins a new pack if it does not fit into the
+// last one. A document longer than a sequence is cut into sequences, and the remainder begins a new pack.
 func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
 	out := &packs{starts: []int64{0}}
 	begin, from := int64(0), int64(0) // start of the pack, start of the document

@@ -24,7 +24,7 @@ const (
 	AdapterWeights = "adapter_model.safetensors"
 )
 
-// Suffixes of the names of an adapter's tensors, here and in PEFT, where both are linear maps.
+// Suffixes of the names of an adapter's tensors, here and in PEFT. PEFT stores both matrices as linear maps.
 const (
 	endA, endB       = ".lora_a", ".lora_b"
 	theirsA, theirsB = ".lora_A.weight", ".lora_B.weight"
@@ -121,11 +121,11 @@ var harmless = []string{
 	"bias", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type", "r", // read
 }
 
-// changingBase lists initialisations of adapters for which PEFT also changes the matrices of the model.
+// changingBase lists initialisations of adapters with which PEFT also changes the matrices of the model.
 var changingBase = []string{"pissa", "olora", "loftq", "corda"}
 
-// WriteAdapter writes the adapter of a model that was trained from a folder, in PEFT's format. dir must be absent or empty; it appears
-// complete, or not at all.
+// WriteAdapter writes the adapter of a model that was trained from a folder, in PEFT's format. dir must be absent or empty.
+// It appears complete or not at all.
 func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, tensors []ir.Tensor, of *lang.Model) error {
 	names, err := m.arch.names.adapters(of)
 	if err != nil {
@@ -241,7 +241,7 @@ func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
 	return nil
 }
 
-// isSet reports whether a member of a config asks for anything.
+// isSet reports whether a member of a config requests anything.
 func isSet(value any) bool {
 	switch v := value.(type) {
 	case nil:

@@ -10,7 +10,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// architecture is a row: the keys of the language for a model_type of config.json, and the names of its tensors.
+// architecture describes a model_type of config.json: the keys of the language that correspond to its members,
+// and the names of its tensors.
 type architecture struct {
 	modelType string
 	outer     string // model_type of a config that has this one as text_config
@@ -107,7 +108,7 @@ func (m *Model) decoder(c *config) {
 	m.dropout(c, "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
 }
 
-// layersOf returns the number of layers, which limits lists with an entry per layer.
+// layersOf returns the number of layers, which limits the length of lists with an entry per layer.
 func layersOf(c *config) int64 {
 	const most = 1 << 14
 	n := c.count("num_hidden_layers")
@@ -211,7 +212,7 @@ func (m *Model) biases(c *config) {
 	}
 }
 
-// dropout is ignored: runs over long sequences do without it.
+// dropout is ignored, because training on long sequences does not use it.
 func (m *Model) dropout(c *config, keys ...string) {
 	for _, key := range keys {
 		if c.has(key) && c.number(key) != 0 {
@@ -221,7 +222,7 @@ func (m *Model) dropout(c *config, keys ...string) {
 	}
 }
 
-// layerTypes writes which layers have a window. If all have one, window is sufficient.
+// layerTypes writes which layers have a window. If all have one, the key window is sufficient.
 func (m *Model) layerTypes(c *config, types []string, window int64, from string) {
 	if !slices.Contains(types, slidingAttention) {
 		return

@@ -22,7 +22,7 @@ const maxConfig = 16 << 20
 type config struct {
 	prefix   string // path of its members in messages: "rope_scaling."
 	members  map[string]json.RawMessage
-	defaults map[string]any // values of absent members; a member that is null has none
+	defaults map[string]any // values of absent members; they do not apply to members that are null
 	used     map[string]bool
 	err      *error // shared by all objects of a file
 }

@@ -23,8 +23,8 @@ var (
 	ExportTypes = []string{"f32", "bf16", "f16"}
 )
 
-// carried lists files of a folder that belong to its tokenizer, to generation, or to people, and are copied
-// along with new weights.
+// carried lists the files of a folder that are copied along with new weights: those of its tokenizer, its
+// generation settings and its documentation.
 var carried = []string{
 	"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
 	"vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
@@ -35,7 +35,7 @@ var carried = []string{
 type Export struct {
 	Values  Values
 	Tensors []ir.Tensor
-	From    *Model // the folder with the config, names, types and other files; without a folder, the model of Config
+	From    *Model // the folder that provides config, names, types and other files; if there is no folder, the model of Config
 	Config  []byte // the config.json if there is no folder
 	DType   string // type of all weights; empty: as in From
 
@@ -344,8 +344,8 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// newFolder creates a folder that appears complete: fill writes to a temporary folder next to it, which is renamed
-// at the end.
+// newFolder creates a folder that appears only when complete: fill writes to a temporary folder next to it, which
+// is renamed at the end.
 func newFolder(dir string, fill func(to string) error) error {
 	if err := CheckTarget(dir); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// Key is a key of the language's model block with its value as written, and its origin in config.json.
+// Key is a key of the language's model block, with its value as written and its origin in config.json.
 type Key struct{ Name, Value, From string }
 
 // Model is a Hugging Face model in terms of the language.
@@ -212,8 +212,8 @@ func (m *Model) Text() string {
 	return string(text)
 }
 
-// Spec returns the text of a whole spec for the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
-// tokens of random data, as needed to predict memory and time.
+// Spec returns the text of a whole spec for the model: a shipped cluster with arguments such as "nodes = 1", and a run on
+// sequences of that many random tokens, as needed to predict memory and time.
 func (m *Model) Spec(cluster, arguments, sequence string) string {
 	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
 		cluster, m.Text(), cluster, arguments, sequence)

@@ -88,7 +88,7 @@ var (
 	}
 )
 
-// rotaryBuffers are tables in files of transformers before 4.32; they can be computed from the config.
+// rotaryBuffers are tables in files that transformers wrote before 4.32. They can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
 
 var (

@@ -11,7 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Values provides the values of our tensors: rows by columns of one from (row, col) on, row by row, as f32.
+// Values provides the values of our tensors as f32: rows by columns of one tensor, starting at (row, col), row
+// by row.
 type Values interface {
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
@@ -120,7 +121,7 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 // posName is the name of our table of learned positions.
 const posName = "pos"
 
-// ignore decides whether a tensor that the model does not have may be ignored.
+// ignore decides whether a tensor that is not part of the model can be ignored.
 func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) string) error {
 	names := &m.arch.names
 	head, embed := rename(names.tensors["head"].name), rename(names.tensors["embed"].name)

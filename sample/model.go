@@ -1,12 +1,13 @@
-// Package sample generates text with a model, token by token, on the CPU: enough for a quick look at what a model has learned.
+// Package sample generates text with a model, token by token, on the CPU. It is meant for a quick look at what
+// a model has learned.
 //
 //	model.go    a model with a cache of K and V of the tokens so far
 //	walk.go     from the dataflow of the model to instructions for a few tokens
 //	pick.go     the choice of a token by its logits
 //	text.go     prompts to tokens, tokens to text
 //
-// There is no second model: the instructions are those that package graph derives for training, for a subsequence of one token,
-// and the kernels are those of the cpu device. A new trait of models needs no change here.
+// There is no second implementation of the model. The instructions are those that package graph derives for training, for a
+// subsequence of one token, and the kernels are those of the cpu device. A new model trait needs no change here.
 package sample
 
 import (
@@ -43,7 +44,7 @@ type Model struct {
 	err    error
 }
 
-// Size is the sequence length that a model was trained for, and that for which it has memory.
+// Size holds the sequence length that a model was trained for and the sequence length for which it has memory.
 type Size struct {
 	// Sequence is the length of the sequences that the model is trained on, in tokens. Frequencies of longrope and the rows of
 	// learned positions depend on it.

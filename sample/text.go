@@ -9,9 +9,9 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// Text converts prompts to tokens, and tokens to text one by one.
+// Text converts prompts to tokens, and generated tokens to text, one by one.
 type Text interface {
-	// Encode returns the tokens of a prompt, with those that the model requires at the start of a text.
+	// Encode returns the tokens of a prompt, including those that the model requires at the start of a text.
 	Encode(prompt string) ([]int32, error)
 	// Decode returns the text that the next token adds. It may hold back text that later tokens can change.
 	Decode(token int32) string
@@ -67,9 +67,9 @@ func (t *Tokens) Encode(prompt string) ([]int32, error) {
 	return tokens, err
 }
 
-// Decode implements Text. The text of a token can depend on a few tokens before it, for example spaces between words. So it decodes them
-// together and
-// returns the new text; bytes that do not yet form a whole character are held back.
+// Decode implements Text. The text of a token can depend on a few tokens before it, for example for spaces between words.
+// Decode therefore decodes them together and returns the new text. It holds back bytes that do not yet form a whole
+// character.
 func (t *Tokens) Decode(token int32) string {
 	t.ids = append(t.ids, uint32(token))
 	before, all := t.text(t.ids[t.shown:t.read]), t.text(t.ids[t.shown:])

@@ -20,7 +20,7 @@ type merge struct{ rank, id uint32 }
 
 func pair(a, b uint32) uint64 { return uint64(a)<<32 | uint64(b) }
 
-// symbol is a part of a piece while pairs are merged. Size 0 marks a removed symbol.
+// symbol is a part of a piece during merging. Size 0 marks a removed symbol.
 type symbol struct {
 	id         uint32
 	prev, next int32

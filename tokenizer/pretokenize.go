@@ -29,12 +29,12 @@ type preTokenizerJSON struct {
 	Split          *bool
 }
 
-// preTokenizers is the list of pre-tokenizers of a file. With byteLevel, the last step maps bytes to characters, which
-// the model does itself.
+// preTokenizers is the list of pre-tokenizers of a file. With byteLevel, the last step is to map bytes to characters,
+// which the model does itself.
 type preTokenizers struct {
 	steps     []preTokenizer
 	byteLevel bool
-	first     bool // they treat the start of the text differently
+	first     bool // some of them treat the start of the text differently
 }
 
 func readPreTokenizer(out []preTokenizers, raw json.RawMessage, where string, depth int) ([]preTokenizers, error) {

@@ -1,8 +1,8 @@
 // Package tokenizer turns text into token IDs and back, as Hugging Face's tokenizers library does.
 //
-// It reads tokenizer.json files whose model is BPE (byte-level, or characters with byte fallback) and SentencePiece
-// models of type BPE. The IDs are exactly those of the libraries that wrote the files. A part of a file that this
-// package does not implement is an error that names the part, never a silent difference.
+// It reads tokenizer.json files whose model is BPE (byte-level, or characters with byte fallback), and
+// SentencePiece models of type BPE. The IDs are exactly those of the libraries that wrote the files. A part of a
+// file that this package does not implement is an error that names the part, never a silent difference.
 //
 // The stages of Encode are those of that library: extract added tokens, normalize, pre-tokenize, apply the model,
 // post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a text.

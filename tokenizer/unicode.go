@@ -59,8 +59,8 @@ func isNewer(r rune, categories ...string) (found bool) {
 	return found
 }
 
-// inert lists the characters that are in Go's normalization tables but not in Hugging Face's older ones: there they
-// neither decompose nor move. The last pair composes to U+11938 only in newer versions.
+// inert lists the characters that are in Go's normalization tables but not in Hugging Face's older ones: the older
+// tables neither decompose nor reorder them. The last pair composes to U+11938 only in newer versions.
 var inert = [][2]rune{
 	{0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xc3c, 0xc3c}, {0xd3b, 0xd3c}, {0xeba, 0xeba},
 	{0x1715, 0x1715}, {0x1abf, 0x1ace}, {0x1df6, 0x1dfa}, {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xa82c, 0xa82c},

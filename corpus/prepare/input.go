@@ -26,8 +26,8 @@ type Input struct {
 	modified int64 // nanoseconds
 }
 
-// Inputs finds the files that paths name. A folder means all files in it and its subfolders, except hidden ones,
-// in the order of their names.
+// Inputs finds the files that paths name. A folder stands for all files in it and its subfolders, except hidden
+// ones, in the order of their names.
 func Inputs(paths []string) ([]Input, error) {
 	var out []Input
 	seen := map[string]bool{}
@@ -141,8 +141,8 @@ func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 		}
 		return r, strings.TrimSuffix(name, ext), err
 	case ".zst":
-		// one goroutine, because the workers use the others; a limited window, because a file could otherwise
-		// demand any amount of memory
+		// one goroutine, because the workers use the other processors; a limited window, because a file could
+		// otherwise demand any amount of memory
 		r, err := zstd.NewReader(c, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 		if err != nil {
 			return nil, "", err

@@ -22,8 +22,8 @@ type run struct {
 	current *shard
 }
 
-// batch is a group of documents on their way through a worker. It is sent to the writer before it is done, so that order is
-// kept.
+// batch is a group of documents on their way through a worker. It is sent to the writer before it is done, so that batches
+// stay in order.
 type batch struct {
 	documents []corpus.Document
 	text      int64

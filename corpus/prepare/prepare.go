@@ -35,7 +35,7 @@ type Job struct {
 	Dir       string
 	Tokenizer *tokenizer.Tokenizer
 	Field     string // field of jsonl or column of parquet with the text
-	Prompt    string // jsonl field before it, whose labels do not count; empty: none
+	Prompt    string // jsonl field of the preceding text, whose labels do not count; empty: none
 	Segments  string // jsonl field with a list of texts, instead of both; see corpus.Fields; empty: none
 	EOS       int64  // token after each document; -1: none
 	Workers   int    // 0: one for each processor
@@ -54,8 +54,8 @@ type Progress struct {
 
 const shardText = 256 << 20
 
-// Run tokenizes the missing shards and returns the manifest, which it writes last. When it is stopped, the complete
-// shards stay, and the next Run continues after them.
+// Run tokenizes the missing shards and returns the manifest, which it writes last. If it is stopped, the complete
+// shards remain, and the next Run continues after them.
 func (j *Job) Run(ctx context.Context) (*corpus.Manifest, error) {
 	if j.Workers <= 0 {
 		j.Workers = runtime.GOMAXPROCS(0)
