@@ -79,7 +79,7 @@ const (
 	titleHeight = 26
 	legendWidth = 140
 	margin      = 8
-	wider       = 1.15 // replacement fonts may be wider
+	wider       = 1.15 // replacement fonts may be this much wider
 )
 
 // typeface has the same widths as Arial, and replaces it if Arial is not installed.

@@ -72,8 +72,8 @@ func (r *results) fill(wanted *regexp.Regexp) error {
 	return nil
 }
 
-// simulate plans, compiles, verifies and runs a step. A refusal by the language or the passes is also an
-// outcome.
+// simulate plans, compiles, verifies and runs a step. If the language or a pass refuses the job, that is
+// also an outcome.
 func (j job) simulate() (outcome, error) {
 	spec, err := j.spec()
 	if err != nil {

@@ -118,8 +118,8 @@ func times(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// filled returns the speed relative to a Megatron whose pipeline is always full: with m sequences it takes (m
-// + pp - 1) / m of that time.
+// filled returns the speed relative to that of Megatron with a pipeline that is always full. With m
+// sequences, Megatron takes (m + pp - 1) / m times as long as with a full pipeline.
 func (r *results) filled(row, system string) float64 {
 	const m = 32
 	base := r.Jobs[fmt.Sprintf("%s, megatron, m = %d", row, m)]
@@ -152,8 +152,8 @@ func (r *results) best(row string) string {
 	return best
 }
 
-// left shows what the solver finds for each row, and how much faster that is than the best SPPO schedule with
-// the row's sizes.
+// left shows the schedule that the solver finds for each row, and how much faster it is than the best SPPO
+// schedule with the row's sizes.
 func left(r *results) (string, error) {
 	keys := []string{"strategy", "virtual_stages", "sp_mode", "mux", "recompute", "offload"}
 	t := &table{head: append(append([]string{"row", "in the row", "found"}, keys...), "device memory", "host memory", "relative to best of sppo")}

@@ -11,9 +11,10 @@ const page = "docs/records.md"
 
 const intro = `# Published records beside predictions
 
-Written by ` + "`make records`" + `. Published results of training on very long sequences, beside what ` + "`sppoc`" + ` plans for the same model and
-hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has run. The clusters
-are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of it for the job. Their kernel rates are assumptions, stated there.
+Written by ` + "`make records`" + `. Published results of training on very long sequences, next to the plans that ` + "`sppoc`" + ` makes for the same
+model and hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has
+run. The clusters are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of it for the job. Their kernel rates are
+assumptions, stated there.
 
 - *fits*: whether the published number of tokens fits here. If not, the other figures are those of the longest sequence that does, in
   steps of 64K tokens.

@@ -21,7 +21,7 @@ type prediction struct {
 	ceiling  ceiling // ceiling for the published number of tokens
 }
 
-// ceiling is the speed of a job whose GPUs do only arithmetic, at the kernels' rates.
+// ceiling is the speed of a job whose GPUs do nothing but arithmetic, at the kernels' rates.
 type ceiling struct{ tgs, mfu float64 }
 
 // grid divides the lengths that are tried if the published one does not fit.
@@ -102,7 +102,8 @@ func (r *record) fits(sequence int64) (bool, error) {
 	return memory.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
 }
 
-// ceilingOf returns the speed of a job whose GPUs do only the arithmetic of its model, each operation once:
+// ceilingOf returns the speed of a job whose GPUs do nothing but the arithmetic of its model, each operation
+// once:
 //
 //	seconds per token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 //

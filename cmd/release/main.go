@@ -1,5 +1,6 @@
 // Command release builds the archives of a release: the commands for every platform, with manual pages,
-// completions, examples and licenses. Equal sources, built by one release of Go, give equal bytes.
+// completions, examples and licenses. Archives are reproducible: the same sources, built with the same
+// release of Go, give the same bytes.
 //
 //	main.go   platforms, and the files of an archive
 //	build.go  runs the go command

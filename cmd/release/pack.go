@@ -32,8 +32,8 @@ func (f files) add(at, from string, mode fs.FileMode) error {
 	return err
 }
 
-// pack makes a compressed archive. Files are sorted and have neither times nor owners, so equal files give
-// equal bytes.
+// pack makes a compressed archive. Files are sorted and have neither times nor owners, so archives of the
+// same files are identical.
 func (f files) pack(folder string) ([]byte, error) {
 	var out bytes.Buffer
 	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)

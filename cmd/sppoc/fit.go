@@ -22,10 +22,10 @@ const (
 	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit suggests single changes to a spec with which its job would fit. First come the fastest of those that
-// keep the job: each pinned value of the schedule is searched again. Then come more machines, smaller numbers
-// and shorter sequences. If no single change suffices, it leaves all pinned values to the search at once. All
-// suggestions are measured like the plan itself.
+// adviseFit suggests single changes to a spec with which its job would fit. First come the fastest of the
+// changes that keep the job as it is: each pinned value of the schedule is searched again. Then come more
+// machines, smaller numbers and shorter sequences. If no single change suffices, all pinned values are left to
+// the search at once. All suggestions are measured like the plan itself.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -104,7 +104,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 		}
 		if found, ok := try(w, job, set, change); ok {
 			same := func(x way) bool { return x.words == found.words }
-			if !slices.ContainsFunc(ways, same) { // auto may have found the same as another change
+			if !slices.ContainsFunc(ways, same) { // auto may have led to the same result as another change
 				ways = append(ways, found)
 			}
 			break
@@ -114,7 +114,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 }
 
 // try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
-// named as found, including the grid, which is then searched too.
+// named as the search found them. They include the grid, which is then searched too.
 func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
 	w.Say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)

@@ -124,8 +124,8 @@ func (c *comparison) part(a0, a1, b0, b1 int) {
 	c.put(' ', c.a[a1:a1+tail], a1, b1)
 }
 
-// anchors returns the lines that occur once in both parts, as many as keep their order: ascending indexes
-// into a and b.
+// anchors returns the largest set of lines that occur once in both parts and have the same order in both:
+// ascending indexes into a and b.
 func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	type count struct{ inA, inB, atB int }
 	seen := map[string]*count{}

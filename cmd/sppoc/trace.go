@@ -16,7 +16,7 @@ import (
 )
 
 // mostSpans is the number of instructions above which a trace shows only one rank of each stage, because
-// viewers handle larger files badly.
+// viewers do not handle larger files well.
 const mostSpans = 500_000
 
 func writeTrace(flags *pflag.FlagSet) cli.Action {

@@ -23,7 +23,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// The page is one file: its parts are combined here with the data. It loads nothing from a network.
+// The page is one file: its parts are combined here with the data. It loads nothing from the network.
 var (
 	//go:embed page/view.html
 	pageHTML string

@@ -148,8 +148,9 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 	return f.tell(env, &out)
 }
 
-// rounding is the tolerance for differences due to the order of sums, relative to the norm of the change: many
-// times those measured over a few steps, and far less than those of wrong results.
+// rounding is the tolerance for differences due to the order of sums, relative to the norm of the change. It
+// is many times larger than the differences measured over a few steps, and far smaller than those of wrong
+// results.
 var rounding = map[string]float64{"f32": 0.001, "bf16": 0.3}
 
 // reasons lists why a job may round differently from the jobs that made the checkpoints. Between two checkpoints a
@@ -193,7 +194,7 @@ func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	return list
 }
 
-// digest matches values of ir.Run.Sums that are not readable.
+// digest matches values of ir.Run.Sums that are not meant for people.
 var digest = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // gathered returns the job's values of an entry.

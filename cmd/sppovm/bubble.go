@@ -29,8 +29,8 @@ func newBubbleMeter(p *ir.Program) *bubbleMeter {
 	return &bubbleMeter{program: p, traces: make([]*vm.Trace, len(p.Ranks))}
 }
 
-// sampled selects the steps to measure where measuring slows a step down: the second, because the first warms
-// up, one in many after it, and the profiled one.
+// sampled selects the steps to measure if measuring slows a step down: the second (the first is a warm-up),
+// one in many after it, and the profiled one.
 func sampled(profiled int64) func(section ir.Section, step int64) bool {
 	return func(section ir.Section, step int64) bool {
 		return section == ir.SectionStep && (step == 2 || step%100 == 0 || step == profiled)

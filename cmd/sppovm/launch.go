@@ -46,8 +46,8 @@ func (l *launchFlags) define(flags *pflag.FlagSet) {
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait for all processes to connect")
 }
 
-// launcher is a program that starts processes, with the variables that tell each process its place. Of several
-// names, the first that is set is used.
+// launcher is a program that starts processes, with the variables that tell each process its place. If there
+// are several names for one value, the first variable that is set is used.
 type launcher struct {
 	name               string
 	process, processes []string
@@ -57,7 +57,8 @@ type launcher struct {
 	hosts              []string // lists of hosts; process 0 runs on the first
 }
 
-// launchers in the order of detection: a launcher started by another one comes before it.
+// launchers is in the order of detection: a launcher that is started by another one comes before that other
+// one.
 var launchers = []launcher{
 	{name: "torchrun", process: []string{"RANK"}, processes: []string{"WORLD_SIZE"}, local: "LOCAL_RANK", localOf: "LOCAL_WORLD_SIZE",
 		needs: "MASTER_ADDR", job: []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},

@@ -20,7 +20,7 @@
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
 //
-// It does not depend on models or schedules: the program determines what is done.
+// It does not depend on models or schedules; the program determines what to do.
 package main
 
 import (

@@ -118,10 +118,11 @@ type bench struct {
 	close func()
 }
 
-// mostDisturbed is the share of disturbed measurements above which probe warns.
+// mostDisturbed is the share of disturbed measurements above which probe prints a warning.
 const mostDisturbed = 0.1
 
-// cpuRounds is the number of rounds on the CPU, whose speed varies by the second under the load of other programs.
+// cpuRounds is the number of rounds on the CPU, whose speed varies from second to second under the load of
+// other programs.
 const cpuRounds = 15
 
 func (f *probeFlags) open() (*bench, error) {

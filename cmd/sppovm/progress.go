@@ -141,7 +141,7 @@ func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble f
 		return
 	}
 	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
-	if s.evalStep == steps { // an older one would be mistaken for the current one
+	if s.evalStep == steps { // an older loss would be mistaken for the current one
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
 	s.print("%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)

@@ -308,8 +308,8 @@ func (r *training) finish(err error) error {
 // lastRecords is the time for the last records of a run that has stalled.
 const lastRecords = 5 * time.Second
 
-// watched defines when the run is considered stalled, and reports slow orders: on standard error while the run is
-// being loaded.
+// watched defines when the run is considered stalled, and reports slow orders. While the run is being loaded, it
+// reports them on standard error.
 func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	return vm.Stall{After: f.stall, Tell: func(what string) {
 		if *show == nil {
@@ -454,8 +454,8 @@ func (r *training) restored(err error) error {
 	return cli.Wrong(err)
 }
 
-// behind reports a run that should end before the step of its checkpoint. A run that should end at that step has
-// nothing to do. That is not a mistake, because launchers repeat commands.
+// behind reports a run that should end before the step of its checkpoint. A run that should end at exactly that
+// step has nothing to do, which is not an error, because launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
 		from := r.f.resume

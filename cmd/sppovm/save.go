@@ -237,7 +237,7 @@ func (s *saver) tell(saved *vm.Saved) error {
 	return s.retire()
 }
 
-// finish completes a checkpoint being written after a step has failed, if the job still can.
+// finish completes a checkpoint that is still being written when a step fails, if the job can still do that.
 func (s *saver) finish() error {
 	if s == nil || s.r.job.Failed() != nil {
 		return nil

@@ -100,7 +100,7 @@ func (s *simulation) step(env *cli.Env) error {
 	return nil
 }
 
-// end prints a summary: step times as a distribution, everything else from the last step.
+// end prints a summary: the distribution of step times, and all other figures of the last step.
 func (s *simulation) end(p *ir.Program) {
 	if len(s.took) == 0 {
 		return

@@ -52,7 +52,7 @@ func resumesAuto(args []string) bool {
 	return slices.Contains(args, "--resume="+resumeAuto) || at >= 0 && at+1 < len(args) && args[at+1] == resumeAuto
 }
 
-// launch runs the job, and runs it again after a failure if that is allowed and may help.
+// launch runs the job. After a failure, it runs the job again if that is allowed and may help.
 func (f *startFlags) launch(env *cli.Env, args []string) error {
 	for attempt := 0; ; attempt++ {
 		code, err := f.once(env, args, attempt)
@@ -128,8 +128,8 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 	}
 }
 
-// exitOf returns the exit code of a process that failed. If the process was killed, it reports that, because
-// nothing else has.
+// exitOf returns the exit code of a process that failed. If the process was killed, exitOf reports that,
+// because the process could not.
 func exitOf(c *child, env *cli.Env) int {
 	var exit *exec.ExitError
 	if !errors.As(c.err, &exit) {

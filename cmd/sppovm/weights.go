@@ -60,7 +60,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 }
 
 // startWeights are the initial weights of a run: those of a folder and possibly of an adapter. A new adapter keeps
-// the values from the program's init section.
+// its initial values from the program's init section.
 type startWeights struct {
 	*hf.Weights
 	adapter *hf.Weights // nil: none

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// Watch shows the progress of a command on a terminal, once it takes a while, and stops it at the user's request: a
+// Watch shows the progress of a command on a terminal if it takes a while, and stops it at the user's request. A
 // search then ends with the best plan so far. A nil Watch does neither.
 type Watch struct {
 	context context.Context

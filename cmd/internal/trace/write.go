@@ -1,4 +1,4 @@
-// Package trace is the file form of simulated and measured timelines: trace-event JSON, for viewers such as
+// Package trace reads and writes simulated and measured timelines as trace-event JSON, for viewers such as
 // Perfetto.
 //
 //	write.go  Write: a process for each rank, a thread for each stream

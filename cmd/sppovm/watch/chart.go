@@ -37,7 +37,7 @@ type chart struct {
 	log     bool // logarithmic y axis
 	logX    bool
 	zero    bool // the y axis starts at 0
-	cut     bool // cut off large y values of the first steps if this enlarges the rest considerably
+	cut     bool // cut off large y values of the first steps if this enlarges the rest of the curve considerably
 }
 
 // thin combines adjacent values until they fit a chart. It omits values that are not finite.

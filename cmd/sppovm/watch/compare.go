@@ -86,8 +86,8 @@ func (c *Compare) warning(median float64) string {
 	return "warning: " + strings.Join(parts, "; ") + "; measure this machine by sppovm probe, and a step by --profile"
 }
 
-// LayerOf returns the layer of a tensor by name: "layer.3" for "layer.3.wq". A tensor outside layers is its own
-// layer.
+// LayerOf returns the layer that a tensor's name belongs to: "layer.3" for "layer.3.wq". A tensor outside the
+// layers counts as a layer of its own.
 func LayerOf(tensor string) string {
 	if rest, ok := strings.CutPrefix(tensor, "layer."); ok {
 		number, _, _ := strings.Cut(rest, ".")
