@@ -134,7 +134,7 @@ func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
 func checkAttention(in *Instr) error {
 	heads, kvHeads := in.Attr("heads").Bits, in.Attr("kv_heads").Bits
 	if kvHeads == 0 || heads%kvHeads != 0 {
-		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
+		return fmt.Errorf("%d heads are not a multiple of %d kv_heads", heads, kvHeads)
 	}
 	for _, name := range []string{"window", "chunks"} {
 		if a := in.Attr(name); a.Const != 0 || int64(a.Bits) < 0 {
@@ -166,7 +166,7 @@ func checkAttention(in *Instr) error {
 		return err
 	}
 	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
-		return fmt.Errorf("one of o and delta is given, not both or neither")
+		return fmt.Errorf("exactly one of o and delta must be given")
 	}
 	return nil
 }
@@ -183,9 +183,9 @@ func checkWindow(in *Instr, s attentionSize) error {
 	case in.zigzag() && (in.Attr("window").Bits != 0 || s.chunks != 0 || in.Arg("positions").Present()):
 		return fmt.Errorf("zigzag excludes window, chunks and positions")
 	case s.keys-1 < s.prefix-s.window+1:
-		return fmt.Errorf("no query sees a key: the first of them sees keys from %d on, and there are %d", s.prefix-s.window+1, s.keys)
+		return fmt.Errorf("no query sees a key: the first query sees keys from %d on, but there are only %d", s.prefix-s.window+1, s.keys)
 	case s.keys-1 < s.end()-s.window && (a.Const != 0 || a.Bits == 0):
-		return fmt.Errorf("the last query sees keys from %d on, and there are %d, which wants %s", s.end()-s.window, s.keys, continued)
+		return fmt.Errorf("the last query sees keys from %d on, but there are only %d, which requires %s", s.end()-s.window, s.keys, continued)
 	}
 	return nil
 }

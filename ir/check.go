@@ -253,7 +253,7 @@ func (c *checker) ranks() {
 		for g, members := range r.Groups {
 			for _, m := range members {
 				if m < 0 || int(m) >= len(p.Ranks) {
-					c.fail("member %d of group %d is none of the %d ranks", m, g, len(p.Ranks))
+					c.fail("member %d of group %d is not one of the %d ranks", m, g, len(p.Ranks))
 					break
 				}
 			}

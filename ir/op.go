@@ -260,7 +260,7 @@ var (
 var Ops = [NumOps]OpInfo{
 	LoadTokens: {
 		Name: "load_tokens", Class: ClassData, Streams: onCompute,
-		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token that begins a document, is padding, or is excluded by the data's mask becomes -1. With as = 2, each token becomes its position in its document: 0, or one more than the token before it.",
+		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token becomes -1 if it begins a document, is padding, or is excluded by the data's mask. With as = 2, each token becomes its position in its document: 0, or one more than the token before it.",
 		Operands: []Operand{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
@@ -275,7 +275,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	InitNormal: {
 		Name: "init_normal", Class: ClassKernel, Streams: onCompute,
-		Doc: "Initial values of a rectangle of a tensor, normal with mean 0. Each is a function of (seed, tensor, global element) only, so that any split gives the same model.",
+		Doc: "Initial values of a rectangle of a tensor, normally distributed with mean 0. Each value depends only on (seed, tensor, global element), so any split gives the same model.",
 		Operands: []Operand{
 			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
 		},
@@ -296,7 +296,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Embed: {
 		Name: "embed", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rows of the embedding table by token, times scale; tokens that are not on this rank give zeros, so that a sum over ranks completes the rows.",
+		Doc: "Rows of the embedding table by token, times scale. Tokens that are not on this rank give zeros, so a sum over ranks completes the rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
 			{Name: "tokens", Types: "i32", Dims: "r"},
@@ -318,7 +318,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	PositionEmbed: {
 		Name: "position_embed", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x plus the position's row, one row of the table for the batch rows of a token.",
+		Doc: "y = x plus the position's row of the table, which is the same for all batch rows of a token.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,h"},
 			{Name: "x", Types: "T", Dims: "n*batch,h"},
@@ -421,7 +421,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rope: {
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its document instead. A rotation of the run replaces this rule: it defines the pairs (i, i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope with inverse set: a factor stays one.",
+		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its document instead. A rotation of the run replaces this rule: it defines the pairs (i, i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope with inverse set, which applies the same factors.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -432,16 +432,16 @@ var Ops = [NumOps]OpInfo{
 			{"position", KindInt, "position of the first token"},
 			{"theta", KindFloat, "base of the frequencies"},
 			{"inverse", KindBool, "turn back"},
-			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two: of this number and of the one as far from the end"},
+			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end"},
 			{"rotation", KindOption, "number of a rotation of the run, from 1 on, instead of theta; 0: none"},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
-		Doc: "Causal attention of n queries over keys, all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
-			"Never stores scores of a whole row of tokens. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
-			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and so none of another document. If no key is left, its o is 0 and its lse minus infinity.",
+		Doc: "Causal attention of n queries over keys, which are all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
+			"Scores of a whole row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
+			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. If no key is left, its o is 0 and its lse minus infinity.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow in bf16, so that it is rounded once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
@@ -456,7 +456,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionGrad: {
 		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of attention over the same keys, all or a block of them: o or delta, and lse, are those over all keys that a query sees, which makes every block's part exact. dk and dv cover all given keys, so that later subsequences add to the rows of earlier ones. " +
+		Doc: "Gradients of attention over the same keys, either all of them or a block. o or delta, and lse, must be those over all keys that a query sees; this makes the contribution of every block exact. dk and dv cover all given keys, so that later subsequences add to the rows of earlier ones. " +
 			"One of o and delta is given.",
 		Operands: []Operand{
 			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
@@ -468,7 +468,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim", Optional: true},
 			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
-			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "from attention_delta, if blocks share it or o is elsewhere"},
+			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "from attention_delta, if several blocks use it or o is on another rank"},
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
@@ -644,7 +644,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Send: {
 		Name: "send", Class: ClassComm, Streams: []Stream{SendNext, SendPrev, Mux},
-		Doc:      "Sends to a peer; done when the peer has received. Messages between two ranks on one stream keep their order.",
+		Doc:      "Sends to a peer; complete when the peer has received the message. Messages between two ranks on one stream keep their order.",
 		Operands: []Operand{{Name: "x", Types: "any"}},
 		Attrs:    []AttrInfo{{"peer", KindRank, "receiver"}},
 		Work:     WorkP2P,
@@ -686,7 +686,7 @@ var Ops = [NumOps]OpInfo{
 		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	Record: {
-		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream for which wait waits. Each event is recorded once per section.",
+		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream that wait instructions wait for. Each event is recorded once per section.",
 		Attrs: []AttrInfo{attrEvent},
 	},
 	Wait: {
@@ -733,7 +733,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rotate: {
 		Name: "rotate", Class: ClassComm, Streams: onColl,
-		Doc: "y = the x of the previous member, in group order; for the first member that is the last.",
+		Doc: "y = the x of the previous member in group order. The last member precedes the first.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "any"},
 			{Name: "x", Types: "any"},
@@ -748,7 +748,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
-			{Name: "grad", Types: "F", Doc: "with the rows of w from row on"},
+			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers for adamw"},
 			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "of grad_norm"},
 		},
@@ -795,7 +795,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Dropout: {
 		Name: "dropout", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / (1 - rate) where the element's draw keeps it, which has the probability 1 - rate, and 0 elsewhere. A draw is a function of the key, the tensor, the token and the column only, so any division of the work drops the same elements. The gradient of dropout is dropout of dy.",
+		Doc: "y = x / (1 - rate) if the element's draw keeps it, which has the probability 1 - rate, and 0 otherwise. A draw depends only on the key, the tensor, the token and the column, so any division of the work drops the same elements. The gradient of dropout is dropout of dy.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
 			{Name: "x", Types: "T", Dims: "n*batch,c"},

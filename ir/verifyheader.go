@@ -157,7 +157,7 @@ func verifyRoles(p *Program, all *findings) {
 		c := &p.Codes[i]
 		if c.updates() && !slices.ContainsFunc(c.Results, func(r Result) bool { return r.Name == ResultStep }) {
 			all.add(Finding{Kind: FindHeader, At: Site{Rank: None, Code: c.Name, Index: None},
-				Msg: fmt.Sprintf("updates weights without a result %s, which brings the learning rate", ResultStep)})
+				Msg: fmt.Sprintf("updates weights without a result %s, which provides the learning rate", ResultStep)})
 		}
 	}
 	if !has[ResultLoss] {

@@ -32,7 +32,7 @@ func checkRing(in *Instr) error {
 	a := in.Attr(continued)
 	switch {
 	case k != q+prefix*batch:
-		return fmt.Errorf("k has %d rows, and in a ring as many as prefix*batch + %d = %d", k, q, q+prefix*batch)
+		return fmt.Errorf("k has %d rows, but in a ring it must have prefix*batch + %d = %d", k, q, q+prefix*batch)
 	case q/batch%2 != 0:
 		return fmt.Errorf("%d queries are not two chunks", q/batch)
 	case a.Const != 0 || a.Bits == 0:
@@ -44,7 +44,7 @@ func checkRing(in *Instr) error {
 // checkPositions checks that every row has a position in a document, if any are given.
 func checkPositions(in *Instr, rows int64) error {
 	if p := in.Arg("positions"); p.Present() && (p.Elements() != rows || len(p.Dims()) != 1) {
-		return fmt.Errorf("%d positions in documents, and there are %d tokens", p.Elements(), rows)
+		return fmt.Errorf("%d positions in documents for %d tokens", p.Elements(), rows)
 	}
 	return nil
 }

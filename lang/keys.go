@@ -273,7 +273,7 @@ var modelKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.RopeTruncate = v.name == "true" },
 		derive: func(s *Spec) { s.Model.RopeTruncate = s.Model.RopeScaling == ScalingYarn }},
 	{Block: blockModel, Name: "rope_amplitude", takes: positive(dimCount), Derived: "yarn: 0.1 * ln(rope_factor) + 1; longrope: sqrt(1 + ln(rope_factor) / ln(rope_original)); else 1", Example: "1.19",
-		Doc:    "Factor that multiplies rotated queries and keys with `yarn` and `longrope` (attention_factor).",
+		Doc:    "`yarn` and `longrope`: factor by which rotated queries and keys are multiplied (attention_factor).",
 		set:    func(s *Spec, v value) { s.Model.RopeAmplitude = v.num },
 		derive: func(s *Spec) { s.Model.RopeAmplitude = s.Model.amplitude() }},
 	{Block: blockModel, Name: "rope_short", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1, 1.02, 1.5, 2]",
@@ -295,7 +295,7 @@ var modelKeys = []*Key{
 		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. 0 uses the frequencies of the other layers. Gemma-3 uses 10000.",
 		set: func(s *Spec, v value) { s.Model.RopeLocalTheta = v.num }},
 	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
-		Doc:    "Factor that multiplies attention scores before the softmax.",
+		Doc:    "Factor by which attention scores are multiplied before the softmax.",
 		set:    func(s *Spec, v value) { s.Model.AttnScale = v.num },
 		derive: func(s *Spec) { s.Model.AttnScale = 1 / math.Sqrt(float64(max(1, s.Model.HeadDim))) }},
 	{Block: blockModel, Name: "attn_softcap", takes: notNegative(dimCount), Default: "0", Example: "50",
@@ -305,7 +305,7 @@ var modelKeys = []*Key{
 		Doc: "Bound c on the logits: each logit becomes c * tanh(logit / c). 0 means no bound. Gemma-2 uses 30.",
 		set: func(s *Spec, v value) { s.Model.LogitSoftcap = v.num }},
 	{Block: blockModel, Name: "embed_scale", takes: positive(dimCount).orNames("sqrt_hidden"), Default: "1", Example: "sqrt_hidden",
-		Doc: "Factor that multiplies embedding vectors. `sqrt_hidden` is the square root of `hidden`, rounded to `dtype`, as in Gemma.",
+		Doc: "Factor by which embedding vectors are multiplied. `sqrt_hidden` is the square root of `hidden`, rounded to `dtype`, as in Gemma.",
 		set: setEmbedScale},
 	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
 		Doc: "Whether the output projection shares its weights with the embedding table.",
@@ -344,7 +344,7 @@ var clusterKeys = []*Key{
 		Doc: "Rate of copies from the host to one device.",
 		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
-		Doc: "Limit on the combined rate of host copies of all devices of a node, in each direction; 0 means no limit.",
+		Doc: "Limit on the combined rate of the host copies of all devices of a node, in each direction; 0 means no limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
 		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
@@ -371,13 +371,13 @@ var clusterKeys = []*Key{
 		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
-		Doc: "Share of the peak that matrix products reach: one number, or (rows, share) pairs with increasing rows.",
+		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share, in order of increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
 		Doc: "Share of the peak that attention reaches in the forward pass: one number, or pairs of query rows and share, in order of increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_grad_efficiency", takes: curve(), Example: "0.48",
-		Doc: "Share of the peak that attention reaches backward: one number, or pairs of query rows and share with increasing rows.",
+		Doc: "Share of the peak that attention reaches in the backward pass: one number, or pairs of query rows and share, in order of increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionGradEff = setCurve(v) }},
 	{Block: blockCluster, Name: "copy_efficiency", takes: share(), Example: "0.85",
 		Doc: "Share of `memory_bandwidth` that memory-bound kernels reach.",
@@ -448,7 +448,7 @@ var trainKeys = []*Key{
 		takes: valueType{calls: []callType{
 			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},
 		}},
-		Doc: "Protection against gradients that are not finite or too large. All ranks take the same decision before any weight changes. The data of a skipped step is not read again, and the learning rate advances.",
+		Doc: "Protection against gradients that are not finite or too large. All ranks make the same decision before any weight changes. The data of a skipped step is not used again, and the learning rate advances.",
 		set: func(s *Spec, v value) {}},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
@@ -524,10 +524,10 @@ var dataKeys = []*Key{
 		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by its magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end of the data, it starts again at the beginning. `on`: the tokens are cut into such windows, and each window is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, with any division over ranks.",
+		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into such windows, and each window is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, with any division over ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Weights of a mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. A part that ends starts again. `[]`: all files form one stream.",
+		Doc: "Weights of a mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
@@ -543,7 +543,7 @@ var dataKeys = []*Key{
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
-		Doc: "Whether a sequence contains several independent documents: attention stays inside a document, positions restart with each document, and a document's last token has no label. Documents end where the `index` of the data says, or after each token with the given ID. A step takes at most as long as without documents.",
+		Doc: "Whether a sequence contains several independent documents: attention stays inside a document, positions restart with each document, and a document's last token has no label. The ends of documents are given by the `index` of the data, or follow each token with the given ID. A step takes at most as long as without documents.",
 		set: func(s *Spec, v value) {
 			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
 				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
@@ -566,7 +566,7 @@ var adapterKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
 		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
 	{Block: blockAdapter, Name: "dropout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0", Example: "0.1",
-		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map draws its own elements. The draws depend on the seed, the step, the tensor and the element only, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
+		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map draws its own elements. The draws depend only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
 		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as in the models of `family`.",
@@ -577,7 +577,7 @@ func beta() valueType { return valueType{number: &number{above: true, max: 1, be
 
 var optimizerKeys = []*Key{
 	{Block: blockGuard, Name: "spikes", takes: notNegative(dimCount), Default: "0", Example: "10",
-		Doc: "From the eleventh step on, a step is skipped if its gradient norm is more than this many times the median norm of the last 100 steps that were not skipped. 0 skips only steps with a norm that is not finite.",
+		Doc: "From the eleventh step on, a step is skipped if its gradient norm is more than this many times the median norm of the last 100 steps that were not skipped. With 0, only steps whose norm is not finite are skipped.",
 		set: func(s *Spec, v value) { s.Train.Guard.Spikes = v.num }},
 	{Block: blockGuard, Name: "stop", takes: whole(1, maxTokens), Default: "10", Example: "1",
 		Doc: "Number of consecutive skipped steps after which the run ends with an error.",
@@ -611,7 +611,7 @@ var optimizerKeys = []*Key{
 			}
 		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
-		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16, Llama 3 with f32. A bf16 number has a precision of about three digits, so smaller changes would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
+		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16 moments, Llama 3 with f32. A bf16 number has a precision of about three digits, so smaller changes would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
@@ -656,7 +656,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
 		Doc: "Which of K and V stay on the device between forward and backward. Those not listed are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
-			"in the backward pass with their gradients. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
+			"in the backward pass together with their gradients. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return
@@ -677,7 +677,7 @@ var scheduleKeys = []*Key{
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns around. The other strategies are for comparison. " +
 			"These also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
 			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. These need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +
-			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
+			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all strategies that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports them. " +

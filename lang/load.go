@@ -169,7 +169,7 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	}
 	if depth >= maxImports || len(l.loaded) > maxFiles {
 		l.broken, l.limited = true, true
-		l.fail(BadImport, at, "", "imports are nested more than %d deep, or are more than %d", maxImports, maxFiles)
+		l.fail(BadImport, at, "", "imports are nested more than %d deep, or there are more than %d of them", maxImports, maxFiles)
 		return
 	}
 	text, fullName, fromShipped, err := l.readImport(src, name, shipped)
@@ -181,7 +181,7 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	if done, seen := l.loaded[fullName]; seen {
 		if !done {
 			l.broken = true
-			l.fail(BadImport, at, "", "%q imports itself, directly or by way of others", name)
+			l.fail(BadImport, at, "", "%q imports itself, directly or through other files", name)
 		}
 		return
 	}
@@ -500,7 +500,7 @@ func (l *loader) setBlockName(kind, name string) {
 }
 
 // valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are the entries of b, with its
-// parameters bound to the arguments of from; seen detects a block that is defined by itself.
+// parameters bound to the arguments of from; seen detects a block that is defined in terms of itself.
 func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []*blockRef) (map[string]namedValue, bool) {
 	sc, ok := l.parameters(ref, args, from)
 	if ref.node.Value != nil {
@@ -509,7 +509,7 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 			return nil, false
 		}
 		if slices.Contains(seen, base) || base == ref {
-			l.fail(AmbiguousBlock, ref.head(), "", "`%s` is defined by itself", ref.node.Name)
+			l.fail(AmbiguousBlock, ref.head(), "", "`%s` is defined in terms of itself", ref.node.Name)
 			return nil, false
 		}
 		values, baseOK := l.valuesOf(base, baseArgs, ref, append(seen, ref))

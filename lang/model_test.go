@@ -10,7 +10,8 @@ import (
 
 const modelSizes = " layers = 4 hidden = 64 heads = 4 vocab = 256 dtype = f32 "
 
-// TestFamiliesAreDefaults writes the defaults of each family out under another, which must give the same model.
+// TestFamiliesAreDefaults writes the defaults of each family explicitly in a model of another family. Both must
+// give the same model.
 func TestFamiliesAreDefaults(t *testing.T) {
 	for _, f := range Families {
 		want, err := ParseModel("family = " + f.Name + modelSizes)
@@ -36,7 +37,8 @@ func TestFamiliesAreDefaults(t *testing.T) {
 	}
 }
 
-// TestModelsThatCannotBeBuilt: each combination of keys gives one clear error, at the key that is to be changed.
+// TestModelsThatCannotBeBuilt checks that each invalid combination of keys gives one clear error, at the key
+// that should be changed.
 func TestModelsThatCannotBeBuilt(t *testing.T) {
 	for _, c := range []struct{ keys, want string }{
 		{"norm_place = post bias = [mlp]", "biases of attention's output and of the MLP are not supported with a norm after them"},
@@ -61,7 +63,7 @@ func TestModelsThatCannotBeBuilt(t *testing.T) {
 	}
 }
 
-// TestFamilyOfWindows: what a family says of windows gives way to what the spec says of them.
+// TestFamilyOfWindows checks that the windows in a spec take precedence over those of the family.
 func TestFamilyOfWindows(t *testing.T) {
 	for keys, want := range map[string]string{
 		"":                              "[1024 1024 1024 1024 1024 0] 10000",
@@ -83,7 +85,7 @@ func TestFamilyOfWindows(t *testing.T) {
 	}
 }
 
-// TestForeignValues: an edited plan may hold what no spec can say.
+// TestForeignValues checks that values which no spec can express are found in an edited plan.
 func TestForeignValues(t *testing.T) {
 	for want, edit := range map[string]func(*Model){
 		"model.norm_place":    func(m *Model) { m.NormPlace = "behind" },

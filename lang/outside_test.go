@@ -55,7 +55,8 @@ func TestImportFromOutsidePrintsNothing(t *testing.T) {
 	}
 }
 
-// In the folder of the spec and below, the line is shown; outside of it, a spec's mistakes have their place.
+// For files in or below the folder of the spec, the line is shown. For specs outside of it, only the position
+// of an error is shown.
 func TestImportShowsPlaces(t *testing.T) {
 	dir := t.TempDir()
 	spec := filepath.Join(dir, "job", "job.sppo")
@@ -73,7 +74,7 @@ func TestImportShowsPlaces(t *testing.T) {
 	}
 }
 
-// Links make a file have many names, and each import of two others makes a tree.
+// Links can give a file many names, and files that each import two others form a tree.
 func TestManyImports(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "x.sppo"), "import \"a/x.sppo\"\nimport \"b/x.sppo\"\n")

@@ -57,7 +57,7 @@ func (g *Groups) UnmarshalJSON(text []byte) error {
 	*g = 0
 	for _, name := range has {
 		if !slices.Contains(TensorGroups, name) {
-			return fmt.Errorf("%q is no group of tensors: %s", name, strings.Join(TensorGroups, ", "))
+			return fmt.Errorf("%q is not a group of tensors: %s", name, strings.Join(TensorGroups, ", "))
 		}
 		*g |= groupsOf(name)
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestWindows reads windows and types of layers, and holds them to the shortest list that says the same.
+// TestWindows reads windows and types of layers, and expects the shortest equivalent list.
 func TestWindows(t *testing.T) {
 	for _, c := range []struct {
 		set  string
