@@ -132,7 +132,7 @@ func (s *Model) Feed(tokens []int32) (logits []float32, err error) {
 			logits[i] = s.cap * float32(math.Tanh(float64(x/s.cap)))
 		}
 		if x != x {
-			return nil, fmt.Errorf("the logits of token %d of the vocabulary are not a number after %d tokens: are the weights broken?", i, s.seen)
+			return nil, fmt.Errorf("the logits of token %d of the vocabulary are not a number after %d tokens: are the weights damaged?", i, s.seen)
 		}
 	}
 	return logits, nil

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// kept are the tokens that a choice allows, with their probabilities, by the definitions: a token counts if fewer than TopK are more
-// probable, and if those that are more probable make up less than TopP of what TopK leaves.
+// kept returns the tokens that a choice allows, with their probabilities, by definition: a token is kept if fewer than TopK
+// tokens are more probable, and if these make up less than TopP of the probability that TopK leaves.
 func kept(c Choice, logits []float32) map[int32]float64 {
 	shares, left := make([]float64, len(logits)), map[int32]float64{}
 	for t, x := range logits {
@@ -48,7 +48,8 @@ func kept(c Choice, logits []float32) map[int32]float64 {
 	return left
 }
 
-// TestPick: tokens are drawn as often as their probabilities say, to within five standard deviations, and no others are.
+// TestPick checks that tokens are drawn as often as their probabilities require, to within five standard
+// deviations, and that no others are drawn.
 func TestPick(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, c := range []Choice{
@@ -107,14 +108,14 @@ func TestChoiceCheck(t *testing.T) {
 	}
 }
 
-// texts are what tokenizers turn differently at borders of tokens.
+// texts are strings that tokenizers treat differently at the boundaries of tokens.
 var texts = []string{
 	"The quick brown fox", " leading and trailing ", "naïve café – “quoted” …", "日本語のテキスト、混ぜて English", "👩‍👩‍👧 emoji 🏳️‍🌈 and 한국어",
 	"tabs\tand\nlines\r\n\n  indented", "1234567 3.14159 0x1f", "\x00\x01 control \x7f", "don't we'll I'VE",
 }
 
-// TestTextComesInPieces: what Decode returns token by token, with Rest, is the text of all tokens together, and no piece ends within a
-// character.
+// TestTextComesInPieces checks that the results of Decode, token by token, followed by Rest, are the text of all tokens
+// together, and that no piece ends within a character.
 func TestTextComesInPieces(t *testing.T) {
 	files, err := filepath.Glob("../tokenizer/testdata/reference/*")
 	if err != nil {
@@ -168,7 +169,7 @@ func ids(tokens []int32) (list []uint32) {
 	return list
 }
 
-// What is no UTF-8 comes out as U+FFFD, and at once where no later byte can mend it.
+// Bytes that are not UTF-8 become U+FFFD, immediately if no later byte can complete them.
 func TestBrokenBytes(t *testing.T) {
 	var b Bytes
 	got := ""

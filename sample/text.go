@@ -100,7 +100,7 @@ type Request struct {
 }
 
 // ErrEmpty is returned for a prompt without tokens.
-var ErrEmpty = errors.New("the prompt has no tokens, and this model begins no text by itself")
+var ErrEmpty = errors.New("the prompt has no tokens, and this model needs at least one to begin a text")
 
 // Write continues a prompt and calls each with every piece of text. It calls stop before every token. It returns the number of tokens
 // that it has generated, and whether the last of them ended the text.

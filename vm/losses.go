@@ -27,7 +27,7 @@ func (j *Job) findLosses() (lossOrder, error) {
 		order[r.index], replicas[replica] = at, true
 	}
 	if len(order) == 0 {
-		return nil, errors.New("the program computes no losses of single tokens: compile it again, with a validation")
+		return nil, errors.New("the program does not compute the losses of single tokens: compile it again, with a validation")
 	}
 	return order, nil
 }

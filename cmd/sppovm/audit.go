@@ -32,7 +32,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
 	flags.StringVar(&f.from, "from", "", "the `CHECKPOINT` to start from")
 	flags.StringVar(&f.to, "to", "", "the later `CHECKPOINT` to compare with")
-	flags.Float64Var(&f.tolerance, "tolerance", 0, "where the two plans add in different orders: the largest difference of the weights, or of a kind of optimizer state, relative to the norm of its change; 0: 0.001 for f32, 0.3 for bf16")
+	flags.Float64Var(&f.tolerance, "tolerance", 0, "if the two plans add in different orders: the largest allowed difference of the weights, or of one kind of optimizer state, relative to the norm of its change; 0: 0.001 for f32, 0.3 for bf16")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
@@ -269,9 +269,9 @@ func (out *audited) inWords() string {
 	if len(out.Reasons) == 0 {
 		text += "both add in the same order, so none may differ\n"
 	} else {
-		verdict := "which is within"
+		verdict := "this is within"
 		if !out.Equal {
-			verdict = "which is more than"
+			verdict = "this is more than"
 		}
 		text += fmt.Sprintf("%s the tolerance of %g for another order of sums: %s\n", verdict, out.Tolerance, strings.Join(out.Reasons, "; "))
 	}

@@ -19,7 +19,7 @@ func devices(*pflag.FlagSet) cli.Action {
 			blas = "no OpenBLAS: " + first
 		}
 		_, err := fmt.Fprintf(env.Stdout, "cpu   %s, %d cores, products by our own kernels for %s; %s\n"+
-			"sim   virtual time on the cluster that a program was compiled for\ncuda  %s\n",
+			"sim   virtual time on the cluster for which a program was compiled\ncuda  %s\n",
 			runtime.GOARCH, runtime.NumCPU(), simd.ISA(), blas, strings.Join(reportGPUs(), "\n      "))
 		return err
 	}

@@ -70,7 +70,7 @@ run --save-every 1 --resume auto --steps 8 >out
 grep exit out; ls -A disk/dir
 cp -r disk/dir again
 `, "LAUNCH", launch))
-			has(t, text, "resumed from disk/dir/step-1\n", "cannot save the checkpoint of step 2: ", "no space left on device; the run goes on, and earlier checkpoints are as they were\n",
+			has(t, text, "resumed from disk/dir/step-1\n", "cannot save the checkpoint of step 2: ", "no space left on device; the run continues, and earlier checkpoints are unchanged\n",
 				"sppovm: cannot save the checkpoint of step 8: ", "no space left on device\n", "exit 1\nstep-1\n", "resumed from disk/dir/step-1\n", "exit 0\nstep-", "step-8\n")
 			alone(t, "tiny.sppo", "--set", "train.steps=8", "-q", "--save", "whole")
 			same(t, "whole", "again")

@@ -44,7 +44,7 @@ func TestSkippedSteps(t *testing.T) {
 	if diff := cmp.Diff(numbersOf(t, one), numbersOf(t, many[0])); diff != "" {
 		t.Error(diff)
 	}
-	if skipped := strings.Count(one, `"skipped":true`); skipped == 0 || strings.Count(all[0].errs.String(), "; weights are as they were\n") != skipped {
+	if skipped := strings.Count(one, `"skipped":true`); skipped == 0 || strings.Count(all[0].errs.String(), "; the weights are unchanged\n") != skipped {
 		t.Errorf("%d lines say that a step was skipped:\n%s", skipped, all[0].errs.String())
 	}
 	code, _, text := runs(t, append(args, "--set", "train.guard.spikes=0.001", "--set", "train.guard.stop=3")...)

@@ -15,14 +15,15 @@ import (
 	"sppo.dev/hf"
 )
 
-// expectedModel is what bench/peers/hub_models.py writes of a model: what transformers computes of a held text.
+// expectedModel is the output of bench/peers/hub_models.py for a model: the results of transformers for a
+// held-out text.
 type expectedModel struct {
 	Tokens []int     `json:"tokens"`
 	Losses []float64 `json:"losses"`
 	Loss   float64   `json:"loss"`
 }
 
-// hubJobs are fixtures of package hf, each with a division of its training and another of its evaluation.
+// hubJobs are fixtures of package hf, each with one division for training and another for evaluation.
 var hubJobs = []struct{ name, train, eval string }{
 	{"llama-3.1", "pp=2 sp=1 subsequences=3", "pp=1 sp=2 subsequences=2 sp_mode=ring"},
 	{"qwen3-window", "pp=1 sp=2 subsequences=2", "pp=3 sp=1 subsequences=3"},
@@ -32,9 +33,10 @@ var hubJobs = []struct{ name, train, eval string }{
 	{"mistral-small-vision", "pp=1 sp=1 subsequences=1", "pp=2 sp=1 subsequences=3"},
 }
 
-// TestEvalEqualsTransformers imports a folder, trains it by 20 steps and exports it. The losses of a held text are those of transformers:
-// before training as the fixtures have them, and after it, where SPPO_HUB_PYTHON names a Python with transformers, as it computes them from
-// the exported folder. eval computes the same from that folder as from the checkpoint.
+// TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a held-out text
+// must equal those of transformers. Before training, these are in the fixtures. After training, transformers computes them
+// from the exported folder, if SPPO_HUB_PYTHON names a Python that has transformers. eval must compute the same losses from
+// that folder as from the checkpoint.
 func TestEvalEqualsTransformers(t *testing.T) {
 	for _, job := range hubJobs {
 		t.Run(job.name, func(t *testing.T) {
@@ -91,7 +93,8 @@ func TestEvalEqualsTransformers(t *testing.T) {
 	}
 }
 
-// hubJob writes a job that trains the model of a folder on other tokens than the held ones, and both streams of tokens.
+// hubJob writes a job that trains the model of a folder on tokens other than the held-out ones. It also writes
+// both streams of tokens.
 func hubJob(t *testing.T, folder string, held []int) {
 	t.Helper()
 	m, err := hf.ReadModel(folder)
@@ -122,7 +125,7 @@ schedule s { dp = 1   align = 4 }
 	}
 }
 
-// checkHeld compares the loss of a held text and of its tokens with those of transformers.
+// checkHeld compares the loss of a held-out text and of its tokens with those of transformers.
 func checkHeld(t *testing.T, when string, got evaluation, losses []float32, want expectedModel) {
 	t.Helper()
 	if len(losses) != len(want.Losses) {

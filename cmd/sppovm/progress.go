@@ -125,7 +125,7 @@ func (s *progress) print(format string, args ...any) {
 
 func (s *progress) saved(c *vm.Saved) {
 	const short = 100 * time.Microsecond
-	s.say("saved %s: %s in %s, for %s of which training waited", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
+	s.say("saved %s: %s in %s, of which training waited for %s", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
 }
 
 func (s *progress) validation(v *watch.Validation) {

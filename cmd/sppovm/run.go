@@ -503,7 +503,7 @@ func (r *training) guard(result vm.StepResult) error {
 	r.inRow++
 	r.skipped++
 	r.sick = fmt.Sprintf("step %d was skipped", result.Step)
-	r.show.say("step %d skipped: loss %.4g, gradient norm %.4g; weights are as they were", result.Step, result.Loss, result.GradNorm)
+	r.show.say("step %d skipped: loss %.4g, gradient norm %.4g; the weights are unchanged", result.Step, result.Loss, result.GradNorm)
 	if most := r.program.Run.MaxSkipped; most > 0 && r.inRow >= most {
 		return fmt.Errorf("step %d: %s skipped in a row, the last with loss %.4g and gradient norm %.4g; try a smaller learning rate or gradient clipping",
 			result.Step, count(r.inRow, "step"), result.Loss, result.GradNorm)

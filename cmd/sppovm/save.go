@@ -184,7 +184,7 @@ func (s *saver) complete(wait bool) error {
 func (s *saver) tolerate(err error) error {
 	var failed *vm.SaveError
 	if errors.As(err, &failed) {
-		s.r.show.say("%v; the run goes on, and earlier checkpoints are as they were", failed)
+		s.r.show.say("%v; the run continues, and earlier checkpoints are unchanged", failed)
 		return nil
 	}
 	return err
@@ -262,7 +262,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			return false, r.restored(err)
 		}
 		if len(steps) == 0 {
-			r.show.say("no checkpoint in %s: starting anew", dir)
+			r.show.say("no checkpoint in %s: starting from the beginning", dir)
 			return false, nil
 		}
 		path := filepath.Join(dir, store.StepName(steps[len(steps)-1]))

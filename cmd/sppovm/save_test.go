@@ -67,7 +67,7 @@ func TestResumeAuto(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "whole")
 	args := []string{"tiny.sppo", "--save", "dir", "--save-every", "1", "--save-wait", "--resume", "auto"}
-	if code, _, text := runs(t, append(args, "--steps", "3")...); code != cli.Done || !strings.Contains(text, "no checkpoint in dir: starting anew") {
+	if code, _, text := runs(t, append(args, "--steps", "3")...); code != cli.Done || !strings.Contains(text, "no checkpoint in dir: starting from the beginning") {
 		t.Fatalf("exit %d\n%s", code, text)
 	}
 	newest := filepath.Join("dir", "step-3")

@@ -54,7 +54,7 @@ func (f *watchFlags) check(device string, json bool) error {
 func (r *training) watch() error {
 	f := &r.f.watch
 	r.show.watchers.Fail = func(name string, err error) {
-		r.show.say("warning: %s failed and is left out from now on: %v", name, err)
+		r.show.say("warning: %s failed and is now disabled: %v", name, err)
 	}
 	if f.tensorboard != "" {
 		t, err := watch.NewTensorBoard(f.tensorboard)

@@ -110,7 +110,7 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 	}
 	mine, base := ir.Model(l), ir.Model(lang.Model(*other).Base())
 	if a, b := mine.Difference(&base); a != "" {
-		return fmt.Errorf("%s is another model than %s: it has %s, where %s has %s", model.Dir, whose, a, whose, b)
+		return fmt.Errorf("%s is a different model from %s: it has %s, but %s has %s", model.Dir, whose, a, whose, b)
 	}
 	return nil
 }
@@ -190,12 +190,12 @@ func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	sequence := f.sequence
 	switch {
 	case sequence < 0:
-		return nil, nil, fmt.Errorf("--sequence is %d, no number of tokens", sequence)
+		return nil, nil, fmt.Errorf("--sequence is %d, which is not a number of tokens", sequence)
 	case c.Model.Positions == lang.PositionsLearned:
 		sequence = sequenceOf(c)
 	case sequence == 0:
-		return nil, nil, errors.New("the run started from no folder: --sequence says for how many tokens the model is, " +
-			"or --from names a folder of the same model, for config and tokenizer")
+		return nil, nil, errors.New("the run did not start from a folder: set the length of its sequences with --sequence, " +
+			"or name a folder of the same model with --from, for config and tokenizer")
 	}
 	base := ir.Model(lang.Model(c.Model).Base())
 	return hf.Describe(&base, sequence)
@@ -223,7 +223,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	}
 	switch _, err := os.Stat(dir); {
 	case err != nil && f.from == "":
-		return nil, fmt.Errorf("the run started from %s, which is not there: --from names a folder of the same model", dir)
+		return nil, fmt.Errorf("the run started from %s, which does not exist: name a folder of the same model with --from", dir)
 	case err != nil:
 		return nil, err
 	}

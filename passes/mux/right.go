@@ -86,12 +86,12 @@ func checkBorders(p *plan.Plan, stage, k int) error {
 	borders := blocks[k]
 	t := plan.Task{Kind: plan.Forward, Subsequence: p.Subsequences.N - stage + k, Stage: stage}
 	if helpers := p.Helpers(t); len(borders) != helpers+1 || borders[0] != 0 {
-		return fmt.Errorf("blocks of keys have %d borders from 0 on, for %d helpers", len(borders), helpers)
+		return fmt.Errorf("blocks of keys have %d boundaries from 0 on, for %d helpers", len(borders), helpers)
 	}
 	for j := range len(borders) - 1 {
 		end := borders[j+1]
 		if room := p.Size(p.FirstHelped(stage, j)).Prefix; end <= borders[j] || end > room {
-			return fmt.Errorf("a block of keys ends at %d, which is not after its start at %d, or is after token %d, where the first task that its helper shares begins", end, borders[j], room)
+			return fmt.Errorf("a block of keys ends at %d, but must end after its start at %d and not after token %d, where the first task that its helper shares begins", end, borders[j], room)
 		}
 		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
 			return fmt.Errorf("a block of keys ends at %d, before that of the previous task, which ends at %d", end, blocks[k-1][j+1])

@@ -17,8 +17,9 @@ func wantError(t *testing.T, err error, say string) {
 	}
 }
 
-// TestBlocks: every helper's block is before the first task in which it takes part, and is its share of the
-// keys that the queries of each task see, to a step of the grid.
+// TestBlocks checks that every helper's block is before the first task in which the helper takes part, and
+// that it is the helper's share of the keys that the queries of each task see, to within a step of the
+// grid.
 func TestBlocks(t *testing.T) {
 	for _, c := range []struct {
 		pp, n int
@@ -55,7 +56,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestEditedBlocks: the blocks of an edited plan must satisfy the same.
+// TestEditedBlocks checks that the blocks of an edited plan must satisfy the same conditions.
 func TestEditedBlocks(t *testing.T) {
 	for _, c := range []struct {
 		say  string
@@ -63,8 +64,8 @@ func TestEditedBlocks(t *testing.T) {
 	}{
 		{"no stage to hold them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
 		{"for 0 tasks, but 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
-		{"borders from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
-		{"is not after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
+		{"boundaries from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
+		{"must end after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
 		{"where the first task that its helper shares begins", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
 		{"applied is true", func(p *plan.Plan) { p.Mux.Right = false }},
 	} {
@@ -74,7 +75,8 @@ func TestEditedBlocks(t *testing.T) {
 	}
 }
 
-// TestMuxRequests: what cannot be shared is refused where it is requested, with a value that works.
+// TestMuxRequests checks that tasks that cannot be shared are refused where sharing is requested, with a value
+// that works.
 func TestMuxRequests(t *testing.T) {
 	for _, c := range []struct{ set, say string }{
 		{"schedule.subsequences=1", "as many subsequences as stages"},

@@ -194,7 +194,7 @@ func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	const most = 4
 	early := shortest(s, most, func(early int) { p.Stream.Early = early })
 	p.Decide("offload", "early", fmt.Sprintf("%d of %d blocks", early, most),
-		"this many blocks of K and V are in transfer while one is in use; fewer would lengthen the step")
+		"this many blocks of K and V are in transit while one is in use; fewer would lengthen the step")
 }
 
 // wantedAlpha returns the share of each subsequence that the request asks for.
@@ -387,7 +387,7 @@ func checkCaches(p *plan.Plan) error {
 	case at == plan.CachesDevice:
 		return nil
 	case at != plan.CachesHost && at != plan.CachesRecompute:
-		return fmt.Errorf("offload: caches is %q; it is %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
+		return fmt.Errorf("offload: caches is %q, but must be %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
 	case !p.LayerOrder():
 		return fmt.Errorf("offload: K and V of a layer can be offloaded only in layer order")
 	case at == plan.CachesRecompute && p.Streams():

@@ -364,7 +364,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 		return err
 	}
 	if want := c.Model(p).Untrained; p.Untrained != want {
-		return fmt.Errorf("untrained_layers is %d, but %d is the number of layers at the start with nothing to train in or before them", p.Untrained, want)
+		return fmt.Errorf("untrained_layers is %d, but the number of initial layers with nothing to train in or before them is %d", p.Untrained, want)
 	}
 	return nil
 }

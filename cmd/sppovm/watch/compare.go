@@ -67,7 +67,7 @@ func (c *Compare) warning(median float64) string {
 	want := float64(c.Predicted.Seconds)
 	var parts []string
 	if want > 0 && math.Max(median/want, want/median) > mostRatio {
-		parts = append(parts, fmt.Sprintf("a step takes %s, and %s is predicted", ir.Seconds(median), ir.Seconds(want)))
+		parts = append(parts, fmt.Sprintf("a step takes %s, but the prediction is %s", ir.Seconds(median), ir.Seconds(want)))
 	}
 	if len(c.splits) > 0 {
 		for i, p := range c.Predicted.Split.Parts() {
@@ -76,7 +76,7 @@ func (c *Compare) warning(median float64) string {
 				mean += s.Parts()[i].Share / float64(len(c.splits))
 			}
 			if math.Abs(mean-p.Share) > mostShare {
-				parts = append(parts, fmt.Sprintf("%s is %.0f%% of the time, and %.0f%% is predicted", p.Name, 100*mean, 100*p.Share))
+				parts = append(parts, fmt.Sprintf("%s is %.0f%% of the time, but the prediction is %.0f%%", p.Name, 100*mean, 100*p.Share))
 			}
 		}
 	}

@@ -91,7 +91,7 @@ func TestReadRefuses(t *testing.T) {
 		"{\"other\":1}\n":     "it has no records of a run",
 		"words\n" + good:      "line 1 is not a record of a run: invalid character 'w'",
 		good + "[1]\n" + good: "line 2 is not a record of a run",
-		"{\"simulated\":true,\"step\":1,\"loss\":2}\n":        "line 1 is not a record of a run: it is of a simulation",
+		"{\"simulated\":true,\"step\":1,\"loss\":2}\n":        "line 1 is not a record of a run: it is the log of a simulation",
 		"{\"step\":\"one\",\"loss\":2}\n" + good:              "line 1 is not a record of a run: json: cannot unmarshal string",
 		good + strings.Repeat("x", maxRecord+1) + "\n" + good: "a line has more than 4 MiB",
 	} {

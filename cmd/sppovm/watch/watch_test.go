@@ -33,9 +33,9 @@ func TestCompare(t *testing.T) {
 		want      string
 	}{
 		{"as predicted", predicted, 1.2, &Split{0.65, 0.15, 0.05, 0.15}, ""},
-		{"slow", predicted, 1.3, nil, "warning: a step takes 1.30 s, and 1.00 s is predicted;"},
-		{"fast", predicted, 0.7, nil, "warning: a step takes 700 ms, and 1.00 s is predicted;"},
-		{"copies", predicted, 1, &Split{0.5, 0.3, 0.1, 0.1}, "warning: compute is 50% of the time, and 70% is predicted; exposed copies is 30% of the time, and 10% is predicted;"},
+		{"slow", predicted, 1.3, nil, "warning: a step takes 1.30 s, but the prediction is 1.00 s;"},
+		{"fast", predicted, 0.7, nil, "warning: a step takes 700 ms, but the prediction is 1.00 s;"},
+		{"copies", predicted, 1, &Split{0.5, 0.3, 0.1, 0.1}, "warning: compute is 50% of the time, but the prediction is 70%; exposed copies is 30% of the time, but the prediction is 10%;"},
 		{"another machine", &Prediction{Seconds: 1, Split: predicted.Split}, 9, nil, ""},
 		{"nothing predicted", nil, 9, nil, ""},
 	} {
