@@ -4,7 +4,7 @@
 #   NODES=4 GPUS=8 MASTER=node1 torchrun.sh job.sppb --device cuda
 #
 # Arguments after the program are passed to sppovm run. The folder of the job must be on a file system that all nodes share;
-# checkpoints are written to save-NAME there. If a process dies, torchrun restarts all, and they resume from the newest checkpoint.
+# checkpoints are written to save-NAME there. If a process dies, torchrun restarts all processes, and they resume from the newest checkpoint.
 set -eu
 program=$1
 shift
