@@ -54,8 +54,8 @@ var looks = []look{
 	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
 }
 
-// shades has the colours of systems in all charts, distinguishable by the colour-blind (Okabe and Ito); nil
-// is the text colour.
+// shades has the colours of systems in all charts, which colour-blind readers can distinguish (Okabe and
+// Ito); nil is the text colour.
 var shades = map[string]color.Color{
 	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,
 	"deepspeed-ulysses": sky, "fpdt": color.RGBA{0x00, 0x72, 0xb2, 255}, "sppo": color.RGBA{0x00, 0x9e, 0x73, 255},

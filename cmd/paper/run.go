@@ -129,8 +129,8 @@ func refusal(err error) (outcome, error) {
 type frontier struct {
 	system string
 	nodes  int
-	// schedule for a sequence, in the form of parse; subsequences of SPPO have the length that the paper
-	// calls profitable.
+	// schedule returns the schedule for a sequence, in the form that parse reads. Subsequences of SPPO
+	// have the length that the paper calls profitable.
 	schedule func(sequence int64) string
 }
 

@@ -88,7 +88,7 @@ func (r *record) row(p *prediction) string {
 	return fmt.Sprintf("%s %s |%s %.4g | %.1f%% |\n", r.begin(), fits, cells, p.ceiling.tgs, 100*p.ceiling.mfu)
 }
 
-// count writes tokens with K or M of 1024 if that is exact.
+// count writes a number of tokens with K or M (powers of 1024) if that is exact.
 func count(tokens int64) string {
 	switch {
 	case tokens%(1<<20) == 0:

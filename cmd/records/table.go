@@ -29,13 +29,13 @@ var records = []record{
 		name: "ALST, 1 GPU", job: "Llama-3.1-8B on one H100", claim: "500K tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1)", sequence: 500_000,
 		why: "Weights, gradients and optimizer state take 18 bytes per parameter, 135 GiB in total, and the device has 75.6 GiB. Optimizer " +
-			"state and master weights wait on the host, as do activations. The abstract gives no speed.",
+			"state and master weights are kept on the host, as are activations. The abstract gives no speed.",
 	},
 	{
 		name: "ALST, 8 GPUs", job: "Llama-3.1-8B on 8 H100", claim: "3.7M tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 3_700_000,
-		why: "ALST processes the MLP and the loss in tiles and keeps little but the inputs of layers, on the host. Here subsequences take the " +
-			"place of tiles. The plan recomputes what the host has no room for, which is the distance to the ceiling. The abstract gives no speed.",
+		why: "ALST processes the MLP and the loss in tiles and keeps little more than the inputs of layers, on the host. Here subsequences take the " +
+			"place of tiles. The plan recomputes what the host has no room for, which explains the distance to the ceiling. The abstract gives no speed.",
 	},
 	{
 		name: "ALST, 32 GPUs", job: "Llama-3.1-8B on 32 H100", claim: "15M tokens", source: alst,
