@@ -9,8 +9,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// A program of the compiler that fails its proof is an error that blames the compiler and names the broken rule with
-// the instructions.
+// If a program that the compiler generated fails verification, the error blames the compiler and names the broken
+// rule and the instructions.
 func TestBugError(t *testing.T) {
 	spec, err := Load("examples/tiny.sppo")
 	if err != nil {

@@ -52,7 +52,7 @@ func buildOf(t testing.TB, plan *plan.Plan) *ir.Program {
 	return p
 }
 
-// Nothing that is built depends on the order of maps or goroutines.
+// Programs do not depend on the order of maps or goroutines.
 func TestBuildsAreIdentical(t *testing.T) {
 	var first []byte
 	for range 3 {
@@ -68,7 +68,7 @@ func TestBuildsAreIdentical(t *testing.T) {
 	}
 }
 
-// Design: the placed extent stays within 5% of the most bytes ever live.
+// The placed extent must stay within 5% of the maximum number of live bytes.
 func TestExtentsAreNearTheBound(t *testing.T) {
 	files, err := filepath.Glob("../examples/*.sppo")
 	if err != nil {
@@ -107,8 +107,8 @@ func checkExtent(t *testing.T, name string, s *stage) {
 	}
 }
 
-// BenchmarkBuild compiles, verifies and encodes the paper's specs, small to large; ns/instr that stay level show
-// that compile time grows linearly.
+// BenchmarkBuild compiles, verifies and encodes the paper's specs, from small to large. A constant ns/instr
+// shows that compile time grows linearly.
 func BenchmarkBuild(b *testing.B) {
 	for _, name := range []string{"gpt-7b-512k", "gpt-7b-1m", "gpt-13b-1280k", "gpt-65b-1m"} {
 		b.Run(name, func(b *testing.B) {

@@ -6,15 +6,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestCopiesFollowTheirProducers: a unit leaves as soon as the instruction that completes it has been issued, not at the end of
-// its layer or task.
+// TestCopiesFollowTheirProducers checks that the copy of a unit is issued right after the instruction that completes the
+// unit, not at the end of its layer or task.
 func TestCopiesFollowTheirProducers(t *testing.T) {
 	for _, set := range [][]string{{"schedule.offload=full"}, {"schedule.offload=memory"}, {"schedule.offload=full", "train.batch=2", "schedule.strategy=seq1f1b"}} {
 		p := buildOf(t, planOf(t, "../examples/gpt-docs.sppo", set...))
 		copies := 0
 		for c := range p.Codes {
 			step := p.Codes[c].Sections[ir.SectionStep]
-			work := -1 // the last instruction that is no copy, message or event
+			work := -1 // the last instruction that is not a copy, message or event
 			writer := map[uint32]int{}
 			for pc := range step {
 				in := &step[pc]

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A plan may be edited as JSON. Whatever number is put in the place of any other, the plan is refused, or builds a program
-// that the verifier accepts but for capacity.
+// A plan can be edited as JSON. If any number is replaced by any other, the plan must be refused, or build a program that
+// the verifier accepts except for its capacity.
 func TestEditedPlans(t *testing.T) {
 	var b bytes.Buffer
 	if err := planOf(t, "testdata/two-stages.sppo").WriteJSON(&b); err != nil {
@@ -50,7 +50,7 @@ func TestEditedPlans(t *testing.T) {
 
 func inString(text string, at int) bool { return strings.Count(text[:at], `"`)%2 == 1 }
 
-// buildEdited reports whether the plan was accepted; an error is what must not happen.
+// buildEdited reports whether the plan was accepted. It returns an error for a result that must not occur.
 func buildEdited(text string) (ok bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -11,8 +11,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestFootprint compares the bound that passes choose by with the placed bytes: never below, and at most 4%
-// above, or 10% where virtual stages or halves of backwards are interleaved, which leaves gaps of all sizes.
+// TestFootprint compares the bound by which passes choose with the placed bytes. The bound must never be
+// lower, and at most 4% higher, or 10% if virtual stages or halves of backwards are interleaved, which
+// leaves gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file  string
@@ -61,9 +62,9 @@ func TestFootprint(t *testing.T) {
 	}
 }
 
-// TestFootprintIsExact: without its allowance for gaps, the bound is the maximum of the live bytes, up to the
-// alignment of the results of a step. This holds wherever gradients, weights and optimizer state are divided or
-// are a large part of a rank's memory.
+// TestFootprintIsExact checks that the bound, without its allowance for gaps, is the maximum number of live
+// bytes, up to the alignment of the results of a step. It covers plans in which gradients, weights and
+// optimizer state are divided or are a large part of a rank's memory.
 func TestFootprintIsExact(t *testing.T) {
 	const aligning = 4 * ir.Alignment
 	for _, set := range settings("none", "full", "carry", "schedule.zero=3 schedule.sp=1", "schedule.pp=1 schedule.recompute=full schedule.offload=none",
@@ -88,8 +89,8 @@ func TestFootprintIsExact(t *testing.T) {
 	}
 }
 
-// TestMeasureFit: for any device memory, the result is the same as with placement, and a plan that
-// is not placed needs at most as much as reported.
+// TestMeasureFit checks for any device memory that the result is the same as with placement, and
+// that a plan that is not placed needs at most as much memory as reported.
 func TestMeasureFit(t *testing.T) {
 	placed := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
 	if err := Measure(placed); err != nil {
@@ -118,8 +119,8 @@ func TestMeasureFit(t *testing.T) {
 	}
 }
 
-// TestSharedFits: placements that are chosen to fit leave room for what ranks borrow from others, and keep less
-// than without mux.
+// TestSharedFits checks that placements that are chosen to fit leave room for the bytes that ranks borrow from
+// others, and keep less on the device than without mux.
 func TestSharedFits(t *testing.T) {
 	for _, mux := range []string{"right", "left", "on"} {
 		set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=auto")
@@ -140,7 +141,7 @@ func TestSharedFits(t *testing.T) {
 	}
 }
 
-// settings returns overrides, one line for each plan; a single word is a policy of offload.
+// settings returns overrides, with one line for each plan. A single word is an offload policy.
 func settings(lines ...string) [][]string {
 	var sets [][]string
 	for _, line := range lines {

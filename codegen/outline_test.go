@@ -9,9 +9,10 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// TestOutlines holds the order of work in four programs: for each task and layer the operations in the order in which a rank
-// issues them, with the buffers that copies, messages and collectives move, and for each rank its peaks and its numbers of
-// buffers and events. Addresses, shapes and events follow from that order; the verifier checks them.
+// TestOutlines compares the order of work in four programs with golden files. For each task and layer they contain the
+// operations in the order in which a rank issues them, with the buffers that copies, messages and collectives move. For each
+// rank they contain its peaks and its numbers of buffers and events. Addresses, shapes and events follow from that order;
+// the verifier checks them.
 func TestOutlines(t *testing.T) {
 	for _, name := range []string{"two-stages", "groups", "layer-order", "stream"} {
 		p := buildOf(t, planOf(t, "testdata/"+name+".sppo"))
@@ -48,13 +49,13 @@ func outline(p *ir.Program) string {
 	return b.String()
 }
 
-// sameWork reports whether two instructions are of one layer of a task.
+// sameWork reports whether two instructions belong to the same layer of a task.
 func sameWork(a, b *ir.Instr) bool {
 	p, q := a.Prov, b.Prov
 	return p.Phase == q.Phase && p.Microbatch == q.Microbatch && p.Subsequence == q.Subsequence && p.Layer == q.Layer && p.Stage == q.Stage
 }
 
-// inOutline names an operation; with what it moves, if it moves anything from or to another memory.
+// inOutline names an operation, and the buffers that it moves from or to another memory.
 func inOutline(c *ir.Code, in *ir.Instr) string {
 	name := ir.Ops[in.Op].Name
 	if in.Stream == ir.Compute {
@@ -68,7 +69,7 @@ func inOutline(c *ir.Code, in *ir.Instr) string {
 	return name
 }
 
-// writeWork writes the operations of a layer of a task, in lines that fit a screen.
+// writeWork writes the operations of a layer of a task, in lines that fit on a screen.
 func writeWork(b *strings.Builder, p *ir.Provenance, words []string) {
 	const width = 110
 	line := fmt.Sprintf("    %s m%d s%d stage %d layer %d:", p.Phase, p.Microbatch, p.Subsequence, p.Stage, p.Layer)

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// peakVariants returns specs whose memory is filled by different things.
+// peakVariants returns specs whose memory is used for different purposes.
 func peakVariants(t *testing.T) [][]string {
 	examples, err := filepath.Glob("../examples/*.sppo")
 	if err != nil || len(examples) < 3 {
@@ -31,13 +31,13 @@ func peakVariants(t *testing.T) [][]string {
 	return out
 }
 
-// What fills an arena adds up to it, for the lives that buffers were placed by and for those that instructions show. What a checkpoint
-// holds is in the part of its role.
+// The parts of an arena add up to its peak, both with the lives used in placement and with those derived from the
+// instructions. The states in a checkpoint are counted in the part of their role.
 func TestPartsAddUp(t *testing.T) {
 	checked := 0
 	for _, v := range peakVariants(t) {
 		plan := tryPlan(v[0], v[1:]...)
-		if plan == nil { // the strategy does not go with the rest
+		if plan == nil { // the strategy does not support the other settings
 			continue
 		}
 		p := buildOf(t, plan)
@@ -97,7 +97,8 @@ func checkPeak(t *testing.T, name string, code *ir.Code, arena ir.Arena, peak *i
 	}
 }
 
-// On a stage of the plain pipeline K and V of a sequence are as large as their shapes say, and their gradients in f32.
+// On a stage of the plain pipeline, K and V of a sequence have the sizes given by their shapes; their gradients
+// are f32.
 func TestPartsOfCaches(t *testing.T) {
 	plan := planOf(t, "../examples/paper/gpt-7b-512k.sppo")
 	buildOf(t, plan)

@@ -49,7 +49,8 @@ func TestPlaceLivesRandom(t *testing.T) {
 	}
 }
 
-// TestPlaceLivesDrawn judges how good places are, and always draws the same: among draws the extent scatters by some per cent.
+// TestPlaceLivesDrawn checks the quality of placements. It always uses the same seed, because between draws the
+// extent varies by a few percent.
 func TestPlaceLivesDrawn(t *testing.T) {
 	for kind, most := range []float64{1.01, 1.04, 1.03} {
 		t.Run(lifeKinds[kind], func(t *testing.T) {
@@ -101,12 +102,13 @@ func TestPlaceLivesEdges(t *testing.T) {
 	}
 }
 
-// liveBound returns the most bytes ever live at once: no placement has a smaller extent.
+// liveBound returns the maximum number of bytes that are live at once. No placement has a smaller extent.
 func liveBound(lives []life) ir.Bytes {
 	return newCalendar(lives).peak()
 }
 
-// checkPlaces sweeps over time with the live ranges in offset order, and compares each with its neighbours only.
+// checkPlaces sweeps over time with the live ranges in order of offset, and compares each range only with its
+// neighbours.
 func checkPlaces(t *testing.T, lives []life, offsets []ir.Bytes, base, extent ir.Bytes) {
 	t.Helper()
 	top := base
@@ -163,7 +165,7 @@ func randomLives(rng *rand.Rand, n, kind int) []life {
 	return lives
 }
 
-// pipeline describes one rank's step as far as placing is concerned.
+// pipeline describes the properties of one rank's step that matter for placement.
 type pipeline struct {
 	name         string
 	sequences    int
@@ -174,7 +176,7 @@ type pipeline struct {
 	sp           float64
 	ffn, kv      float64 // widths as multiples of hidden
 	offloaded    float64 // share of the units' bytes
-	rising       float64 // added to the share with each subsequence
+	rising       float64 // increase of the share with each subsequence
 	ahead        int     // forward tasks before the first backward; 0: a whole sequence
 }
 
@@ -201,7 +203,7 @@ var pipelines = []pipeline{
 	{name: "gpipe", sequences: 8, subsequences: 4, layers: 8, hidden: 4096, tokens: 1 << 16, sp: 8, ffn: 4, kv: 0.125, offloaded: 0.5, ahead: 32},
 }
 
-// Positions: a task takes a few for messages and forwardOps or backwardOps for each layer.
+// A task takes a few positions for messages, and forwardOps or backwardOps positions for each layer.
 const (
 	forwardOps  = 16
 	backwardOps = 34
@@ -237,7 +239,7 @@ func (p *pipeline) tasks() []stageTask {
 	return append(out, backward[len(forward)-ahead:]...)
 }
 
-// lengths balances causal attention and matmuls, so they fall slowly.
+// lengths returns lengths of equal work for causal attention and matmuls, which decrease slowly.
 func (p *pipeline) lengths() []float64 {
 	g := 12 * p.hidden
 	total := p.tokens*g + p.tokens*(p.tokens+1)
@@ -250,7 +252,7 @@ func (p *pipeline) lengths() []float64 {
 	return out
 }
 
-// pipelineLives gathers the lives of one pipeline's step.
+// pipelineLives collects the lives of one pipeline's step.
 type pipelineLives struct {
 	*pipeline
 	order   []stageTask
@@ -280,7 +282,8 @@ func (g *pipelineLives) add(start, end int, bytes float64) {
 	g.out = append(g.out, life{int32(start), int32(max(start, end)), ir.Bytes(max(bytes, 4))})
 }
 
-// at returns the position of an operation of a layer; op counts as in forward, and twice as far in backward.
+// at returns the position of an operation of a layer. op counts operations as in the forward; in the backward,
+// distances are twice as long.
 func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	start := g.starts[g.index[task]] + messageOps/2
 	if task.backward {
@@ -289,7 +292,7 @@ func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	return start + forwardOps*layer + op
 }
 
-// caches are K, V and their f32 gradients, which live over a whole sequence or its backward.
+// caches adds K, V and their f32 gradients, which live for a whole sequence or for its backward.
 func (g *pipelineLives) caches(sequence int) {
 	first, turn, last := stageTask{sequence, 0, false}, stageTask{sequence, g.subsequences - 1, true}, stageTask{sequence, 0, true}
 	bytes := g.tokens * g.hidden / g.sp * 2 * g.kv
@@ -301,8 +304,8 @@ func (g *pipelineLives) caches(sequence int) {
 	}
 }
 
-// Units by the operation that makes them, their width as a multiple of hidden (0: a few bytes a row), and the operation
-// in backward that needs them last. Transients by first and last operation.
+// Units are given by the operation that computes them, their width as a multiple of hidden (0: a few bytes per row),
+// and the operation in the backward that needs them last. Temporary values are given by their first and last operation.
 func (g *pipelineLives) units() [][3]float64 {
 	return [][3]float64{{0, 1, 15}, {0, 0, 16}, {2, 1, 12}, {5, 1, 12}, {5, 0.03, 12}, {7, 0.5, 9}, {8, 1, 8}, {9, 1, 7}, {9, 0, 8}, {11, g.ffn, 5}, {12, g.ffn, 3}, {15, 1, 2}}
 }
@@ -330,8 +333,8 @@ func (g *pipelineLives) task(task stageTask) {
 	}
 }
 
-// layerUnits keeps units until their backward, or offloads and reloads them: they go when the next task has done the
-// same layer, and come back one task before their own backward.
+// layerUnits keeps units until their backward, or offloads and reloads them. Offloaded units leave when the next
+// task has run the same layer, and return one task before their own backward.
 func (g *pipelineLives) layerUnits(task stageTask, l int, row float64) {
 	back := stageTask{task.sequence, task.subsequence, true}
 	share := min(1, g.offloaded+g.rising*float64(task.subsequence))
@@ -365,7 +368,7 @@ func BenchmarkPlaceLives(b *testing.B) {
 	}
 }
 
-// benchmarkPlace reports steps beside time: they do not depend on what else the machine does.
+// benchmarkPlace reports steps as well as time, because steps do not depend on the load of the machine.
 func benchmarkPlace(b *testing.B, name string, lives []life) {
 	b.Run(fmt.Sprintf("%s/lives=%d", name, len(lives)), func(b *testing.B) {
 		b.ReportAllocs()

@@ -6,8 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestRingIsBalanced counts the pairs of queries and keys that see each other in a step's forwards: at every turn each rank has as
-// many, and over all turns those of causal attention, no more and no less. Its price is of as many, but for the diagonal.
+// TestRingIsBalanced counts the visible query-key pairs in a step's forwards. In every turn each rank must have the same
+// number, and all turns together must have exactly the pairs of causal attention. The cost model must count the same number,
+// except for the diagonal.
 func TestRingIsBalanced(t *testing.T) {
 	for _, sp := range []string{"2", "4"} {
 		plan := planOf(t, "../examples/gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.pp=1", "schedule.align=8", "schedule.sp="+sp, "schedule.subsequences=3")
@@ -43,7 +44,7 @@ func TestRingIsBalanced(t *testing.T) {
 	}
 }
 
-// visible counts the pairs of a sequence.
+// visible counts the visible pairs of a sequence.
 func visible(in *ir.Instr, consts []int64) (n int64) {
 	for _, p := range in.AttentionParts(consts) {
 		for q := range p.Queries {

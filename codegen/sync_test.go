@@ -81,8 +81,8 @@ func TestSynchroniseProvenance(t *testing.T) {
 	}
 }
 
-// checkEvents demands the old instructions in their order, and of every event one record, right after its producer,
-// and waits only after it and on other streams.
+// checkEvents requires the original instructions in their order. Every event must have one record, right after its
+// producer, and waits only after the record and on other streams.
 func checkEvents(t *testing.T, instrs, out []ir.Instr, events int32) {
 	t.Helper()
 	rest, recorded := 0, map[int64]ir.Stream{}
@@ -114,7 +114,8 @@ func checkEvents(t *testing.T, instrs, out []ir.Instr, events int32) {
 	}
 }
 
-// findRace looks for a conflicting pair without a path between them, by closing the order of streams and events.
+// findRace looks for a conflicting pair without a path between them. It computes the transitive closure of the
+// order of streams and events.
 func findRace(instrs []ir.Instr, buffers []ir.Buffer) (a, b int, found bool) {
 	before := make([][]bool, len(instrs)) // before[i][j]: j is done when i starts
 	lastOf, recordOf := map[ir.Stream]int{}, map[int64]int{}
@@ -218,8 +219,8 @@ func listing(instrs []ir.Instr) string {
 	return text
 }
 
-// pipelineSection mimics one stage's step: K and V caches that grow by subsequences and are read as prefixes, units
-// that are offloaded and reloaded, collectives, accumulated weight gradients.
+// pipelineSection imitates one stage's step: K and V caches that grow with each subsequence and are read as
+// prefixes, units that are offloaded and reloaded, collectives, and accumulated weight gradients.
 func pipelineSection(subsequences, layers int) ([]ir.Instr, []ir.Buffer) {
 	const rows, units = 64, 8
 	var instrs []ir.Instr

@@ -7,7 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Without held out data, or sequences of a validation, a program has no section for it and none of its buffers.
+// Without held-out data, or without sequences per validation, a program has neither a validation section nor
+// its buffers.
 func TestValidationIsSwitchedOff(t *testing.T) {
 	for _, set := range []string{"train.holdout=0", "train.eval_batch=0", "train.eval_every=1"} {
 		p := buildOf(t, planOf(t, "testdata/stream.sppo", set))

@@ -423,8 +423,8 @@ func (d *Device) Write(v ir.View, in []byte) error {
 	if err := d.api.ToDevice(p, in); err != nil {
 		return err
 	}
-	// The call returns once the source buffer may be reused. Our streams do not otherwise wait for the copy to
-	// finish.
+	// The call returns once the source buffer can be reused. Without this synchronisation, our streams would
+	// not wait for the copy to finish.
 	return d.api.Synchronize(0)
 }
 

@@ -6,8 +6,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestParameterCounts builds published models from their families and sizes, and compares the number of their parameters with what
-// their model cards say, to the parameter.
+// TestParameterCounts builds published models from their families and sizes. The number of their parameters must be exactly
+// that of their model cards.
 func TestParameterCounts(t *testing.T) {
 	for _, c := range []struct {
 		model string
@@ -45,7 +45,7 @@ func TestParameterCounts(t *testing.T) {
 	}
 }
 
-// parameters counts those of a block that are its own.
+// parameters counts the parameters of a block that belong to it alone.
 func parameters(b *Block) (n int64) {
 	for _, p := range b.Params {
 		if !p.Tied {

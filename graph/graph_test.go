@@ -60,7 +60,7 @@ func small(family, positions string) lang.Model {
 	return m
 }
 
-// The derived backward pass is read by people before it is run by machines.
+// The golden file lets people read the derived backward pass.
 func TestDataflow(t *testing.T) {
 	grouped := small("llama", lang.PositionsRope)
 	grouped.KVHeads, grouped.DType, grouped.Tied = 2, "bf16", true
@@ -89,9 +89,10 @@ func TestDataflow(t *testing.T) {
 	}
 }
 
-// TestHalves: the two halves are the whole, each in its order, but for what is gathered once more and collectives that begin
-// earlier; what the weights' half reads has its last value by then in either order, what it writes nobody else reads, and of a
-// layer it has every product with a transposed first factor.
+// TestHalves checks that the two halves together are the whole backward pass, each in its order, except for repeated gathers
+// and collectives that begin earlier. All values that the weights' half reads must have their final value by then, whichever
+// order is used. No other node may read the values that it writes. In a layer, it must contain every product with a
+// transposed first factor.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
@@ -111,7 +112,7 @@ func TestHalves(t *testing.T) {
 	}
 }
 
-// computing are the nodes that are no collectives.
+// computing returns the nodes that are not collectives.
 func computing(nodes []Node) []Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return ir.Ops[n.Op].Class == ir.ClassComm })
 }
@@ -175,7 +176,7 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// splits are every mode over some numbers of ranks, of a sequence in pieces.
+// splits lists every mode with several numbers of ranks, for a divided sequence.
 func splits(ranks ...int) (all []Split) {
 	for _, mode := range SPModes {
 		for _, sp := range ranks {
@@ -185,8 +186,8 @@ func splits(ranks ...int) (all []Split) {
 	return all
 }
 
-// TestWhole: in one piece, K and V are kept or recomputed like any activation, and neither they nor their gradients outlive
-// the task's layer.
+// TestWhole checks that in an undivided sequence K and V are kept or recomputed like any other activation, and that neither
+// they nor their gradients outlive the task's layer.
 func TestWhole(t *testing.T) {
 	for _, split := range splits(1, 2, 4) {
 		split.Whole = true
@@ -205,8 +206,8 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestCaching: K and V follow from the input of a layer and its weights alone, by nodes of the forward in their order, and none of
-// these nodes could be left out.
+// TestCaching checks that K and V can be computed from only the input of a layer and its weights, by nodes of the forward in
+// their order, and that none of these nodes can be omitted.
 func TestCaching(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2, 4) {
@@ -245,7 +246,8 @@ func TestCaching(t *testing.T) {
 	}
 }
 
-// TestCachesAreNotRepeated: a norm of K that is repeated for its statistics leaves the cache alone, which is there.
+// TestCachesAreNotRepeated checks that repeating a norm of K for its statistics does not write to the cache,
+// whose contents still exist.
 func TestCachesAreNotRepeated(t *testing.T) {
 	for _, norm := range []string{lang.QKNormHead, lang.QKNormAll} {
 		for _, split := range splits(1, 2, 4) {
@@ -279,8 +281,8 @@ func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 	}
 }
 
-// 32 bytes a token and hidden element over all ranks: the paper's count for a GPT layer in bf16, the logsumexp and the
-// statistics of the norms apart.
+// The paper counts 32 bytes per token and hidden element over all ranks for a GPT layer in bf16, without the logsumexp
+// and the statistics of the norms.
 func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small("gpt", lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
@@ -306,8 +308,8 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	}
 }
 
-// TestLayerWithout takes sets of units: a layer that makes them again computes forward what every layer does, in the same
-// values, and keeps the other units as they are.
+// TestLayerWithout draws sets of units. A layer that recomputes them must compute the same values as every layer in the
+// forward, and keep the other units unchanged.
 func TestLayerWithout(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2) {
@@ -339,7 +341,7 @@ func checkLayerWithout(t *testing.T, g *Model, recomputed Units) {
 			continue
 		}
 		if (at == len(b.Units) || b.Units[at].Number != u.Number) && g.Layer.isStatistics(&u) {
-			continue // since the norm's result is needed to make others again
+			continue // because the norm's result is needed to recompute others
 		}
 		if at == len(b.Units) || b.Units[at].Number != u.Number || !slices.Equal(b.Units[at].Values, u.Values) {
 			t.Fatalf("%s without %b: unit %s is not kept as it is", g.Family, recomputed, u.Name)

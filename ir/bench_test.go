@@ -33,7 +33,7 @@ func TestLayeredProgramVerifies(t *testing.T) {
 	}
 }
 
-// Time for an instruction must not grow with the program.
+// The time per instruction must not grow with the program.
 func BenchmarkProgram(b *testing.B) {
 	for _, n := range []int{16, 64, 160} {
 		p := layered(n)
@@ -62,7 +62,7 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// A decoded program takes little more than its instructions.
+// A decoded program must take little more memory than its instructions.
 func BenchmarkDecodedBytes(b *testing.B) {
 	p := layered(64)
 	var file bytes.Buffer

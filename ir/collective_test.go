@@ -28,8 +28,8 @@ func sides(r *rand.Rand, n int) map[string]*ir.Instr {
 	}
 }
 
-// What one member gives another is what that one gets, and every byte of the results is written once: by one
-// member's sums, or, where results go everywhere, by those of all members together.
+// The bytes that one member gives to another are the bytes that the other gets. Every byte of the results is
+// written once: by one member's sums or, if results go everywhere, by the sums of all members together.
 func TestTransfersFillResults(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -90,7 +90,7 @@ func fills(in *ir.Instr, n int) error {
 	return nil
 }
 
-// A program that was not verified gets an error: another group size, or elements that cannot be added.
+// A program that was not verified causes an error: a different group size, or elements that cannot be added.
 func TestMeetingsRefuse(t *testing.T) {
 	for n := 2; n < 6; n++ {
 		for name, in := range sides(rand.New(rand.NewPCG(7, uint64(n))), n) {

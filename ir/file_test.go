@@ -37,7 +37,7 @@ func TestFilesAreReadByContent(t *testing.T) {
 	}
 }
 
-// A file that cannot be written leaves neither a half nor a trace.
+// If a file cannot be written, neither a partial nor a temporary file remains.
 func TestFailedWriteLeavesWhatWasThere(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.sppb")
@@ -114,7 +114,7 @@ func TestReadFileNamesTheFile(t *testing.T) {
 	}
 }
 
-// malformations are mistakes that only a program made in memory can have.
+// malformations are errors that only a program built in memory can have.
 var malformations = []struct {
 	name  string
 	spoil func(p *ir.Program)

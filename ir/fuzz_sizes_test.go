@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// compiled is the program of a spec of the examples.
+// compiled returns the program of an example spec.
 func compiled(t testing.TB, file string) *ir.Program {
 	t.Helper()
 	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped})
@@ -133,8 +133,8 @@ func (m *mutator) change() {
 	}
 }
 
-// FuzzVerifySizes changes sizes, places and numbers of valid programs, and holds the verdict of the verifier to sums and products
-// of integers without limits.
+// FuzzVerifySizes changes sizes, places and numbers of valid programs, and compares the verifier's verdict with sums and
+// products of unlimited integers.
 func FuzzVerifySizes(f *testing.F) {
 	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo"))}
 	for i := range bases {
@@ -176,7 +176,7 @@ func checkSizes(t *testing.T, p *ir.Program) {
 	}
 }
 
-// exact judges a program with integers that have no limits.
+// exact checks a program with unlimited integers.
 type exact struct{ p *ir.Program }
 
 func number(v int64) *big.Int    { return big.NewInt(v) }
@@ -274,7 +274,7 @@ func (e *exact) fits(c *ir.Code, v *ir.View) bool {
 		new(big.Int).Mod(from, number(int64(v.DType.Bytes()))).Sign() == 0
 }
 
-// values reports whether what attributes of all ranks count is there.
+// values reports whether the things that attributes of all ranks count exist.
 func (e *exact) values() bool {
 	for r := range e.p.Ranks {
 		rank := &e.p.Ranks[r]
@@ -350,7 +350,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	return true
 }
 
-// checkWork holds the bytes of an instruction that has been verified to their exact number.
+// checkWork compares the bytes of a verified instruction with their exact number.
 func checkWork(t *testing.T, p *ir.Program) {
 	t.Helper()
 	for i := range p.Codes {

@@ -15,7 +15,7 @@ import (
 // preambleBytes are magic, version and hash of the table.
 const preambleBytes = 8 + 4 + 8
 
-// sealed returns a mutated file the start and the checksum that it should have, so that a fuzzer gets beyond them.
+// sealed restores the start and the checksum of a mutated file, so that a fuzzer gets past them.
 func sealed(data, whole []byte) []byte {
 	if len(data) < preambleBytes+5 {
 		return data
@@ -28,7 +28,8 @@ func sealed(data, whole []byte) []byte {
 	return data
 }
 
-// checkReadable demands of a program that was read that both forms hold it exactly, and that the verifier copes.
+// checkReadable requires that both forms represent a program that was read exactly, and that the verifier can
+// process it.
 func checkReadable(t *testing.T, p *ir.Program) {
 	t.Helper()
 	data := encode(t, p)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Every field of a model is part of its identity, but those that are known not to be.
+// Every field of a model is part of its identity, except the listed ones.
 func TestModelDifference(t *testing.T) {
 	model := Model{Name: "a", Family: "llama", Layers: 2, Heads: 4, Positions: "rope", RopeTheta: 1e4, NormEps: 1e-5}
 	for i := range reflect.TypeOf(model).NumField() {

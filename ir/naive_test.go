@@ -12,7 +12,8 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// The verifier against another that is slow and plain: order as a relation between instructions, lives byte by byte.
+// This file compares the verifier with a slow and simple one, which stores order as a relation between
+// instructions and checks lives byte by byte.
 
 // naiveRaces reports whether a section has two conflicting accesses that are not ordered.
 func naiveRaces(c *ir.Code, s ir.Section) bool {
@@ -199,7 +200,7 @@ func changesInPlace(in *ir.Instr, j int) bool {
 // value is the history of a byte of a buffer within a section.
 type value struct{ written, read, stale, replaced bool }
 
-// naiveValues reports whether every buffer stands for one value in a section without reloads. The section finds
+// naiveValues reports whether every buffer represents one value in a section without reloads. The section finds
 // states, and values that it reads before it writes them.
 func naiveValues(c *ir.Code, s ir.Section) bool {
 	type place struct {
@@ -278,9 +279,10 @@ func TestVerifierAgreesWithANaiveOne(t *testing.T) {
 		if len(c.Sections[s]) == 0 {
 			continue
 		}
-		// Losing an instruction other than a record may break order or lives, and messages, which are not compared.
+		// Removing an instruction other than a record may break order or lives. It may also break messages,
+		// which are not compared.
 		i := r.IntN(len(c.Sections[s]))
-		twice := r.IntN(3) == 0 // or having it twice
+		twice := r.IntN(3) == 0 // repeat it instead
 		if !twice && r.IntN(2) == 0 {
 			for i+1 < len(c.Sections[s]) && c.Sections[s][i].Op != ir.Wait {
 				i++

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// mistakes are edits of the small program that must not parse. The golden file is the message.
+// mistakes are edits of the small program that must not parse. The golden file contains the message.
 var mistakes = []struct{ name, old, new string }{
 	{"not-a-program", "sppir 3", "program"},
 	{"version", "sppir 3", "sppir 4"},
@@ -81,7 +81,7 @@ func TestMistakesAreExplained(t *testing.T) {
 	}
 }
 
-// What a hand may write in more than one way comes out in one.
+// Text that can be written by hand in several ways is printed in only one.
 func TestTextIsCanonical(t *testing.T) {
 	src := small(t)
 	p, err := ir.ParseText("small.sppir", []byte(src))

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A shadow says of every byte what a plain array of states says.
+// A shadow has the same state for every byte as a plain array of states.
 func TestShadowIsAnArrayOfStates(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -50,7 +50,7 @@ func TestSmallProgramVerifies(t *testing.T) {
 	}
 }
 
-// Removing any one wait leaves exactly one race.
+// Removing any single wait leaves exactly one race.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	lines := strings.SplitAfter(small(t), "\n")
 	removed := 0

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// TestAttentionWork counts the pairs that see each other, and the keys that some query sees, one by one.
+// TestAttentionWork counts the visible pairs, and the keys that some query sees, one by one.
 func TestAttentionWork(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -69,7 +69,8 @@ func attentionInstr(n, prefix, keys, batch, heads, dim int64) ir.Instr {
 	return in
 }
 
-// checkParts demands that the parts of an instruction have the pairs that the instruction has, and no query without a key.
+// checkParts requires that the parts of an instruction have the same pairs as the instruction, and no query
+// without a key.
 func checkParts(t *testing.T, in *ir.Instr, n, prefix, keys, window int64) {
 	t.Helper()
 	type pair struct{ query, key int64 }

@@ -49,7 +49,8 @@ func TestUnitsOfLlama(t *testing.T) {
 	}
 }
 
-// TestBytesOfThePaper: a GPT layer saves 32 bytes for every token and hidden feature, besides statistics.
+// TestBytesOfThePaper checks that a GPT layer saves 32 bytes per token and hidden feature, not counting
+// statistics.
 func TestBytesOfThePaper(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo")
 	sum := 0.0
@@ -64,7 +65,8 @@ func TestBytesOfThePaper(t *testing.T) {
 	}
 }
 
-// TestRecomputeSavesLess: each policy leaves less between forward and backward than the one before, and takes longer.
+// TestRecomputeSavesLess checks that each policy saves fewer bytes between forward and backward than the one
+// before, and takes longer.
 func TestRecomputeSavesLess(t *testing.T) {
 	var bytes ir.Bytes
 	var busy ir.Seconds

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/passes/report"
 )
 
-// TestPassesDocument keeps PASSES.md what the list says.
+// TestPassesDocument checks that PASSES.md agrees with the list.
 func TestPassesDocument(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Passes\n\nThe list in `pass.go`, in the order of a default run; written by its test.\n")
@@ -115,7 +115,7 @@ func TestRunnerNamesThePass(t *testing.T) {
 	}
 }
 
-// TestLeftToThePasses: whatever may be left open.
+// TestLeftToThePasses leaves open every key that can be left open.
 func TestLeftToThePasses(t *testing.T) {
 	sp := plantest.Load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
 	if err := Run(sp, plan.New(sp), pass.Options{}); err != nil {
@@ -123,7 +123,7 @@ func TestLeftToThePasses(t *testing.T) {
 	}
 }
 
-// strategyOf asks for a strategy over whole sequences, one a microbatch.
+// strategyOf requests a strategy over whole sequences, one per microbatch.
 func strategyOf(name string, virtualStages, batch int) func(*lang.Spec) {
 	return func(s *lang.Spec) {
 		s.Schedule.Strategy, s.Schedule.VirtualStages, s.Schedule.Subsequences = name, virtualStages, lang.Subsequences{Count: 1}
@@ -131,7 +131,7 @@ func strategyOf(name string, virtualStages, batch int) func(*lang.Spec) {
 	}
 }
 
-// TestBadRequests edits checked specs into what the language cannot know, or has let through.
+// TestBadRequests edits checked specs so that they contain errors that the language cannot detect.
 func TestBadRequests(t *testing.T) {
 	for _, c := range []struct {
 		code       lang.Code

@@ -53,7 +53,7 @@ func TestPlansOfSpecs(t *testing.T) {
 	}
 }
 
-// TestPlansOfThePaper: the evaluation table of the paper, by sizes and lengths.
+// TestPlansOfThePaper compares plans with the paper's evaluation table, by sizes and lengths.
 func TestPlansOfThePaper(t *testing.T) {
 	files, _ := filepath.Glob("../examples/paper/gpt-*-*.sppo")
 	if len(files) != 15 {
@@ -76,8 +76,8 @@ func TestPlansOfThePaper(t *testing.T) {
 	irtest.Golden(t, "testdata/paper/lengths.want", b.Bytes())
 }
 
-// TestReferenceTime compares with the figure worked out under the same assumptions, which leaves out the kernels
-// bound by memory and the head.
+// TestReferenceTime compares a prediction with a figure computed by hand under the same assumptions, which omits
+// memory-bound kernels and the head.
 func TestReferenceTime(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo")
 	if got := float64(p.Time.StepS); math.Abs(got-59.8) > 0.02*59.8 {
@@ -132,7 +132,7 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 	}
 }
 
-// TestJoinLists: texts with brackets and quotes inside do not disturb the joining.
+// TestJoinLists checks that texts that contain brackets and quotes do not disturb the joining of lists.
 func TestJoinLists(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo")
 	p.Lines = map[string]string{"a": "x = [1, # open", "b": `"quoted" ] [`, "c": "]", "d": `back\slash"[`}
@@ -151,7 +151,7 @@ func TestJoinLists(t *testing.T) {
 	}
 }
 
-// TestBrokenSizes edits plans, as a person would edit JSON.
+// TestBrokenSizes edits plans as a person would edit JSON.
 func TestBrokenSizes(t *testing.T) {
 	for _, c := range []struct {
 		want string
@@ -183,8 +183,8 @@ func TestBrokenSizes(t *testing.T) {
 	}
 }
 
-// TestEditedNumbers puts strange numbers in the place of every number of a plan: reading, verifying and predicting
-// may refuse them, and never panic.
+// TestEditedNumbers replaces every number of a plan by unusual ones. Reading, verifying and predicting may refuse
+// them, but must never panic.
 func TestEditedNumbers(t *testing.T) {
 	text := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	numbers := regexp.MustCompile(`[ \[]-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1)
@@ -208,7 +208,7 @@ func TestEditedNumbers(t *testing.T) {
 	}
 }
 
-// TestSizes: what follows from sizes that are given.
+// TestSizes checks the sizes that follow from given ones.
 func TestSizes(t *testing.T) {
 	for _, c := range []struct {
 		set          []string
@@ -242,7 +242,7 @@ func TestMuxSets(t *testing.T) {
 	}
 }
 
-// TestReportOfWhatDoesNotFit gives a plan the memory that codegen would find.
+// TestReportOfWhatDoesNotFit gives a plan the memory that codegen would determine.
 func TestReportOfWhatDoesNotFit(t *testing.T) {
 	sp, err := lang.Load("testdata/plan/gpt.sppo", lang.Options{})
 	if err != nil {

@@ -43,7 +43,7 @@ func TestTaskText(t *testing.T) {
 	}
 }
 
-// TestBrokenSchedules edits a good plan and expects Verify to say what is wrong.
+// TestBrokenSchedules edits a valid plan and expects Verify to report the error.
 func TestBrokenSchedules(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -84,8 +84,8 @@ func exchangeMicrobatches(tasks []plan.Task) {
 	}
 }
 
-// TestStagesThatWaitForEachOther: stage 0 wants the gradient of microbatch 0 before it sends microbatch 1, which
-// stage 1 wants before it goes backward.
+// TestStagesThatWaitForEachOther checks a deadlock: stage 0 needs the gradient of microbatch 0 before it sends
+// microbatch 1, which stage 1 needs before its first backward.
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo", "schedule.subsequences=1")
 	allForward := func(stage int) []plan.Task {

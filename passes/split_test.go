@@ -12,8 +12,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestUlysses: the request is accepted, weights and the sums of their gradients are priced as a whole, and a
-// rank keeps the same tensors between forward and backward as with divided weights.
+// TestUlysses checks that the request is accepted, that whole weights and sums of their gradients are
+// counted in the costs, and that a rank keeps the same tensors between forward and backward as with divided
+// weights.
 func TestUlysses(t *testing.T) {
 	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
 	if got := megatron.Parallel.SPMode; got != graph.ModeMegatron {
@@ -30,7 +31,7 @@ func TestUlysses(t *testing.T) {
 	}
 }
 
-// TestSlicing: matrices are sliced over the ranks that hold the same rows, as far as they divide.
+// TestSlicing checks that matrices are sliced over the ranks that hold the same rows, if they divide evenly.
 func TestSlicing(t *testing.T) {
 	for _, c := range []struct {
 		set   []string

@@ -161,8 +161,8 @@ func TestPublishedFigures(t *testing.T) {
 	}
 }
 
-// TestFiguresOverSubsequences: the same over subsequences, for which model.md's bubble of the sequence pipeline is
-// (PP-1)/N, and with virtual stages 1/v of it; TeraPipe's (Li et al. 2021) is that over all sequences at once.
+// TestFiguresOverSubsequences does the same over subsequences. The bubble of the sequence pipeline is (PP-1)/N,
+// and with virtual stages 1/v of that. TeraPipe's bubble (Li et al. 2021) is that over all sequences at once.
 func TestFiguresOverSubsequences(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -281,7 +281,7 @@ func actions(p *plan.Plan) string {
 	return b.String()
 }
 
-// TestStrategyNames: the language has those names and no others.
+// TestStrategyNames checks that the language has these names and no others.
 func TestStrategyNames(t *testing.T) {
 	text, _ := lang.Explain("schedule.strategy")
 	_, takes, _ := strings.Cut(text, "takes:")
@@ -292,8 +292,8 @@ func TestStrategyNames(t *testing.T) {
 	}
 }
 
-// TestEverySizeHasAnOrder: for all small sizes that a strategy takes its tasks fit together, and gradients of weights are
-// summed in the order of microbatches or in the reverse order, for any number of stages.
+// TestEverySizeHasAnOrder checks all small sizes that a strategy supports. The tasks must fit together, and weight
+// gradients must be summed in the order of microbatches or in the reverse order, for any number of stages.
 func TestEverySizeHasAnOrder(t *testing.T) {
 	for _, s := range strategy.All {
 		for pp := 1; pp <= 5; pp++ {
@@ -312,8 +312,8 @@ func TestEverySizeHasAnOrder(t *testing.T) {
 	}
 }
 
-// checkSums: on each virtual stage, contributions to gradients of weights come by microbatch, and from the last subsequence to
-// the first.
+// checkSums checks that on each virtual stage contributions to weight gradients are ordered by microbatch, and from the last
+// subsequence to the first.
 func checkSums(t *testing.T, p *plan.Plan, reversed bool) {
 	t.Helper()
 	for r, tasks := range p.Tasks {

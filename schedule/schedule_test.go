@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// text returns a list in words, a task a line.
+// text returns a list in words, with one line per task.
 func text(l *List, tasks []Task) string {
 	names := []string{
 		"Begin", "StageIn", "CachesIn", "Embedding", "Head", "Visit", "Release", "Reload", "End", "StageOut",
@@ -33,7 +33,7 @@ func text(l *List, tasks []Task) string {
 	return b.String()
 }
 
-// TestExample holds the package's documentation to what Write does.
+// TestExample compares the package's documentation with the result of Write.
 func TestExample(t *testing.T) {
 	task := func(kind Kind, i int) Task { return Task{Kind: kind, Subsequence: i, Stage: 1} }
 	tasks := []Task{task(Forward, 0), task(Forward, 1), task(Backward, 1), task(Backward, 0)}
@@ -50,7 +50,7 @@ func TestExample(t *testing.T) {
 }
 
 // drawn returns the tasks of one rank in an order that a strategy might have: the forwards of each microbatch
-// in order, its backwards in the other direction, several microbatches at a time, weight gradients late or
+// in order, its backwards in reverse order, several microbatches at a time, weight gradients deferred or
 // together with their backwards.
 func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 	virtual := 1 + r.IntN(3)
@@ -89,15 +89,15 @@ func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 	}
 }
 
-// layer is one of a forward.
+// layer is a layer of a forward.
 type layer struct {
 	forward Task
 	k       int32
 }
 
-// TestCopies: in any order of tasks, with any lag and ahead, each layer of a backward is reloaded exactly
-// once, after its forward and before its visit; offloaded tensors hold device bytes exactly until a
-// release that comes before the reload.
+// TestCopies checks any order of tasks, with any lag and ahead. Each layer of a backward must be reloaded
+// exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes exactly
+// until a release that comes before the reload.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List
@@ -147,7 +147,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestLag: copies of a forward have the time of as many tasks as they may lag.
+// TestLag checks that the copies of a forward have the time of as many tasks as they may lag.
 func TestLag(t *testing.T) {
 	const n, layers = 6, 2
 	var tasks []Task
@@ -166,8 +166,9 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// TestSlots: actions in which all ranks take part stand in the same order in the lists of all, however
-// tasks and layers are dealt out, and each piece has both halves of every layer in turn.
+// TestSlots checks that the actions in which all ranks take part have the same order in the lists of
+// all ranks, however tasks and layers are distributed, and that each piece has both halves of every
+// layer in turn.
 func TestSlots(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {

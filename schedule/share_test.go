@@ -8,8 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSharing derives from the runners alone who reads a piece and who begins to help a stage: readers are the other ranks
-// that run later tokens on the stage, and borrowers those that run pieces of the stage and ran none in the slot before.
+// TestSharing derives from the runners which ranks read a piece and which begin to help a stage. Readers are the other
+// ranks that run later tokens on the stage. Borrowers are the ranks that run pieces of the stage but ran none in the
+// previous slot.
 func TestSharing(t *testing.T) {
 	for ranks := 2; ranks <= 6; ranks++ {
 		n := ranks + 2
@@ -83,7 +84,8 @@ func missing(all, from []int) (out []int) {
 	return out
 }
 
-// TestHops: the gradients of every layer go from the last rank to the stage's own, one rank a round, layers in order.
+// TestHops checks that the gradients of every layer pass from the last rank to the stage's own, one rank per
+// round, with the layers in order.
 func TestHops(t *testing.T) {
 	for _, c := range []struct{ ranks, stage, layers int }{{2, 0, 1}, {4, 0, 3}, {4, 2, 2}, {5, 1, 4}} {
 		s, at := Sharing{Ranks: c.ranks}, make([]int, c.layers)

@@ -6,7 +6,7 @@
 //	build.go  runs the go command
 //	pack.go   archives and checksums
 //
-// It imports no package of the compiler: it runs the binaries that it built.
+// It does not import the compiler's packages; it runs the binaries that it has built.
 package main
 
 import (
@@ -30,7 +30,7 @@ type platform struct {
 	static   bool // sppovm opens no libraries and needs no loader: no GPUs, no OpenBLAS
 }
 
-// platforms are the targets. Programs for macOS are never static.
+// platforms lists the targets. Programs for macOS are never static.
 var platforms = []platform{
 	{"linux", "amd64", false}, {"linux", "amd64", true}, {"linux", "arm64", false}, {"linux", "arm64", true},
 	{"darwin", "amd64", false}, {"darwin", "arm64", false},

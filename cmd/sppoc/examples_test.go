@@ -15,7 +15,8 @@ import (
 
 const examplesReport = "../../examples/REPORT.md"
 
-// The plans of the shipped examples are recorded, so that every change of a pass, formula or placement shows.
+// The plans of the shipped examples are recorded, so that the effect of every change to a pass, formula or
+// placement is visible.
 func TestExamplesReport(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# What the examples plan\n\n" +

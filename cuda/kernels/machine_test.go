@@ -57,7 +57,7 @@ func disassemble(t *testing.T, tool string, image []byte) map[string][]block {
 		t.Fatalf("%s: %v", tool, err)
 	}
 	kernels, kernel := map[string][]block{}, ""
-	labels := map[string]int{} // they are one kernel's each
+	labels := map[string]int{} // each label belongs to one kernel
 	for line := range strings.Lines(string(text)) {
 		if m := sectionLine.FindStringSubmatch(line); m != nil {
 			kernel = m[1]
@@ -106,7 +106,7 @@ func connect(blocks []block, labels map[string]int) {
 	}
 }
 
-// instructions are those of all blocks, one after another.
+// instructions returns the instructions of all blocks, in order.
 func instructions(blocks []block) (out []string) {
 	for _, b := range blocks {
 		out = append(out, b.instructions...)
@@ -114,7 +114,8 @@ func instructions(blocks []block) (out []string) {
 	return out
 }
 
-// overlaps says of which kernels exponentials must stand between two instructions: how many, between which.
+// overlaps lists the kernels in which exponentials must be between two instructions: how many, and between
+// which instructions.
 var overlaps = []struct {
 	kernel, from, to string
 	exponentials     int
@@ -164,29 +165,32 @@ func checkOverlap(t *testing.T, kernel string, code []string) {
 	}
 }
 
-// cost is what a thread does in one turn of a loop that moves vectors of 16 bytes.
+// cost counts the work of a thread in one iteration of a loop that moves vectors of 16 bytes.
 type cost struct {
 	instructions, special, doubles int // in all; on the unit for special functions; in f64
 	bytes                          int
 }
 
-// An H200 as the model sees it: lanes that issue, lanes of the unit for special functions and for f64 a cycle of a
-// multiprocessor, and bytes of device memory that are its share of 4.1 TB/s copied at 1.7 GHz by 132 of them.
+// The model of an H200. Per multiprocessor and cycle: the lanes that can issue, the lanes of the special function
+// unit and of the f64 unit, and the bytes of device memory, which are its share of 4.1 TB/s among 132
+// multiprocessors at 1.7 GHz.
 const (
 	issueLanes, specialLanes, doubleLanes = 128, 16, 64
 	bytesPerCycle                         = 4.1e12 / 132 / 1.7e9
 )
 
-// share is the part of the time that the memory takes for which the busiest unit is needed.
+// share returns the time for which the busiest unit is needed, divided by the time that the memory traffic
+// takes.
 func (c cost) share() float64 {
 	busiest := max(float64(c.instructions)/issueLanes, float64(c.special)/specialLanes, float64(c.doubles)/doubleLanes)
 	return busiest / (float64(c.bytes) / bytesPerCycle)
 }
 
-// costOf finds the loop of a kernel that moves the most by vectors, and its way through that moves all it can in the fewest
-// instructions: aligned, and past the slow branches of functions.
+// costOf finds the loop of a kernel that moves the most bytes with vector instructions. In this loop it finds the path that
+// moves as much as possible with the fewest instructions, that is, with aligned accesses and without the slow branches of
+// functions.
 func costOf(blocks []block) (best cost) {
-	state := make([]int, len(blocks)) // 1: on the way; 2: seen
+	state := make([]int, len(blocks)) // 1: on the current path; 2: finished
 	var tails [][2]int
 	var walk func(int)
 	walk = func(i int) {
@@ -216,7 +220,7 @@ func better(a, b cost) bool {
 	return a.bytes > b.bytes || a.bytes == b.bytes && a.instructions < b.instructions
 }
 
-// wayThrough is the best way from the head of a loop to its tail, which enters no loop twice.
+// wayThrough returns the best path from the head of a loop to its tail that enters no loop twice.
 func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
 	known := map[int]*cost{}
 	var from func(int) *cost
@@ -270,13 +274,14 @@ func (c *cost) add(instruction string) {
 	}
 }
 
-// mostIssue is the share of cycles in which a kernel that is bound by memory may need to issue, or use one of the units.
+// mostIssue is the maximum share of cycles in which a memory-bound kernel may issue instructions or use one of
+// the units.
 const mostIssue = 0.85
 
-// exempt are kernels with a loop that moves vectors, bound by arithmetic rather than memory.
+// exempt lists kernels with a loop that moves vectors which are bound by arithmetic rather than by memory.
 var exempt = regexp.MustCompile(`^(attention|matmul)`)
 
-// costTable is a line for each kernel that moves vectors, the busiest first.
+// costTable returns a line for each kernel that moves vectors, the busiest kernel first.
 func costTable(t *testing.T, costs map[string]cost) string {
 	text := strings.Builder{}
 	fmt.Fprintf(&text, "estimated from machine code: of the cycles that its bytes take on an H200, those in which a kernel issues or has its busiest unit at work\n")

@@ -1,5 +1,5 @@
-// Package irtest helps tests: golden files, and programs that are random or of a given size. It imports only
-// the ir package, and only tests import it.
+// Package irtest provides test helpers: golden files, random programs, and programs of a given size. It
+// imports only package ir, and only tests import it.
 package irtest
 
 import (
@@ -23,7 +23,7 @@ var goldens struct {
 	asked map[string]bool
 }
 
-// Golden compares got with the file at path, or rewrites the file under -update.
+// Golden compares got with the file at path or, with -update, rewrites the file.
 func Golden(t testing.TB, path string, got []byte) {
 	t.Helper()
 	goldens.Lock()
@@ -60,8 +60,8 @@ func firstDifference(got, want []byte) string {
 	return fmt.Sprintf("%d lines, not %d", len(g), len(w))
 }
 
-// Main runs the tests of a package and then fails if no test has used one of the golden files under testdata,
-// because its test was probably lost. A package calls Main from TestMain.
+// Main runs the tests of a package. It then fails if there is a golden file under testdata that no test has
+// used, because its test was probably removed by mistake. A package calls Main from TestMain.
 func Main(m *testing.M) {
 	code := m.Run()
 	if code == 0 && wholeRun() {

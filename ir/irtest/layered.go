@@ -13,9 +13,9 @@ type Size struct {
 	Rows                                        int // of the first subsequence; later ones are shorter
 }
 
-// Layered has the shape of a real job without its arithmetic: a sequence pipeline whose layers write rows of a cache of
-// keys and values and read it from the start, offload what they save and reload it, and reuse a workspace whose
-// buffers differ in size with every subsequence. Tests of speed use it.
+// Layered returns a program with the shape of a real job but without its arithmetic: a sequence pipeline whose layers
+// write rows of a cache of keys and values, read the cache from its start, offload and reload the values that they
+// save, and reuse a workspace whose buffers have a different size in every subsequence. Speed tests use it.
 func Layered(size Size) *ir.Program {
 	r := rand.New(rand.NewPCG(1, 1))
 	g := &generator{r: r, p: frame(r), pp: size.Stages, sp: size.RanksPerStage, dp: 1}
@@ -39,7 +39,7 @@ func Layered(size Size) *ir.Program {
 	return g.p
 }
 
-// width is the columns of every matrix of a layered program.
+// width is the number of columns of every matrix of a layered program.
 const width = 64
 
 type layered struct {
@@ -66,7 +66,7 @@ func sum(n int, f func(int) int) int {
 	return total
 }
 
-// buffer creates a buffer at a slot of its kind: buffers of a kind share their bytes.
+// buffer creates a buffer in a slot of its kind. Buffers in the same slot share their bytes.
 func (l *layered) buffer(kind, name string, arena ir.Arena, size, slot ir.Bytes, persistent bool) int {
 	if i, ok := l.named[name]; ok {
 		return i

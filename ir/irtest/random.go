@@ -10,10 +10,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// Random returns a valid program of about n instructions: a few stages, some ranks for each, every opcode of the table, all
-// streams, buffers that share bytes, and no more waits than its order needs. Equal seeds give equal programs.
+// Random returns a valid program of about n instructions. It has a few stages with some ranks each, every opcode of the
+// table, all streams, buffers that share bytes, and only the waits that its order needs. Equal seeds give equal programs.
 //
-// It orders accesses by buffers as a whole, where the verifier looks at bytes; that is all the two have in common.
+// Random orders accesses to whole buffers, whereas the verifier checks bytes. The two share no code.
 func Random(seed uint64, n int) *ir.Program {
 	r := rand.New(rand.NewPCG(seed, 0))
 	g := &generator{r: r, p: frame(r), pp: 1 + r.IntN(3), sp: 1 + r.IntN(3), dp: 1 + r.IntN(2)}
@@ -42,7 +42,7 @@ func Random(seed uint64, n int) *ir.Program {
 	return g.p
 }
 
-// Names of the tables of a random program.
+// Names of the constants and groups of a random program.
 const (
 	constNext = iota
 	constPrev
@@ -50,7 +50,7 @@ const (
 	constRow
 )
 
-// shareRows is how many rows of each tensor a rank of a stage holds.
+// shareRows is the number of rows of each tensor that a rank of a stage holds.
 const shareRows = 16
 
 const (
@@ -102,8 +102,8 @@ func (g *generator) size() int {
 	return n
 }
 
-// act adds one operation, or both halves of a message. Every code is the projection of this one order, so that no job
-// made of them can deadlock.
+// act adds one operation, or both halves of a message. Every code is a projection of this single order, so the job
+// cannot deadlock.
 func (g *generator) act() {
 	i := g.r.IntN(g.pp)
 	switch k := g.r.IntN(10); {
@@ -123,7 +123,7 @@ func (g *generator) act() {
 	}
 }
 
-// localOps lists the opcodes that involve no other rank and order nothing.
+// localOps lists the opcodes that involve no other rank and do not order streams.
 func localOps() (ops []ir.Op) {
 	for op := range ir.NumOps {
 		if c := ir.Ops[op].Class; c != ir.ClassComm && c != ir.ClassSync {
@@ -169,7 +169,7 @@ func (g *generator) collective(st *stage) {
 	}
 }
 
-// allToAll goes in either direction, with any number of copies that divides the group.
+// allToAll adds an exchange in either direction, with any number of copies that divides the group.
 func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size int, group ir.Attr) {
 	copies := 1 + g.r.IntN(size)
 	for size%copies != 0 {
@@ -232,13 +232,14 @@ func (g *generator) ranks() {
 	}
 }
 
-// local adds an operation that meets no other rank, made from its row.
+// local adds an operation that involves no other rank, built from the opcode's row.
 func (st *stage) local(op ir.Op) {
 	row, r := &ir.Ops[op], st.g.r
 	in := instance{st: st, row: row, named: map[string]int64{}, set: map[string]bool{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
 	attrs := in.attrs()
 	args := make([]ir.View, len(row.Operands))
-	// What is read comes first, so that nothing is written where the same instruction reads.
+	// Operands that are read are chosen first, so that the instruction does not write to the bytes that it
+	// reads.
 	for i := range slices.Backward(row.Operands) {
 		o := &row.Operands[i]
 		dtype, shape := in.view(o, i)
@@ -261,7 +262,7 @@ func (st *stage) local(op ir.Op) {
 	st.emit(op, stream, args, attrs)
 }
 
-// instance holds the choices for one instruction.
+// instance holds the choices made for one instruction.
 type instance struct {
 	st    *stage
 	row   *ir.OpInfo
@@ -271,7 +272,8 @@ type instance struct {
 	set   map[string]bool  // attributes that are true
 }
 
-// leftOut leaves out half of the optional operands, all that exclude accumulation, and one of attention_grad's o and delta.
+// leftOut reports whether optional operand i is omitted: at random, always if the instruction accumulates and
+// is not attention, and for attention_grad's o if delta is given.
 func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention && in.row.Operands[i].Name == "o" {
 		delta := slices.IndexFunc(in.row.Operands, func(o ir.Operand) bool { return o.Name == "delta" })
@@ -343,7 +345,7 @@ func (in *instance) window() int64 {
 	return max(1, least) + int64(in.st.g.r.IntN(4))
 }
 
-// name returns the value of a dimension, chosen on first use.
+// name returns the value of a dimension, which is chosen on first use.
 func (in *instance) name(s string) int64 {
 	if _, ok := in.named[s]; !ok {
 		in.named[s] = int64(1 + in.st.g.r.IntN(4))
@@ -399,7 +401,8 @@ func matrix(rows, cols int64, transposed bool) [ir.MaxDims]int64 {
 	return [ir.MaxDims]int64{rows, cols}
 }
 
-// output returns the view of operand i: occasionally the same view as one that is read, if the row allows it.
+// output returns a view for operand i. If the row allows it, this is occasionally a view that the instruction
+// also reads.
 func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	if in.row.InPlace && in.st.g.r.IntN(3) == 0 {
 		for j := in.row.Written(); j < len(args); j++ {

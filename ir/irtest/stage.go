@@ -26,18 +26,20 @@ type stage struct {
 
 type clock [ir.NumStreams]int
 
-// buffer is a buffer and the accesses to its place. A buffer that replaces another inherits its history.
+// buffer is a buffer with the history of accesses to its bytes. A buffer that replaces another inherits its
+// history.
 type buffer struct {
 	ir.Buffer
 	persistent bool
 	place      *place
 
-	// State in this section: it has been written, it has been read, it was changed after that.
+	// State in this section: whether it has been written, whether it has been read, and whether it was changed
+	// after that.
 	written, read, stale bool
 }
 
-// mayRead reports whether a read sees the value that the buffer stands for. mayChange reports whether the value
-// can be changed in place because nothing has read the old one.
+// mayRead reports whether a read sees the value that the buffer represents. mayChange reports whether the value
+// can be changed in place because no instruction has read the old value.
 func (b *buffer) mayRead() bool   { return !b.stale }
 func (b *buffer) mayChange() bool { return !b.stale && !(b.written && b.read) }
 
@@ -52,7 +54,7 @@ type access struct {
 	number int // 0: none
 }
 
-// begin starts a section. All streams are joined, and persistent buffers hold what the init section wrote.
+// begin starts a section. All streams are joined, and persistent buffers hold the values from the init section.
 func (st *stage) begin(s ir.Section) {
 	st.section = s
 	st.known, st.count = [ir.NumStreams]clock{}, clock{}
@@ -211,7 +213,7 @@ func (st *stage) offset(slack ir.Bytes, dtype ir.DType) ir.Bytes {
 	return ir.Bytes(st.g.r.Int64N(int64(slack/dtype.Bytes())+1)) * dtype.Bytes()
 }
 
-// aloneAt reports whether no operand except j lies in the buffer of v.
+// aloneAt reports whether no operand except j is in the buffer of v.
 func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
 	for i := range args {
 		if i != j && args[i].Present() && args[i].Elements() > 0 && args[i].Buffer == v.Buffer {
@@ -221,7 +223,7 @@ func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
 	return true
 }
 
-// emit adds an instruction and, before it, the waits that its accesses need.
+// emit adds an instruction, preceded by the waits that its accesses need.
 func (st *stage) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 	in := ir.Instr{Op: op, Stream: s, Args: args, Attrs: attrs, Prov: st.provenance()}
 	for i := range args {
@@ -260,7 +262,7 @@ func (st *stage) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 	st.inUse = nil
 }
 
-// note updates the state of the buffers of an instruction.
+// note updates the state of an instruction's buffers.
 func (st *stage) note(in *ir.Instr) {
 	for i, v := range in.Args {
 		if !v.Present() {

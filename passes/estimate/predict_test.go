@@ -136,9 +136,9 @@ func TestExposedOffload(t *testing.T) {
 	}
 }
 
-// TestExposedReload: a layer is reloaded into the bytes that the same layer of the task before has freed. So a
-// stage of one layer waits for the whole reload, and a stage of two layers for the part that the other layer
-// does not hide.
+// TestExposedReload checks that a layer is reloaded into the bytes that the same layer of the previous task
+// has freed. A stage of one layer therefore waits for the whole reload, and a stage of two layers waits for
+// the part that the other layer does not hide.
 func TestExposedReload(t *testing.T) {
 	p, c := pipelineOf(1, []ir.Seconds{1, 1}, []ir.Seconds{2, 2})
 	c.h2d[0] = copies(2, 1)
@@ -155,7 +155,7 @@ func TestExposedReload(t *testing.T) {
 	}
 }
 
-// TestOffloadCostsNothingWhereCopiesAreFast, and something where they are slow.
+// TestOffloadCostsNothingWhereCopiesAreFast also checks that offload costs something if copies are slow.
 func TestOffloadTime(t *testing.T) {
 	none := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=none").Time
 	full := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=full").Time
@@ -173,7 +173,7 @@ func TestOffloadTime(t *testing.T) {
 	}
 }
 
-// TestModelFlops counts a tiny model by hand: three times the forward.
+// TestModelFlops counts the FLOPs of a tiny model by hand: three times those of the forward.
 func TestModelFlops(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo")
 	const s, h, layers, vocab, batch = 64, 32, 2, 256, 2
@@ -189,7 +189,7 @@ func TestModelFlops(t *testing.T) {
 	}
 }
 
-// TestReplicasReduceGradients: the optimizer takes longer if gradients must be added up over replicas.
+// TestReplicasReduceGradients checks that the optimizer takes longer if gradients must be summed over replicas.
 func TestReplicasReduceGradients(t *testing.T) {
 	one := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=1", "schedule.pp=2", "schedule.dp=1")
 	two := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=1", "schedule.pp=2", "schedule.dp=2", "schedule.zero=0")
@@ -198,8 +198,8 @@ func TestReplicasReduceGradients(t *testing.T) {
 	}
 }
 
-// TestSPInsideANode: 65B at 640K tokens is slower with SP 16 x PP 8 than with SP 8 x PP 16, because the
-// collectives of SP 16 leave the node.
+// TestSPInsideANode checks that 65B at 640K tokens is slower with SP 16 x PP 8 than with SP 8 x PP 16,
+// because the collectives of SP 16 leave the node.
 func TestSPInsideANode(t *testing.T) {
 	busy := func(p *plan.Plan) (sum ir.Seconds) {
 		for _, b := range p.Time.BusyS {

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestMain hands tests what stands on floors above.
+// TestMain gives tests access to packages on higher floors.
 func TestMain(m *testing.M) {
 	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
 	plantest.Verify = passes.Verify

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestMuxMakespans: shares of equal chunks with f = 1, b = 2 and free copies.
+// TestMuxMakespans checks the makespan of shares of equal chunks, with f = 1, b = 2 and free copies.
 func TestMuxMakespans(t *testing.T) {
 	for _, c := range []struct {
 		pp, n             int
@@ -37,7 +37,7 @@ func TestMuxMakespans(t *testing.T) {
 	}
 }
 
-// TestSharesAddUp: of every task.
+// TestSharesAddUp checks that the shares of every task add up to 1.
 func TestSharesAddUp(t *testing.T) {
 	one := big.NewRat(1, 1)
 	for _, m := range []Shares{{Left: true, Right: true}, {Left: true}, {}} {
@@ -88,7 +88,8 @@ func TestBrokenSharing(t *testing.T) {
 	}
 }
 
-// TestMuxRefusals: what mux cannot do is refused at its key, with the nearest value that works.
+// TestMuxRefusals checks that unsupported requests are refused at the key mux, with the nearest value that
+// works.
 func TestMuxRefusals(t *testing.T) {
 	for set, hint := range map[string]string{
 		"schedule.pp=1":             "mux = off, or pp of at least 2",

@@ -26,7 +26,8 @@ func mostOf(p *plan.Plan) (most ir.Bytes) {
 
 var slowCopies = []string{"cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"}
 
-// TestLeastMemory: `memory` has no exposed copies, and nothing else without exposed copies has a lower peak.
+// TestLeastMemory checks that `memory` has no exposed copies, and that no other choice without exposed copies
+// has a lower peak.
 func TestLeastMemory(t *testing.T) {
 	for _, c := range []struct {
 		file   string
@@ -52,8 +53,9 @@ func TestLeastMemory(t *testing.T) {
 	}
 }
 
-// TestAutoOffload: nothing leaves if everything fits. Otherwise all stages fit, none could keep one more
-// layer of a subsequence, and nothing waits if computation can hide that much.
+// TestAutoOffload checks that nothing is offloaded if everything fits. Otherwise all stages must fit, no
+// stage could keep one more layer of a subsequence, and nothing waits if computation can hide that many
+// copies.
 func TestAutoOffload(t *testing.T) {
 	if p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=auto", "cluster.device_memory=100GiB"); copies(p) {
 		t.Error("copies although all fits")
@@ -85,7 +87,7 @@ func TestNoHostMemory(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastest: with both left to the passes, no pinned choice that fits is more than 1% faster.
+// TestAutoIsFastest leaves both keys to the passes. No pinned choice that fits may be more than 1% faster.
 func TestAutoIsFastest(t *testing.T) {
 	for _, set := range [][]string{
 		append(slowCopies, "cluster.device_memory=34GiB"),
@@ -140,8 +142,8 @@ func checkFastest(t *testing.T, set []string) {
 	}
 }
 
-// TestRecomputeByPrice: without copies, units are recomputed in the order of their costs, no more than
-// needed, and the plan gives the costs.
+// TestRecomputeByPrice checks that, without copies, units are recomputed in the order of their costs,
+// that no more are recomputed than needed, and that the plan reports the costs.
 func TestRecomputeByPrice(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=none", "schedule.recompute=auto")
 	if !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes) {
@@ -180,8 +182,8 @@ func TestRecomputeByPrice(t *testing.T) {
 	}
 }
 
-// TestNothingFits: a job that cannot fit uses as little device memory as possible, and the report says what
-// is in the way.
+// TestNothingFits checks that a job that cannot fit uses as little device memory as possible, and that the
+// report names the obstacle.
 func TestNothingFits(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=auto", "schedule.recompute=auto", "cluster.device_memory=30GiB")
 	full := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=full", "schedule.recompute=none")
@@ -193,8 +195,8 @@ func TestNothingFits(t *testing.T) {
 	}
 }
 
-// TestCopiesInTurns: if only copies take time, in layer order, a step takes the sum of both directions if
-// they take turns, and less if they do not.
+// TestCopiesInTurns checks a job in layer order in which only copies take time. A step takes the sum of
+// both directions if they take turns, and less if they do not.
 func TestCopiesInTurns(t *testing.T) {
 	step := func(set ...string) float64 {
 		set = append(set, "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "model.layers=8", "schedule.offload=full",
@@ -214,7 +216,8 @@ func TestCopiesInTurns(t *testing.T) {
 	}
 }
 
-// TestNodesShareCopies: a node's limit on copies is divided among its GPUs, as if each had a lower rate.
+// TestNodesShareCopies checks that a node's limit on copies is divided among its GPUs, as if each had a lower
+// rate.
 func TestNodesShareCopies(t *testing.T) {
 	for _, policy := range []string{"adaptive", "memory", "auto"} {
 		shared := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=24GB/s")

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestLongJobsFit: the largest shipped jobs fit with values that the solver has found for them, by an upper
-// bound that needs neither timed copies nor placement. The long form of the report on examples searches for
-// these values again.
+// TestLongJobsFit checks that the largest shipped jobs fit with the values that the solver has found for
+// them, according to an upper bound that needs neither timed copies nor placement. The long form of the
+// report on examples searches for these values again.
 func TestLongJobsFit(t *testing.T) {
 	for _, job := range []struct {
 		file string

@@ -13,7 +13,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestChooseUnits draws units and shares at random: the offloaded bytes are within half a unit of the target.
+// TestChooseUnits draws units and shares at random. The offloaded bytes must be within half a unit of the
+// target.
 func TestChooseUnits(t *testing.T) {
 	r := plantest.Random(t)
 	for range 500 {
@@ -117,9 +118,9 @@ func TestBrokenPlacements(t *testing.T) {
 	}
 }
 
-// TestAdaptive: the ratio is the formula, to a unit, at the bandwidth that the paper's measured transfer
-// times imply. It rises, because bytes fall along the sequence while the time of a task stays; the last
-// subsequence is kept.
+// TestAdaptive checks that the ratio agrees with the formula, to within a unit, at the bandwidth that
+// the paper's measured transfer times imply. It must rise, because bytes fall along the sequence while
+// the time of a task stays the same. The last subsequence is kept.
 func TestAdaptive(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
 	n := p.Subsequences.N
@@ -144,8 +145,8 @@ func TestAdaptive(t *testing.T) {
 	}
 }
 
-// TestCarry: if copies are slow, carry is as fast as anything that offloads as much, and faster than waiting
-// for each subsequence's copies during the next task; if they are fast, nothing lags.
+// TestCarry checks that, if copies are slow, carry is as fast as any choice that offloads as much, and
+// faster than waiting for each subsequence's copies during the next task. If copies are fast, nothing lags.
 func TestCarry(t *testing.T) {
 	slow := []string{"cluster.d2h_bandwidth=8GB/s", "cluster.h2d_bandwidth=32GB/s"}
 	full := plantest.Plan(t, "paper/gpt-7b-512k.sppo", append(slow, "schedule.offload=full")...)

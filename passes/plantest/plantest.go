@@ -1,4 +1,4 @@
-// Package plantest has helpers for tests of the passes: example plans, sources of random numbers.
+// Package plantest provides helpers for tests of the passes: example plans and sources of random numbers.
 package plantest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunPlan and VerifyPlan are passes.Run with no options and passes.Verify, for tests of the packages that these import.
+// RunPlan and VerifyPlan are passes.Run without options and passes.Verify, for tests of packages that package
+// passes imports.
 var (
 	Run    func(*lang.Spec, *plan.Plan) error
 	Verify func(*plan.Plan) error
@@ -79,8 +80,8 @@ func Kept(p *plan.Plan) (bytes float64) {
 	return bytes
 }
 
-// Random returns a random source whose seed a failing test prints, and SPPO_SEED sets. `make test` always uses
-// the same seed, the long tests a new one each time.
+// Random returns a random source. A failing test prints its seed, and SPPO_SEED sets it. `make test` always
+// uses the same seed; the long tests use a new one each time.
 func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(irtest.Seed(t), 0)) }
 
 // JSON returns a plan as JSON.

@@ -53,7 +53,7 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 	}
 }
 
-// pinJob is a request with everything open, and how to pin a key of it.
+// pinJob is a request with everything open, and the way to pin a key of it.
 type pinJob struct {
 	name string
 	base []string // overrides of the spec
@@ -76,12 +76,12 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 	}}
 }
 
-// TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user may write: what is then
-// found and fits, placed as by `sppoc plan`, is at most 1% faster than what is found with everything open.
-// The long form takes every job of the paper and 50 random ones, with all values; in a fifth of the random
-// ones every dimension is open, far more than by default, and 12 values each are enough. SPPO_PINNED selects
-// jobs by part of their names: of a file, "drawn", "drawn-07". Each has its own source, so that one can be
-// repeated alone with the common seed.
+// TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user can write. A plan found
+// in this way that fits, placed as in `sppoc plan`, may be at most 1% faster than the plan found with
+// everything open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth
+// of the random jobs every dimension is open, far more than by default, so 12 values each are enough.
+// SPPO_PINNED selects jobs by part of their names: that of a file, "drawn", or "drawn-07". Each job has its
+// own random source, so one can be repeated alone with the common seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
 	seed, long := irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {
@@ -161,8 +161,8 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 	t.Logf("%d alternatives, of %d are found to fit in up to a tenth more time", min(j.most, len(pins)), compared)
 }
 
-// fastest returns what is found for a request, if it fits. The search ends when every bound is beyond a
-// limit, 10% above what is to be beaten; other tests check the bounds on all candidates of small jobs.
+// fastest returns the plan found for a request, if it fits. The search ends when every bound is beyond
+// a limit, 10% above the time to beat. Other tests check the bounds on all candidates of small jobs.
 func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	s := newSearch(ContextOf(sp, pass.Options{Measure: place}), plan.New(sp))
 	s.push(&node{schedule: s.request.Schedule})
@@ -174,7 +174,7 @@ func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	return nil
 }
 
-// whatFits returns what is found for a request, if it fits.
+// whatFits returns the plan found for a request, if it fits.
 func whatFits(sp *lang.Spec) *plan.Plan {
 	p := plan.New(sp)
 	if RunWith(nil, p, pass.Options{Measure: place}) != nil {

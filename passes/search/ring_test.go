@@ -8,8 +8,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestRing: the request is accepted, a rank keeps between forward and backward what it keeps with divided
-// weights, and heads need not be divisible by the ranks.
+// TestRing checks that the request is accepted, that a rank keeps the same tensors between forward and
+// backward as with divided weights, and that the number of heads need not be divisible by the number of
+// ranks.
 func TestRing(t *testing.T) {
 	megatron, ring := plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4"), plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4", "schedule.sp_mode=ring")
 	if got := ring.Parallel.SPMode; got != graph.ModeRing {
@@ -31,7 +32,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestRingConflicts: what conflicts with a ring is refused at its key.
+// TestRingConflicts checks that requests that conflict with a ring are refused at their key.
 func TestRingConflicts(t *testing.T) {
 	for _, c := range []struct {
 		code       lang.Code

@@ -121,8 +121,9 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 	}
 }
 
-// TestSearchAgreesWithBruteForce: the winner of small spaces is as fast as the best of all candidates that
-// fit, to the slack of the search, and every bound on the way to a candidate holds for it.
+// TestSearchAgreesWithBruteForce checks that the winner of a small space is as fast as the best of all
+// candidates that fit, up to the slack of the search, and that every bound on the path to a candidate
+// holds for it.
 func TestSearchAgreesWithBruteForce(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 6, 400
 	if os.Getenv("SPPO_LONG") != "" {
@@ -135,8 +136,8 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 	}
 }
 
-// TestSearchOfStreams: the same if K and V stream, and layer by layer, which is rare among all possible
-// values.
+// TestSearchOfStreams does the same if K and V are streamed, and in layer order, which is rare among
+// all possible values.
 func TestSearchOfStreams(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 4, 100
 	if os.Getenv("SPPO_LONG") != "" {
@@ -234,8 +235,8 @@ func fullest(f *memory.Footprint) ir.Bytes {
 }
 
 // leaner reports a lean candidate whose bound exceeds the candidate's memory by so much that it would be
-// refused although it fits. Normally it is no more; where it is, because the packing margin depends on the
-// peak, it is compared with the placed plan.
+// refused although it fits. Normally the bound does not exceed that memory. If it does, because the
+// packing margin depends on the peak, it is compared with the placed plan.
 func (s *search) leaner(n *node) error {
 	if n.weighs() {
 		return nil
@@ -333,8 +334,8 @@ func BenchmarkSolve4096(b *testing.B) {
 	benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 512, "train.batch=64")
 }
 
-// TestClosestSharesTasks: if nothing fits and tasks are to be shared, the shown plan shares them, although a
-// single stage would have a smaller shortfall.
+// TestClosestSharesTasks checks that, if nothing fits and tasks are to be shared, the plan shown shares
+// them, although a single stage would have a smaller shortfall.
 func TestClosestSharesTasks(t *testing.T) {
 	for _, mux := range []string{"left", "right", "on"} {
 		set := append(unwritten(), "cluster.nodes=2", "cluster.device_memory=1GiB", "train.sequence=32K", "schedule.mux="+mux)

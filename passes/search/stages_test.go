@@ -11,7 +11,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// wideJob has more K and V than little memory holds, unless they stream or layers take turns.
+// wideJob has more K and V than fit into little memory, unless they are streamed or layers take turns.
 const wideJob = `import "clusters/local.sppo"
 model m { family = gpt layers = 8 hidden = 128 heads = 4 vocab = 256 dtype = f32 }
 cluster two = local(ranks = 2)
@@ -31,8 +31,9 @@ func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
-// TestWideDimensions: with less and less memory, a job has a plan at least as long as with the plain values of wide
-// dimensions, and never a slower one. In between it fits with other values only. The long form has twice the sizes.
+// TestWideDimensions gives a job less and less memory. It must have a plan at least as long as with the plain
+// values of wide dimensions, and never a slower one. For some sizes it fits only with other values. The long form
+// uses twice as many sizes.
 func TestWideDimensions(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int
@@ -60,7 +61,7 @@ func TestWideDimensions(t *testing.T) {
 	}
 }
 
-// TestStoppedSearch: a search that is stopped after some candidates returns the best of them.
+// TestStoppedSearch checks that a search that is stopped after some candidates returns the best of them.
 func TestStoppedSearch(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	planned, all := 0, 0
@@ -76,8 +77,8 @@ func TestStoppedSearch(t *testing.T) {
 	}
 }
 
-// TestStagesOfFrozenLayers: layers without a backward take about a third of the others' time, so the first stage gets more layers, and
-// stages are busy for equal times up to half a layer's.
+// TestStagesOfFrozenLayers checks that the first stage gets more layers if some have no backward and take about a third of
+// the others' time. Stages must be busy for equal times, up to half the time of a layer.
 func TestStagesOfFrozenLayers(t *testing.T) {
 	set := []string{"model.layers=16", "schedule.pp=2", "schedule.sp=1", "schedule.dp=1", "schedule.subsequences=4", "schedule.virtual_stages=1", "schedule.strategy=sppo",
 		"schedule.offload=none", "schedule.recompute=none", "schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops", "cluster.device_memory=4GiB"}

@@ -6,7 +6,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestStreamBlocks: blocks are as long as an average subsequence, and longer where a step would have too many of them.
+// TestStreamBlocks checks that blocks are as long as an average subsequence, or longer if a step would have too
+// many of them.
 func TestStreamBlocks(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.keep=[]")
 	if want := p.Train.Sequence / int64(p.Subsequences.N); p.Stream.Block < want || p.Stream.Block >= want+p.Subsequences.Align {

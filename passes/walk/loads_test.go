@@ -8,8 +8,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestLoadQueue runs the tasks of a plan against its queue: every load is issued in the order of use, none
-// before its rows are on the host, and no more are outstanding than the plan asks for.
+// TestLoadQueue runs the tasks of a plan with its queue. Loads must be issued in the order of use, none
+// before its rows are on the host, and no more may be outstanding than the plan allows.
 func TestLoadQueue(t *testing.T) {
 	for _, set := range [][]string{
 		{"schedule.pp=1", "schedule.order=layer"},
@@ -70,7 +70,8 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 	}
 }
 
-// TestStreamedBytes: a streamed layer holds rows of the current subsequence instead of those of the sequence.
+// TestStreamedBytes checks that a streamed layer holds the rows of the current subsequence instead of those of
+// the sequence.
 func TestStreamedBytes(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.keep=[k]")
 	for _, v := range p.Graph().Layer.Values {

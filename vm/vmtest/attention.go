@@ -231,8 +231,8 @@ func (s *suite) blocks() blocks {
 	return b
 }
 
-// goesOn reports whether a block's result is added to existing ones. With a window or documents this includes the
-// first block, with existing results of no weight, because some queries do not see it.
+// goesOn reports whether a block's result is added to existing results. With a window or documents, this also
+// applies to the first block, because some queries do not see it; the existing results then have no weight.
 func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
 
 // hides reports whether queries may see no key of a block.

@@ -1,9 +1,10 @@
-// Package clitest runs commands in process and compares their output with transcripts. It is for tests only.
+// Package clitest runs commands within the test process and compares their output with transcripts. It is for
+// tests only.
 //
 // A transcript is a text file. It begins with commands, one per line after "$ ". Input files follow, each
 // after a line "-- NAME --". The last part, "-- want --", is the result: each command, its output ("> "
-// before standard output, "! " before standard error), its exit code unless 0, and at the end the files
-// created. `go test -update` writes that part.
+// before standard output, "! " before standard error), its exit code unless it is 0, and at the end the
+// files that were created. `go test -update` writes that part.
 //
 // Besides the commands under test, these commands prepare inputs:
 //
@@ -226,7 +227,7 @@ func prepare(t *testing.T, words []string) {
 	write(t, to, string(data))
 }
 
-// place returns an offset; negative ones count from the end.
+// place returns an offset; negative offsets count from the end.
 func place(t *testing.T, word string, size int) int {
 	t.Helper()
 	n, err := strconv.Atoi(word)

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// odd lists the kinds of odd files: a name, and a function that creates one.
+// odd lists the kinds of unusual files: the name of a kind, and a function that creates such a file.
 var odd = []struct {
 	name string
 	make func(path string) error
@@ -30,9 +30,9 @@ var odd = []struct {
 	}},
 }
 
-// Hostile runs commands with odd files at a path that the commands read. Each command must end soon, with one
-// error, exit code 2, and little memory. except lists kinds to leave out: "pipe", "device", "folder", "binary",
-// "sparse".
+// Hostile runs commands with unusual files at a path that the commands read. Each command must end soon, report
+// one error with exit code 2, and use little memory. except lists the kinds to omit: "pipe", "device",
+// "folder", "binary", "sparse".
 func Hostile(t *testing.T, app *cli.App, path string, except []string, commands ...string) {
 	t.Helper()
 	for _, kind := range odd {
@@ -51,7 +51,7 @@ func Hostile(t *testing.T, app *cli.App, path string, except []string, commands 
 	}
 }
 
-// mostMemory is the maximum number of bytes that a command may allocate to read an odd file.
+// mostMemory is the maximum number of bytes that a command may allocate to read an unusual file.
 const mostMemory = 64 << 20
 
 func hostile(t *testing.T, app *cli.App, kind, command string) {

@@ -8,9 +8,9 @@
 //   - numeric.go: numerical differentiation
 //   - optimizer.go: clipping, the optimizers and the learning-rate schedule
 //
-// It is for tests only. It knows no specs, plans, bytecode, ranks or devices, imports none of our packages, and
-// shares no code with what it checks. It holds every row of logits and every T x T attention matrix in memory at
-// once.
+// It is for tests only. It does not depend on specs, plans, bytecode, ranks or devices, imports none of our
+// packages, and shares no code with the code that it checks. It holds every row of logits and every T x T
+// attention matrix in memory at once.
 //
 // All matrices are row-major. The rows of a batch are interleaved: token t of sequence b is row t*batch+b.
 package naive
@@ -320,8 +320,8 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 	return m
 }
 
-// check panics on invalid arguments, which only a mistake in a test can cause, so that the mistake does not result
-// in a strange number.
+// check panics on invalid arguments. Only a mistake in a test can cause them, and without the panic it would
+// result in a strange number.
 func check(cfg Config, w Tensors, tokens [][]int32) {
 	for _, word := range []struct{ what, is, oneOf string }{
 		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},
