@@ -84,7 +84,7 @@ func ExampleCompile_doesNotFit() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// the job does not fit: a rank of stage 0 needs 1.16 GiB of device memory and has 1.00 GiB
+	// the job does not fit: a rank of stage 0 needs 1.16 GiB of device memory but has 1.00 GiB
 }
 
 // A program by hand: four numbers travel to the host and back on separate streams, and their sum of squares

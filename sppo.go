@@ -148,7 +148,7 @@ func Shortfall(m *plan.Memory) string {
 			if has == peak.String() {
 				has = fmt.Sprintf("%s less", peak-a.capacity)
 			}
-			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory and has %s", stage, peak, a.name, has))
+			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory but has %s", stage, peak, a.name, has))
 		}
 	}
 	return strings.Join(out, "; ")

@@ -176,7 +176,7 @@ func (c *checker) sizes() {
 		}
 		c.fail(c.culprit("schedule.dp", "schedule.pp", "schedule.sp"), TooManyRanks,
 			fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
-			"more ranks than the cluster has: %s make %d, and %s has %d", strings.Join(parts, ", "), ranks, clusterWords(c.Cluster), gpus)
+			"more ranks than the cluster has: %s make %d, but %s has %d", strings.Join(parts, ", "), ranks, clusterWords(c.Cluster), gpus)
 	}
 	if m.Heads%sp == 0 && c.Train.Sequence%int64(sp) != 0 { // one diagnostic about sp is enough
 		c.fail(c.culprit("train.sequence", "schedule.sp"), Indivisible, "sequence = "+nearMultiples(c.Train.Sequence, int64(sp)),

@@ -139,7 +139,7 @@ func TestBadRequests(t *testing.T) {
 		edit       func(*lang.Spec)
 	}{
 		{lang.TooFewLayers, "8 stages need at least as many layers, but the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
-		{lang.TooManyRanks, "make 8 ranks, and the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
+		{lang.TooManyRanks, "make 8 ranks, but the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
 		{lang.Indivisible, "4 heads are not divisible by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
 		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
 			s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence, s.Model.KVHeads, s.Model.Heads = 3, 1, 3, 258, 2, 6

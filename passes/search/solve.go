@@ -237,7 +237,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	gpus := p.Cluster.GPUs()
 	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
 	add(tooMany, plan.Fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
-		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), words.Plural(gpus, p.Cluster.Unit())))
+		"sp %d x pp %d x dp %d make %d ranks, but the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), words.Plural(gpus, p.Cluster.Unit())))
 	add(par.Placement != plan.PlacedRound && par.Placement != plan.PlacedV && par.Placement != "", plan.Fault("schedule.strategy", lang.UnknownName, plan.PlacedRound+" or "+plan.PlacedV,
 		"unknown placement %q of virtual stages", par.Placement))
 	stages := par.PP * par.VirtualStages
