@@ -261,7 +261,7 @@ func (m *Machine) Check(p *ir.Program) error {
 	}
 	short := func(g *gpu) ir.Bytes { return buffers[g] - (ir.Bytes(g.total) - device[g]) }
 	g := slices.MaxFunc(m.gpus, func(a, b *gpu) int { return cmp.Compare(short(a), short(b)) })
-	if short(g) > 0 { // no error: the need is an estimate
+	if short(g) > 0 { // not an error, because the need is an estimate
 		m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; "+
 			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}
@@ -300,8 +300,8 @@ func (n *notes) add(format string, args ...any) {
 	}
 }
 
-// Notes returns the remarks of Check and of loading: memory that may be short, products for which cuBLASLt
-// has no algorithm. Each line occurs once.
+// Notes returns the remarks made by Check and while programs were loaded: GPUs that may be short of
+// memory, and products for which cuBLASLt has no algorithm. Each line occurs once.
 func (m *Machine) Notes() []string {
 	m.notes.mu.Lock()
 	defer m.notes.mu.Unlock()
@@ -311,7 +311,7 @@ func (m *Machine) Notes() []string {
 // New returns the device of a rank. All calls to it must come from one goroutine.
 func (m *Machine) New(rank int) vm.Device { return &Device{machine: m, gpu: m.gpuOf(rank)} }
 
-// Again returns the same machine for another job: ranks of different jobs do not communicate.
+// Again returns the same machine for another job. Ranks of different jobs do not communicate.
 func (m *Machine) Again() (*Machine, error) {
 	again := *m
 	again.meeting = newMeetings()
@@ -372,7 +372,7 @@ func (m *Machine) Abort(reason error) {
 	}
 }
 
-// Link implements vm.Transport. Device memory does not go through it.
+// Link implements vm.Transport. Messages in device memory do not use it.
 func (m *Machine) Link(int, int, vm.Channel) vm.Link { return noLink{} }
 
 // Collective implements vm.Transport.

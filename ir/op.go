@@ -87,8 +87,8 @@ func (d Dir) String() string { return [...]string{"in", "out", "inout", "acc"}[d
 // Operand is one operand of an opcode.
 //
 // Dims is the shape rule: comma-separated dimensions, each a product of names and integers. The name of an
-// attribute stands for its value; every other name is bound by its first use and must agree everywhere else
-// in the instruction. An empty Dims accepts any shape.
+// attribute stands for its value. Every other name is bound by its first use, and must have the same value
+// everywhere else in the instruction. An empty Dims accepts any shape.
 //
 // Types: "f32", "bf16", "i32"; "T" is f32 or bf16, the same for every T operand of the instruction; "F" is
 // f32 or bf16, independently; "any" is any type.

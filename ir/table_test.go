@@ -114,7 +114,7 @@ updated; acc is written, or added to where accumulate, or the attribute named, i
 		}
 		fmt.Fprintf(&b, "\n\n`%s`\n\n%s on %s.", row.Usage(), row.Class, row.StreamNames())
 		if row.InPlace {
-			b.WriteString(" In place: an output may be the very view of an input.")
+			b.WriteString(" In place: an output may use the same view as an input.")
 		}
 		b.WriteString("\n")
 		if len(row.Operands) > 0 {

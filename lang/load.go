@@ -418,7 +418,7 @@ func keyHint(block, wrong string) string {
 	return "its keys are " + strings.Join(quoted(inBlock), ", ")
 }
 
-// hint returns the argument that a wrong name may have meant.
+// hint returns the argument that the user may have meant by a wrong name.
 func (c *callType) hint(wrong string) string {
 	args := c.arguments()
 	if near := nearest(wrong, args); near != "" {

@@ -30,7 +30,7 @@ func keysPage() string {
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s Example: `%s` |\n", k.Name, k.takes.withRange(), defaultCell(k), keyDoc(k), k.Example)
 		}
 		if block.Name == blockModel {
-			b.WriteString("\nA family stands for these defaults:\n\n| family | models | defaults |\n| --- | --- | --- |\n")
+			b.WriteString("\nA family provides these defaults:\n\n| family | models | defaults |\n| --- | --- | --- |\n")
 			for _, f := range Families {
 				fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Name, f.Doc, f.defaultsInWords())
 			}

@@ -4,7 +4,7 @@
 //	main.go    the command: simulate the selected jobs, then write
 //	jobs.go    the table of rows and systems, and the spec of a job
 //	run.go     from a job to its outcome; the longest sequence that fits
-//	tables.go  outcomes as tables, beside the paper's figures
+//	tables.go  outcomes as tables, next to the paper's figures
 //	plot.go    charts
 //	write.go   results, tables and charts to files
 //

@@ -59,7 +59,7 @@ var tables = []struct {
 	{"byhand", byHand},
 }
 
-// rate returns a cell with tokens per GPU and second.
+// rate returns a cell with tokens per second per GPU.
 func (r *results) rate(t *table, row, system string) string {
 	o, ok := r.Jobs[row+", "+system]
 	switch {

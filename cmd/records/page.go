@@ -9,7 +9,7 @@ import (
 // page is the output file, relative to the root of the repository.
 const page = "docs/records.md"
 
-const intro = `# Published records beside predictions
+const intro = `# Published records and predictions
 
 Written by ` + "`make records`" + `. Published results of training on very long sequences, next to the plans that ` + "`sppoc`" + ` makes for the same
 model and hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has

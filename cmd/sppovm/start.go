@@ -40,7 +40,7 @@ func launchProcesses(flags *pflag.FlagSet) cli.Action {
 			return cli.Usagef("launch: --processes and --grace must be more than 0, --restart at least 0")
 		}
 		if f.restart > 0 && !resumesAuto(args) {
-			return cli.Usagef("launch: --restart needs run --save FOLDER --save-every N --resume auto, so that the job goes on where it was")
+			return cli.Usagef("launch: --restart needs run --save FOLDER --save-every N --resume auto, so that the job continues where it stopped")
 		}
 		return f.launch(env, args)
 	}

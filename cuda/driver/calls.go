@@ -94,13 +94,14 @@ func (a *API) Retain(d Device) (c Context, err error) {
 	return c, err
 }
 
-// Release releases it.
+// Release gives up a use of the primary context of a GPU.
 func (a *API) Release(d Device) error { return a.call(fnPrimaryCtxRelease, uintptr(d)) }
 
 // SetCurrent makes a context current on the calling thread; 0 removes it.
 func (a *API) SetCurrent(c Context) error { return a.call(fnCtxSetCurrent, uintptr(c)) }
 
-// EnablePeer lets the current context access the memory of another; it is not an error if it already could.
+// EnablePeer lets the current context access the memory of another. It is not an error if access is already
+// enabled.
 func (a *API) EnablePeer(c Context) error {
 	err := a.call(fnCtxEnablePeerAccess, uintptr(c), 0)
 	if e := (*Error)(nil); errors.As(err, &e) && e.Code == alreadyEnabled {
@@ -125,7 +126,8 @@ func (a *API) Alloc(bytes int64) (p Ptr, err error) {
 // Free frees it.
 func (a *API) Free(p Ptr) error { return a.call(fnMemFree, uintptr(p)) }
 
-// Register pins host memory, which must not be Go's, for every context and for kernels to write to.
+// Register pins host memory for all contexts, so that kernels can write to it. The memory must be outside the
+// Go heap.
 func (a *API) Register(memory []byte) error {
 	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable|hostRegisterMapped)
 }
@@ -166,7 +168,7 @@ func (a *API) DestroyStream(s Stream) error { return a.call(fnStreamDestroy, uin
 // Synchronize waits until a stream has finished everything issued to it.
 func (a *API) Synchronize(s Stream) error { return a.call(fnStreamSynchronize, uintptr(s)) }
 
-// Done reports whether it has.
+// Done reports whether a stream has finished everything issued to it.
 func (a *API) Done(s Stream) (bool, error) {
 	err := a.call(fnStreamQuery, uintptr(s))
 	if e := (*Error)(nil); errors.As(err, &e) && e.Code == NotReady {
@@ -223,12 +225,12 @@ func (a *API) Global(m Module, name string) (p Ptr, err error) {
 	return p, nil
 }
 
-// AllowShared raises a kernel's limit of dynamic shared memory, which is 48 KiB by default.
+// AllowShared raises a kernel's limit on dynamic shared memory, which is 48 KiB by default.
 func (a *API) AllowShared(f Func, bytes int) error {
 	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
 }
 
-// TensorMaps reports whether the driver supports tensor maps: from CUDA 12 on.
+// TensorMaps reports whether the driver supports tensor maps, as drivers do from CUDA 12 on.
 func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
 
 // Numbers of the driver's enumerations for tensor maps.
@@ -271,7 +273,8 @@ type Launch struct {
 	Stream Stream
 }
 
-// Launch prepares a launch. Each argument has the bytes of its value, as the kernel declares it.
+// Launch prepares a launch. Each argument consists of the bytes of a value, with the size that the kernel
+// declares.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
 	params := make([]uintptr, len(arguments)+1) // null-terminated for drivers that do not know the number

@@ -4,8 +4,8 @@
 //	driver.go  API: open, the table of functions, errors, prepared calls
 //	calls.go   one method for each function
 //
-// It holds no state of its own and knows nothing of programs. Contexts belong to threads, so callers must
-// have locked their goroutine to one.
+// The package has no state and does not depend on programs. Contexts belong to threads, so callers must
+// have locked their goroutine to a thread.
 package driver
 
 import (
@@ -17,7 +17,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted describes how to find the driver. It comes with the kernel module, never with a toolkit.
+// Wanted describes how to find the driver. The driver comes with the kernel module, never with a toolkit.
 var Wanted = library.Wanted{
 	Name:  "the NVIDIA driver (libcuda)",
 	Files: []string{"libcuda.so.1", "libcuda.so"},

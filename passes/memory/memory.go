@@ -101,7 +101,7 @@ func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
 	return &Meter{r, s, b, new([1 << recentBits]heldBytes), w}
 }
 
-// Of returns the meter of a plan with other tasks of the same sizes.
+// Of returns the meter of a plan whose tasks differ but have the same sizes.
 func (m *Meter) Of(p *plan.Plan) *Meter {
 	return &Meter{walk.Must(p), m.Shapes, m.blocks, m.recent, m.work}
 }
@@ -795,7 +795,7 @@ func (w *inputs) send(rank int) {
 	}
 }
 
-// wait adds up the inputs that have arrived at a rank, or may arrive, while each of its tasks runs.
+// wait adds up, for each task of a rank, the inputs that have arrived or may arrive while the task runs.
 func (w *inputs) wait(rank int) {
 	arrivals, first := w.arrivals[rank], w.Firsts[rank]
 	slices.SortFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.time, b.time) })

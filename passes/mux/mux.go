@@ -159,8 +159,8 @@ func leftProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// Order returns the tasks of every rank with sharing: the slots at the start, then the tasks of its own stage, and the
-// same backward.
+// Order returns the tasks of every rank with sharing: first the shared slots at the start, then the tasks of its own
+// stage; the backward pass mirrors this.
 func Order(p *plan.Plan) [][]plan.Task {
 	pp := p.Parallel.PP
 	orders := make([][]plan.Task, pp)

@@ -246,7 +246,7 @@ type Memory struct {
 // does not include it: a run that waits for its checkpoints makes no copy.
 type CheckpointCopy struct {
 	Bytes      []ir.Bytes `json:"bytes"`                 // [stage], of the rank with the largest copy
-	Fits       bool       `json:"fits"`                  // in host memory, beside the program
+	Fits       bool       `json:"fits"`                  // in host memory, in addition to the program
 	ShortStage int        `json:"short_stage,omitempty"` // the stage with the largest shortfall, if it does not fit
 	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // the shortfall of each of its ranks
 }

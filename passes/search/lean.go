@@ -101,7 +101,7 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 	return m
 }
 
-// earlier returns the number of bytes on the device that reloads may take if they begin earlier than necessary.
+// earlier returns the number of device bytes that reloads may occupy if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
 	for _, saved := range e.Saved { // with windows, the first subsequence may not be the longest

@@ -27,7 +27,7 @@ func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
 	return starts, ends
 }
 
-// Times returns the same, indexed by task number.
+// Times returns the result of the function Times, indexed by task number.
 func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
 	p, head := c.Plan, headTime(c.Plan, g)
 	starts, ends = make([]int, len(c.Nodes)), make([]int, len(c.Nodes))

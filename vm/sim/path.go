@@ -286,7 +286,7 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 // Sort is a category of work that can be sped up in the same way.
 type Sort int
 
-// Sorts of work. Pauses are times of a measured device between instructions.
+// Sorts of work. Pauses are times between the instructions of a measured device.
 const (
 	SortMatmul Sort = iota
 	SortAttention

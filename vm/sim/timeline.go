@@ -178,7 +178,7 @@ func (t *Timeline) Busiest() (rank int, stream ir.Stream, share float64) {
 	return rank, stream, share
 }
 
-// TGS returns tokens per device and second, if the section is a step.
+// TGS returns tokens per second per device, if the section is a step.
 func (t *Timeline) TGS() float64 {
 	if t.Makespan == 0 {
 		return 0

@@ -106,7 +106,8 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	return nil
 }
 
-// covers checks that the parts of a tensor cover it. They are disjoint if their sizes add up and no two overlap.
+// covers checks that the parts of a tensor cover it exactly once: no two overlap, and their sizes add up to the
+// size of the tensor.
 func (c *Checkpoint) covers(t *Tensor) error {
 	parts, sum := c.parts[t.Name()], int64(0)
 	for i, p := range parts {

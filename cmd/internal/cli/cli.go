@@ -1,5 +1,5 @@
-// Package cli is shared by the two commands: a table of subcommands with flags and examples, exit codes, and
-// the opening of input files of any kind.
+// Package cli is shared by the two commands. It provides tables of subcommands with flags and examples, exit
+// codes, and functions that open input files of any kind.
 //
 //	cli.go       the type of the table, dispatch, help
 //	exit.go      exit codes and error reports
@@ -31,7 +31,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// Env is the outside world of a command.
+// Env is the environment of a command.
 type Env struct {
 	Context context.Context // ends when the user asks to stop
 	Stdout  io.Writer       // results
@@ -164,8 +164,8 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	return action(env, rest)
 }
 
-// wrongFlag explains a flag error: for a bad value the accepted ones, for an unknown name the most similar
-// one.
+// wrongFlag explains a flag error. For a bad value it lists the accepted ones; for an unknown name it
+// suggests the most similar one.
 func wrongFlag(flags *pflag.FlagSet, err error) string {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {

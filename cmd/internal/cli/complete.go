@@ -92,7 +92,7 @@ func (a *App) complete(env *Env, words []string) error {
 	return err
 }
 
-// candidates returns those for the word after the given ones, the first of which is a command.
+// candidates returns the candidates for the word after the given ones, the first of which is a command.
 func (a *App) candidates(before []string, current string) candidates {
 	if len(before) == 0 || len(before) == 1 && before[0] == "help" {
 		c := candidates{words: []string{}, docs: map[string]string{}}

@@ -16,8 +16,9 @@ import (
 // clusterPrefix marks, among overrides, the cluster of a job whose model comes from a folder.
 const clusterPrefix = "cluster="
 
-// FolderFlags adds flags that define a job for a model folder. Without a spec, they must give the machines and
-// the number of tokens. The function returns the equivalent overrides, appended to those of --set.
+// FolderFlags adds flags that define a job for a model folder. Because there is no spec, the flags must give
+// the machines and the number of tokens. The returned function returns the equivalent overrides, appended to
+// those of --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a shipped `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")

@@ -23,7 +23,7 @@ type Manual struct{ b strings.Builder }
 
 var roff = strings.NewReplacer(`\`, `\e`, `-`, `\-`, "`", `\(ga`, `'`, `\(aq`)
 
-// line writes a line of text, escaped where it would be a request.
+// line writes a line of text, escaped if roff would take it for a request.
 func (m *Manual) line(text string) {
 	text = roff.Replace(text)
 	if strings.HasPrefix(text, ".") {
@@ -32,7 +32,7 @@ func (m *Manual) line(text string) {
 	m.b.WriteString(text + "\n")
 }
 
-// Heading starts a section, in capitals as usual.
+// Heading starts a section. Its title is in capitals, as usual.
 func (m *Manual) Heading(title string) {
 	fmt.Fprintf(&m.b, ".SH %s\n", roff.Replace(strings.ToUpper(title)))
 }
@@ -90,7 +90,7 @@ func (a *App) pages() []Page {
 	return append([]Page{{Name: a.Name, Section: 1, Doc: doc, Write: a.manual}}, a.Pages...)
 }
 
-// manual describes all commands, from the rows that help reads.
+// manual describes all commands, from the same rows as help.
 func (a *App) manual(m *Manual) {
 	m.Heading("synopsis")
 	all := a.commands()

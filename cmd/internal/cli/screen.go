@@ -69,7 +69,8 @@ func visible(text []byte) []byte {
 	return out
 }
 
-// Overwrite replaces the current line of a terminal by a text of one line, or clears it if that is empty.
+// Overwrite replaces the current line of a terminal with a text of one line, or clears the line if the text is
+// empty.
 func Overwrite(w io.Writer, text string) {
 	if s, ok := w.(*screen); ok {
 		w = s.w

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSimulated is the maximum number of ranks for which reports are simulated. Above it, building the program
-// takes too long for a few figures, so the estimate is kept.
+// mostSimulated is the maximum number of ranks for which reports are simulated. For more ranks, building the
+// program just for a few figures takes too long, so the estimate is kept.
 const mostSimulated = 1 << 13
 
 // Simulate replaces the plan's estimate of time by the simulated time of its program.

@@ -78,7 +78,8 @@ func IsSpec(file string) error {
 	return nil
 }
 
-// Job is an input file with all that is known about it. A program has no plan; a plan has no spec.
+// Job is an input file with everything derived from it. If the file is a program, there is no plan; if it is a
+// plan, there is no spec.
 type Job struct {
 	Spec    *lang.Spec
 	Plan    *plan.Plan
@@ -93,7 +94,7 @@ func IsProgram(file string) bool {
 	return ext != ".sppo" && ext != ".json" && !isFolder(file)
 }
 
-// OpenPlan plans a spec, or reads a plan, which is used unchanged.
+// OpenPlan plans a spec, or reads a plan and uses it unchanged.
 func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if filepath.Ext(file) == ".json" {
 		return readPlan(file, set, o)
@@ -109,7 +110,7 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	return &Job{Spec: spec, Plan: plan}, nil
 }
 
-// Measure places the plan, unless the search of its sizes already has.
+// Measure places the plan, unless the search for its sizes has already done so.
 func (j *Job) Measure() error {
 	if j.Plan.Memory.Placed {
 		return nil

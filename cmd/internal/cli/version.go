@@ -15,8 +15,9 @@ import (
 	"sppo.dev"
 )
 
-// Version names a command's release, its build and the Go release that compiled it. Builds of one source have
-// the same version; builds that may behave differently do not, so the processes of a job compare versions.
+// Version names a command's release, its build and the Go release that compiled it. Builds of the same source
+// have the same version, and builds that may behave differently have different versions. The processes of a
+// job compare versions.
 func Version(name string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -25,9 +26,9 @@ func Version(name string) string {
 	return fmt.Sprintf("%s %s (%s, %s)", name, sppo.Version, buildOf(info, executableHash), runtime.Version())
 }
 
-// buildOf identifies the source of a build: by the checksum of the module that go install fetched, by the
-// commit of an unmodified checkout, or else by a hash of the executable, which also depends on platform and
-// paths.
+// buildOf identifies the source of a build by the checksum of the module that go install fetched or by the
+// commit of an unmodified checkout. Otherwise it uses a hash of the executable, which also depends on
+// platform and paths.
 func buildOf(info *debug.BuildInfo, executable func() (string, error)) string {
 	if info.Main.Sum != "" {
 		return fmt.Sprintf("module %s %s", info.Main.Version, info.Main.Sum)
@@ -60,8 +61,8 @@ func executableHash() (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
 }
 
-// openExecutable opens the file of the running program. On Linux /proc names it even after it was replaced; without
-// /proc, the first argument does.
+// openExecutable opens the file of the running program. On Linux, /proc names the file even after it has been
+// replaced. Without /proc, the first argument names it.
 func openExecutable() (*os.File, error) {
 	if f, err := os.Open("/proc/self/exe"); err == nil {
 		return f, nil

@@ -49,8 +49,8 @@ type kernelSet struct {
 	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 
-// active is the set in use: by default the last of kernelSets, which are in ascending order of preference. Only
-// tests and SelectISA change it.
+// active is the set in use. By default this is the last of kernelSets, which are in ascending order of
+// preference. Only tests and SelectISA change it.
 var active = kernelSets[len(kernelSets)-1]
 
 // kernelSets lists the sets that this machine can run.
