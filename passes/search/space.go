@@ -48,7 +48,7 @@ var dimensions = []dimension{
 	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
 	refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
-	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
+	widely("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
 		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps}),
@@ -188,10 +188,12 @@ type space struct {
 	lean func(s *lang.Schedule, policies []string) []string // the policies that may need the least memory
 }
 
+// mayBe reports whether a choice is open or has a given value.
+func mayBe(choice, value string) bool { return choice == "" || choice == "auto" || choice == value }
+
 // orders returns the values of order. Layer order needs a single stage and the strategy sppo.
 func (sp *space) orders(s *lang.Schedule) []string {
-	open := func(value, plain string) bool { return value == "" || value == "auto" || value == plain }
-	if s.PP > 1 || s.VirtualStages == 1 || !open(s.Strategy, strategy.All[0].Name) || !open(s.Mux, "off") {
+	if s.PP > 1 || s.VirtualStages == 1 || !mayBe(s.Strategy, strategy.All[0].Name) || !mayBe(s.Mux, "off") {
 		return []string{plan.OrderSequence}
 	}
 	if sp.fitting { // layer order needs the least device memory, unless K and V are streamed
@@ -363,7 +365,9 @@ const (
 // muxes returns the values of mux. It fills the bubbles of one virtual stage per rank; the mux pass
 // checks its other requirements.
 func (sp *space) muxes(s *lang.Schedule) []string {
-	if sp.timeless || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategy.All[0].Name || s.Subsequences.Count < s.PP || s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
+	switch n := s.Subsequences.Count; {
+	case sp.timeless, s.Order == plan.OrderLayer, s.PP == 1, s.VirtualStages > 1, n > 0 && n < s.PP,
+		!mayBe(s.Strategy, strategy.All[0].Name), s.Keep != nil && len(s.Keep) < len(plan.Streamable):
 		return []string{"off"}
 	}
 	if sp.model.FullLayers(sp.train.Sequence) == 0 {
