@@ -226,6 +226,13 @@ func otherChanges(job *cli.Job) (groups [][]string) {
 		more = append(more, fmt.Sprintf("cluster.nodes=%d", times*nodes))
 		shorter = append(shorter, "train.sequence="+tokens(s/int64(times)))
 	}
+	if job.Spec.Cluster.Parallelism > 0 { // a CPU rank's share of this computer's memory is a choice
+		var memory []string
+		for times := int64(2); times <= 16; times *= 2 {
+			memory = append(memory, "cluster.device_memory="+size(times*int64(job.Spec.Cluster.DeviceMemory)))
+		}
+		groups = append(groups, memory)
+	}
 	groups = append(groups, more)
 	if job.Plan.Model.DType == "f32" {
 		groups = append(groups, []string{"model.dtype=bf16"})
@@ -239,6 +246,16 @@ func quoted(change string) string {
 		return "'" + change + "'"
 	}
 	return change
+}
+
+// size writes a number of bytes in the largest unit of specs that divides it.
+func size(bytes int64) string {
+	for i, unit := range []string{"GiB", "MiB", "KiB"} {
+		if n := int64(1) << (30 - 10*i); bytes >= n && bytes%n == 0 {
+			return fmt.Sprintf("%d%s", bytes/n, unit)
+		}
+	}
+	return fmt.Sprintf("%dB", bytes)
 }
 
 // tokens writes a length in the units of specs.
