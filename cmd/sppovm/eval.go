@@ -211,6 +211,9 @@ func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 		_, err := out.Write(raw)
 		return err
 	})
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("stopped after %d of %d windows", done, windows)
+	}
 	all := windows * e.program.Run.Sequence
 	if _, tokens := e.losses.Mean(); err == nil && tokens < all {
 		err = fmt.Errorf("the losses of %d of %d tokens are not numbers", all-tokens, all)
