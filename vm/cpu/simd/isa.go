@@ -1,7 +1,5 @@
 package simd
 
-import "fmt"
-
 // kernelSet holds the kernels of one instruction set. Each processes one row, without threads or checks. A test
 // compares every kernel of every set with the portable one.
 type kernelSet struct {
@@ -50,7 +48,7 @@ type kernelSet struct {
 }
 
 // active is the set in use. By default this is the last of kernelSets, which are in ascending order of
-// preference. Only tests and SelectISA change it.
+// preference. Only tests change it.
 var active = kernelSets[len(kernelSets)-1]
 
 // kernelSets lists the sets that this machine can run.
@@ -58,14 +56,3 @@ var kernelSets = append([]*kernelSet{&portable}, detect()...)
 
 // ISA returns the name of the instruction set in use: portable, avx2, avx512 or avx512_bf16.
 func ISA() string { return active.name }
-
-// SelectISA selects another instruction set. It must not be called while other functions of this package run.
-func SelectISA(name string) error {
-	for _, k := range kernelSets {
-		if k.name == name {
-			active = k
-			return nil
-		}
-	}
-	return fmt.Errorf("instruction set %q is not available here", name)
-}
