@@ -14,6 +14,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -36,6 +38,7 @@ const (
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
 	filesVariable  = "SPPO_GPU_FILES"       // the folder of binaries and specs; empty: that of this program
 	quietVariable  = "SPPO_GPU_QUIET"       // longest silence of a process, such as 10s; empty: the stage's own
+	factorVariable = "SPPO_GPU_FACTOR"      // factor on the time limits of tasks, where everything is slow; empty: 1
 )
 
 func main() {
@@ -137,6 +140,9 @@ func newCheck(ctx context.Context, out io.Writer) (*check, error) {
 	}
 	if c.patience, err = duration(quietVariable); err != nil {
 		return nil, err
+	}
+	if c.factor, err = strconv.Atoi(cmp.Or(os.Getenv(factorVariable), "1")); err != nil || c.factor < 1 {
+		return nil, fmt.Errorf("%s=%s is not a whole number from 1 on", factorVariable, os.Getenv(factorVariable))
 	}
 	if c.folder, err = filepath.Abs(c.folder); err != nil { // the current folder if none is named
 		return nil, err

@@ -116,7 +116,7 @@ func TestRehearsal(t *testing.T) {
 				dir := t.TempDir()
 				began, flag := time.Now(), filepath.Join(dir, "fault")
 				cmd := exec.Command(filepath.Join(files, "gpu"), c.args...)
-				cmd.Env = append(os.Environ(), outVariable+"="+dir, quietVariable+"=90s")
+				cmd.Env = append(os.Environ(), outVariable+"="+dir, quietVariable+"=90s", factorVariable+"=30")
 				if fault != "" {
 					cmd.Env = append(cmd.Env, fmt.Sprintf("SPPO_FAKE_FAULT=%s %d %s", fault, c.call, flag), quietVariable+"=60s")
 				}

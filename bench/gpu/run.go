@@ -28,6 +28,7 @@ type check struct {
 	work     string // folder of temporary files
 	end      time.Time
 	patience time.Duration // replaces every task's quiet; 0: does not
+	factor   int           // multiplies every task's limit
 	journal  *journal
 	failed   []string // tasks
 }
@@ -55,7 +56,7 @@ var (
 // task runs a task and reports how it ended, on screen and in the journal.
 func (c *check) task(stage string, t task) {
 	began := time.Now()
-	limit := t.limit
+	limit := t.limit * time.Duration(c.factor)
 	if !c.end.IsZero() {
 		limit = min(limit, time.Until(c.end))
 	}
