@@ -42,6 +42,7 @@ type task struct {
 	tests string        // a pattern: argv is a test binary
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
+	cause string                                              // start of the line that tells why none does
 	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind is no result
@@ -89,6 +90,7 @@ type running struct {
 	deadline time.Time
 	last     []string // lines of the current process
 	met      bool     // a line contained the required text
+	told     string   // the last line with the cause
 }
 
 func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
@@ -113,7 +115,7 @@ func (r *running) run() error {
 	}
 	err := r.process(nil, r.line)
 	if err == nil && r.must != "" && !r.met {
-		err = fmt.Errorf("no line contains %q", r.must)
+		err = fmt.Errorf("no line contains %q; %s", r.must, r.told)
 	}
 	return err
 }
@@ -121,6 +123,9 @@ func (r *running) run() error {
 // line handles a line of a process that is not a test.
 func (r *running) line(line string) {
 	r.met = r.met || strings.Contains(line, r.must)
+	if strings.HasPrefix(line, r.cause) {
+		r.told = line
+	}
 	if r.kind != "" && json.Valid([]byte(line)) && strings.HasPrefix(line, "{") {
 		r.add(r.kind, json.RawMessage(line))
 	} else if r.found != nil {
@@ -278,7 +283,7 @@ func (r *running) testLine(s *results, line string) {
 		} else if m := testEnds.FindStringSubmatch(part); m != nil {
 			r.testEnd(s, m[2], strings.ToLower(m[1]))
 		} else if at := strings.Index(part, "SKIPPED: "); at >= 0 && s.skipped == "" {
-			s.skipped = part[at:]
+			s.skipped = strings.TrimSpace(part[at+len("SKIPPED: "):])
 		} else {
 			r.line(part)
 		}

@@ -62,7 +62,7 @@ func testTask(name, binary, pattern string, limit time.Duration, env ...string) 
 }
 
 func deviceTasks(string) []task {
-	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"}, must: "GPU 0: ",
+	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"}, must: "GPU 0: ", cause: "cuda ",
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 

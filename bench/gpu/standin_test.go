@@ -98,6 +98,10 @@ func standIn(role string, args []string) int {
 			return 1
 		}
 	case args[0] == "devices":
+		if strings.Contains(os.Getenv(faultVariable), "no GPU") {
+			fmt.Println("cuda  the driver is missing: install it\n      looked in: /opt")
+			return 0
+		}
 		say("devices 1", "cuda  a driver")
 		say("devices 2", "GPU 0: NVIDIA H200, sm_90")
 	case args[0] == "probe":
@@ -371,6 +375,15 @@ func TestStages(t *testing.T) {
 		if status := command(t.Context(), args, io.Discard, &errs); status != 2 || errs.Len() == 0 {
 			t.Errorf("%v: status %d, %s", args, status, errs.String())
 		}
+	}
+}
+
+// Without a GPU, the last lines tell why and name the report.
+func TestWithoutGPU(t *testing.T) {
+	_, out, status := measured(t, bundle(t), "no GPU", "devices")
+	want := regexp.MustCompile(`failed +\S+ s  devices  no line contains "GPU 0: "; cuda  the driver is missing: install it\n.*\.json\nfailed: devices: devices\n$`)
+	if status != 1 || !want.MatchString(out) {
+		t.Errorf("status %d\n%s", status, out)
 	}
 }
 
