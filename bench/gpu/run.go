@@ -258,6 +258,7 @@ func (r *running) runTests() error {
 		switch {
 		case err == nil:
 			return s.err()
+		case len(s.open) > 0 && len(s.done) > known && s.begun(): // the next process runs the rest of the test
 		case len(s.open) > 0: // the process ended in the middle of a test
 			result := "crash"
 			if errors.Is(err, errSilent) || errors.Is(err, errTime) {
@@ -301,6 +302,12 @@ func (r *running) testEnd(s *results, name, result string) {
 		s.bad, s.first = append(s.bad, name), append(s.first, strings.Join(r.last, " | "))
 	}
 	r.add(kindTest, Test{name, result})
+}
+
+// begun reports whether the test that is running has subtests with results.
+func (s *results) begun() bool {
+	name := s.open[len(s.open)-1]
+	return slices.ContainsFunc(s.done, func(done string) bool { return strings.HasPrefix(done, name+"/") })
 }
 
 func (s *results) err() error {

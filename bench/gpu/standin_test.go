@@ -57,6 +57,9 @@ func bundle(t *testing.T) string {
 	return dir
 }
 
+// stuck is set if the process hangs after a failure, like one whose GPU does not answer.
+var stuck bool
+
 // reached marks a result; the requested fault happens there. It reports whether to fail.
 func reached(result string) bool {
 	mode, at, _ := strings.Cut(os.Getenv(faultVariable), " ")
@@ -64,6 +67,8 @@ func reached(result string) bool {
 		return false
 	}
 	switch mode {
+	case "stick":
+		stuck = true
 	case "hang":
 		child := exec.Command("sleep", "20") // with its own child process, which must not outlive it
 		child.Stdout = os.Stdout
@@ -163,6 +168,9 @@ func within(paths ...string) func(t *testing.T) {
 					fmt.Printf("{\"kind\":\"figure\",\"name\":%q,\"seconds\":1}\n", t.Name())
 				}
 			})
+			if stuck {
+				time.Sleep(time.Hour)
+			}
 		}
 	}
 }
@@ -175,7 +183,7 @@ func measured(t *testing.T, files, fault string, args ...string) (got []string, 
 	t.Setenv(outVariable, dir)
 	t.Setenv(filesVariable, files)
 	quiet := "1m"
-	if strings.HasPrefix(fault, "hang") {
+	if strings.HasPrefix(fault, "hang") || strings.HasPrefix(fault, "stick") {
 		quiet = "1500ms" // where many other processes run, a stand-in needs half a second to start
 	}
 	t.Setenv(quietVariable, quiet)
@@ -226,7 +234,11 @@ func TestFaultsCostOneResult(t *testing.T) {
 		if status != 0 || len(right) == 0 {
 			t.Fatalf("%s: status %d\n%s", c.stage, status, out)
 		}
-		for _, mode := range []string{"fail", "hang", "die"} {
+		modes := []string{"fail", "hang", "die"}
+		if strings.Contains(c.at, "/") {
+			modes = append(modes, "stick")
+		}
+		for _, mode := range modes {
 			began := time.Now()
 			got, out, status := measured(t, files, mode+" "+c.at, args...)
 			for _, want := range right {
