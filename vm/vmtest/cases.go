@@ -604,10 +604,7 @@ func (s *suite) crossEntropyGrad(softcap float64) {
 		args: args{"dlogits": s.out(lossRows, lossWidth), "logits": second, "stats": stats, "labels": labels}}
 	s.inPlace(c, "dlogits", "logits", want)
 	s.sub("other type", func(s *suite) {
-		other := ir.F32
-		if s.dtype == ir.F32 {
-			other = ir.BF16
-		}
+		other := s.otherType()
 		c.args["dlogits"] = nothing(other, []int{lossRows, lossWidth})
 		s.equal("dlogits", s.run(c)["dlogits"], want, other)
 	})

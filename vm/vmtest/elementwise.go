@@ -1,6 +1,7 @@
 package vmtest
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,8 +18,8 @@ type formula func(in map[string][]float64, a naive.Attrs) (out map[string][]floa
 var elementwiseSize = map[string]int{"r": 9, "c": 41}
 
 // elementwise derives the cases of an opcode from its row and its formula in package naive: for all functions, with and
-// without each optional operand, with a different type for each operand whose type is free, and in place. It
-// returns nil if there is no formula.
+// without each optional operand, with another type for each operand whose type is free, and in place. It returns
+// nil if there is no formula.
 func elementwise(op ir.Op) func(*suite) {
 	info, f := &ir.Ops[op], formulaOf(op)
 	if f == nil {
@@ -26,10 +27,8 @@ func elementwise(op ir.Op) func(*suite) {
 	}
 	return func(s *suite) {
 		for _, a := range s.attributes(info) {
-			for _, present := range presences(info) {
-				for _, types := range s.types(present) {
-					s.elementwise(op, f, a, present, types)
-				}
+			for _, types := range s.types(info) {
+				s.elementwise(op, f, a, types)
 			}
 		}
 	}
@@ -66,7 +65,7 @@ func formulaOf(op ir.Op) formula {
 	}
 }
 
-// attributes returns every function and factor that the opcode may have, with random numbers for other attributes.
+// attributes returns the attributes with every function, with factors of 0, and with random numbers.
 func (s *suite) attributes(info *ir.OpInfo) []attrs {
 	list := []attrs{{}}
 	for _, a := range info.Attrs {
@@ -80,104 +79,92 @@ func (s *suite) attributes(info *ir.OpInfo) []attrs {
 				choices = append(choices, float64(i))
 			}
 		}
-		var longer []attrs
-		for _, before := range list {
-			for _, v := range choices {
-				with := maps.Clone(before)
-				with[a.Name] = v
-				longer = append(longer, with)
+		before := list
+		list = nil
+		for _, v := range choices {
+			for _, a0 := range before {
+				list = append(list, with(a0, a.Name, v))
 			}
 		}
-		list = longer
 	}
 	return list
 }
 
-// presences returns all choices of operands that an instruction may have.
-func presences(info *ir.OpInfo) [][]ir.Operand {
-	list := [][]ir.Operand{nil}
+func with[V any](m map[string]V, key string, v V) map[string]V {
+	m = maps.Clone(m)
+	m[key] = v
+	return m
+}
+
+// types returns the types of the operands that a call has: the round's for all, and the other type for each that
+// may have it, with and without optional operands.
+func (s *suite) types(info *ir.OpInfo) []map[string]ir.DType {
+	list := []map[string]ir.DType{{}}
 	for _, o := range info.Operands {
-		with := slices.Clone(list)
-		for i := range with {
-			with[i] = append(slices.Clone(with[i]), o)
-		}
-		if o.Optional {
-			with = append(with, list...)
-		}
-		list = with
+		list[0][o.Name] = s.dtype
 	}
-	return list
-}
-
-// types returns the types of operands by name: the round's for all, and the other type for each that may have it.
-func (s *suite) types(operands []ir.Operand) []map[string]ir.DType {
-	same, other := map[string]ir.DType{}, ir.F32
-	if s.dtype == ir.F32 {
-		other = ir.BF16
-	}
-	for _, o := range operands {
-		same[o.Name] = s.dtype
-	}
-	list := []map[string]ir.DType{same}
-	for _, o := range operands {
+	for _, o := range info.Operands {
 		if o.Types == "F" {
-			different := maps.Clone(same)
-			different[o.Name] = other
-			list = append(list, different)
+			list = append(list, with(list[0], o.Name, s.otherType()))
+		}
+	}
+	for _, o := range info.Operands {
+		for _, types := range slices.Clone(list) {
+			if o.Optional {
+				types = maps.Clone(types)
+				delete(types, o.Name)
+				list = append(list, types)
+			}
 		}
 	}
 	return list
 }
 
-// elementwise checks one choice of attributes, operands and types, with separate results and with results in place.
-func (s *suite) elementwise(op ir.Op, f formula, a attrs, operands []ir.Operand, types map[string]ir.DType) {
+// elementwise checks one choice of attributes and types, with separate results and with results in place.
+func (s *suite) elementwise(op ir.Op, f formula, a attrs, types map[string]ir.DType) {
 	info, in, inputs, results := &ir.Ops[op], map[string][]float64{}, args{}, args{}
-	for i, o := range operands {
+	for i, o := range info.Operands {
+		t, present := types[o.Name]
+		if !present {
+			continue
+		}
 		var shape []int
 		for dim := range strings.SplitSeq(o.Dims, ",") {
 			shape = append(shape, elementwiseSize[dim])
 		}
 		if i < info.Written() {
-			results[o.Name] = nothing(types[o.Name], shape)
+			results[o.Name] = nothing(t, shape)
 			continue
 		}
-		v := s.typed(types[o.Name], shape...)
-		inputs[o.Name], in[o.Name] = v, v.data
-		for len(in[o.Name]) < elementwiseSize["r"]*elementwiseSize["c"] { // one row for all
+		v := s.typed(t, shape...)
+		inputs[o.Name] = v
+		for len(in[o.Name]) < elementwiseSize["r"]*elementwiseSize["c"] { // repeats one row for all
 			in[o.Name] = append(in[o.Name], v.data...)
 		}
 	}
 	want := f(in, naive.Attrs{Function: ir.Functions[int(a["function"])], Numbers: a})
-	for _, alias := range s.places(info, inputs, results) {
+	for _, alias := range places(info, inputs, results) {
 		c := call{op: op, args: maps.Clone(inputs), attrs: a, alias: alias}
-		for name, v := range results {
-			if alias[name] == "" {
-				c.args[name] = v
-			}
-		}
+		maps.Copy(c.args, results)
+		maps.DeleteFunc(c.args, func(name string, _ *value) bool { return alias[name] != "" })
 		s.sub(fmt.Sprint(a, types, alias), func(s *suite) {
 			out := s.run(c)
 			for name, v := range results {
-				if place := alias[name]; place != "" {
-					out[name] = out[place]
-				}
-				s.equal(name, out[name], want[name], v.dtype)
+				s.equal(name, out[cmp.Or(alias[name], name)], want[name], v.dtype)
 			}
 		})
 	}
 }
 
-// places returns all ways to put results in the place of operands with the same shape and type, each in another's.
-func (s *suite) places(info *ir.OpInfo, inputs, results args) []map[string]string {
+// places returns all ways to put results in the places of different operands with the same shape and type.
+func places(info *ir.OpInfo, inputs, results args) []map[string]string {
 	list := []map[string]string{{}}
 	for name, result := range results {
 		for _, before := range slices.Clone(list) {
 			for place, v := range inputs {
 				taken := slices.Contains(slices.Collect(maps.Values(before)), place)
 				if info.InPlace && !taken && v.dtype == result.dtype && slices.Equal(v.shape, result.shape) {
-					with := maps.Clone(before)
-					with[name] = place
-					list = append(list, with)
+					list = append(list, with(before, name, place))
 				}
 			}
 		}

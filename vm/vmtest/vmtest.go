@@ -62,6 +62,14 @@ func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) 
 // f32 returns a normally distributed operand that is f32 in every round.
 func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
 
+// otherType returns the type of elements that is not the round's.
+func (s *suite) otherType() ir.DType {
+	if s.dtype == ir.F32 {
+		return ir.BF16
+	}
+	return ir.F32
+}
+
 func (s *suite) typed(t ir.DType, shape ...int) *value {
 	v := &value{dtype: t, shape: shape}
 	v.data = make([]float64, v.elements())
