@@ -579,8 +579,8 @@ func (g *Model) mlp(b *builder, x int) int {
 	if g.Gated {
 		down = "w_down"
 		gate, up := into("gate", "w_gate", "b_gate"), into("up", "w_up", "b_up")
-		name := map[string]string{"silu": "swiglu", "relu2": "reglu2"}[g.Activation]
-		act = b.activation(cmp.Or(name, "geglu")+".out", rows, b.Values[gate].Cols)
+		name := map[string]string{"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu"}[g.Activation]
+		act = b.activation(cmp.Or(name, g.Activation+"_glu")+".out", rows, b.Values[gate].Cols)
 		b.node(ir.GLU, []Attr{function}, all(act), all(gate), all(up))
 	} else {
 		fc1 := into("fc1.out", "w1", "b1")

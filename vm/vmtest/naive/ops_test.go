@@ -149,7 +149,7 @@ func TestGradientsOfOperations(t *testing.T) {
 	check("rmsnorm x", dx, x, dy, func(x []float64) []float64 { return RMSNorm(x, gamma, 0.01) })
 	check("rmsnorm gamma", dgamma, gamma, dy, func(g []float64) []float64 { return RMSNorm(x, g, 0.01) })
 	up := random(15)
-	for _, f := range []string{"gelu", "gelu_tanh", "silu", "relu2"} {
+	for f := range functions {
 		check(f, ActivateGrad(f, x, dy), x, dy, func(x []float64) []float64 { return Activate(f, x) })
 		dgate, dup := GLUGrad(f, x, up, dy)
 		check(f+" gate", dgate, x, dy, func(g []float64) []float64 { return GLU(f, g, up) })
