@@ -233,14 +233,14 @@ var (
 	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank, without padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
-	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
+	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before the multiplication"}
 	attrFunction   = AttrInfo{"function", KindFunction, "one of " + strings.Join(Functions, ", ")}
 	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap"}
 	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap"}
 	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor of the rows of the table; 0 means 1"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order"}
-	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 on; 0: from the first on"}
-	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
+	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 on; 0: all keys from the first on"}
+	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither"}
 )
 
 // Operands shared by several rows.
@@ -267,7 +267,7 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
 			{"replica", KindInt, "sequences of the global batch before this replica's share"},
-			{"position", KindInt, "first token; a sequence offers sequence+1 of them"},
+			{"position", KindInt, "first token; a sequence has sequence+1 tokens"},
 			attrBatch, attrChunks,
 			{"as", KindOption, "0: tokens; 1: labels; 2: positions in documents"},
 		},
@@ -280,7 +280,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
 		},
 		Attrs: []AttrInfo{
-			{"tensor", KindTensor, "whose values"},
+			{"tensor", KindTensor, "the tensor whose values are set"},
 			{"row", KindInt, "first row of the rectangle"},
 			{"col", KindInt, "first column of the rectangle"},
 			{"std", KindFloat, "standard deviation"},
@@ -431,7 +431,7 @@ var Ops = [NumOps]OpInfo{
 			attrHeads, attrHeadDim, attrBatch,
 			{"position", KindInt, "position of the first token"},
 			{"theta", KindFloat, "base of the frequencies"},
-			{"inverse", KindBool, "turn back"},
+			{"inverse", KindBool, "rotate backwards"},
 			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end"},
 			{"rotation", KindOption, "number of a rotation of the run, from 1 on, instead of theta; 0: none"},
 		},
@@ -451,7 +451,7 @@ var Ops = [NumOps]OpInfo{
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
-			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
+			{"accumulate", KindBool, "continue from the existing o and lse instead of overwriting them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
@@ -703,7 +703,7 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{
 			attrGroup,
-			{"copies", KindInt, "neighbours in the group that get the same columns; the group size is a multiple of it"},
+			{"copies", KindInt, "number of neighbours in the group that get the same columns; it divides the group size"},
 			{"inverse", KindBool, "from columns back to rows"},
 		},
 		Rule: RuleCollective, Work: WorkCollective, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
@@ -755,7 +755,7 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			{"momentum", KindFloat, ""}, {"weight_decay", KindFloat, ""}, {"scale", KindFloat, "multiplies the step"},
 			{"row", KindOption, "row of grad that belongs to the first row of w"},
-			{"scaled", KindOption, "1: grad has been multiplied by the factor already, which counts as 1 unless it is negative"},
+			{"scaled", KindOption, "1: grad has already been multiplied by the factor, so the factor counts as 1 unless it is negative"},
 		},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013; weight decay as in Loshchilov, Hutter 2019",
 	},
@@ -802,14 +802,14 @@ var Ops = [NumOps]OpInfo{
 			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower and upper half"},
 		},
 		Attrs: []AttrInfo{
-			{"tensor", KindTensor, "the matrix that multiplies y: each has its own draws"},
+			{"tensor", KindTensor, "the matrix by which y is multiplied; each matrix has its own draws"},
 			{"rate", KindFloat, "probability of 0; below 1"},
-			{"col", KindInt, "column of the whole input that is the first of x"},
+			{"col", KindInt, "column of the whole input at which x starts"},
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
 			{"replica", KindInt, "sequences of the global batch before this replica's share"},
 			{"position", KindInt, "position of the first token in its sequence"},
 			attrBatch, attrChunks,
-			{"member", KindOption, "without chunks, the tokens are the block of n with this number; with chunks, those of two: of this number and of the one as far from the end"},
+			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end"},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; on the input of adapters Hu et al. 2021",
 	},

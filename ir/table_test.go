@@ -103,8 +103,8 @@ func TestReferencePageIsTheTable(t *testing.T) {
 Generated from the table in ` + "`op.go`" + ` by ` + "`go test ./ir -update`" + `; do not edit.
 
 Dimensions with the same name agree within an instruction; the name of an attribute stands for its value. Type T is f32 or bf16, the
-same for every T of the instruction; F is f32 or bf16, free. Directions: in is read; out is written as a whole; inout is
-updated; acc is written, or added to where accumulate, or the attribute named, is set. An operand in brackets is optional.
+same for every T of the instruction; F is f32 or bf16, chosen independently. Directions: in is read; out is overwritten completely;
+inout is updated; acc is written, or added to if accumulate, or the named attribute, is set. An operand in brackets is optional.
 `)
 	for op := range ir.NumOps {
 		row := &ir.Ops[op]

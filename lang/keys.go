@@ -292,7 +292,7 @@ var modelKeys = []*Key{
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},
 	{Block: blockModel, Name: "rope_local_theta", takes: notNegative(dimCount), Default: "0", Example: "10000",
-		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. 0 uses the frequencies of the other layers. Gemma-3 uses 10000.",
+		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. With 0, these layers use the frequencies of the other layers. Gemma-3 uses 10000.",
 		set: func(s *Spec, v value) { s.Model.RopeLocalTheta = v.num }},
 	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
 		Doc:    "Factor by which attention scores are multiplied before the softmax.",
