@@ -119,9 +119,9 @@ func (j *journal) say(line string) {
 	}
 }
 
-// failedKernel returns a test that kernels for the card have not passed when it ran last, or "".
+// failedKernel returns a test that the kernels for the card failed in its last run, or "".
 func (c *check) failedKernel() string {
-	results, _, _ := readJournal(c.folder) // without it no failure is known
+	results, _, _ := readJournal(c.folder) // without a journal, no failure is known
 	last := map[string]string{}
 	for _, r := range results {
 		var t Test

@@ -45,8 +45,8 @@ var stages = []stage{
 const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
-// testsKernels are the stages that test or time the kernels for the card. The others run with portable kernels if a
-// test of those for the card has failed, since nothing with attention would run otherwise.
+// testsKernels are the stages that test or time the kernels for the card. The other stages use portable kernels if
+// a test of the kernels for the card has failed, because otherwise no attention would run.
 var testsKernels = []string{"first", "trial", "attention"}
 
 const (

@@ -306,7 +306,7 @@ func TestKillCostsOneResult(t *testing.T) {
 	}
 }
 
-// Layers are planned with the host memory that the user states.
+// Layers are planned for the host memory that the user specifies.
 func TestHostMemoryOfLayers(t *testing.T) {
 	for size, want := range map[string]bool{"": false, "100GiB": true} {
 		t.Setenv(memoryVariable, size)
