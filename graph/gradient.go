@@ -39,12 +39,12 @@ type saving uint8
 const (
 	byPlacement    saving = iota // kept, offloaded or recomputed, by the placement of their unit
 	cheap                        // the same; recompute = selective recomputes them
-	never                        // recomputed: the node only converts data which is kept in another form
+	never                        // recomputed: the node only converts data that is kept in another form
 	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
 )
 
-// savings has no entry for opcodes whose results are saved by placement. Attention's gradient needs Q by heads, and
-// nothing needs it by rows, so all_to_all differs between its directions.
+// savings has no entry for opcodes whose results are saved according to their placement. Attention's gradient needs
+// Q by heads, and nothing needs Q by rows, so the two directions of all_to_all differ.
 var savings = [ir.NumOps]saving{
 	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
 	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,

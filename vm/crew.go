@@ -63,7 +63,7 @@ const (
 	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
 	OrderClose   = "close"
-	OrderDisk    = "disk" // of the leader alone: use the files at a path
+	OrderDisk    = "disk" // for the leader only: use the files at a path
 )
 
 // inWords describes the kinds of orders that may stall. Order.inWords appends the path that an order names.

@@ -32,7 +32,7 @@ type saving struct {
 	everywhere string // its absolute path
 	manifest   *store.Manifest
 	waited     time.Duration
-	told       bool // the user knows that it is slow
+	told       bool // the user has been told that it is slow
 }
 
 // Saved describes a complete checkpoint.
@@ -99,7 +99,7 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// failedSave makes an error of the file system a SaveError, unless the file system has stalled.
+// failedSave turns an error of the file system into a SaveError, unless the file system has stalled.
 func failedSave(step int64, err error) error {
 	if errors.As(err, new(*StallError)) {
 		return err
@@ -151,7 +151,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	return s.finish(now, all)
 }
 
-// tell reports, once, a checkpoint of which a process has written nothing for a long time.
+// tell reports, only once, that a process has written nothing of a checkpoint for a long time.
 func (s *Saver) tell(all []saveReport) {
 	stall := &s.job.overseer.stall
 	for i, r := range all {
@@ -162,7 +162,7 @@ func (s *Saver) tell(all []saveReport) {
 	}
 }
 
-// finish completes a checkpoint of which all shards have been written or have failed.
+// finish completes a checkpoint once all its shards have been written or have failed.
 func (s *Saver) finish(now *saving, all []saveReport) (*Saved, error) {
 	step := now.manifest.Step
 	fail := func(err error) error { return failedSave(step, s.drop(now, err)) }
@@ -229,7 +229,7 @@ type writer struct {
 	took   time.Duration
 	err    error
 
-	// of a checkpoint that is written beside training
+	// of a checkpoint that is written during training
 	stalled chan struct{} // closed when writing stalls
 	rank    atomic.Int64  // whose shard is being written
 	written atomic.Int64  // bytes written so far

@@ -73,7 +73,7 @@ type overseer struct {
 	moved   atomic.Int64
 	lengths map[string][]time.Duration // durations of the last orders, by kind
 	stuck   atomic.Bool                // ranks did not stop after a failure, so their devices must not be touched
-	writing atomic.Pointer[StallError] // why the job ends: a checkpoint that was written beside training has stalled
+	writing atomic.Pointer[StallError] // the reason why the job ends: a checkpoint that was being written during training has stalled
 }
 
 // kind identifies orders whose durations are compared with each other.
@@ -383,8 +383,8 @@ func words(ranks []int32) string {
 	return strings.Join(strings.Fields(strings.Trim(fmt.Sprint(ranks), "[]")), ", ")
 }
 
-// OnDisk runs act, which uses the files at a path, and ends the job if that stalls: a file system that does not
-// answer may block its callers forever. After a StallError, act may still be running.
+// OnDisk runs act, which uses the files at a path. It ends the job if act stalls, because a file system that
+// does not answer may block its callers forever. After a StallError, act may still be running.
 func (j *Job) OnDisk(path string, act func() error) error {
 	err := j.watched(&Order{What: OrderDisk, Question: path}, act)
 	if errors.As(err, new(*StallError)) {
@@ -393,7 +393,7 @@ func (j *Job) OnDisk(path string, act func() error) error {
 	return err
 }
 
-// overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint beside training. Every
+// overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint during training. Every
 // process watches its own writer, because no order of the leader waits for it.
 func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 	w, after := &j.writer, j.overseer.stall.After

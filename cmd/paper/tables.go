@@ -102,7 +102,7 @@ func throughput(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// over returns the speed of one job of a row relative to another; 0 if either is missing.
+// over returns the speed of one job of a row relative to another, or 0 if either is missing.
 func (r *results) over(row, system, base string) float64 {
 	a, b := r.Jobs[row+", "+system], r.Jobs[row+", "+base]
 	if b.TGS == 0 {

@@ -107,9 +107,9 @@ func (r *record) fits(sequence int64) (bool, error) {
 //
 //	seconds per token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 //
-// M are the forward FLOPs of matmuls per token, A those of causal attention, e the best efficiencies of the
-// cluster. The backward kernel of attention recomputes the scores, so it has 2.5 times the FLOPs of the
-// forward rather than twice (Dao 2023).
+// M is the number of forward FLOPs of matmuls per token, A that of causal attention, and e are the best
+// efficiencies of the cluster. The backward kernel of attention recomputes the scores, so it has 2.5 times
+// the FLOPs of the forward rather than twice (Dao 2023).
 func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
 	g := graph.New(m, graph.Split{SP: 1}, s.Train.Sequence)

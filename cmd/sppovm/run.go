@@ -284,8 +284,8 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	return errors.Join(err, r.finish(err), j.Close())
 }
 
-// finish records how the run ended. If a file system has stalled, it may also contain the records, so finish waits
-// for them only briefly.
+// finish records how the run ended. A file system that has stalled may also contain the records, so finish waits
+// only briefly for them.
 func (r *training) finish(err error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -305,7 +305,7 @@ func (r *training) finish(err error) error {
 	}
 }
 
-// lastRecords is the time for the last records of a run that has stalled.
+// lastRecords is the time limit for writing the last records of a run that has stalled.
 const lastRecords = 5 * time.Second
 
 // watched defines when the run is considered stalled, and reports slow orders. While the run is being loaded, it

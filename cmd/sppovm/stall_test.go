@@ -49,8 +49,8 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// The same holds if only the file system hangs, while a process writes its part of a checkpoint beside training: the
-// error names the process, the folder and the rank. The file is a full pipe, which the test tries to put there before the
+// The same holds if only the file system hangs while a process writes its part of a checkpoint during training: the error
+// names the process, the folder and the rank. The file is a full pipe, which the test tries to put in place before the
 // process creates the file, at one checkpoint after another.
 func TestHangingDisk(t *testing.T) {
 	inBase(t)

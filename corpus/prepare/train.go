@@ -26,7 +26,7 @@ type Training struct {
 	Merged  func(tokens int)
 }
 
-// TrainingResult is the result of a training.
+// TrainingResult is the result of a training run.
 type TrainingResult struct {
 	Text  int64 // bytes read
 	Words int   // number of different words

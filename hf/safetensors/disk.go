@@ -12,14 +12,15 @@ const (
 	diskBytes = 8 << 20
 	// diskAlign is a multiple of the alignment that file systems require of direct writes.
 	diskAlign = 4096
-	// syncBytes is the number of bytes after which a file is synced while it is being written. Without that, a file
-	// system that does not support direct writes would fill memory with bytes that are not on disk yet, and the last
-	// sync would take so long that it could not be told from a disk that hangs.
+	// syncBytes is the number of bytes after which a file is synced while it is being written. Otherwise, a file
+	// system that does not support direct writes would fill memory with bytes that are not yet on disk, and the last
+	// sync would take so long that it could not be distinguished from a disk that hangs.
 	syncBytes = 1 << 30
 )
 
-// diskWriter writes a file from its start, around the page cache where the file system supports that: copying a large
-// file into the page cache takes most of the processor time of writing it, and displaces what others have cached.
+// diskWriter writes a file from its start. It bypasses the page cache if the file system supports that, because
+// copying a large file into the page cache takes most of the processor time of writing it, and displaces other cached
+// data.
 type diskWriter struct {
 	file   *os.File
 	block  []byte // filled up to its length

@@ -5,7 +5,8 @@ import (
 	"syscall"
 )
 
-// setDirect makes a file's writes bypass the page cache, or not. It reports whether the file system supports that.
+// setDirect sets whether writes to a file bypass the page cache, and reports whether the file system supports
+// that.
 func setDirect(file *os.File, on bool) bool {
 	conn, err := file.SyscallConn()
 	if err != nil {

@@ -21,7 +21,7 @@ type bound struct {
 	top    [ir.NumArenas]ir.Bytes // highest byte touched
 }
 
-// kernelTable binds opcodes that compute. Each file of kernels has a table of its own.
+// kernelTable binds opcodes that compute. Each file of kernels has its own table.
 type kernelTable map[ir.Op]func(*binder) func()
 
 var kernels = joined(activationKernels, attentionKernels, elementwiseKernels, embedKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels)

@@ -97,7 +97,8 @@ func TestSlowStep(t *testing.T) {
 	}
 }
 
-// pipeInstead is a device that puts a full pipe in the place of a file of the checkpoint that is about to be written.
+// pipeInstead is a device that puts a full pipe in place of a file of the checkpoint that is about to be
+// written.
 type pipeInstead struct {
 	vm.Device
 	pipe, dir, file string
@@ -113,13 +114,13 @@ func (d pipeInstead) Read(v ir.View, out []byte) error {
 	return d.Device.Read(v, out)
 }
 
-// A file system that does not answer while a checkpoint is written beside training ends the job, even if steps go on.
-// The error names the folder, and what has not been written. The same holds for the files of process 0 alone, and at
-// the end of a run, when nothing but the checkpoint is left to wait for.
+// A file system that does not answer while a checkpoint is written during training ends the job, even if steps
+// continue. The error names the folder and the missing writer. The same holds for the files that only process 0
+// writes, and at the end of a run, when only the checkpoint is left to wait for.
 func TestStalledWriter(t *testing.T) {
 	for _, c := range []struct {
 		file   string
-		beside bool // steps go on; otherwise the run waits for the checkpoint
+		beside bool // steps continue; otherwise the run waits for the checkpoint
 		want   string
 	}{
 		{"rank-00001.safetensors", true, `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp has stalled: rank 1 has written nothing for 1s$`},

@@ -23,7 +23,7 @@ type turn struct {
 
 func newTurns() *turns { return &turns{index: map[turn]int{}} }
 
-// ask lists a measurement and returns a placeholder.
+// ask adds a measurement to the list and returns a placeholder for its result.
 func (t *turns) ask(item Item, ranks int) Timing {
 	key := turn{item.Name, ranks}
 	if _, ok := t.index[key]; !ok {

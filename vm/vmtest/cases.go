@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// cases checks the opcodes whose cases elementwise does not derive, in one round for f32 and one for bf16. Gradients are compared with the numerical
-// derivative of the naive forward formula, which shares nothing with the kernel's formula.
+// cases checks the opcodes whose cases elementwise does not derive, in one round for f32 and one for bf16. Gradients are
+// compared with the numerical derivative of the naive forward formula, which shares nothing with the kernel's formula.
 var cases = [ir.NumOps]func(*suite){
 	ir.LoadTokens:        caseLoadTokens,
 	ir.InitNormal:        caseInitNormal,

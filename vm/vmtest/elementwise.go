@@ -156,7 +156,8 @@ func (s *suite) elementwise(op ir.Op, f formula, a attrs, types map[string]ir.DT
 	}
 }
 
-// places returns all ways to put results in the places of different operands with the same shape and type.
+// places returns all ways to put results in the place of operands with the same shape and type, each in the
+// place of a different operand.
 func places(info *ir.OpInfo, inputs, results args) []map[string]string {
 	list := []map[string]string{{}}
 	for name, result := range results {

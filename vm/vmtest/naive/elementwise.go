@@ -2,13 +2,13 @@ package naive
 
 import "math"
 
-// Attrs has the attributes of an elementwise opcode.
+// Attrs holds the attributes of an elementwise opcode.
 type Attrs struct {
 	Function string             // argument of Activate
 	Numbers  map[string]float64 // by the attribute's name
 }
 
-// Elementwise has the formulas of opcodes, by name, whose result has in each element a function of the same element
+// Elementwise has, by name, the formulas of opcodes that compute each element of the result from the same element
 // of the operands. x has one number for each operand that the opcode reads, in the order of its row, or 0 if the
 // operand is absent. Package vmtest derives the cases of the opcode from the formula, and those of its gradient,
 // NAME_grad, from the formula's derivative.
