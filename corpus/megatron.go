@@ -22,7 +22,7 @@ const (
 // or two bytes are too small for current vocabularies.
 var megatronTypes = map[byte]int64{1: 1, 4: 4, 5: 8, 8: 2}
 
-// isMegatron reports whether a file begins as an index.
+// isMegatron reports whether a file begins like an index.
 func isMegatron(name string) bool {
 	f, _, err := infile.Open(name)
 	if err != nil {

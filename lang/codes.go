@@ -122,7 +122,7 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\ncluster mine = four(ranks = 16)\n\nschedule s {\n  pp = 8\n}\n"},
 	{Code: TooManyRanks, Doc: "sp * pp * dp is more than the number of devices in the cluster.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 4\n  pp = 2\n}\n"},
-	{Code: LengthsSum, Doc: "The lengths of subsequences do not add up to the sequence.",
+	{Code: LengthsSum, Doc: "The lengths of subsequences do not add up to the length of the sequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = [512, 256, 128]\n}\n"},
 	{Code: LengthOfList, Doc: "A list does not have one entry for each subsequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 4\n  offload      = [1, 0.5, 0]\n}\n"},

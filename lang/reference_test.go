@@ -76,7 +76,7 @@ func errorsPage() string {
 // grammarPage returns GRAMMAR.md: the parser's grammar, and its tokens.
 func grammarPage() string {
 	var b strings.Builder
-	b.WriteString("# Grammar\n\nWritten from grammar.go. Literals stand in quotes, tokens in angle brackets; `(?= ...)` looks ahead without reading.\n\n```\n")
+	b.WriteString("# Grammar\n\nGenerated from grammar.go. Literals are in quotes, tokens in angle brackets; `(?= ...)` looks ahead without reading.\n\n```\n")
 	b.WriteString(strings.ReplaceAll(fileParser.String(), "Node", "") + "\n```\n\n")
 	b.WriteString("Comments and blanks may stand anywhere. Line ends (`<nl>`) end a value, except inside `( )` and `[ ]`, where they are\n" +
 		"blanks too. `-` and `.` directly between the characters of a name belong to it, so subtraction needs a blank. A name\n" +

@@ -27,8 +27,8 @@ type arrival struct {
 
 func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
-// meet makes a rank arrive with its current instruction, and reports whether the meeting has taken place. If
-// so, the others have also passed it, and release was called for each.
+// meet makes a rank arrive with its current instruction, and reports whether the meeting has taken place. In
+// that case, the others have also passed it, and release has been called for each of them.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	m, err := w.arrive(arrival{r, r.pc})
 	if err != nil {
