@@ -196,11 +196,11 @@ func (o *orderTable) set(c orderCell, verdict string) {
 
 const orderHead = `# What orders the kernels for Hopper
 
-Every place in the kernels for Hopper that calls for order, and what the emulator (cuda/emu) shows when a test omits it: an error, another
-result, or nothing. Where nothing shows, the ISA allows the omission, and the row says why the call stays. The columns are widths of
-heads; a kernel that does not have the place has a dash. Heads of dimension 96, windows, documents and bounded scores have the places of heads of 128,
-as TestOrderOfVariants checks. Paragraphs of the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. The
-test TestOrder keeps this table true and writes it.
+This table lists every place in the kernels for Hopper that orders memory accesses, and what the emulator (cuda/emu) detects if a test
+omits it: an error, another result, or nothing. If nothing is detected, the ISA allows the omission, and the row explains why the place
+is kept. There is a column for each width of heads; a dash means that the kernel does not have the place. With heads of dimension 96,
+windows, documents or bounded scores, the kernels have the same places as with heads of 128, as TestOrderOfVariants checks. Sections of
+the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. TestOrder checks this table and writes it.
 
 `
 
@@ -211,7 +211,7 @@ func (o *orderTable) text() string {
 	for _, v := range orderVariants {
 		fmt.Fprintf(&out, " %s |", v.name)
 	}
-	out.WriteString(" PTX ISA | why it stays |\n| --- | --- | --- |" + strings.Repeat(" --- |", len(orderVariants)+2) + "\n")
+	out.WriteString(" PTX ISA | why it is kept |\n| --- | --- | --- |" + strings.Repeat(" --- |", len(orderVariants)+2) + "\n")
 	for _, row := range o.rows {
 		cells := strings.Split(row, " | ")
 		why := ""

@@ -137,7 +137,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// call makes a call and turns its code into an error. A communicator, where there is one, is asked for details.
+// call makes a call and turns its code into an error. If there is a communicator, it is asked for details.
 //
 //go:uintptrescapes
 func (a *API) call(f function, comm uintptr, args ...uintptr) error {
@@ -190,8 +190,8 @@ type Comm struct {
 	handle uintptr
 }
 
-// Init starts to join a communicator and returns at once; Poll reports when it is ready. It uses at most the given
-// number of channels, or as many as NCCL chooses if that is 0.
+// Init begins to join a communicator and returns immediately. Poll reports when the communicator is ready. It uses
+// at most the given number of channels, or as many as NCCL chooses if that is 0.
 func (a *API) Init(ranks int, id ID, rank, channels int) (*Comm, error) {
 	cfg := config{
 		size: configSize, magic: configMagic, version: oldest, blocking: 0,

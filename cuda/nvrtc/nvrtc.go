@@ -82,8 +82,8 @@ func Open() (*API, error) {
 }
 
 // loadBuiltins loads the library of built-in functions from the compiler's folder. The compiler looks for it by
-// its bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing, compiling
-// reports it.
+// its bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing,
+// compilation reports that.
 func (a *API) loadBuiltins() {
 	version, err := a.Version()
 	if err != nil || !strings.Contains(a.Path, "/") {
