@@ -94,8 +94,10 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 	}
 	disk := newDiskWriter(file, total)
 	out := io.MultiWriter(disk, also)
-	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
-	out.Write(text)
+	header := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
+	if _, err := out.Write(header); err != nil {
+		return err
+	}
 	for i := range sources {
 		if err := ctx.Err(); err != nil {
 			return err
