@@ -230,7 +230,7 @@ func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, emulated := useFake(t), needEmulator(t)
+	fake, emulated := useFake(t), emu.Need(t)
 	ours := make([][][][]byte, len(ways))
 	for i, o := range ways {
 		m, err := open(o, fixedCode(emulated.Path))
@@ -259,7 +259,7 @@ func TestTrial(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, _ := useFake(t), needEmulator(t)
+	fake, _ := useFake(t), emu.Need(t)
 	sources := map[string]string{}
 	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
 		sources[name] = kernels.Text(name)
@@ -304,7 +304,7 @@ func TestTrialOfVariants(t *testing.T) {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	useFake(t)
-	emulated := needEmulator(t)
+	emulated := emu.Need(t)
 	for _, variant := range []attentionShape{{}, {softcap: triedSoftcap}, {documents: true}, {softcap: triedSoftcap, documents: true}} {
 		m, err := open(Options{OwnProducts: true}, fixedCode(emulated.Path))
 		if err != nil {
@@ -324,7 +324,7 @@ func TestTrialOfVariants(t *testing.T) {
 
 // A kernel that gave up a wait has left its line in pinned memory, and the error names it.
 func TestEndlessWaitIsNamed(t *testing.T) {
-	fake, emulated := useFake(t), needEmulator(t)
+	fake, emulated := useFake(t), emu.Need(t)
 	m, err := open(Options{OwnProducts: true, Check: true}, fixedCode(emulated.Path))
 	if err != nil {
 		t.Fatal(err)

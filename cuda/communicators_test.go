@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
@@ -186,7 +187,7 @@ func TestTrainingByNCCL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
 	long := os.Getenv("SPPO_LONG") != ""
 	for _, requests := range [][]string{{"mux=on", "pp=4", "sp=1", "subsequences=4"}, {"pp=2", "sp=2", "mux=off"}} {

@@ -1,10 +1,7 @@
 package cuda
 
 import (
-	"errors"
 	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 
 	"sppo.dev/cuda/emu"
@@ -14,35 +11,10 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// emulator compiles the kernels for the CPU once, into the user's cache.
-var emulator = sync.OnceValues(func() (*emu.Library, error) {
-	folder, err := os.UserCacheDir()
-	if err != nil {
-		folder = os.TempDir()
-	}
-	folder = filepath.Join(folder, "sppo-emu")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
-	}
-	return emu.Build(folder, nil)
-})
-
-func needEmulator(t *testing.T) *emu.Library {
-	t.Helper()
-	l, err := emulator()
-	if errors.Is(err, emu.ErrNoCompiler) {
-		t.Skip("SKIPPED: ", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
 // The whole device on the stand-in driver: the kernels' own sources run on the CPU, and products come from the
 // stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
 func TestConformance(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	m := fake.open(t, Options{})
 	m.code = fixedCode(kernels.Path)
 	if m.blas == nil {
@@ -61,7 +33,7 @@ func TestConformance(t *testing.T) {
 // Tuning finds the fastest of the algorithms that cuBLASLt proposes by timing them, once for all ranks,
 // skipping those that fail. Without tuning the first is used.
 func TestTune(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	for _, tune := range []bool{false, true} {
 		m := fake.open(t, Options{Tune: tune, CacheDir: t.TempDir()})
 		m.code = fixedCode(kernels.Path)

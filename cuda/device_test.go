@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
@@ -555,7 +556,7 @@ func TestIssueAllocatesNothing(t *testing.T) {
 
 // Every item of the probe is loaded and issued, one machine after another, and everything is released.
 func TestProbe(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	fake.reset(2, 1<<30, 0)
 	m := fake.open(t, Options{OwnProducts: true})
 	m.code = fixedCode(kernels.Path)

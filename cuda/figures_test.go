@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/probe"
@@ -372,7 +373,7 @@ func TestFigures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	var text strings.Builder
 	dir := t.TempDir()
 	x := newFigures(t, &text, func(o Options) (*Machine, error) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
@@ -56,7 +57,7 @@ func TestGraphsReplay(t *testing.T) {
 // Training by graphs is bitwise equal to training by calls, including offload and validation; a step then
 // takes few calls.
 func TestGraphsTrain(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
 	p := trainingProgram(t, "gpt", "f32", "pp=1", "sp=1", "offload=full")
 	var all [2][]float64

@@ -4,13 +4,14 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 )
 
 // A profiler receives each section and, inside it, every task and layer of the compute stream in order, and
 // every range ends.
 func TestRanges(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	m := fake.open(t, Options{OwnProducts: true})
 	m.code = fixedCode(kernels.Path)
 	p := trainingProgram(t, "gpt", "f32", "pp=1", "sp=1")

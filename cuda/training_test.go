@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sppo.dev/codegen"
+	"sppo.dev/cuda/emu"
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -143,7 +144,7 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
 	for _, c := range trainings {
 		t.Run(c.name, func(t *testing.T) {
@@ -192,7 +193,7 @@ func TestOptimizerOnHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
 	train := func(where string) (got []float64) {
 		p := trainingProgram(t, "llama", "bf16", "optimizer_offload="+where, "pp=1", "sp=1", "dp=2", "zero=1", "subsequences=2")

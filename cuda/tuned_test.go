@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
@@ -14,7 +15,7 @@ import (
 // Timing results are stored for the next process, by everything that they depend on. If a file is damaged, timing
 // is repeated.
 func TestTunedIsKept(t *testing.T) {
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, kernels := useFake(t), emu.Need(t)
 	dir := t.TempDir()
 	machine := func() *Machine {
 		m := fake.open(t, Options{Tune: true, CacheDir: dir})

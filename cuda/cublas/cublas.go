@@ -97,10 +97,7 @@ var statuses = map[int]string{
 }
 
 // API is the open library.
-type API struct {
-	Path  string
-	addrs [numFunctions]uintptr
-}
+type API struct{ *library.Library }
 
 // Open finds the library.
 func Open() (*API, error) {
@@ -108,14 +105,13 @@ func Open() (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Path: lib.Path}
-	copy(a.addrs[:], lib.Addrs)
+	a := &API{lib}
 	return a, nil
 }
 
 // Version returns the library's version, such as 12.4.5.
 func (a *API) Version() string {
-	v, _, _ := purego.SyscallN(a.addrs[fnGetVersion])
+	v, _, _ := purego.SyscallN(a.Addrs[fnGetVersion])
 	n := int(v)
 	if n >= 100000 { // from 11.4 on, the minor version has one digit more
 		return fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100)
@@ -147,7 +143,7 @@ func (e *Error) Unsupported() bool {
 //
 //go:uintptrescapes
 func (a *API) call(f function, args ...uintptr) error {
-	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	r, _, _ := purego.SyscallN(a.Addrs[f], args...)
 	if code := int32(r); code != 0 {
 		return &Error{Call: functions[f].Name, Code: int(code)}
 	}
@@ -455,7 +451,7 @@ func (h *heuristic) bytes() (out []byte) {
 
 // Make runs the product on its stream.
 func (p *Product) Make() error {
-	r, _, _ := purego.SyscallN(p.handle.api.addrs[fnMatmul], p.args...)
+	r, _, _ := purego.SyscallN(p.handle.api.Addrs[fnMatmul], p.args...)
 	if code := int32(r); code != 0 {
 		return &Error{Call: functions[fnMatmul].Name, Code: int(code)}
 	}

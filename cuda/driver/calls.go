@@ -231,7 +231,7 @@ func (a *API) AllowShared(f Func, bytes int) error {
 }
 
 // TensorMaps reports whether the driver supports tensor maps, as drivers do from CUDA 12 on.
-func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
+func (a *API) TensorMaps() bool { return a.Addrs[fnTensorMapEncodeTiled] != 0 }
 
 // Numbers of the driver's enumerations for tensor maps.
 const (

@@ -127,10 +127,7 @@ var functions = [numFunctions]library.Function{
 }
 
 // API is the open driver.
-type API struct {
-	Path  string
-	addrs [numFunctions]uintptr
-}
+type API struct{ *library.Library }
 
 // Open finds the driver and initialises it.
 func Open() (*API, error) {
@@ -138,8 +135,7 @@ func Open() (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Path: lib.Path}
-	copy(a.addrs[:], lib.Addrs)
+	a := &API{lib}
 	return a, a.call(fnInit, 0)
 }
 
@@ -168,7 +164,7 @@ func (e *Error) Error() string {
 //
 //go:uintptrescapes
 func (a *API) call(f function, args ...uintptr) error {
-	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	r, _, _ := purego.SyscallN(a.Addrs[f], args...)
 	if code := int32(r); code != 0 {
 		return a.fail(f, int(code))
 	}
@@ -179,7 +175,7 @@ func (a *API) fail(f function, code int) error {
 	e := &Error{Call: functions[f].Name, Code: code, Name: "unknown error", Text: "unknown error"}
 	for i, to := range []*string{&e.Name, &e.Text} {
 		var text uintptr
-		r, _, _ := purego.SyscallN(a.addrs[fnGetErrorName+function(i)], uintptr(code), uintptr(unsafe.Pointer(&text)))
+		r, _, _ := purego.SyscallN(a.Addrs[fnGetErrorName+function(i)], uintptr(code), uintptr(unsafe.Pointer(&text)))
 		if int32(r) == 0 && text != 0 {
 			*to = library.String(text)
 		}
@@ -199,7 +195,7 @@ type Call struct {
 
 // Make makes the call.
 func (c *Call) Make() error {
-	r, _, _ := purego.SyscallN(c.api.addrs[c.f], c.args...)
+	r, _, _ := purego.SyscallN(c.api.Addrs[c.f], c.args...)
 	if code := int32(r); code != 0 {
 		return c.api.fail(c.f, int(code))
 	}

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -47,6 +48,32 @@ var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels 
 type Library struct {
 	Path                              string
 	find, source, launch, omit, sites uintptr
+}
+
+// cached is the library in the user's cache, which each process builds at most once.
+var cached = sync.OnceValues(func() (*Library, error) {
+	folder, err := os.UserCacheDir()
+	if err != nil {
+		folder = os.TempDir()
+	}
+	folder = filepath.Join(folder, "sppo-emu")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, err
+	}
+	return Build(folder, nil)
+})
+
+// Need returns all kernels compiled for the CPU. On machines without g++ it skips the test.
+func Need(t *testing.T) *Library {
+	t.Helper()
+	l, err := cached()
+	if errors.Is(err, ErrNoCompiler) {
+		t.Skip("SKIPPED: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // Build compiles all sources of the kernels, and extra ones by name and text, into a shared library, which is

@@ -4,10 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
-	"sync"
-	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,31 +14,6 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
-
-// emulator compiles the kernels once, into the user's cache.
-var emulator = sync.OnceValues(func() (*emu.Library, error) {
-	folder, err := os.UserCacheDir()
-	if err != nil {
-		folder = os.TempDir()
-	}
-	folder = filepath.Join(folder, "sppo-emu")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
-	}
-	return emu.Build(folder, nil)
-})
-
-func needEmulator(t *testing.T) *emu.Library {
-	t.Helper()
-	l, err := emulator()
-	if errors.Is(err, emu.ErrNoCompiler) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
 
 // device is a vm.Device that runs kernels in the emulator when they are launched, in this process's memory. It
 // tests the table of launches together with the sources. It has one rank and executes all streams as one.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
@@ -196,7 +197,7 @@ func bindStep(t *testing.T, p *ir.Program) []kernels.Plan {
 
 // TestJoinedIsAlone checks that joined instructions give the same bytes as separate ones.
 func TestJoinedIsAlone(t *testing.T) {
-	library := needEmulator(t)
+	library := emu.Need(t)
 	seed := irtest.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	types := []ir.DType{ir.F32, ir.BF16}

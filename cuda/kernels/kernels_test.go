@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -13,7 +14,7 @@ import (
 // second run with lanes and warps in another order must give the same results bit for bit; a missing barrier would
 // change them.
 func TestConformance(t *testing.T) {
-	library := needEmulator(t)
+	library := emu.Need(t)
 	digests := vmtest.Conformance(t, func() vm.Device { return &device{library: library} })
 	t.Run("permuted", func(t *testing.T) {
 		permuted := vmtest.Conformance(t, func() vm.Device { return &device{library: library, seed: 12345} })

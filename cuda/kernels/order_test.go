@@ -112,7 +112,7 @@ func TestOrder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	library := needEmulator(t)
+	library := emu.Need(t)
 	text, err := os.ReadFile(orderPath)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestOrderOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	library := needEmulator(t)
+	library := emu.Need(t)
 	places := func(t *testing.T, op ir.Op, engine bool, n, prefix int64, fixed map[string]int64) (out []string) {
 		run := orderRun(t, library, op, engine, n, prefix, fixed)
 		library.Sites()

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
@@ -21,7 +22,7 @@ import (
 // TestRandom compares every kernel with the cpu device on random values, shapes and element types, with a random
 // order of lanes. The rows of the opcode table define which shapes are valid.
 func TestRandom(t *testing.T) {
-	library := needEmulator(t)
+	library := emu.Need(t)
 	seed := irtest.Seed(t)
 	for op := range ir.NumOps {
 		if ir.Ops[op].Class != ir.ClassKernel {

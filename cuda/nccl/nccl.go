@@ -87,10 +87,7 @@ const (
 const oldest = 21800
 
 // API is the open library.
-type API struct {
-	Path  string
-	addrs [numFunctions]uintptr
-}
+type API struct{ *library.Library }
 
 // Open finds the library, and refuses one that is too old.
 func Open() (*API, error) {
@@ -98,8 +95,7 @@ func Open() (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Path: lib.Path}
-	copy(a.addrs[:], lib.Addrs)
+	a := &API{lib}
 	version, err := a.number()
 	if err == nil && version < oldest {
 		err = fmt.Errorf("%s is release %s: %s", a.Path, release(version), Wanted.Get)
@@ -141,7 +137,7 @@ func (e *Error) Error() string {
 //
 //go:uintptrescapes
 func (a *API) call(f function, comm uintptr, args ...uintptr) error {
-	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	r, _, _ := purego.SyscallN(a.Addrs[f], args...)
 	return a.check(f, comm, int32(r))
 }
 
@@ -149,8 +145,8 @@ func (a *API) check(f function, comm uintptr, code int32) error {
 	if code == 0 || code == inProgress {
 		return nil // progress is reported by Poll
 	}
-	text, _, _ := purego.SyscallN(a.addrs[fnGetErrorString], uintptr(code))
-	last, _, _ := purego.SyscallN(a.addrs[fnGetLastError], comm)
+	text, _, _ := purego.SyscallN(a.Addrs[fnGetErrorString], uintptr(code))
+	last, _, _ := purego.SyscallN(a.Addrs[fnGetLastError], comm)
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text), Last: library.String(last)}
 }
 

@@ -64,10 +64,7 @@ var functions = [numFunctions]library.Function{
 }
 
 // API is the open compiler. It is safe for concurrent use.
-type API struct {
-	Path  string
-	addrs [numFunctions]uintptr
-}
+type API struct{ *library.Library }
 
 // Open finds the compiler.
 func Open() (*API, error) {
@@ -75,8 +72,7 @@ func Open() (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Path: lib.Path}
-	copy(a.addrs[:], lib.Addrs)
+	a := &API{lib}
 	a.loadBuiltins()
 	return a, nil
 }
@@ -112,12 +108,12 @@ func (e *Error) Error() string {
 //
 //go:uintptrescapes
 func (a *API) call(f function, args ...uintptr) error {
-	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	r, _, _ := purego.SyscallN(a.Addrs[f], args...)
 	code := int32(r)
 	if code == 0 {
 		return nil
 	}
-	text, _, _ := purego.SyscallN(a.addrs[fnGetErrorString], uintptr(code))
+	text, _, _ := purego.SyscallN(a.Addrs[fnGetErrorString], uintptr(code))
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text)}
 }
 
