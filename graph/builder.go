@@ -118,24 +118,19 @@ func from(name string, s AttrSource) Attr { return Attr{Name: name, Source: s} }
 func constant(name, c string) Attr        { return Attr{Name: name, Source: FromConst, Const: c} }
 func group(index int) Attr                { return Attr{Name: "group", Value: ir.Int(int64(index))} }
 
-// all_gather and reduce_scatter are omitted if the group has one member.
-
-func (b *builder) allGather(x int, name string) int {
-	if b.split.SP == 1 {
-		return x
-	}
-	v := b.Values[x]
-	y := b.value(Value{Name: name, Rows: Full, Cols: v.Cols, DType: v.DType})
-	b.node(ir.AllGather, []Attr{group(GroupSP)}, all(y), all(x))
-	return y
-}
+func (b *builder) allGather(x int, name string) int { return b.regroup(ir.AllGather, Full, x, name) }
 
 func (b *builder) reduceScatter(x int, name string) int {
+	return b.regroup(ir.ReduceScatter, Local, x, name)
+}
+
+// regroup appends a collective that changes the rows of x on each rank, unless the group has one member.
+func (b *builder) regroup(op ir.Op, rows Rows, x int, name string) int {
 	if b.split.SP == 1 {
 		return x
 	}
 	v := b.Values[x]
-	y := b.value(Value{Name: name, Rows: Local, Cols: v.Cols, DType: v.DType})
-	b.node(ir.ReduceScatter, []Attr{group(GroupSP)}, all(y), all(x))
+	y := b.value(Value{Name: name, Rows: rows, Cols: v.Cols, DType: v.DType})
+	b.node(op, []Attr{group(GroupSP)}, all(y), all(x))
 	return y
 }

@@ -304,6 +304,14 @@ func (b *builder) takeGrad(v int) Arg {
 	return g
 }
 
+// linear appends the gradient of a linear function of an operand x: an instruction on the gradient of the result.
+func (b *builder) linear(n Node, op ir.Op, attrs []Attr, dy Arg, more ...Arg) {
+	x := n.Args[1].Value
+	dx := b.newGrad(x)
+	b.node(op, attrs, append([]Arg{all(dx), dy}, more...)...)
+	b.contribute(x, all(dx))
+}
+
 func embedGradient(b *builder, n Node) {
 	dy := b.grad(n.Args[0])
 	attrs := append(slices.Clone(n.Attrs), from("accumulate", NotFirst))
@@ -375,26 +383,17 @@ func (b *builder) inActivationType(g Arg) Arg {
 }
 
 // scaleGradient is the rule for y = alpha * x.
-func scaleGradient(b *builder, n Node) {
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.Axpby, n.Attrs, all(dx), b.grad(n.Args[0]))
-	b.contribute(n.Args[1].Value, all(dx))
-}
+func scaleGradient(b *builder, n Node) { b.linear(n, ir.Axpby, n.Attrs, b.grad(n.Args[0])) }
 
 // dropoutGradient drops the elements of the gradient whose counterparts in x the forward pass drops.
 func dropoutGradient(b *builder, n Node) {
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.Dropout, n.Attrs, all(dx), b.grad(n.Args[0]), n.Args[2])
-	b.contribute(n.Args[1].Value, all(dx))
+	b.linear(n, ir.Dropout, n.Attrs, b.grad(n.Args[0]), n.Args[2])
 }
 
 func ropeGradient(b *builder, n Node) {
-	dy := b.grad(n.Args[0])
 	attrs := append([]Attr(nil), n.Attrs...)
 	attrs[attrIndex(ir.Rope, "inverse")] = truth("inverse")
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.Rope, attrs, all(dx), dy, n.Args[2])
-	b.contribute(n.Args[1].Value, all(dx))
+	b.linear(n, ir.Rope, attrs, b.grad(n.Args[0]), n.Args[2])
 }
 
 func attentionGradient(b *builder, n Node) {
@@ -453,18 +452,10 @@ func gatherGradient(b *builder, n Node) {
 		chunksGradient(b, n)
 		return
 	}
-	dy := b.grad(n.Args[0])
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.ReduceScatter, n.Attrs, all(dx), dy)
-	b.contribute(n.Args[1].Value, all(dx))
+	b.linear(n, ir.ReduceScatter, n.Attrs, b.grad(n.Args[0]))
 }
 
-func scatterGradient(b *builder, n Node) {
-	dy := b.grad(n.Args[0])
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.AllGather, n.Attrs, all(dx), dy)
-	b.contribute(n.Args[1].Value, all(dx))
-}
+func scatterGradient(b *builder, n Node) { b.linear(n, ir.AllGather, n.Attrs, b.grad(n.Args[0])) }
 
 // exchangeGradient is the rule for the exchange: the inverse exchange. Gradients of caches are
 // rounded before they are sent. Gradients of heads that several ranks hold are summed by the
@@ -473,9 +464,7 @@ func exchangeGradient(b *builder, n Node) {
 	dy := b.inActivationType(b.grad(n.Args[0]))
 	attrs, inverse := slices.Clone(n.Attrs), attrIndex(ir.AllToAll, "inverse")
 	attrs[inverse].Value = ir.Bool(attrs[inverse].Value.Bits == 0)
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.AllToAll, attrs, all(dx), dy)
-	b.contribute(n.Args[1].Value, all(dx))
+	b.linear(n, ir.AllToAll, attrs, dy)
 }
 
 // findUnits groups the values that the forward pass writes and the backward pass reads by the node that writes
