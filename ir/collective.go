@@ -128,7 +128,7 @@ func (in *Instr) Meeting(member, n int) (Meeting, error) {
 		return Meeting{}, err
 	}
 	if members := in.members(); members != 0 && members != int64(n) {
-		return Meeting{}, fmt.Errorf("%s of %d bytes to %d is for %d ranks, not %d", in.Info().Name, in.X().Bytes(), in.Y().Bytes(), members, n)
+		return Meeting{}, fmt.Errorf("%s from %d to %d bytes is for %d ranks, but the group has %d", in.Info().Name, in.X().Bytes(), in.Y().Bytes(), members, n)
 	}
 	m := Meeting{Everywhere: c.Everywhere}
 	for other := range n {

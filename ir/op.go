@@ -696,7 +696,7 @@ var Ops = [NumOps]OpInfo{
 	AllToAll: {
 		Name: "all_to_all", Class: ClassComm, Streams: onColl,
 		Doc: "Exchanges rows for columns. On member k of a group of t: y [t*r,c] stacks, in group order, column block k/copies of every member's x [r,t/copies*c]. " +
-			"Inverse: y [r,t/copies*c] places side by side, in group order, row block k of every member's x [t*r,c]; the blocks of copies neighbours with the same columns are added, in f32 in group order.",
+			"Inverse: y [r,t/copies*c] places side by side, in group order, row block k of every member's x [t*r,c]; the blocks of neighbours that hold the same columns (copies of them) are added, in f32 in group order.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Doc: "[t*r,c], or [r,t/copies*c] inverse"},
 			{Name: "x", Types: "T", Doc: "[r,t/copies*c], or [t*r,c] inverse"},

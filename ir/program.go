@@ -222,7 +222,7 @@ const (
 	NumRoles
 )
 
-// roles has the buffer suffix and the use of memory of each role.
+// roles gives the buffer suffix and the use of memory of each role.
 var roles = [NumRoles]struct {
 	name string
 	part Part

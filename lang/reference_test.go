@@ -67,7 +67,7 @@ func errorsPage() string {
 		if err := runExample(c); err != nil {
 			fmt.Fprintf(&b, "\n```\n%s\n```\n", err)
 		} else {
-			b.WriteString("\nReported at the value when the plan is made.\n")
+			b.WriteString("\nIt is reported at the value, when the plan is made.\n")
 		}
 	}
 	return b.String()

@@ -17,12 +17,12 @@ import (
 // The bounds consider four points in a step. At the end of the step, a rank holds the state of the
 // parameters with all gradients. When the first backward begins, it holds K and V of a microbatch
 // and, without offload, all tensors that its forwards save. When the backward of the first and
-// longest subsequence begins, it holds the working memory of a layer and, in all but the shortest
-// pipelines, all of K, V, their gradients and the weight gradients; in the shortest pipelines, it
-// holds K, V and their gradients for one virtual stage. At that point, the last rank may instead
-// hold the working memory of the head, which runs just before. The fourth point concerns device and
-// host together: when the first backward begins, K, V and all tensors that forwards save are on one
-// or the other.
+// longest subsequence begins, it holds the working memory of a layer. In all but the shortest
+// pipelines, it then also holds all of K, V, their gradients and the weight gradients. In the
+// shortest pipelines, it also holds K, V and their gradients, for one virtual stage only. At that
+// point, the last rank may instead hold the working memory of the head, which runs just before. The
+// fourth point concerns device and host together: when the first backward begins, K, V and all
+// tensors that forwards save are on one or the other.
 
 // roomKey contains everything that a room depends on.
 type roomKey struct {

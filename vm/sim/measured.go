@@ -144,7 +144,7 @@ func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	return out
 }
 
-// align moves the begin of messages and collectives to the arrival of the last rank, as in a simulation; a device
+// align moves the start of messages and collectives to the arrival of the last rank, as in a simulation; a device
 // measures them from the arrival of the rank's stream.
 func (b *Books) align(spans [][]Span) {
 	for _, all := range b.meetings {

@@ -400,7 +400,7 @@ func (w *World) welcome(present []*arrival) error {
 			if err != nil {
 				return err
 			}
-			// A loopback address is on our host, which others reach by another address.
+			// A loopback address names our own host, so others need another address for it.
 			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 				m.Address = net.JoinHostPort(host, a.hello.Port)
 			}
