@@ -62,6 +62,10 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 		}
 		return 0
 	}
+	if len(args) > 0 && args[0] == "help" {
+		fmt.Fprintln(out, help())
+		return 0
+	}
 	plan, err := choose(args)
 	if err != nil {
 		return fail(2, err)

@@ -382,6 +382,10 @@ func TestStages(t *testing.T) {
 	if plan, err := choose(nil); err != nil || plan[0].stage.name != "first" || len(plan) < len(stages)-3 {
 		t.Errorf("%v, %v", plan, err)
 	}
+	var told strings.Builder
+	if status := command(t.Context(), []string{"help"}, &told, io.Discard); status != 0 || !strings.Contains(told.String(), "\n  schedules ") {
+		t.Errorf("help: status %d, %s", status, told.String())
+	}
 	for _, args := range [][]string{{"nothing"}, {"layers"}, {"layers", "nobody"}} {
 		var errs strings.Builder
 		if status := command(t.Context(), args, io.Discard, &errs); status != 2 || errs.Len() == 0 {
