@@ -258,7 +258,7 @@ func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
 }
 
 var (
-	vectors = regexp.MustCompile(`\b(LDG|STG)\.E(\.\w+)*\.128\b`)
+	vectors = regexp.MustCompile(`\b(LDG?|STG?)\.E(\.\w+)*\.128\b`)
 	doubles = regexp.MustCompile(`\b(DADD|DMUL|DFMA|DSETP)\b`)
 )
 
