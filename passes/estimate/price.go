@@ -122,8 +122,12 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 		return pr.Cost.Time(in.Work(), pr.link)
 	}
 	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
-	for _, l := range walk.Blocks(pr.block, z) {
-		times = append(times, piece(l.First, l.End))
+	for i, l := range walk.Blocks(pr.block, z) {
+		if i > 0 && z.Window == 0 && l.End-l.First == pr.block { // every query sees all of a whole block
+			times = append(times, times[1])
+		} else {
+			times = append(times, piece(l.First, l.End))
+		}
 	}
 	return times
 }

@@ -175,6 +175,7 @@ type tracker struct {
 	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
 	begun     int          // layers of all tasks of earlier ranks
 	streaming []int        // values of which a rank holds only its own rows
+	rows      [2]rowsOf    // the last results of streamed: of K and V, and of their gradients
 	loads     loadsHeld
 	visitsOf  []visitBytes // by kind of layers
 	visits    visitBytes   // of the current layer
@@ -194,6 +195,12 @@ type blockOf struct {
 	kind    int
 	letters string
 	block   *graph.Block
+}
+
+// rowsOf is the bytes of a number of streamed tokens.
+type rowsOf struct {
+	tokens int64
+	bytes  ir.Bytes
 }
 
 // addedTo is the set of parameters whose gradients a pass adds to.
@@ -714,16 +721,27 @@ func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.By
 	return n
 }
 
-// streamed returns the bytes of a number of streamed tokens.
-func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
+// streamed returns the bytes of a number of streamed tokens. Most blocks have the same number.
+func (r *tracker) streamed(kind graph.Kind, tokens int64) ir.Bytes {
+	if len(r.streaming) == 0 {
+		return 0
+	}
+	of := &r.rows[0]
+	if kind == graph.CacheGrad {
+		of = &r.rows[1]
+	}
+	if of.tokens == tokens {
+		return of.bytes
+	}
 	z := r.Sizes[0]
 	z.Tokens = tokens
+	*of = rowsOf{tokens: tokens}
 	for _, i := range r.streaming {
 		if v := &r.graph.Layer.Values[i]; v.Kind == kind {
-			n += graph.Align(v.Bytes(z))
+			of.bytes += graph.Align(v.Bytes(z))
 		}
 	}
-	return n
+	return of.bytes
 }
 
 // WaitingInputs returns, for every task of every stage, the bytes of messages that are held while

@@ -68,7 +68,7 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	}
 	most = h.bytes()
 	layer := r.plan.Layers(t.Stage)[k]
-	blocks := len(walk.Blocks(r.plan.Stream.Block, r.graph.OfLayer(r.Sizes[t.Subsequence], layer)))
+	blocks := walk.CountBlocks(r.plan.Stream.Block, r.graph.OfLayer(r.Sizes[t.Subsequence], layer))
 	if t.Kind == plan.Forward || walk.MakesAttention(b) {
 		for range blocks {
 			l := r.take()

@@ -29,14 +29,23 @@ type Load struct {
 // Blocks returns the blocks of earlier tokens that the attention of a subsequence sees, at least in
 // part. Blocks have a fixed size, starting at the first token of the sequence.
 func Blocks(block int64, z graph.Size) []Load {
-	var out []Load
-	if z.Earliest() == z.Prefix {
+	n := CountBlocks(block, z)
+	if n == 0 {
 		return nil
 	}
+	out := make([]Load, 0, n)
 	for at := z.Earliest() / block * block; at < z.Prefix; at += block {
 		out = append(out, Load{First: at, End: min(at+block, z.Prefix), Begun: at})
 	}
 	return out
+}
+
+// CountBlocks returns the number of Blocks.
+func CountBlocks(block int64, z graph.Size) int {
+	if z.Earliest() == z.Prefix {
+		return 0
+	}
+	return int((z.Prefix+block-1)/block - z.Earliest()/block)
 }
 
 // VisitLoads visits the loads of one layer of a task, in the order of use. In the backward pass,
