@@ -17,19 +17,25 @@ type TaskTime struct {
 	Layers  []*graph.Block       // of each kind, with the units that the policy recomputes
 	Attends [][]*graph.Node      // of each kind
 	rest    map[int64]blockTimes // by tokens
+	lines   map[lineOf]line
 }
 
-// blockTimes has the forward and backward times of each block for one number of tokens. The time of
-// a layer excludes attention. If attention is linear, it takes a constant time plus a time per
-// token of the prefix.
+// blockTimes has the forward and backward times of each block for one number of tokens. The times
+// of layers exclude attention.
 type blockTimes struct {
 	embedding, head ir.Seconds
-	kinds           []kindTimes // of each kind of layer
+	kinds           []ir.Seconds // of each kind of layer
 }
 
-// kindTimes has the times of a layer of one kind.
-type kindTimes struct {
-	rest            ir.Seconds // forward and backward without attention
+// lineOf identifies the attention of a number of tokens in a layer of one kind.
+type lineOf struct {
+	kind   int
+	tokens int64
+}
+
+// line describes the time of attention as a function of the prefix. If it is linear, it is a
+// constant time plus a time per token of the prefix.
+type line struct {
 	linear          bool
 	alone, perToken ir.Seconds
 }
@@ -37,7 +43,7 @@ type kindTimes struct {
 // NewTaskTime returns the predictor for a plan whose stages have been decided.
 func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
+	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}, lines: map[lineOf]line{}}
 	for kind := range t.Model.Kinds() {
 		b, attends := t.Model.LayerWithout(kind, t.Model.RecomputedBy(p.Recompute)), []*graph.Node(nil)
 		for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
@@ -60,19 +66,13 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
 		for kind := range t.Model.Kinds() {
 			z := t.Model.OfKind(z, kind)
-			k := kindTimes{rest: t.Both(t.Layers[kind], z) - t.AttentionTime(kind, z)}
-			t.straighten(&k, kind, tokens)
-			rest.kinds = append(rest.kinds, k)
+			rest.kinds = append(rest.kinds, t.Both(t.Layers[kind], z)-t.AttentionTime(kind, z))
 		}
 		t.rest[tokens] = rest
 	}
 	layers := make([]ir.Seconds, len(rest.kinds))
-	for kind, k := range rest.kinds {
-		if k.linear {
-			layers[kind] = k.rest + k.alone + k.perToken*ir.Seconds(prefix)
-		} else {
-			layers[kind] = k.rest + t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
-		}
+	for kind, without := range rest.kinds {
+		layers[kind] = without + t.AttentionAfter(kind, prefix, tokens)
 	}
 	var longest ir.Seconds
 	for s := range t.Plan.Parallel.PP {
@@ -91,25 +91,43 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
+// AttentionAfter returns the time of the attention of tokens after a prefix in a layer of a kind,
+// forward and backward, to within one part in a billion.
+func (t *TaskTime) AttentionAfter(kind int, prefix, tokens int64) ir.Seconds {
+	key := lineOf{kind, tokens}
+	l, known := t.lines[key]
+	if !known {
+		l = t.straighten(key)
+		t.lines[key] = l
+	}
+	if l.linear {
+		return l.alone + l.perToken*ir.Seconds(prefix)
+	}
+	return t.attentionAfter(kind, prefix, tokens)
+}
+
+func (t *TaskTime) attentionAfter(kind int, prefix, tokens int64) ir.Seconds {
+	return t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
+}
+
 // straighten determines whether the time of attention over a number of tokens is linear in the
 // prefix. It is linear unless attention is memory-bound or has a window, or the prefix is streamed
 // in blocks.
-func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
-	most := t.Plan.Train.Sequence - tokens
+func (t *TaskTime) straighten(of lineOf) (l line) {
+	most := t.Plan.Train.Sequence - of.tokens
 	if most < 2 {
-		return
+		return line{}
 	}
-	at := func(prefix int64) ir.Seconds {
-		return t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
-	}
-	b.alone = at(0)
-	b.perToken = (at(most) - b.alone) / ir.Seconds(most)
-	b.linear = true
+	at := func(prefix int64) ir.Seconds { return t.attentionAfter(of.kind, prefix, of.tokens) }
+	l.alone = at(0)
+	l.perToken = (at(most) - l.alone) / ir.Seconds(most)
+	l.linear = true
 	for _, prefix := range []int64{1, most / 7, most / 2} {
-		if d := at(prefix) - b.alone - b.perToken*ir.Seconds(prefix); d*d > 1e-18*at(most)*at(most) {
-			b.linear = false
+		if d := at(prefix) - l.alone - l.perToken*ir.Seconds(prefix); d*d > 1e-18*at(most)*at(most) {
+			l.linear = false
 		}
 	}
+	return l
 }
 
 // Both returns the time of a block forward and backward.

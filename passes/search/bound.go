@@ -228,7 +228,6 @@ func pricedRanks(p *plan.Plan) int {
 func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	t := estimate.NewTaskTime(b.cache, p)
 	g, out := t.Model, &profile{}
-	b.work.Spend(8 * (len(p.Subsequences.Lengths) + walk.CountLoads(p, 1)))
 	known := map[graph.Size]endTimes{}
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
@@ -239,6 +238,7 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 		out.head += ends.head
 		prefix += n
 	}
+	b.work.Spend(8*(len(known)+walk.CountLoads(p, 1)) + len(p.Subsequences.Lengths))
 	for kind := range g.Kinds() {
 		out.kinds = append(out.kinds, newLayerProfile(t, kind, v))
 	}
@@ -276,7 +276,7 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 		z := size(prefix, n)
 		sizes = append(sizes, leastRest(t, z))
 		rest := memo(known, sizes[len(sizes)-1], func(z graph.Size) ir.Seconds { return forward(z) - t.AttentionTime(kind, z) + backward(z) })
-		attention := t.AttentionTime(kind, z)
+		attention := t.AttentionAfter(kind, prefix, n)
 		out.each, out.attention = append(out.each, rest+attention), append(out.attention, attention)
 		out.all += rest + attention
 		prefix += n
