@@ -189,7 +189,7 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	if len(lives) == 0 {
 		return base
 	}
-	offsets, extent := placeLives(lives, base)
+	offsets, extent := placeLives(lives, base, s.plan.Parallel.PP)
 	for k, i := range which {
 		s.buffers[i].offset = offsets[k]
 	}

@@ -30,12 +30,14 @@ func (l life) area() float64 { return float64(l.padded()) * (float64(l.end) - fl
 func aligned(b ir.Bytes) ir.Bytes { return (b + placeAlign - 1) &^ (placeAlign - 1) }
 
 // placeLives assigns every life an offset of at least base, so that lives that overlap in time share no
-// bytes. The extent is the end of the highest byte in use. The result is deterministic.
-func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Bytes) {
+// bytes. The extent is the end of the highest byte in use. The result is deterministic. The stages of a
+// program share the steps of its ejectors.
+func placeLives(lives []life, base ir.Bytes, stages int) (offsets []ir.Bytes, extent ir.Bytes) {
 	if len(lives) == 0 {
 		return nil, base
 	}
 	p := newPlacer(lives)
+	p.most = stepsAtMost / stages
 	p.search()
 	extent = base
 	for i, l := range lives {
@@ -114,11 +116,12 @@ type placer struct {
 	offsets []ir.Bytes
 	extent  ir.Bytes // with padding
 	steps   int      // of ejectors
+	most    int      // limit of steps
 }
 
 func newPlacer(lives []life) *placer {
 	c := newCalendar(lives)
-	return &placer{calendar: c, lives: lives, bound: c.peak(), offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
+	return &placer{calendar: c, lives: lives, bound: c.peak(), most: stepsAtMost, offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
 // The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors.
@@ -127,7 +130,7 @@ func newPlacer(lives []life) *placer {
 const (
 	boundPerSlack = 256
 	stepsPerLife  = 2000
-	stepsAtMost   = 10_000_000
+	stepsAtMost   = 20_000_000 // of all stages together
 )
 
 // search improves the result of each order with an equal share of the steps, because no order is the best start
@@ -140,7 +143,7 @@ func (p *placer) search() {
 			return
 		}
 	}
-	budget := min(stepsPerLife*len(p.lives), stepsAtMost) / len(starts)
+	budget := min(stepsPerLife*len(p.lives), p.most) / len(starts)
 	for _, start := range starts {
 		e := newEjector(p.lives, p.spans, start, budget)
 		for !p.closeEnough() && e.pack(p.lower()) {
