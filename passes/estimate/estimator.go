@@ -68,7 +68,9 @@ type Estimator struct {
 
 // New returns the estimator of a plan. It counts its work in w, unless w is nil.
 func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
-	return &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
+	e := &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
+	w.Spend(e.Layers) // to arrange the tasks
+	return e
 }
 
 // Memory returns the meter of the plan's memory.

@@ -25,6 +25,13 @@ type leftCosts struct {
 // of K and V or their gradients, and the rest.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
+// Numbers of visits of a layer that take as long as computing the times of a layer for a
+// subsequence, or those of a task with helpers.
+const (
+	visitsPriced = 8
+	visitsShared = 2
+)
+
 // allCosts returns the costs of a plan whose subsequences may be cut into pieces. Indices i are ranges: pieces
 // or whole subsequences.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
@@ -35,10 +42,12 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 		s = walk.NewShapes(q, g)
 	}
 	t := taskCosts(e.cache, q, s, m)
+	e.work.Spend(visitsPriced * q.Subsequences.N * len(t.kinds))
 	far := WidestLink(p, m, Farthest)
 	pr, b := NewPricer(e.cache, p, m), g.Layer
 	if p.Mux.Right {
 		t.shared = pr.sharedCosts(p, g, t, far)
+		e.work.Spend(visitsShared * len(t.shared.layer))
 	}
 	if !p.Mux.Left {
 		return t
