@@ -138,6 +138,7 @@ func (s *search) closest(root lang.Schedule) *node {
 	b.timeless, b.work = true, 0
 	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}, nearest: true}
 	all.push(&node{schedule: root})
+	defer func() { s.work += all.work }()
 	for all.frontier.Len() > 0 {
 		if all.impatience() > closestPatience || s.context.Options.Stopped() {
 			if s.least != nil {

@@ -354,12 +354,17 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 // shortestWanted is the average length of subsequences below which slower kernels cost more than
 // smaller bubbles save. For short sequences, up to fewPerSequence subsequences are tried anyway.
 //
+// A step of fewVisits forwards of layers takes a few seconds to place and simulate. A candidate has
+// more of them only if its bubble would otherwise be larger than smallBubble.
+//
 // Memory hardly decreases with subsequences shorter than shortestFitting, or with more than mostFitting of them.
 const (
 	shortestWanted  = 1 << 10
 	shortestFitting = 16 << 10
 	mostFitting     = 512
 	fewPerSequence  = 64
+	fewVisits       = 24_000
+	smallBubble     = searchGap
 )
 
 // muxes returns the values of mux. It fills the bubbles of one virtual stage per rank; the mux pass
@@ -437,7 +442,14 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	if s.VirtualStages > 1 && s.Order != plan.OrderLayer && (st == nil || st.Rounds) {
 		group = max(1, 2*s.PP)
 	}
-	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))
+	visits := int64(max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch))) // of a subsequence
+	tasks, few := mostTasks/visits, max(fewVisits/visits, fewPerSequence)
+	switch {
+	case sp.timeless:
+		tasks = min(tasks, few)
+	case s.PP > 0:
+		tasks = min(tasks, max(few, int64(float64(s.PP-1)/smallBubble)/int64(max(1, s.VirtualStages))))
+	}
 	factor, shortest := math.Sqrt2, int64(shortestWanted)
 	if sp.fitting {
 		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)

@@ -7,7 +7,6 @@ import (
 
 	"sppo.dev/lang"
 	"sppo.dev/passes/pass"
-	"sppo.dev/passes/walk"
 )
 
 // This file divides a search into stages. Some dimensions are wide: most jobs use the default
@@ -16,12 +15,13 @@ import (
 // work. It starts from the plan that the first stage has found, so the result is never worse.
 //
 // If the first stage finds no plan that fits for a while, a search over all values looks for any
-// plan that fits, however slow. The main search then continues from that plan, or stops if nothing
-// fits.
+// plan that fits, however slow. If there is one, the first stage goes on, and later starts from that
+// plan if it has found none itself. If nothing fits, the search stops.
 
 // Fractions of a search's patience.
 const (
 	doubtShare = 0.5  // for the first stage, before it checks whether anything fits
+	sureShare  = 2.5  // for the first stage, if something fits, before it starts from that plan
 	anyShare   = 0.05 // for that check, whose work is not counted
 	widerShare = 0.25 // for the other values of wide dimensions, if something fits
 )
@@ -148,8 +148,13 @@ func (s *search) holdsFit() bool {
 // continues the search from there. It returns the roots that it has not tried.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
 	any, known := s.anyFit(first)
-	if any != nil && s.startFrom(any, first) {
-		return s.settle(stopAt), wider
+	if any != nil {
+		if winner, _ := s.explore(sureShare); winner != nil {
+			return winner, wider
+		}
+		if s.startFrom(any, first) {
+			return s.settle(stopAt), wider
+		}
 	}
 	if known {
 		s.frontier = nil
@@ -188,10 +193,8 @@ func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node
 
 // startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with
 // open placements decided by the pass offload. It does the same with the candidate of a root that
-// needs the least memory when its copies are timed. It reports whether there is such a plan. Its
-// work is not counted, so that the search gets as far as it would without it.
+// needs the least memory when its copies are timed. It reports whether there is such a plan.
 func (s *search) startFrom(any *node, root lang.Schedule) bool {
-	defer func(work walk.Work) { s.work = work }(s.work)
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
 	s.evaluate(s.weighing(n))
 	if close := s.closest(root); close != nil && close.need.Shortfall(close.plan.Memory) == nil {
