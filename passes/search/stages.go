@@ -200,7 +200,7 @@ func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	if close := s.closest(root); close != nil && close.need.Shortfall(close.plan.Memory) == nil {
 		close.bound = s.slackened(close.plan.Time.StepS * s.handicap(close))
 		heap.Push(&s.frontier, close)
-		if p := close.plan; int64(p.Subsequences.N)*taskLayers(p) <= visitsWeighed {
+		if p := close.plan; !s.spent(stopAt) && int64(p.Subsequences.N)*taskLayers(p) <= visitsWeighed {
 			s.weigh(close)
 		}
 	}
