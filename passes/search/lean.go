@@ -122,12 +122,15 @@ func (n *node) weighs() bool {
 // closestPatience is the fraction of a search's patience that is spent on finding a plan to report if nothing fits.
 const closestPatience = 0.3
 
-// keepLean drops all candidates except those with known memory, if there are any.
-func (s *search) keepLean() {
-	if lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean }); len(lean) > 0 {
+// keepLean drops all candidates except those with known memory, and reports whether there are any. If there are
+// none, it drops nothing.
+func (s *search) keepLean() bool {
+	lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean })
+	if len(lean) > 0 {
 		s.frontier = lean
 		heap.Init(&s.frontier)
 	}
+	return len(lean) > 0
 }
 
 // closest returns the plan of a root to report if nothing fits: the evaluated candidate with the
@@ -141,10 +144,9 @@ func (s *search) closest(root lang.Schedule) *node {
 	defer func() { s.work += all.work }()
 	for all.frontier.Len() > 0 {
 		if all.impatience() > closestPatience || s.context.Options.Stopped() {
-			if s.least != nil {
+			if lean := all.keepLean(); s.least != nil && (!lean || s.context.Options.Stopped()) {
 				return s.least
 			}
-			all.keepLean()
 		}
 		n := heap.Pop(&all.frontier).(*node)
 		switch {
