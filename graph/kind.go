@@ -10,7 +10,7 @@ import (
 // which is part of the size that determines work and shapes, and in the role, which defines the
 // required part of the backward dataflow.
 
-// kind is a set of layers that take the same time and hold the same bytes.
+// kind is a set of layers that take the same time and the same amount of memory.
 type kind struct {
 	window int64
 	role   *role
@@ -35,7 +35,7 @@ func (g *Model) LayerOf(kind int) *Block { return g.kinds[kind].role.block }
 // Saves returns the units that layers of a kind may keep for their backward pass.
 func (g *Model) Saves(kind int) Units { return g.kinds[kind].role.saved }
 
-// Remakes returns the units of Saves that such layers may recompute instead.
+// Remakes returns the units of Saves that layers of this kind may recompute instead of saving.
 func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.recomputed }
 
 // LayersOf returns the number of layers of a kind.

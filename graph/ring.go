@@ -13,7 +13,7 @@ import (
 // queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk of
 // a lower rank, and no query sees its second chunk. Queries of a rank's second chunk see both chunks of a higher
 // rank, and queries of its first chunk see neither. In both cases, half of all pairs are visible, so every rank has
-// the same work in each turn. All ranks share one code, with a constant for each rank and turn.
+// the same work in each turn. All ranks run the same code, with a constant for each rank and turn.
 //
 // In the backward pass, the gradients of keys follow the keys around the ring, one turn later, so
 // that they end on the rank that owns the keys. Each rank computes its contribution while the

@@ -73,7 +73,7 @@ func fixtures(t *testing.T) []string {
 	return list
 }
 
-// compile returns a program that trains the model of a folder on its tokens.
+// compile returns a program that trains the model in a folder on the tokens in that folder.
 func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir.Program {
 	t.Helper()
 	model, err := hf.ReadModel(dir)

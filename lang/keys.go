@@ -569,7 +569,7 @@ var adapterKeys = []*Key{
 		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map draws its own elements. The draws depend only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
-		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as in the models of `family`.",
+		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` each stand for several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as they are in models of the given `family`.",
 		set: setTargets},
 }
 
@@ -630,7 +630,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
 		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
-			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting changes results only by rounding, and only under 2 or 3 if a layer has several backward passes in a step.",
+			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting affects results only through rounding, and only with the values 2 and 3, if a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())

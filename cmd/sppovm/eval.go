@@ -86,7 +86,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// openEval compiles a spec so that its program has a validation, or reads a program, which must have one. It returns the share of
+// openEval compiles a spec so that its program has a validation pass, or reads a program, which must have one. It returns the share of
 // the data that is held out.
 func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error) {
 	if cli.IsProgram(file) || filepath.Ext(file) == ".json" {

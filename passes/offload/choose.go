@@ -856,9 +856,9 @@ func (h *chooser) tightest() string {
 		}
 	}
 	if h.device <= 0 {
-		return fmt.Sprintf("stage %d needs %s", tight, most)
+		return fmt.Sprintf("stage %d takes %s", tight, most)
 	}
-	return fmt.Sprintf("stage %d needs %s of %s", tight, most, h.device)
+	return fmt.Sprintf("stage %d takes %s, and %s is available", tight, most, h.device)
 }
 
 // explain records the decision and its reason. before describes the memory need of the plan before
@@ -871,9 +871,9 @@ func (h *chooser) explain(policy, before string) {
 	case policy != plan.PolicyAuto:
 		p.Decide("offload", "policy", policy, h.why)
 	case all[plan.PlacementOffload] == 0:
-		p.Decide("offload", "policy", policy, "nothing is offloaded: if everything stays on the device, "+before)
+		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device, "+before)
 	default:
-		p.Decide("offload", "policy", policy, "if everything stays on the device, "+before+"; as little as possible is offloaded, starting with copies that computation hides")
+		p.Decide("offload", "policy", policy, "with everything on the device, "+before+"; as little as possible is offloaded, starting with copies that computation hides")
 	}
 	explainTiming(p)
 	if p.Recompute != plan.PolicyAuto {

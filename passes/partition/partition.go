@@ -35,7 +35,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		why = "equal forward operations, rounded to multiples of align: causal attention makes later tokens more expensive"
 	}
 	p.Subsequences.Imbalance = imbalance(c.Cache.FlopsOfLayer(p), p.Subsequences.Lengths)
-	why += fmt.Sprintf("; the most expensive costs %.2f%% more operations than the average", 100*p.Subsequences.Imbalance)
+	why += fmt.Sprintf("; the most expensive subsequence takes %.2f%% more operations than the average", 100*p.Subsequences.Imbalance)
 	p.Decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
 	return nil
 }

@@ -103,7 +103,7 @@ func OrderInWords(p *plan.Plan) string {
 func trainedInWords(p *plan.Plan) string {
 	text := fmt.Sprintf("%s parameters trained, %s frozen", thousands(p.Parameters.Trained), thousands(p.Parameters.Frozen))
 	if m := &p.Model; m.Adapter != "" {
-		text += fmt.Sprintf("; %s of rank %d, alpha %g beside %s", m.Adapter, m.AdapterRank, m.AdapterAlpha, strings.Join(m.AdapterTargets, ", "))
+		text += fmt.Sprintf("; %s of rank %d, alpha %g on %s", m.Adapter, m.AdapterRank, m.AdapterAlpha, strings.Join(m.AdapterTargets, ", "))
 		if m.AdapterDropout > 0 {
 			text += fmt.Sprintf(", dropout %g", m.AdapterDropout)
 		}
@@ -168,7 +168,7 @@ func subsequencesInWords(p *plan.Plan) string {
 	case len(sub.Lengths) == 0: // stopped before partition
 		return fmt.Sprint(sub.N)
 	}
-	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the most expensive costs %.2f%% more than the average",
+	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
