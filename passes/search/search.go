@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"container/heap"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -47,6 +48,7 @@ type node struct {
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
 	tight    bool       // the plan without offload does not fit
+	least    ir.Bytes   // of device memory, if tight: a lower bound
 	bare     *plan.Plan // the same sizes without offload or recomputation; a lower bound for the rest
 	weighed  bool       // the pass offload decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
@@ -60,14 +62,26 @@ func (n *node) time() ir.Seconds {
 	return n.bound
 }
 
-// frontier is a queue of candidates, ordered by bound. Among equal bounds, candidates that take
+// rank returns the bound of a candidate. If memory is scarce, it is rounded down to a multiple of
+// the gap: candidates with the same sizes hardly differ in their bounds, but many of them do not fit.
+func (n *node) rank() ir.Seconds {
+	if n.tight && n.plan == nil {
+		return ir.Seconds(math.Exp(math.Floor(math.Log(float64(n.bound))/searchGap) * searchGap))
+	}
+	return n.bound
+}
+
+// frontier is a queue of candidates, ordered by bound. Among equal ranks, those that need the least
+// memory are first, because they are the most likely to fit; among equal bounds, those that take
 // longest to plan are last.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
 
 func (f frontier) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), f[i].wanted.compare(f[j].wanted), cmp.Compare(count(f[i].weighed), count(f[j].weighed)), cmp.Compare(f[i].number, f[j].number)) < 0
+	a, b := f[i], f[j]
+	return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.least, b.least), cmp.Compare(a.bound, b.bound), a.wanted.compare(b.wanted),
+		cmp.Compare(count(a.weighed), count(b.weighed)), cmp.Compare(a.number, b.number)) < 0
 }
 
 func (f frontier) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
@@ -249,7 +263,9 @@ func (s *search) push(n *node) {
 	if n.bare != nil {
 		bound = max(bound, n.bare.Time.StepS)
 	}
-	n.bound = bound * s.handicap(n)
+	if n.bound = bound * s.handicap(n); n.tight {
+		n.least = least.device
+	}
 	shortfall := s.lackOf(least)
 	if shortfall != nil && !s.nearest {
 		s.reject(n, *shortfall)
@@ -300,19 +316,19 @@ func (s *search) advance(n *node) {
 		values = values[:1]
 	}
 	for _, v := range values {
-		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare}
+		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare, tight: n.tight}
 		v.set(&next.schedule)
 		s.push(next)
 	}
 	if d.tight != "" && (n.tight || s.timeless) {
 		for _, v := range s.coarser(n.schedule) {
-			next := &node{schedule: n.schedule, level: n.level + 1}
+			next := &node{schedule: n.schedule, level: n.level + 1, tight: n.tight}
 			v.set(&next.schedule)
 			s.push(next)
 		}
 	}
 	if d.weighs && !s.timeless { // the pass offload decides the open dimensions from this one on
-		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
+		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, tight: n.tight, weighed: true})
 	}
 }
 
