@@ -190,7 +190,7 @@ func TestNothingFits(t *testing.T) {
 	if got, want := mostOf(p), mostOf(full); float64(got) > 1.02*float64(want) {
 		t.Errorf("%s where all to the host takes %s", got, want)
 	}
-	if why := fmt.Sprint(p.Decisions); !strings.Contains(why, "of 30.0 GiB") {
+	if why := fmt.Sprint(p.Decisions); !strings.Contains(why, "30.0 GiB is available") {
 		t.Error("the capacity is not named")
 	}
 }
