@@ -123,7 +123,7 @@ func TestUnwritable(t *testing.T) {
 	all[0].Process.Signal(os.Interrupt)
 	end(t, all)
 	text := all[0].errs.String()
-	if all[0].code != cli.Failed || !strings.Contains(text, "cannot save the checkpoint of step 1000: mkdir dir/.step-1000.") || !strings.Contains(text, "not a directory; the run goes on") {
+	if all[0].code != cli.Failed || !strings.Contains(text, "cannot save the checkpoint of step 1000: mkdir dir/.step-1000.") || !strings.Contains(text, "not a directory; the run continues") {
 		t.Errorf("exit %d\n%s", all[0].code, text)
 	}
 	if steps, err := store.Steps("moved"); err != nil || len(steps) == 0 || steps[0] != 1 {
