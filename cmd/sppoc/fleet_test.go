@@ -123,6 +123,12 @@ var fleetJobs = []string{
 	"llama-8b a100-80g 1 1 4M",
 	"llama-70b a100-80g 1 1 64K",
 	"llama-405b h100 1 8 64K",
+
+	// Sizes that are no powers of two, and pins that leave little choice.
+	"llama-8b a100-80g 1 1 1500K",
+	"qwen2.5-14b h200 5 6 777216",
+	"qwen3-4b a100-80g 3 8 1000000 train.batch=3",
+	"mistral-7b b200 6 8 1M schedule.sp=2",
 }
 
 const (
