@@ -149,7 +149,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which must not exist or must be empty")
 	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER` instead of the one that the run started from")
 	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in tokens, if the run did not start from a folder")
-	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights, instead of that in the folder they come from", hf.ExportTypes...)
+	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights (default: the type in the folder they come from)", hf.ExportTypes...)
 	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT's format")
 	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with the adapters merged into its matrices")
 	return func(env *cli.Env, args []string) error {

@@ -48,7 +48,7 @@ type event struct {
 	waiters    atomic.Uint32
 }
 
-// Before it blocks, a stream polls this often and then yields this often. Waking a goroutine costs several
+// Before it blocks, a stream polls this many times and then yields this many times. Waking a goroutine costs several
 // microseconds, and most waits are shorter. With ten times as many iterations, training is at least 10% slower if
 // there are more ranks than processors.
 const (

@@ -63,7 +63,7 @@ func byKind(t *testing.T, name string, p *ir.Program, tl *sim.Timeline) map[ir.W
 }
 
 // The critical path has no gap and is as long as the step. Without contention, speeding up work that is not
-// on it has no effect, and speeding up work on it saves at most its time there.
+// on it has no effect, and speeding up work on it saves at most the time it takes.
 func TestCriticalPath(t *testing.T) {
 	off := 0
 	for name, p := range pathJobs(t) {

@@ -1,6 +1,6 @@
 // Command gen writes the assembly of package simd, the Go declarations of its functions, and the tables that hold
 // them. Every kernel is described once and emitted for AVX2 and for AVX-512. asm.go defines the building blocks,
-// gemm.go the micro-kernels of the matrix product, pairs.go the additions of AVX512-BF16, vector.go all others.
+// gemm.go the micro-kernels of the matrix product, pairs.go the extra kernels for AVX512-BF16, and vector.go all others.
 //
 // It writes to the given folder, or to the current one.
 package main
