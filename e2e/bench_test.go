@@ -297,17 +297,22 @@ func BenchmarkJobs(b *testing.B) {
 	}
 }
 
-// BenchmarkSave measures what a checkpoint during training costs: the time for which steps wait, and the processor time of copying and
-// writing, which slows steps down if the device is the CPU. Steps with and without a write alternate. Processor time hardly depends on
-// other programs; the time of waiting does, so its least is reported, too.
+// BenchmarkSave measures what a checkpoint during training costs if the period is ten times as long as a write: the time for which
+// steps wait, the processor time of copying and writing, and their share of the wall time. It does so with a core left free, as on the
+// host of a GPU, and with steps that use every core. Steps with and without a write alternate.
 func BenchmarkSave(b *testing.B) {
-	const checkpoints, quietSteps = 6, 4
+	b.Run("free=0", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)) })
+	b.Run("free=1", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)-1) })
+}
+
+func benchmarkSave(b *testing.B, threads int) {
+	const checkpoints, quietSteps, periods = 6, 4, 10
 	g := gpt{layers: 6, hidden: 384, heads: 6, sequence: 64, batch: 4, vocab: 50257, tied: true}
 	_, p, err := compile(g.spec())
 	if err != nil {
 		b.Fatal(err)
 	}
-	job := open(b, p, runtime.GOMAXPROCS(0), nil)
+	job := open(b, p, threads, nil)
 	if err := job.Init(b.Context()); err != nil {
 		b.Fatal(err)
 	}
@@ -316,16 +321,16 @@ func BenchmarkSave(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer saver.Close()
-	var quiet, waits, extra, writing []float64
+	var quiet, quietWall, waits, extra, extraWall, writing []float64
 	var bytes int64
 	for b.Loop() {
 		for range checkpoints {
 			for range quietSteps {
-				before := processorTime(b)
+				before, start := processorTime(b), time.Now()
 				doSteps(b, job, 1)
-				quiet = append(quiet, (processorTime(b) - before).Seconds())
+				quiet, quietWall = append(quiet, (processorTime(b)-before).Seconds()), append(quietWall, time.Since(start).Seconds())
 			}
-			before, steps := processorTime(b), 0
+			before, start, steps := processorTime(b), time.Now(), 0
 			if err := saver.Begin(b.Context(), false); err != nil {
 				b.Fatal(err)
 			}
@@ -336,7 +341,8 @@ func BenchmarkSave(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			spent := (processorTime(b) - before).Seconds()
+			spent, took := (processorTime(b) - before).Seconds(), time.Since(start).Seconds()
+			extraWall = append(extraWall, took-float64(steps)*median(quietWall))
 			waits, extra, bytes = append(waits, saved.Waited.Seconds()), append(extra, spent-float64(steps)*median(quiet)), saved.Bytes
 			writing = append(writing, saved.Took.Seconds())
 		}
@@ -346,6 +352,7 @@ func BenchmarkSave(b *testing.B) {
 	b.ReportMetric(slices.Min(waits), "s-waiting-least")
 	b.ReportMetric(median(extra), "s-of-processors")
 	b.ReportMetric(median(writing), "s-writing")
+	b.ReportMetric(100*median(extraWall)/(periods*median(writing)), "%-of-wall")
 }
 
 // processorTime returns the processor time of this process so far.
