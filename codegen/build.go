@@ -189,7 +189,9 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	if len(lives) == 0 {
 		return base
 	}
-	offsets, extent := placeLives(lives, base, s.plan.Parallel.PP)
+	m := &s.plan.Memory
+	capacity := [ir.NumArenas]ir.Bytes{ir.Device: m.DeviceCapacityBytes, ir.Host: m.HostCapacityBytes}
+	offsets, extent := placeLives(lives, base, capacity[arena], s.plan.Parallel.PP)
 	for k, i := range which {
 		s.buffers[i].offset = offsets[k]
 	}

@@ -31,13 +31,14 @@ func aligned(b ir.Bytes) ir.Bytes { return (b + placeAlign - 1) &^ (placeAlign -
 
 // placeLives assigns every life an offset of at least base, so that lives that overlap in time share no
 // bytes. The extent is the end of the highest byte in use. The result is deterministic. The stages of a
-// program share the steps of its ejectors.
-func placeLives(lives []life, base ir.Bytes, stages int) (offsets []ir.Bytes, extent ir.Bytes) {
+// program share the steps of its ejectors. Capacity is the size of the arena.
+func placeLives(lives []life, base, capacity ir.Bytes, stages int) (offsets []ir.Bytes, extent ir.Bytes) {
 	if len(lives) == 0 {
 		return nil, base
 	}
 	p := newPlacer(lives)
 	p.most = stepsAtMost / stages
+	p.room = capacity - aligned(base)
 	p.search()
 	extent = base
 	for i, l := range lives {
@@ -113,6 +114,7 @@ type placer struct {
 	*calendar
 	lives   []life
 	bound   ir.Bytes
+	room    ir.Bytes // of the arena
 	offsets []ir.Bytes
 	extent  ir.Bytes // with padding
 	steps   int      // of ejectors
@@ -124,11 +126,12 @@ func newPlacer(lives []life) *placer {
 	return &placer{calendar: c, lives: lives, bound: c.peak(), most: stepsAtMost, offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
-// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors.
-// A step takes about 50 ns. The limit is a number of steps, not a time, so that the result is the same on every
-// machine.
+// The search ends when the extent is within 1/boundPerSlack of the bound, or within 1/boundPerRoom of it and
+// fits, or after this many steps of ejectors. A step takes about 50 ns. The limit is a number of steps, not a
+// time, so that the result is the same on every machine.
 const (
 	boundPerSlack = 256
+	boundPerRoom  = 64
 	stepsPerLife  = 2000
 	stepsAtMost   = 20_000_000 // of all stages together
 )
@@ -153,7 +156,9 @@ func (p *placer) search() {
 	}
 }
 
-func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
+func (p *placer) closeEnough() bool {
+	return p.extent <= p.bound+p.bound/boundPerSlack || p.extent <= min(p.room, p.bound+p.bound/boundPerRoom)
+}
 
 // lower returns the next extent to try, which removes one eighth of the gaps. Larger reductions
 // fail more often; smaller ones gain little.

@@ -18,7 +18,7 @@ func TestPlaceLivesOnPipelines(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			lives := p.lives()
 			start := time.Now()
-			offsets, extent := placeLives(lives, 0, 1)
+			offsets, extent := placeLives(lives, 0, 0, 1)
 			took := time.Since(start)
 			checkPlaces(t, lives, offsets, 0, extent)
 			bound := liveBound(lives)
@@ -41,7 +41,7 @@ func TestPlaceLivesRandom(t *testing.T) {
 		}
 		lives := randomLives(rng, n, trial%len(lifeKinds))
 		base := ir.Bytes(rng.IntN(2000))
-		offsets, extent := placeLives(lives, base, 1)
+		offsets, extent := placeLives(lives, base, 0, 1)
 		checkPlaces(t, lives, offsets, base, extent)
 		if t.Failed() {
 			t.Fatalf("trial %d: %v", trial, lives)
@@ -57,7 +57,7 @@ func TestPlaceLivesDrawn(t *testing.T) {
 			for draw := range 3 {
 				lives := randomLives(rand.New(rand.NewPCG(uint64(draw), 2)), 5000, kind)
 				start := time.Now()
-				offsets, extent := placeLives(lives, 0, 1)
+				offsets, extent := placeLives(lives, 0, 0, 1)
 				took := time.Since(start)
 				checkPlaces(t, lives, offsets, 0, extent)
 				ratio := float64(extent) / float64(liveBound(lives))
@@ -72,8 +72,8 @@ func TestPlaceLivesDrawn(t *testing.T) {
 
 func TestPlaceLivesIsDeterministic(t *testing.T) {
 	lives := randomLives(rand.New(rand.NewPCG(3, 4)), 2000, 1)
-	first, extent := placeLives(lives, 512, 1)
-	again, extentAgain := placeLives(lives, 512, 1)
+	first, extent := placeLives(lives, 512, 0, 1)
+	again, extentAgain := placeLives(lives, 512, 0, 1)
 	if extent != extentAgain || !slices.Equal(first, again) {
 		t.Error("the same lives were placed in two ways")
 	}
@@ -94,7 +94,7 @@ func TestPlaceLivesEdges(t *testing.T) {
 		{"do not meet", []life{{0, 2, 10}, {3, 5, 10}}, 0, 10, 256},
 		{"ends of time", []life{{math.MinInt32, 2, 256}, {2, math.MaxInt32, 256}}, 0, 512, 512},
 	} {
-		offsets, extent := placeLives(c.lives, c.base, 1)
+		offsets, extent := placeLives(c.lives, c.base, 0, 1)
 		checkPlaces(t, c.lives, offsets, c.base, extent)
 		if bound := liveBound(c.lives); extent != c.extent || bound != c.bound {
 			t.Errorf("%s: extent %d and bound %d, want %d and %d", c.name, extent, bound, c.extent, c.bound)
