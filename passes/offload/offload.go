@@ -24,6 +24,10 @@ import (
 // Input: Tasks, Units, Lengths, Recompute. Output: Offload. Invariant: the offloaded bytes differ from a
 // requested share by at most half of a unit. Paper: section 4.1.
 func Run(c *pass.Context, p *plan.Plan) error {
+	if c.Winner != nil {
+		adopt(p, c.Winner)
+		return nil
+	}
 	policy := cmp.Or(p.Schedule.Offload.Policy, plan.PolicyAuto)
 	if c.Untimed && policy == plan.PolicyAuto {
 		offloadLeast(p, c)
@@ -50,6 +54,16 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	chooseTiming(p, s)
 	explainTiming(p)
 	return nil
+}
+
+// adopt takes over what this pass has decided for the winner of a search, whose schedule is the plan's.
+func adopt(p, winner *plan.Plan) {
+	p.Offload, p.Stream.Early = winner.Offload, winner.Stream.Early
+	for _, d := range winner.Decisions {
+		if d.Pass == "offload" {
+			p.Decisions = append(p.Decisions, d)
+		}
+	}
 }
 
 // explainCaches records the reason why K and V are recomputed.
