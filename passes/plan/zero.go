@@ -96,7 +96,8 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
 	}
-	unequal := func(tokens int64) bool { return tokens/p.RowGrid()%n != 0 }
+	grid := p.RowGrid()
+	unequal := func(tokens int64) bool { return tokens/grid%n != 0 }
 	if slices.ContainsFunc(p.Subsequences.Lengths, unequal) {
 		return false
 	}
