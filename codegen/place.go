@@ -126,12 +126,13 @@ func newPlacer(lives []life) *placer {
 	return &placer{calendar: c, lives: lives, bound: c.peak(), most: stepsAtMost, offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
-// The search ends when the extent is within 1/boundPerSlack of the bound, or within 1/boundPerRoom of it and
-// fits, or after this many steps of ejectors. A step takes about 50 ns. The limit is a number of steps, not a
-// time, so that the result is the same on every machine.
+// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors. A
+// step takes about 50 ns. The limit is a number of steps, not a time, so that the result is the same on every
+// machine. With many lives, where every order takes a second, an extent within 1/boundPerRoom that fits is enough.
 const (
 	boundPerSlack = 256
 	boundPerRoom  = 64
+	manyLives     = 100_000
 	stepsPerLife  = 2000
 	stepsAtMost   = 20_000_000 // of all stages together
 )
@@ -157,7 +158,11 @@ func (p *placer) search() {
 }
 
 func (p *placer) closeEnough() bool {
-	return p.extent <= p.bound+p.bound/boundPerSlack || p.extent <= min(p.room, p.bound+p.bound/boundPerRoom)
+	enough := p.bound + p.bound/boundPerSlack
+	if len(p.lives) >= manyLives {
+		enough = max(enough, min(p.room, p.bound+p.bound/boundPerRoom))
+	}
+	return p.extent <= enough
 }
 
 // lower returns the next extent to try, which removes one eighth of the gaps. Larger reductions
