@@ -50,7 +50,7 @@ func (c *prices) of(pr Pricer) *nodePrices {
 	defer c.mutex.Unlock()
 	key := pricedFor{pr.Cost.RanksPerNode(), pr.link, pr.block}
 	if c.prices[key] == nil {
-		c.prices[key] = &nodePrices{lists: map[listOfNodes][]ir.Seconds{}, back: map[nodeOfSize]ir.Seconds{}}
+		c.prices[key] = &nodePrices{lists: map[listOfNodes][]ir.Seconds{}, back: map[graph.Size]map[*graph.Node]ir.Seconds{}}
 	}
 	return c.prices[key]
 }
@@ -60,7 +60,7 @@ func (c *prices) of(pr Pricer) *nodePrices {
 type nodePrices struct {
 	mutex sync.Mutex
 	lists map[listOfNodes][]ir.Seconds
-	back  map[nodeOfSize]ir.Seconds
+	back  map[graph.Size]map[*graph.Node]ir.Seconds
 }
 
 // looksBack marks a node whose time also depends on the number of tokens before the subsequence.
@@ -70,11 +70,6 @@ type listOfNodes struct {
 	first *graph.Node
 	n     int
 	size  graph.Size // without the prefix
-}
-
-type nodeOfSize struct {
-	node *graph.Node
-	size graph.Size
 }
 
 // list returns the times of nodes, except those that look back.
@@ -98,10 +93,14 @@ func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Sec
 
 // Back returns the time of a node that looks back.
 func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
-	key := nodeOfSize{n, z}
 	pr.known.mutex.Lock()
 	defer pr.known.mutex.Unlock()
-	t, known := pr.known.back[key]
+	of := pr.known.back[z]
+	if of == nil {
+		of = map[*graph.Node]ir.Seconds{}
+		pr.known.back[z] = of
+	}
+	t, known := of[n]
 	if !known {
 		if pr.block == 0 || !n.Attends() {
 			t = pr.Cost.Time(b.Work(n, z), pr.link)
@@ -110,7 +109,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 				t += d
 			}
 		}
-		pr.known.back[key] = t
+		of[n] = t
 	}
 	return t
 }
