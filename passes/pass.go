@@ -1,6 +1,6 @@
-// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). Run
-// lets the passes of one list refine it, one after another, until it contains every decision with
-// its reason and the predicted result.
+// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). Run applies the
+// passes of one list to it, one after another, until it contains every decision with its reason, and the
+// predicted result.
 //
 // pass.go lists the passes; most of them have their own package. No package below this one depends
 // on instructions, addresses or devices: codegen turns a plan into instructions and fills in the
@@ -99,7 +99,7 @@ func Names() []string {
 	return names
 }
 
-// Find returns the pass of that name, or nil.
+// Find returns the pass with that name, or nil.
 func Find(name string) *pass.Pass {
 	for i := range Passes {
 		if Passes[i].Name == name {
@@ -154,7 +154,7 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	if complete(ran) {
 		c.Estimator(p).Predict()
 		if c.Winner != nil && c.Winner.Memory.Placed {
-			p.Memory = c.Winner.Memory // equal requests give equal plans
+			p.Memory = c.Winner.Memory // the winner is this plan, because equal requests give equal plans
 		}
 	}
 	return nil
@@ -212,8 +212,8 @@ func complete(ran []*pass.Pass) bool {
 	return true
 }
 
-// check applies the checks of all passes that have run, in order, because a later pass may break an invariant
-// of an earlier one.
+// check applies the checks of all passes that have run, in order: a later pass may break an invariant of an
+// earlier one.
 func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	for _, pass := range ran {
 		if err := pass.Check(c, p); err != nil {

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/passes/report"
 )
 
-// TestPassesDocument checks that PASSES.md agrees with the list.
+// TestPassesDocument checks that PASSES.md agrees with the list of passes.
 func TestPassesDocument(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Passes\n\nThe list in `pass.go`, in the order of a default run; written by its test.\n")

@@ -76,8 +76,8 @@ func TestPlansOfThePaper(t *testing.T) {
 	irtest.Golden(t, "testdata/paper/lengths.want", b.Bytes())
 }
 
-// TestReferenceTime compares a prediction with a figure computed by hand under the same assumptions, which omits
-// memory-bound kernels and the head.
+// TestReferenceTime compares a prediction with a figure computed by hand under the same assumptions. The figure
+// omits memory-bound kernels and the head.
 func TestReferenceTime(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo")
 	if got := float64(p.Time.StepS); math.Abs(got-59.8) > 0.02*59.8 {
@@ -132,7 +132,7 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 	}
 }
 
-// TestJoinLists checks that texts that contain brackets and quotes do not disturb the joining of lists.
+// TestJoinLists checks that brackets and quotes inside strings do not affect how lists are joined.
 func TestJoinLists(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo")
 	p.Lines = map[string]string{"a": "x = [1, # open", "b": `"quoted" ] [`, "c": "]", "d": `back\slash"[`}
@@ -183,8 +183,8 @@ func TestBrokenSizes(t *testing.T) {
 	}
 }
 
-// TestEditedNumbers replaces every number of a plan by unusual ones. Reading, verifying and predicting may refuse
-// them, but must never panic.
+// TestEditedNumbers replaces every number in a plan with unusual values. Reading, verifying and predicting may
+// reject the plan, but must never panic.
 func TestEditedNumbers(t *testing.T) {
 	text := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	numbers := regexp.MustCompile(`[ \[]-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1)
@@ -220,7 +220,7 @@ func TestSizes(t *testing.T) {
 		{[]string{"schedule.sp=1", "schedule.pp=4", "schedule.subsequences=4", "schedule.align=auto"}, 8, []int{1, 1, 1, 1}, 8},
 		{[]string{"schedule.subsequences=100", "schedule.align=auto"}, 2, []int{2, 2}, 8},
 		{[]string{"schedule.dp=2", "schedule.sp=1"}, 2, []int{2, 2}, 4},
-		{[]string{"schedule.sp=1", "schedule.pp=3", "model.vocab=64K"}, 2, []int{2, 1, 1}, 8}, // the loss costs much
+		{[]string{"schedule.sp=1", "schedule.pp=3", "model.vocab=64K"}, 2, []int{2, 1, 1}, 8}, // the loss costs a lot
 	} {
 		p := plantest.Plan(t, "gpt-docs.sppo", append(c.set, "train.batch=8")...)
 		if p.Subsequences.Align != c.align || p.Parallel.Microbatches != c.microbatches || !cmp.Equal(p.LayersPerStage, c.layers) {
@@ -242,7 +242,7 @@ func TestMuxSets(t *testing.T) {
 	}
 }
 
-// TestReportOfWhatDoesNotFit gives a plan the memory that codegen would determine.
+// TestReportOfWhatDoesNotFit gives a plan the memory figures that codegen would fill in.
 func TestReportOfWhatDoesNotFit(t *testing.T) {
 	sp, err := lang.Load("testdata/plan/gpt.sppo", lang.Options{})
 	if err != nil {

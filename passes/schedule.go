@@ -51,7 +51,7 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 		return fmt.Errorf("the list has %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
 	}
 	type place struct{ microbatch, stage int }
-	forward, backward := map[place]int{}, map[place]int{} // numbers done
+	forward, backward := map[place]int{}, map[place]int{} // number of tasks done
 	open := map[plan.Task]bool{}                          // weight gradients that can be computed now
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {

@@ -84,8 +84,8 @@ func exchangeMicrobatches(tasks []plan.Task) {
 	}
 }
 
-// TestStagesThatWaitForEachOther checks a deadlock: stage 0 needs the gradient of microbatch 0 before it sends
-// microbatch 1, which stage 1 needs before its first backward.
+// TestStagesThatWaitForEachOther checks that a deadlock is found: stage 0 needs the gradient of microbatch 0
+// before it sends microbatch 1, which stage 1 needs before its first backward.
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo", "schedule.subsequences=1")
 	allForward := func(stage int) []plan.Task {

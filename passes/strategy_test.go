@@ -162,7 +162,8 @@ func TestPublishedFigures(t *testing.T) {
 }
 
 // TestFiguresOverSubsequences does the same over subsequences. The bubble of the sequence pipeline is (PP-1)/N,
-// and with virtual stages 1/v of that. TeraPipe's bubble (Li et al. 2021) is that over all sequences at once.
+// or 1/v of that with v virtual stages. TeraPipe (Li et al. 2021) has one such bubble for all sequences
+// together.
 func TestFiguresOverSubsequences(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -191,8 +192,8 @@ func TestFiguresOverSubsequences(t *testing.T) {
 }
 
 // TestZeroBubbleOfOtherCosts checks that the formulas of ZB-H1 and ZB-H2 hold if W is no longer than F and B,
-// and that stages keep the memory that the paper states: that of p-r or 2(p-r)-1 microbatches, and W's part of
-// r or 2r.
+// and that stages keep the activations that the paper states: those of p-r or 2(p-r)-1 microbatches, plus the
+// part that W reads for r or 2r more.
 func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	const p, m = 4, 16
 	for _, u := range []unitCosts{{1, 1, 1}, {2, 2, 1}, {3, 3, 2}, {5, 5, 5}} {
@@ -213,8 +214,8 @@ func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	}
 }
 
-// TestDualPipeV checks that 2p+1 activations of half as many layers are kept, as its README states. Its bubble
-// is stated for forwards and backwards that overlap, which these do not.
+// TestDualPipeV checks that 2p+1 activations of half as many layers are kept, as its README states. The README
+// gives the bubble only for forwards and backwards that overlap; these do not overlap.
 func TestDualPipeV(t *testing.T) {
 	for _, c := range [][2]int{{2, 4}, {4, 8}, {4, 10}, {8, 20}} {
 		p, m := c[0], c[1]
@@ -262,8 +263,8 @@ func TestOrdersOfPyTorch(t *testing.T) {
 	}
 }
 
-// actions writes tasks as PyTorch does: virtual stage, kind, microbatch. There B is the whole backward, and I its part that
-// is not W.
+// actions writes tasks as PyTorch does: virtual stage, kind, microbatch. In PyTorch, B is the whole backward,
+// and I is the part of it that is not W.
 func actions(p *plan.Plan) string {
 	var b strings.Builder
 	for r, tasks := range p.Tasks {
@@ -335,8 +336,8 @@ func checkSums(t *testing.T, p *plan.Plan, reversed bool) {
 	}
 }
 
-// TestRenamesAreSearched checks that every strategy that solve does not try equals one that it tries with other
-// values of other keys.
+// TestRenamesAreSearched checks that every strategy that solve does not try is equal to one that it does try,
+// with other keys set differently.
 func TestRenamesAreSearched(t *testing.T) {
 	for i := range strategy.All {
 		s := &strategy.All[i]

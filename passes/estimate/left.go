@@ -25,15 +25,14 @@ type leftCosts struct {
 // of K and V or their gradients, and the rest.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
-// Numbers of visits of a layer that take as long as computing the times of a layer for a
-// subsequence, or those of a task with helpers.
+// The cost of computing the times of a layer for a subsequence, or of a task with helpers, in layer visits.
 const (
 	visitsPriced = 8
 	visitsShared = 2
 )
 
-// allCosts returns the costs of a plan whose subsequences may be cut into pieces. Indices i are ranges: pieces
-// or whole subsequences.
+// allCosts returns the costs of a plan whose subsequences may be cut into pieces. Index i is a range of tokens:
+// a piece or a whole subsequence.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
 	p, g := e.Plan, e.Model
 	q, s := p, e.Shapes
@@ -131,7 +130,7 @@ func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Second
 	return to.muxIn
 }
 
-// sharedSlot is a slot being simulated. All lists are by rank; tasks are numbers.
+// sharedSlot is a slot being simulated. All lists are indexed by rank; tasks are numbers.
 type sharedSlot struct {
 	*Simulation
 	first   plan.Task

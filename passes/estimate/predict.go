@@ -53,7 +53,7 @@ type Costs struct {
 	graph                 *graph.Model
 }
 
-// layerCosts has the durations of a layer of one kind.
+// layerCosts holds the durations of a layer of one kind.
 type layerCosts struct {
 	Forward  []ir.Seconds   // [i]
 	backward []backwardTime // [i]

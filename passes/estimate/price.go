@@ -137,7 +137,7 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	if len(nodes) == 0 {
 		return taken
 	}
-	const usual = 128 // typical number of values of a block
+	const usual = 128 // typical number of values in a block
 	var few [usual]ir.Seconds
 	ready := few[:]
 	if len(b.Values) > usual {

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simStaging tracks which of a rank's hidden states, K and V are on the host in layer order, and which rows are
-// streamed. Lists are indexed by task of the rank.
+// simStaging tracks the hidden states, K and V that a rank keeps on the host in layer order, and the rows that
+// are streamed. Lists are indexed by task of the rank.
 type simStaging struct {
 	waits         []bool // the task's input is on the host; nil: none is
 	gone, fetched []ir.Seconds

@@ -8,18 +8,19 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// streamCosts has the durations of streamed transfers.
+// streamCosts holds the durations of streamed transfers.
 type streamCosts struct {
 	rows []ir.Seconds // [i], a layer's own rows, to the host
 	in   func(walk.Load) ir.Seconds
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches has the times of attention in a layer of one kind; again is the attention that the backward recomputes.
+// stretches holds the times of attention in a layer of one kind; again is the attention that the backward
+// recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
-// stretch has the times of attention over a subsequence's own rows and over blocks, and of the part of a layer
-// before attention.
+// stretch holds the times of attention over a subsequence's own rows and over blocks, and of the part of a
+// layer before attention.
 type stretch struct {
 	before, own ir.Seconds
 	blocks      []ir.Seconds

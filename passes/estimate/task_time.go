@@ -20,8 +20,8 @@ type TaskTime struct {
 	lines   map[lineOf]line
 }
 
-// blockTimes has the forward and backward times of each block for one number of tokens. The times
-// of layers exclude attention.
+// blockTimes holds the forward and backward times of each block for one number of tokens. The times of layers
+// exclude attention.
 type blockTimes struct {
 	embedding, head ir.Seconds
 	kinds           []ir.Seconds // of each kind of layer
@@ -91,8 +91,8 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
-// AttentionAfter returns the time of the attention of tokens after a prefix in a layer of a kind,
-// forward and backward, to within one part in a billion.
+// AttentionAfter returns the time, forward and backward, of the attention of tokens after a prefix in a layer
+// of the given kind, to within one part in a billion.
 func (t *TaskTime) AttentionAfter(kind int, prefix, tokens int64) ir.Seconds {
 	key := lineOf{kind, tokens}
 	l, known := t.lines[key]
@@ -141,7 +141,7 @@ func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
 }
 
-// AttentionTime returns the time of attention in a layer of a kind, forward and backward.
+// AttentionTime returns the time, forward and backward, of attention in a layer of the given kind.
 func (t *TaskTime) AttentionTime(kind int, z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.Attends[kind] {

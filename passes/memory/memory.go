@@ -169,7 +169,7 @@ type tracker struct {
 	whole []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
 	adds  addedTo  // parameters that the last backward added to
 	given []bool   // layers whose gradients have been reduced into slices
-	owed  ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of these
+	owed  ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
 
 	units     []*unitsLeft // [i]: nil until the first forward
 	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
@@ -197,7 +197,7 @@ type blockOf struct {
 	block   *graph.Block
 }
 
-// rowsOf is the bytes of a number of streamed tokens.
+// rowsOf holds the bytes of a number of streamed tokens.
 type rowsOf struct {
 	tokens int64
 	bytes  ir.Bytes
@@ -210,7 +210,7 @@ type addedTo struct {
 	params params
 }
 
-// unitsLeft has the bytes that the forwards of a subsequence leave in memory, for each layer of the rank.
+// unitsLeft holds the bytes that the forwards of a subsequence leave in memory, for each layer of the rank.
 type unitsLeft struct{ kept, offloaded []ir.Bytes }
 
 func (m *Meter) newTracker(stage int) *tracker {
@@ -427,7 +427,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
 	r.cachesOut(t, b)
-	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // K and V are not read any more
+	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // K and V are no longer read
 		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
 		r.host -= r.streamed(graph.Cache, z.Sequence)
 	}
@@ -721,7 +721,7 @@ func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.By
 	return n
 }
 
-// streamed returns the bytes of a number of streamed tokens. Most blocks have the same number.
+// streamed returns the bytes of the given number of streamed tokens. Most blocks have the same number.
 func (r *tracker) streamed(kind graph.Kind, tokens int64) ir.Bytes {
 	if len(r.streaming) == 0 {
 		return 0
@@ -768,7 +768,7 @@ func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	return held
 }
 
-// inputs has the messages of a plan's tasks. Lists are indexed by the number of the task, or by rank.
+// inputs holds the messages of a plan's tasks. Lists are indexed by the number of the task, or by rank.
 type inputs struct {
 	*Meter
 	hidden       []ir.Bytes // [i]

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// TestFootprintTerms checks the terms of a job that offloads nothing, at its turn.
+// TestFootprintTerms checks the terms of a job that offloads nothing, at its turnaround.
 func TestFootprintTerms(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=none")
 	for s, peak := range FootprintOf(p).Device {

@@ -21,7 +21,8 @@ func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.LayersOf(stage))
 }
 
-// keyBytes returns the bytes of a number of tokens of a layer's keys and values, or of their gradients.
+// keyBytes returns the bytes of a layer's keys and values, or of their gradients, for the given number of
+// tokens.
 func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	rows := tokens * r.Sizes[0].Batch
 	for _, v := range r.graph.Layer.Values {

@@ -77,7 +77,7 @@ func (r *tracker) hasWhole(n ir.Bytes) {
 	r.gathered = n
 }
 
-// visitBytes has the bytes that a visit of a layer needs temporarily, in addition to the slices.
+// visitBytes holds the bytes that a visit of a layer needs temporarily, in addition to the slices.
 type visitBytes struct {
 	gathered, divided  params   // of a layer: parameters whose weights and whose gradients are divided
 	weights, gradients ir.Bytes // bytes when whole

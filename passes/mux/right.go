@@ -10,9 +10,9 @@ import (
 
 // This file shares tasks near the turnaround. In slot t = stage + subsequence >= N, stages 0 .. t-N
 // have no forwards left. Each of them computes part of the attention of every task of the slot:
-// helper j < i of stage i takes a block of the stage's keys and values in the tasks from
-// subsequence N-i+j on, whose queries all follow the block. Matmuls are not shared. The same stages
-// are idle during the backward of these tasks, which is shared in the same way.
+// helper j < i of stage i takes a block of the stage's keys and values in the tasks of subsequence N-i+j and
+// later ones, whose queries all follow the block. Matmuls are not shared. The same stages are idle during the
+// backward of these tasks, which is shared in the same way.
 
 // shareRight decides which keys the helpers of the last tasks of each stage take.
 func shareRight(p *plan.Plan) {

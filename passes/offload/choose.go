@@ -19,9 +19,9 @@ import (
 //
 // Units leave the device one at a time; each such change of a placement is called a turn. Turns are
 // ordered: those that offload a unit by how late the unit is needed again, those that recompute a
-// unit by seconds per byte. A stage takes the shortest prefix of an order with which it fits.
-// Copies that computation hides, according to the simulation, cost nothing and come first. Of all
-// other choices that fit, the fastest is taken.
+// unit by seconds per byte. A stage takes the shortest prefix of an order that makes it fit. Copies that
+// computation hides, according to the simulation, cost nothing and come first. Of all other choices that fit,
+// the fastest is taken.
 
 // chooser changes the placements of a plan's units and keeps track of their cost.
 type chooser struct {
@@ -32,7 +32,7 @@ type chooser struct {
 	graph     *graph.Model
 	sizes     [][]ir.Bytes // [i][unit]
 	order     []int        // units of a layer, in the order in which they are offloaded
-	apart     bool         // a unit is offloaded in all layers and subsequences before the next unit in order
+	apart     bool         // a unit is offloaded in all layers and subsequences before the next unit
 	inputs    [][]ir.Bytes // of each stage: messages held during each task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
@@ -251,9 +251,9 @@ func (h *chooser) hide() {
 // noWait is the longest wait that is ignored.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device until the copies that this saves in one direction
-// take as long as a wait. It starts with the units that were offloaded last, and reports whether
-// there were any.
+// stay keeps units of a subsequence on the device until the copies that this avoids in one direction would have
+// taken as long as the wait. It starts with the units that were offloaded last, and reports whether there were
+// any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -333,7 +333,7 @@ func (h *chooser) restore(s *snapshot) {
 	}
 }
 
-// shorten takes the shortest prefix of a stage's turns with which its device memory suffices, or all turns.
+// shorten takes the shortest prefix of a stage's turns that makes the stage fit in device memory, or all turns.
 func (h *chooser) shorten(stage int, turns []turn) {
 	from := h.lettersOf(stage)
 	try := func(n int) ir.Bytes {
@@ -597,9 +597,8 @@ type fitting struct {
 	since      int64 // work of the search at the start
 }
 
-// Amounts of work after which a choice for a large job skips trials: first numbers of recomputed
-// units between those of named policies, then all remaining trials. The choice continues until a
-// plan fits.
+// Amounts of work after which a choice for a large job skips trials: first those of numbers of recomputed units
+// between the numbers of named policies, then all remaining trials. The choice continues until a plan fits.
 const (
 	skipsNumbers = 1_000_000
 	skipsAll     = 2_000_000
@@ -730,8 +729,9 @@ func (h *chooser) couldFit() bool {
 }
 
 // copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls and
-// host memory grows with the number of turns, so the search ends at a number with which both limits are exceeded, or
-// neither. Host memory grows almost evenly with the turns, so it is found near the number at which the host is just full.
+// host memory grows with the number of turns, so the search ends at a number with which either both limits are
+// exceeded or neither is. Host memory grows almost evenly with the turns, so it is found near the number at
+// which the host is just full.
 func (h *chooser) copyUntilFits(stage int) bool {
 	turns, from := h.leave(stage), h.lettersOf(stage)
 	try := func(n int) (device, host ir.Bytes) {

@@ -79,7 +79,7 @@ func TestAutoOffload(t *testing.T) {
 	}
 }
 
-// A host without memory takes nothing: units are recomputed instead.
+// If the host has no memory, nothing is offloaded: units are recomputed instead.
 func TestNoHostMemory(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo", "cluster.host_memory=0GB", "cluster.device_memory=250KiB", "schedule.offload=auto", "schedule.recompute=auto")
 	if placements := fmt.Sprint(p.Offload.Placement); copies(p) || !strings.ContainsRune(placements, plan.PlacementRecompute) || !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {

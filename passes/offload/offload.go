@@ -177,8 +177,8 @@ func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
 
-// shortest returns the smallest value of a setting, from 1 to most, with which the step is as short as with
-// the value most, to within one part in ten thousand.
+// shortest returns the smallest value of a setting, from 1 to most, that makes the step as short as the value
+// most does, to within one part in ten thousand.
 func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	const tolerance = 1.0001
 	set(most)
@@ -192,10 +192,10 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	return most
 }
 
-// chooseAhead issues reloads as late as possible without cost. It takes the shortest distance with
-// which the step is as fast as with the longest, which is the number of layers of a task, as in the
-// paper. Later reloads hold their bytes for a shorter time. At the turnaround and with the long
-// first subsequences, these bytes determine the peak.
+// chooseAhead issues reloads as late as possible without cost. It takes the shortest distance that makes the
+// step as fast as the longest distance does. The longest is the number of layers of a task, as in the paper.
+// Later reloads hold their bytes for a shorter time. At the turnaround and with the long first subsequences,
+// these bytes determine the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
@@ -410,7 +410,7 @@ func checkCaches(p *plan.Plan) error {
 	return nil
 }
 
-// kindsOn returns the kind of each layer of a rank.
+// kindsOn returns the kind of each layer on a rank.
 func kindsOn(p *plan.Plan, g *graph.Model, rank int) (kinds []int) {
 	for _, j := range p.StagesOf(rank) {
 		for _, layer := range p.Layers(j) {

@@ -101,8 +101,8 @@ func (c *cut) about(k int) int64 {
 }
 
 // ByFlops returns N+1 strictly increasing boundaries. The k-th is the multiple of align that minimises
-// |N*U(x) - k*U(S)|, or is moved if it would coincide with its neighbour. The last boundary is S, on the
-// grid or not.
+// |N*U(x) - k*U(S)|, or is moved if it would coincide with its neighbour. The last boundary is S, whether or
+// not it is on the grid.
 func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)

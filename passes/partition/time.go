@@ -13,7 +13,7 @@ func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
 	best := ByFlops(c.FlopsOfLayer(p), seq, n, p.Subsequences.Align)
 	most, mean := longest(t, best)
-	least := mean * 0.9 // a bound for any boundaries: most of the mean does not depend on them
+	least := mean * 0.9 // a lower bound: most of the mean does not depend on the boundaries
 	for most-least > most/timePrecision {
 		middle := (least + most) / 2
 		x := fill(t, middle)

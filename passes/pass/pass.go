@@ -25,13 +25,13 @@ type Pass struct {
 	After []Order
 }
 
-// Order is the requirement that a pass comes after another, with the reason.
+// Order is the requirement that one pass runs after another, with the reason.
 type Order struct{ Name, Reason string }
 
 // Required reports whether the pass cannot be switched off.
 func (p *Pass) Required() bool { return p.Off == nil }
 
-// Context has the inputs of passes other than the plan.
+// Context holds the inputs of passes other than the plan.
 type Context struct {
 	Spec      *lang.Spec // nil for a plan read from JSON
 	Cache     *estimate.Cache
@@ -68,8 +68,8 @@ type Options struct {
 	Print      io.Writer // destination of PrintAfter
 
 	// Measure places the buffers of a plan and returns its shortfall, or nil if it fits. It fills
-	// in the plan's Memory, unless the plan obviously does not fit and need not be placed. If
-	// Measure is nil, solve uses its memory bound.
+	// in the plan's Memory, unless the plan so clearly does not fit that it need not be placed. If Measure is
+	// nil, solve uses its memory bound.
 	Measure func(*plan.Plan) (*plan.Shortfall, error)
 
 	// Fitting means that the caller only wants to know whether any plan fits. solve takes the first

@@ -18,7 +18,7 @@ func SlotOf(t Task) Slot { return Slot{t.Kind, t.Microbatch, t.Slot()} }
 // together.
 func (p *Plan) Shared(t Task) bool { return t.Slot() < p.SharedSlots() }
 
-// SharedSlots returns the number of slots, from the first on, that the ranks of all stages share.
+// SharedSlots returns how many of the first slots the ranks of all stages share.
 func (p *Plan) SharedSlots() int {
 	if !p.Mux.Left {
 		return 0
@@ -91,7 +91,7 @@ func (p *Plan) MostPieces() (most int) {
 	return most
 }
 
-// OwnTasks returns the forwards of a stage from a subsequence on.
+// OwnTasks returns the forwards of a stage, starting at the given subsequence.
 func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	var tasks []Task
 	for x := first; x < p.Subsequences.N; x++ {

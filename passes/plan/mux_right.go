@@ -37,8 +37,8 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns lists the helpers that take part in a stage's backwards for the last time in the given
-// one, and then return the gradients of its keys.
+// Returns lists the helpers of a stage that take part in its backwards for the last time in the given task.
+// They then return the gradients of the stage's keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {
 		return 0, 0

@@ -89,7 +89,7 @@ type Parallel struct {
 	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
 	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: host, or none for the device
 	VirtualStages    int    `json:"virtual_stages"`
-	Order            string `json:"order"`        // order inside a stage: sequence, or layer: all subsequences pass through one virtual stage after another of a single stage
+	Order            string `json:"order"`        // order inside a stage: sequence; or layer: all subsequences pass through the virtual stages of a single stage, one after another
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
 	Microbatches     int    `json:"microbatches"` // per replica and step
@@ -164,7 +164,7 @@ type Offload struct {
 	Policy    string      `json:"policy"`
 	Alpha     [][]float64 `json:"alpha"`          // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Placement [][]string  `json:"unit_placement"` // [stage][i]
-	Lag       int         `json:"lag"`            // number of tasks that may follow a forward before a user of its offloaded units' device bytes must wait for the copy
+	Lag       int         `json:"lag"`            // number of tasks that may run after a forward before the device bytes of its offloaded units are reused, which waits for the copies
 	Caches    string      `json:"caches"`         // place of K and V of a layer between its forwards and its backward: device or, in layer order, host or recompute
 	Ahead     int         `json:"ahead"`          // number of backward layers by which a layer's reload is issued in advance
 }
@@ -223,8 +223,8 @@ type MuxStage struct {
 	RightRange []int `json:"right_range"` // both ends included
 	Applied    bool  `json:"applied"`
 
-	// Blocks has, for each of the stage's last tasks with helpers, the boundaries in tokens,
-	// starting at 0, of the blocks of keys that the helpers take.
+	// Blocks holds, for each of the stage's last tasks with helpers, the boundaries in tokens, starting at 0,
+	// of the blocks of keys that the helpers take.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
@@ -234,7 +234,7 @@ type Memory struct {
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
 	HostPeakBytes       []ir.Bytes `json:"host_peak_bytes"`   // [stage], of one rank
 	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
-	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank, without what schedule.checkpoint_copy leaves free
+	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank, minus the memory that schedule.checkpoint_copy leaves free
 	Fits                bool       `json:"fits"`
 	Device              []ir.Peak  `json:"device_peaks,omitempty"` // [stage], contents at the peak
 	Host                []ir.Peak  `json:"host_peaks,omitempty"`   // [stage], of one rank

@@ -63,8 +63,8 @@ func (p *Plan) GathersBeside(t Task) bool {
 // WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
 const WholeLayers = 2
 
-// Slicing has the numbers of ranks over which the rows of a parameter are sliced: first the ranks
-// of a stage, then replicas. Rank (d, k) has slice k*DP + d.
+// Slicing holds the numbers of ranks over which the rows of a parameter are sliced: first the ranks of a stage,
+// then replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
 // Slices returns the number of slices; 1 means no slicing.
@@ -89,9 +89,9 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 	return whole
 }
 
-// divides reports whether each piece of a parameter can be cut into that many equal slices. The
-// position table has one piece per subsequence, or two in zigzag order; a shared subsequence has
-// one piece per rank that runs some of its rows.
+// divides reports whether each piece of a parameter can be cut into n equal slices. The position table has one
+// piece per subsequence, or two in zigzag order; a shared subsequence has one piece per rank that runs some of
+// its rows.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
@@ -106,7 +106,7 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 
 // StateBytes returns the bytes of a block's parameters on one rank that persist from step to step
 // or until the end of the step: weights, gradients, optimizer states on the device, and f32 masters
-// unless the weights are f32. A tied head on the embedding's rank has only a gradient of its own.
+// unless the weights are f32. A tied head on the embedding's rank has its own gradient, but nothing else.
 func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
@@ -136,8 +136,8 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// dividedBytes returns the bytes of one of a parameter's tensors on one rank. From the given stage of ZeRO on,
-// the rank holds only a slice.
+// dividedBytes returns the bytes of one of a parameter's tensors on one rank. At the given stage of ZeRO and
+// above, the rank holds only a slice.
 func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	if p.ZeroOf(b, param) >= stage {
@@ -188,7 +188,7 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	return graph.Align(n * ir.F32.Bytes())
 }
 
-// OffloadHost is the value of Parallel.OptimizerOffload with which optimizer state is kept in host memory.
+// OffloadHost is the value of Parallel.OptimizerOffload that keeps optimizer state in host memory.
 const OffloadHost = "host"
 
 // OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master are kept in host memory.

@@ -46,7 +46,7 @@ type bounds struct {
 type lengthsKey struct {
 	n     int
 	align int64
-	cut   string // how the sequence is cut: empty means by operations, "length" by length; otherwise everything that the times of tasks depend on, which determine the lengths
+	cut   string // how the sequence is cut: "" by operations, "length" by length; any other text is by time, and contains everything that task times depend on
 }
 
 type profileKey struct {
@@ -169,7 +169,7 @@ type layerProfile struct {
 
 func (k *layerProfile) whole() ir.Seconds { return k.all }
 
-// layers adds up the times of a number of layers of each kind.
+// layers adds up the times of layers, given their number of each kind.
 func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) (t ir.Seconds) {
 	for kind, n := range counts {
 		if n > 0 {
@@ -255,13 +255,13 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	return out
 }
 
-// endTimes are the times of the embedding and the head for a subsequence of a certain length.
+// endTimes are the times of the embedding and the head for a subsequence of one length.
 type endTimes struct{ embedding, head ir.Seconds }
 
 func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	p, g, layer, out := t.Plan, t.Model, t.Layers[kind], &layerProfile{}
 	back := estimate.VisitTime{Weights: v.forward, Gradients: v.backward}
-	if layer.DInput == graph.Missing { // the lowest layer with a backward, which reads few of its weights, or a layer without a backward
+	if layer.DInput == graph.Missing { // the lowest layer with a backward pass, which reads few of its weights, or a layer without one
 		back = estimate.VisitTime{}
 	}
 	size := func(prefix, tokens int64) graph.Size { return g.OfKind(t.Size(prefix, tokens), kind) }
@@ -421,9 +421,9 @@ func levelOf(key string) int {
 	return 1 + slices.IndexFunc(dimensions, func(d dimension) bool { return d.key == key })
 }
 
-// of returns lower bounds on step time and memory over all completions of a partial candidate with
-// a number of pinned dimensions. If time does not matter, the time is 0, and only the costs that
-// the assignment of layers needs are computed.
+// of returns lower bounds on step time and memory over all completions of a partial candidate with the given
+// number of pinned dimensions. If time does not matter, the time is 0, and only the costs that the assignment
+// of layers needs are computed.
 func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	switch {
 	case level < levelOfSizes:
@@ -619,10 +619,10 @@ func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
 	return counts
 }
 
-// ways returns three latencies: of the first subsequence to the first virtual stage of a rank and
-// back, of the last subsequence from the rank's last virtual stage to the end and back, and of the
-// first subsequence through all virtual stages and back. With deferred weight gradients, a rank has
-// work during the way back.
+// ways returns three latencies. before is that of the first subsequence on its way to a rank's first virtual
+// stage and back, after that of the last subsequence from the rank's last virtual stage to the end and back,
+// and all that of the first subsequence through all virtual stages and back. With deferred weight gradients, a
+// rank has work during the way back.
 func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
@@ -735,8 +735,8 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	}
 }
 
-// given returns an upper bound on the time that sharing attention with a number of helpers saves in
-// a layer of the last subsequence, if part of the attention stays with the owner.
+// given returns an upper bound on the time that sharing attention with the given number of helpers saves in a
+// layer of the last subsequence, if part of the attention stays with the owner.
 func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
@@ -861,7 +861,7 @@ func balancedLayers(p *plan.Plan, of *profile) []int {
 	return even
 }
 
-// busyOf returns the time of each rank, including embedding and loss, if each stage has a number of layers.
+// busyOf returns the time of each rank, including embedding and loss, given the number of layers of each stage.
 func busyOf(p *plan.Plan, of *profile, layers []int) []ir.Seconds {
 	busy := make([]ir.Seconds, p.Parallel.PP)
 	busy[p.Home(0)] += of.embedding

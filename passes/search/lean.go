@@ -114,7 +114,7 @@ func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	return n + memory.Packed(p, n)
 }
 
-// weighs reports whether the pass offload compares placements with each other.
+// weighs reports whether the offload pass compares placements with each other.
 func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == plan.PolicyMemory || n.schedule.Recompute == plan.PolicyAuto
 }

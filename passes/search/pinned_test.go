@@ -124,7 +124,7 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 		}
 		for _, v := range values[k.Name] {
 			if slices.ContainsFunc(j.base, func(set string) bool { return strings.HasPrefix(set, k.Path()+"=") && !strings.HasSuffix(set, "=auto") }) {
-				continue // it has a value by default
+				continue // the request pins it
 			}
 			pins = append(pins, k.Path()+"="+v)
 		}

@@ -70,9 +70,8 @@ func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	})
 }
 
-// leanPolicies returns the last policy, which recomputes the most, and those with which a layer
-// needs less memory while its backward runs. All other policies keep more and need at least as
-// much.
+// leanPolicies returns the last policy, which recomputes the most, and the policies under which a layer needs
+// less memory than that while its backward runs. All other policies keep more and need at least as much.
 func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []string) {
 	most := policies[len(policies)-1]
 	if p := b.sized(*s); p != nil {

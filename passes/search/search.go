@@ -1,6 +1,5 @@
-// Package search implements the pass solve, which chooses the values that a spec leaves open. A
-// candidate is a schedule whose first dimensions are pinned. The search is best-first, by lower
-// bounds on time and memory.
+// Package search implements the solve pass, which chooses the values that a spec leaves open. A candidate is a
+// schedule whose first dimensions are pinned. The search is best-first, by lower bounds on time and memory.
 //
 // space.go defines the search space, bound.go and room.go compute the bounds, and search.go runs
 // the search. solve.go computes and checks the sizes that follow from a pinned schedule.
@@ -25,9 +24,9 @@ import (
 
 // The search is best-first, over candidates with more and more pinned dimensions. The candidate
 // with the lowest bound is refined next. The first complete candidate to reach the front of the
-// queue with its exact time is therefore the best, up to a gap. Candidates that cannot fit are
-// dropped. The exact time is the prediction after the remaining passes; codegen, if available,
-// decides exactly whether a plan fits. gap.go decides when the search ends.
+// queue with its exact time is therefore the best, to within a gap. Candidates that cannot fit are dropped. The
+// exact time is the prediction after the remaining passes; codegen, if available, decides exactly whether a
+// plan fits. gap.go decides when the search ends.
 
 // searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks,
 // splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less
@@ -50,7 +49,7 @@ type node struct {
 	tight    bool       // the plan without offload does not fit
 	least    ir.Bytes   // of device memory, if tight: a lower bound
 	bare     *plan.Plan // the same sizes without offload or recomputation; a lower bound for the rest
-	weighed  bool       // the pass offload decides the open placement dimensions
+	weighed  bool       // the offload pass decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
 }
 
@@ -183,8 +182,8 @@ func (s *search) refine(winner *node) *node {
 	return winner
 }
 
-// weigh lets the pass offload decide the placements of the candidate with the smallest shortfall,
-// if it then fits.
+// weigh lets the offload pass decide the placements of the candidate with the smallest shortfall, if it then
+// fits.
 func (s *search) weigh(n *node) *node {
 	if n == nil || n.weighed {
 		return n
@@ -196,7 +195,7 @@ func (s *search) weigh(n *node) *node {
 	return w
 }
 
-// weighing returns the candidate in which the pass offload decides the open placements.
+// weighing returns the candidate in which the offload pass decides the open placements.
 func (s *search) weighing(n *node) *node {
 	w := &node{schedule: n.schedule, level: n.level, number: n.number, weighed: true}
 	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
@@ -327,7 +326,7 @@ func (s *search) advance(n *node) {
 			s.push(next)
 		}
 	}
-	if d.weighs && !s.timeless { // the pass offload decides the open dimensions from this one on
+	if d.weighs && !s.timeless { // the offload pass decides this and all later open dimensions
 		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, tight: n.tight, weighed: true})
 	}
 }
@@ -473,7 +472,7 @@ func (s *search) note(n *node, shortfall *plan.Shortfall) {
 		}
 		value := d.text(&n.schedule)
 		if value == "" {
-			continue // decided by the pass offload
+			continue // decided by the offload pass
 		}
 		v := values[value]
 		if v == nil {
@@ -536,7 +535,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		found := s.rejections(d, value)
-		if value == "" { // the pass offload explains its own decisions
+		if value == "" { // the offload pass explains its own decisions
 			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 })
 			p.Rejected = append(p.Rejected, found...)
 			continue

@@ -61,7 +61,7 @@ train {
 		pick("0", "0", "[8, 100, 0]", "[40, 1]"), pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
 }
 
-// settings returns overrides that make the space or the machine smaller.
+// smallSettings returns overrides that make the space or the machine smaller.
 func smallSettings(r *rand.Rand) []string {
 	set := []string{fmt.Sprintf("cluster.device_memory=%dKiB", []int{1 << 20, 64 << 10, 4 << 10, 2 << 10, 1 << 10, 512, 100}[r.IntN(7)])}
 	if r.IntN(2) == 0 {
@@ -122,8 +122,8 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 }
 
 // TestSearchAgreesWithBruteForce checks that the winner of a small space is as fast as the best of all
-// candidates that fit, up to the slack of the search, and that every bound on the path to a candidate
-// holds for it.
+// candidates that fit, to within the slack of the search, and that every bound on the path to a candidate holds
+// for it.
 func TestSearchAgreesWithBruteForce(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 6, 400
 	if os.Getenv("SPPO_LONG") != "" {
@@ -136,8 +136,8 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 	}
 }
 
-// TestSearchOfStreams does the same if K and V are streamed, and in layer order, which is rare among
-// all possible values.
+// TestSearchOfStreams makes the same check for streamed K and V, and for layer order, both of which random
+// requests rarely have.
 func TestSearchOfStreams(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 4, 100
 	if os.Getenv("SPPO_LONG") != "" {
@@ -181,7 +181,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
 		}
 		for _, n := range chain {
-			if leaf.tight && !n.tight { // what it represents is on the usual grid
+			if leaf.tight && !n.tight { // the plans that it represents are on the usual grid
 				continue
 			}
 			bound, held := brute.of(n.schedule, n.level)
@@ -273,7 +273,7 @@ func allOpen() []string {
 	return set
 }
 
-// unwritten returns the keys as they are if the user writes nothing.
+// unwritten sets every searched key to the default that it has if the user does not write it.
 func unwritten() []string {
 	var set []string
 	for i := range dimensions {
@@ -314,7 +314,7 @@ func TestSearchReports(t *testing.T) {
 	}
 }
 
-// benchmarkSolve searches everything for a model and a number of GPUs.
+// benchmarkSolve searches all dimensions for a model and a cluster of the given size.
 func benchmarkSolve(b *testing.B, file string, nodes int, set ...string) {
 	request := plan.New(plantest.Load(b, file, slices.Concat(unwritten(), []string{fmt.Sprintf("cluster.nodes=%d", nodes)}, set)...))
 	for b.Loop() {

@@ -42,8 +42,8 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return size(c, p, s.bounds)
 }
 
-// size computes the sizes that follow from a request whose dimensions are pinned. If no candidate
-// is valid, some dimensions are open; it then takes the smallest values, which are refused.
+// size computes the sizes that follow from a request whose dimensions are pinned. If no candidate is valid,
+// some dimensions are still open. size then takes the smallest values, which later checks refuse.
 func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(c.Cache, p)
@@ -54,7 +54,7 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	if err := c.Diagnose(strategy.BatchProblems(p)); err != nil {
 		return err
 	}
-	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the pass offload compares with copies
+	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the offload pass compares with copies
 	if p.Recompute != graph.RecomputeNone && p.Recompute != plan.PolicyAuto {
 		p.Decide("solve", "recompute", p.Recompute, "given: these units are recomputed instead of being saved between forward and backward")
 	}
@@ -378,7 +378,7 @@ func solveSPMode(p *plan.Plan) {
 	}
 }
 
-// splitDocs has the reasons for all modes except the default.
+// splitDocs holds the reasons for all modes except the default.
 var splitDocs = map[string]string{
 	graph.ModeUlysses: "every rank holds the whole weights of a layer, and rows are exchanged for heads around attention",
 	graph.ModeRing:    "every rank holds the whole weights of a layer and two chunks of each subsequence in zigzag order; keys and values are passed around for attention",
@@ -503,7 +503,7 @@ func solveZero(p *plan.Plan) {
 	}
 }
 
-// zeroDocs has the reasons for the ZeRO stages.
+// zeroDocs holds the reasons for the ZeRO stages.
 var zeroDocs = [...]string{
 	"every rank keeps the optimizer state of all its weights",
 	"ranks that hold the same matrix divide its optimizer state, without additional traffic",

@@ -22,10 +22,10 @@ type dimension struct {
 	values func(*space, *lang.Schedule) []value // the values worth trying, given the pinned earlier dimensions; ties go to the first
 	detail bool                                 // candidates that differ only in such dimensions are the same alternative
 	plain  string                               // the default value, which needs no reason if it is the only possible one
-	tight  string                               // the reason for other values than the default, which are tried only if memory is short
+	tight  string                               // the reason for values other than the default, which are tried only if memory is short
 	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
 	wide   bool                                 // the search begins with the plain value and then tries the others: see stages.go
-	weighs bool                                 // "auto" is also a policy: the pass offload compares units once the sizes are known
+	weighs bool                                 // "auto" is also a policy: the offload pass compares units once the sizes are known
 }
 
 // value is a possible value of a dimension.
@@ -202,7 +202,7 @@ func (sp *space) orders(s *lang.Schedule) []string {
 	return []string{plan.OrderSequence, plan.OrderLayer}
 }
 
-// sp must divide the number of heads.
+// sp returns the values of sp, which must divide the number of heads.
 func (sp *space) sp(s *lang.Schedule) []int {
 	most := sp.cluster.GPUs() / max(1, s.DP) / max(1, s.PP)
 	return suiting(divisors(sp.model.Heads), func(n int) bool {
@@ -280,7 +280,7 @@ func (sp *space) stages(s *lang.Schedule) []int {
 
 // strategies returns the values of strategy. On a single stage, all are equivalent to the first.
 // With one microbatch, there is nothing to interleave, so only strategies that defer weight
-// gradients remain, and terapipe, which has different rounds of virtual stages.
+// gradients remain, and terapipe, which orders the rounds of virtual stages differently.
 func (sp *space) strategies(s *lang.Schedule) []string {
 	names := []string{strategy.All[0].Name}
 	for i := range strategy.All {
@@ -411,7 +411,8 @@ func (sp *space) recomputes(s *lang.Schedule) []string {
 	return names
 }
 
-// offloads returns the values of offload. For the least memory, the pass offload decides which units fit on the host.
+// offloads returns the values of offload. For the least memory, the offload pass decides which units fit on the
+// host.
 func (sp *space) offloads(*lang.Schedule) []string {
 	if sp.fitting {
 		return []string{plan.PolicyAuto}

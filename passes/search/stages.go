@@ -26,9 +26,9 @@ const (
 	widerShare = 0.25 // for the other values of wide dimensions, if something fits
 )
 
-// visitsWeighed is the largest number of forwards of layers in a step for which the pass offload
-// decides the placements of the candidate that needs the least memory. For larger candidates, this
-// would take longer than the rest of the search.
+// visitsWeighed is the largest number of forwards of layers in a step for which the offload pass decides the
+// placements of the candidate that needs the least memory. For larger candidates, this would take longer than
+// the rest of the search.
 const visitsWeighed = 60_000
 
 // roots returns the request with default values for its open wide dimensions, and one schedule for
@@ -191,9 +191,9 @@ func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node
 	return s.settle(stopAt), wider
 }
 
-// startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with
-// open placements decided by the pass offload. It does the same with the candidate of a root that
-// needs the least memory when its copies are timed. It reports whether there is such a plan.
+// startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with open
+// placements decided by the offload pass. It does the same with the candidate of a root that needs the least
+// memory when its copies are timed. It reports whether there is such a plan.
 func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
 	s.evaluate(s.weighing(n))

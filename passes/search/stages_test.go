@@ -31,9 +31,9 @@ func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
-// TestWideDimensions gives a job less and less memory. It must have a plan at least as long as with the plain
-// values of wide dimensions, and never a slower one. For some sizes it fits only with other values. The long form
-// uses twice as many sizes.
+// TestWideDimensions gives a job less and less memory. Whenever the plain values of wide dimensions have a
+// plan, the search must find one that is no slower. For some sizes it fits only with other values. The long
+// form uses twice as many sizes.
 func TestWideDimensions(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int

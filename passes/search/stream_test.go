@@ -14,7 +14,7 @@ func TestStreamBlocks(t *testing.T) {
 		t.Errorf("blocks of %d tokens, want %d up to the grid", p.Stream.Block, want)
 	}
 	p.Train.Sequence, p.Subsequences.N, p.Subsequences.Align, p.Model.Layers, p.Parallel.Microbatches = 1<<20, 160, 128, 32, 1
-	if solveStream(p); p.Stream.Block != 105*128 { // 1M * 160 * 32 / 400K, up to the grid
+	if solveStream(p); p.Stream.Block != 105*128 { // 1M * 160 * 32 / 400K, rounded up to the grid
 		t.Errorf("blocks of %d tokens, want %d", p.Stream.Block, 105*128)
 	}
 }

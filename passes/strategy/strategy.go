@@ -106,7 +106,7 @@ var All = []Strategy{
 	},
 }
 
-// Find returns the strategy of that name, or nil.
+// Find returns the strategy with that name, or nil.
 func Find(name string) *Strategy {
 	for i := range All {
 		if All[i].Name == name {
@@ -196,12 +196,12 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// overlapped returns the paper's order with an early start of the next microbatch. Between its last
-// forward and its first backward of a microbatch, a rank would wait until the subsequence has been to
-// the end of the pipeline and back. During that time it runs forwards of the next microbatch, which
-// later ranks need in order to continue without a gap. With f and b the times of a forward and a
-// backward task, M microbatches of N subsequences, and at most N early forwards, the makespan is (M N
-// + PP - 1) (f + b). With virtual stages, one round can start early.
+// overlapped returns the paper's order with an early start of the next microbatch. Between the last forward and
+// the first backward of a microbatch, a rank would otherwise wait until the subsequence has been to the end of
+// the pipeline and back. During that time it runs forwards of the next microbatch, which later ranks need in
+// order to continue without a gap. With f and b the times of a forward and a backward task, M microbatches of N
+// subsequences, and at most N early forwards, the makespan is (M N + PP - 1) (f + b). With virtual stages, one
+// round can start early.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
 	var early int // forwards of the microbatch that have already run
@@ -363,7 +363,7 @@ func newFolded(p *plan.Plan, rank int) *folded {
 	return &folded{stages: p.StagesOf(rank), done: [2]map[plan.TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
 }
 
-// do appends the next task of a kind. Tasks of missing microbatches are omitted.
+// do appends the next task of the given kind. Tasks of missing microbatches are omitted.
 func (f *folded) do(kind plan.TaskKind, side int) {
 	m := f.done[side][kind]
 	f.done[side][kind]++

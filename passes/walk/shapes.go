@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Shapes has the sizes of a plan's subsequences on one rank, independent of the placement of saved tensors.
+// Shapes holds the sizes of a plan's subsequences on one rank, independent of the placement of saved tensors.
 type Shapes struct {
 	Model *graph.Model
 	Sizes []graph.Size

@@ -1,6 +1,6 @@
 // Package walk prepares a plan for repeated passes over its tasks while copies are being decided. A
 // Walk contains the numbered tasks of all ranks, an order in which they can run, and the list of
-// actions of each rank. Shapes has the sizes of subsequences and of the tensors that layers save.
+// actions of each rank. Shapes holds the sizes of subsequences and of the tensors that layers save.
 package walk
 
 import (
@@ -98,7 +98,7 @@ func (c *Walk) placeOf(t plan.Task) int {
 // NumberOf returns the number of a task, or -1 if there is no such task.
 func (c *Walk) NumberOf(t plan.Task) int32 { return c.places[c.placeOf(t)] - 1 }
 
-// Task returns the task with a number.
+// Task returns the task with the given number.
 func (c *Walk) Task(n int32) plan.Task {
 	rank := int(c.Nodes[n].Rank)
 	return c.Tasks[rank][int(n)-c.Firsts[rank]]
@@ -120,7 +120,7 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 // Pipeline returns the input of the schedules of all ranks.
 func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
 
-// PipelineOf returns the same input for other tasks, with a number of shared slots.
+// PipelineOf returns the same input for the given tasks and number of shared slots.
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()

@@ -26,7 +26,7 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// List joins items with blanks.
+// List joins items with spaces.
 func List[T any](items []T) string {
 	return strings.Trim(fmt.Sprint(items), "[]")
 }
