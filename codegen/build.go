@@ -1,5 +1,6 @@
 // Package codegen turns a plan into a program: lower.go expands tasks to instructions, place.go assigns addresses to
-// buffers, sync.go inserts the events, and build.go combines the codes of all stages with the constants of all ranks.
+// buffers, sync.go inserts the events, and build.go combines the code of each stage with the constants of each
+// rank.
 //
 // The package does not depend on devices. The plan makes all decisions.
 package codegen
@@ -120,8 +121,9 @@ func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak)
 	}
 }
 
-// place gives buffers their offsets: persistent buffers are at the bottom of their arena, those of each section above. Sections
-// run one after another, so they share the bytes above. place returns the lives of the buffers.
+// place gives buffers their offsets: persistent buffers at the bottom of their arena, and the buffers of each
+// section above them. Sections run one after another, so they share the bytes above the persistent buffers.
+// place returns the lifetimes of the buffers.
 func (s *stage) place() (lives []ir.Life) {
 	base := s.placePersistent()
 	extents := base
@@ -155,7 +157,7 @@ func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	return most
 }
 
-// lives returns the lives by which the buffers were placed.
+// lives returns the lifetimes by which the buffers were placed.
 func (s *stage) lives() []ir.Life {
 	lives := make([]ir.Life, len(s.buffers))
 	for section, p := range s.parts {
@@ -203,8 +205,8 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	return extent
 }
 
-// livesOf returns a section's buffers in an arena, and their lives. If a buffer takes over the
-// bytes of another, their lives are joined.
+// livesOf returns a section's buffers in an arena, and their lifetimes. If a buffer takes over the bytes of
+// another, their lifetimes are joined.
 func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
 		if b := &s.buffers[i]; b.over > 0 {
@@ -226,7 +228,7 @@ func (s *stage) synchronise() {
 	}
 }
 
-// program combines the codes with each rank's constants.
+// program combines the code of each stage with the constants of each rank.
 func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{

@@ -15,13 +15,13 @@ type buffer struct {
 	name       string
 	arena      ir.Arena
 	size       ir.Bytes
-	persistent bool     // lives through every section
+	persistent bool     // live in every section
 	offset     ir.Bytes // given by place
 	start, end position // first and last instruction of its section that uses its bytes
 	over       uint32   // 1 plus the index of the buffer of the same size that it replaces; 0: none
 }
 
-// emitter collects the instructions of a section and the lives of the buffers that they use.
+// emitter collects the instructions of a section and the lifetimes of the buffers that they use.
 type emitter struct {
 	section ir.Section
 	instrs  []ir.Instr
@@ -67,17 +67,17 @@ func (e *emitter) persistIn(arena ir.Arena, name string, size ir.Bytes) uint32 {
 	return b
 }
 
-// reserve extends the life of a buffer back to an earlier position, so that a message or copy issued now can
-// run while the instructions since then are still running.
+// reserve extends the lifetime of a buffer back to an earlier position, so that a message or copy issued now
+// can run while the instructions since then are still running.
 func (e *emitter) reserve(b uint32, from position) {
 	(*e.buffers)[b].start = min((*e.buffers)[b].start, from)
 }
 
-// hold extends the life of a buffer to the current position. An instruction that reuses its bytes comes later, and waits
-// for any copy of the buffer that is still running.
+// hold extends the lifetime of a buffer to the current position. An instruction that reuses its bytes comes
+// later, and waits for any copy of the buffer that is still running.
 func (e *emitter) hold(b uint32) { (*e.buffers)[b].end = max((*e.buffers)[b].end, e.now()-1) }
 
-// emit appends an instruction and extends the lives of its buffers.
+// emit appends an instruction and extends the lifetimes of its buffers.
 func (e *emitter) emit(in ir.Instr) {
 	at := e.now()
 	for _, a := range in.Args {

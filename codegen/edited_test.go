@@ -11,8 +11,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A plan can be edited as JSON. If any number is replaced by any other, the plan must be refused, or build a program that
-// the verifier accepts except for its capacity.
+// A plan can be edited as JSON. If any number is replaced with any other, the plan must either be refused or
+// build a program that the verifier accepts, except perhaps for its memory use.
 func TestEditedPlans(t *testing.T) {
 	var b bytes.Buffer
 	if err := planOf(t, "testdata/two-stages.sppo").WriteJSON(&b); err != nil {

@@ -77,7 +77,8 @@ type savedUnit struct {
 	returned     bool // its reload has been issued
 }
 
-// lower generates the code of stage i: sections, and buffers with their lives, without addresses and events.
+// lower generates the code of stage i: sections, and buffers with their lifetimes, but no addresses and no
+// events.
 func (l *layout) lower(i int) *stage {
 	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[plan.Task][]*env{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
@@ -89,7 +90,7 @@ func (l *layout) lower(i int) *stage {
 	return s
 }
 
-// first and last report whether the stage has the embedding and the head.
+// first reports whether the stage has the embedding, and last whether it has the head.
 func (s *stage) first() bool { return s.index0 == s.plan.Home(0) }
 func (s *stage) last() bool  { return s.index0 == s.plan.Home(len(s.stages)-1) }
 
@@ -399,8 +400,8 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	return e.at[b.Output].buffer
 }
 
-// receive issues the message with a task's input. Its buffer is reserved from the start of the previous task
-// on, so that the message may arrive while that task runs.
+// receive issues the message with a task's input. Its buffer is reserved from the start of the previous task,
+// so that the message may arrive while that task runs.
 func (s *stage) receive(t plan.Task) {
 	from, source, _ := s.order.Source(t)
 	stream, peer := ir.RecvPrev, constPrev
@@ -552,7 +553,8 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 	e.run(b.Forward)
 }
 
-// weigh sets the factor of a token's loss: 1 / the tokens of that many sequences, or a parameter of the step.
+// weigh sets the factor of a token's loss: 1 divided by the number of tokens in the given number of sequences,
+// or a parameter of the step.
 func (e *env) weigh(sequences float64, weight uint32) {
 	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
 	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {

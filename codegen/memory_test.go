@@ -11,9 +11,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestFootprint compares the bound by which passes choose with the placed bytes. The bound must never be
-// lower, and at most 4% higher, or 10% if virtual stages or halves of backwards are interleaved, which
-// leaves gaps of all sizes.
+// TestFootprint compares the bound by which passes choose with the placed bytes. The bound must never be lower,
+// and must be at most 4% higher, or 10% if virtual stages or halves of backwards are interleaved, which leaves
+// gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file  string
@@ -63,7 +63,7 @@ func TestFootprint(t *testing.T) {
 }
 
 // TestFootprintIsExact checks that the bound, without its allowance for gaps, is the maximum number of live
-// bytes, up to the alignment of the results of a step. It covers plans in which gradients, weights and
+// bytes, apart from the alignment of the results of a step. It covers plans in which gradients, weights and
 // optimizer state are divided or are a large part of a rank's memory.
 func TestFootprintIsExact(t *testing.T) {
 	const aligning = 4 * ir.Alignment
@@ -135,7 +135,7 @@ func TestSharedFits(t *testing.T) {
 		if err := Measure(plan); err != nil {
 			t.Fatal(err)
 		}
-		if plan.Memory.Fits && mux != "right" { // which borrows less than the turnaround needs in any case
+		if plan.Memory.Fits && mux != "right" { // with right, ranks borrow less than the turnaround needs anyway
 			t.Errorf("%v: it fits as chosen without, too: %v", set, plan.Memory.DevicePeakBytes)
 		}
 	}
@@ -170,7 +170,7 @@ func checkFootprint(t *testing.T, name string, plan *plan.Plan) {
 			if plan.Parallel.VirtualStages > 1 && plan.Schedule.Strategy != "sppo" || len(plan.Splits(s)) > 0 {
 				most = 1.1
 			}
-			if plan.Mux.Left { // as many times as the slack in package passes allows
+			if plan.Mux.Left { // the factor that memory.Slack allows
 				most = 2.5
 			}
 			if arena.bound < arena.exact || ratio > most && arena.exact > 0 {

@@ -435,7 +435,8 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 
 // returnGradients sends the gradients of borrowed weights to the rank that has the weights. The last helper sends its
 // gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one round later than the next
-// helper, so no rank waits for the whole chain. The stage whose number is that of the slot has no more shared tasks.
+// helper, so no rank waits for the whole chain. The stage with the same number as the slot has no shared tasks
+// left.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()

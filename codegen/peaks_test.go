@@ -31,8 +31,8 @@ func peakVariants(t *testing.T) [][]string {
 	return out
 }
 
-// The parts of an arena add up to its peak, both with the lives used in placement and with those derived from the
-// instructions. The states in a checkpoint are counted in the part of their role.
+// The parts of an arena add up to its peak, both with the lifetimes used in placement and with those derived
+// from the instructions. The states in a checkpoint are counted in the part of their role.
 func TestPartsAddUp(t *testing.T) {
 	checked := 0
 	for _, v := range peakVariants(t) {

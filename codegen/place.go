@@ -13,7 +13,7 @@ import (
 // result. skyline makes every order fast: it finds the lowest gap over a span of time without
 // visiting the lives in that span. If gaps remain, ejector moves lives above the target down.
 
-// placeAlign divides every offset.
+// Every offset is a multiple of placeAlign.
 const placeAlign = ir.Alignment
 
 // life is the span of issue positions [start, end] during which a buffer must own its bytes.
@@ -200,8 +200,8 @@ func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 	return offsets
 }
 
-// orders lists comparison functions; lives that compare less are placed first. Crowd is the maximum number of
-// bytes live at once during each life.
+// orders lists comparison functions; lives that compare less are placed first. crowd is the maximum number of
+// bytes that are live at once during each life.
 //
 // When memory is fullest, there is no room for gaps, so the lives at that moment are placed first,
 // then those at the next fullest moment. This places lives outward in time from each peak and

@@ -44,9 +44,9 @@ func (r *ranges) add(b byteRange) {
 }
 
 // skyline records which bytes are in use at which instants. It is a segment tree over the instants: each node
-// covers a span, and its children cover the halves. Any span is the union of few nodes, and the bytes of a node
-// are few ranges if lives are packed tightly. A query is therefore cheap for any number of lives that overlap
-// the span.
+// covers a span, and its children cover the halves. Any span is the union of a few nodes, and the bytes of a
+// node are a few ranges if lives are packed tightly. A query is therefore cheap for any number of lives that
+// overlap the span.
 type skyline struct {
 	leaves int
 	whole  []ranges // by node: taken by lives that cover the node's span

@@ -49,8 +49,8 @@ func TestPlaceLivesRandom(t *testing.T) {
 	}
 }
 
-// TestPlaceLivesDrawn checks the quality of placements. It always uses the same seed, because between draws the
-// extent varies by a few percent.
+// TestPlaceLivesDrawn checks the quality of placements. It always uses the same seed, because the extent varies
+// by a few percent from draw to draw.
 func TestPlaceLivesDrawn(t *testing.T) {
 	for kind, most := range []float64{1.01, 1.04, 1.03} {
 		t.Run(lifeKinds[kind], func(t *testing.T) {
@@ -215,7 +215,7 @@ type stageTask struct {
 	backward              bool
 }
 
-// tasks alternates forward and backward after the first ahead forward tasks.
+// tasks alternates forward and backward tasks after the first p.ahead forward tasks.
 func (p *pipeline) tasks() []stageTask {
 	var forward, backward, out []stageTask
 	for s := range p.sequences {
@@ -239,7 +239,8 @@ func (p *pipeline) tasks() []stageTask {
 	return append(out, backward[len(forward)-ahead:]...)
 }
 
-// lengths returns lengths of equal work for causal attention and matmuls, which decrease slowly.
+// lengths returns the lengths of subsequences with equal work in causal attention and matmuls; they decrease
+// slowly.
 func (p *pipeline) lengths() []float64 {
 	g := 12 * p.hidden
 	total := p.tokens*g + p.tokens*(p.tokens+1)

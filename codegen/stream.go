@@ -13,7 +13,7 @@ import (
 // and attention processes the earlier rows block by block, in the order in which the plan's queue
 // loads them from the host.
 
-// streams has the transfers of a section that are in progress.
+// streams holds the transfers of a section that are in progress.
 type streams struct {
 	queue    *walk.LoadQueue
 	arrivals []arrival   // issued and not yet used
@@ -239,7 +239,7 @@ func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Atten
 // part returns the instruction of a node for the keys of some tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
 	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
-		return ir.Bool(a.Name == "accumulate" && e.begun) // to dK and dV of later subsequences
+		return ir.Bool(a.Name == "accumulate" && e.begun) // adds to the dK and dV of later subsequences
 	})
 	in.Stream = ir.Compute
 	return in

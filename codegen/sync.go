@@ -26,8 +26,8 @@ func synchronise(instrs []ir.Instr, buffers []ir.Buffer, pass uint8) ([]ir.Instr
 // ticks.
 type tick int32
 
-// A clock has the last instruction of each stream that is known to be done. Earlier instructions on that stream are
-// also done.
+// A clock holds the last instruction of each stream that is known to be done. Earlier instructions on that
+// stream are also done.
 type clock [ir.NumStreams]tick
 
 func (c *clock) join(other *clock) {

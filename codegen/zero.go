@@ -193,7 +193,7 @@ func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part
 	}
 }
 
-// scratch allocates a temporary buffer for a number of rows of a parameter.
+// scratch allocates a temporary buffer for the given number of rows of a parameter.
 func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
 	name := p.name + ending
 	if p.zero >= plan.ZeroGradients {

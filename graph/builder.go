@@ -44,7 +44,7 @@ func (b *builder) activation(name string, rows Rows, cols int64) int {
 	return b.value(Value{Name: name, Rows: rows, Cols: cols, DType: b.act})
 }
 
-// given returns a value of the step, which is added once.
+// given returns a value of kind Given, adding it to the block unless it is already there.
 func (b *builder) given(v Value) int {
 	if i := b.Given(v.Name); i != Missing {
 		return i

@@ -29,7 +29,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Cast:          castGradient,
 	ir.Axpby:         scaleGradient,
 	ir.Dropout:       dropoutGradient,
-	ir.Rotate:        func(*builder, Node) {}, // the rule for attention sends keys and their gradients round together
+	ir.Rotate:        func(*builder, Node) {}, // the rule for attention passes keys and their gradients around together
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
@@ -385,7 +385,8 @@ func (b *builder) inActivationType(g Arg) Arg {
 // scaleGradient is the rule for y = alpha * x.
 func scaleGradient(b *builder, n Node) { b.linear(n, ir.Axpby, n.Attrs, b.grad(n.Args[0])) }
 
-// dropoutGradient drops the elements of the gradient whose counterparts in x the forward pass drops.
+// dropoutGradient drops the elements of the gradient that correspond to the elements of x dropped in the
+// forward pass.
 func dropoutGradient(b *builder, n Node) {
 	b.linear(n, ir.Dropout, n.Attrs, b.grad(n.Args[0]), n.Args[2])
 }

@@ -87,10 +87,10 @@ const (
 	FromLocalPrefix            // tokens among them that each rank of a ring holds
 	FromWindow                 // the attention window of the layer
 	FromFirst                  // index of the microbatch's first sequence
-	FromConst                  // the rank's constant of that name
+	FromConst                  // the rank's constant with that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
-	FromTensor                 // the tensor of the layer's parameter of that name
+	FromTensor                 // the tensor of the layer's parameter with that name
 	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
 )
 

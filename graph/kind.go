@@ -29,16 +29,16 @@ func (g *Model) KindOf(layer int) int {
 	return slices.Index(g.kinds, g.kindOf(layer))
 }
 
-// LayerOf returns the dataflow of the layers of a kind, without recomputation.
+// LayerOf returns the dataflow of the layers of the given kind, without recomputation.
 func (g *Model) LayerOf(kind int) *Block { return g.kinds[kind].role.block }
 
-// Saves returns the units that layers of a kind may keep for their backward pass.
+// Saves returns the units that layers of the given kind may keep for their backward pass.
 func (g *Model) Saves(kind int) Units { return g.kinds[kind].role.saved }
 
 // Remakes returns the units of Saves that layers of this kind may recompute instead of saving.
 func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.recomputed }
 
-// LayersOf returns the number of layers of a kind.
+// LayersOf returns the number of layers of the given kind.
 func (g *Model) LayersOf(kind int) (n int) {
 	for layer := range g.Layers {
 		if g.KindOf(layer) == kind {
@@ -68,7 +68,7 @@ func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	return sum / ir.Seconds(g.Layers)
 }
 
-// OfKind returns the size for layers of a kind.
+// OfKind returns the size for layers of the given kind.
 func (g *Model) OfKind(s Size, kind int) Size {
 	s.Window = g.kinds[kind].window
 	return s

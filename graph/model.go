@@ -334,7 +334,8 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
-// layer returns a layer of a role that saves the results of some forward nodes, or of all.
+// layer returns a layer of a role that saves the results of the forward nodes in keep, or of all if keep is
+// nil.
 func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
 	b.role, b.keep = r, keep
@@ -640,7 +641,7 @@ func (g *Model) head(r *role) *Block {
 	return &b.Block
 }
 
-// losses has the values that the two halves of the head's loop share.
+// losses holds the values that the two halves of the head's loop share.
 type losses struct {
 	logits, stats int
 	labels        Arg // labels of the chunk, if some are excluded from the loss

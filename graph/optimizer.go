@@ -79,10 +79,9 @@ const (
 // rank has. The caller sets its value.
 const ConstSlice = "slice"
 
-// Update returns the dataflow with which an optimizer updates a parameter at the end of a step, on
-// a rank that holds the state of one of several equal slices of its local rows. The nodes of its
-// block are in Forward, and the inputs are of kind Weight. An all_gather collects the slices of all
-// ranks.
+// Update returns the dataflow that updates a parameter at the end of a step, on a rank that holds the optimizer
+// state of one of several equal slices of its local rows. The nodes of its block are in Forward, and the inputs
+// are of kind Weight. An all_gather collects the slices of all ranks.
 func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()

@@ -80,9 +80,8 @@ type remakeKey struct {
 	recomputed Units
 }
 
-// LayerWithout returns a layer of a kind whose backward pass recomputes some of its units. Its
-// forward is the same as in every layer. Its units are the remaining ones, with their original
-// numbers.
+// LayerWithout returns a layer of the given kind whose backward pass recomputes some of its units. Its forward
+// is the same as in every layer. Its units are the remaining ones, with their original numbers.
 func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, recomputed)
 }

@@ -80,7 +80,7 @@ func (l *List) Last(place int) (last Action) {
 // Pipeline is the input from which schedules are written.
 type Pipeline struct {
 	Layers []int // [virtual stage]
-	Shared int   // number of slots, from the first on, that the ranks of all stages share in both passes
+	Shared int   // how many of the first slots the ranks of all stages share, in both passes
 	Staged bool  // results that are read much later are kept on the host, as K and V may be
 	undone []int // [virtual stage]: layers that its backwards visit, the last ones of the stage
 	tasks  [][]Task

@@ -95,9 +95,9 @@ type layer struct {
 	k       int32
 }
 
-// TestCopies checks any order of tasks, with any lag and ahead. Each layer of a backward must be reloaded
-// exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes exactly
-// until a release that comes before the reload.
+// TestCopies checks random orders of tasks, with any lag and ahead. Each layer of a backward must be reloaded
+// exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes exactly until
+// a release that comes before the reload.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List
@@ -147,7 +147,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestLag checks that the copies of a forward have the time of as many tasks as they may lag.
+// TestLag checks that the copies of a forward may run for as many tasks as the lag allows.
 func TestLag(t *testing.T) {
 	const n, layers = 6, 2
 	var tasks []Task
@@ -177,7 +177,7 @@ func TestSlots(t *testing.T) {
 		for i := range layers {
 			layers[i] = 1 + r.IntN(3)
 		}
-		own := func(kind Kind) { // the task at the turn
+		own := func(kind Kind) { // the task at the turnaround
 			for rank := range tasks {
 				tasks[rank] = append(tasks[rank], Task{Kind: kind, Subsequence: pp - 1, Stage: rank})
 			}

@@ -63,7 +63,7 @@ func (t Task) String() string {
 	return fmt.Sprintf("%s%d.%d%s@%d", t.Kind, t.Microbatch, t.Subsequence, piece, t.Stage)
 }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads the form that MarshalText writes.
 func (t *Task) UnmarshalText(text []byte) error {
 	word := string(text)
 	for _, kind := range Kinds {
