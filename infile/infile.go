@@ -1,6 +1,6 @@
-// Package infile opens files that a user names as input. Anything but a regular file, such as a device or a pipe, is
-// an error at once: opening never waits for a writer. Reads are limited to a given number of bytes, so a file without
-// end is an error too.
+// Package infile opens files that a user names as input. Anything but a regular file, such as a device or a
+// pipe, is an error immediately: opening never waits for a writer. Reads are limited to a given number of
+// bytes, so a file without end is an error too.
 package infile
 
 import (

@@ -94,7 +94,7 @@ func TestFileOfUnknownSize(t *testing.T) {
 	}
 }
 
-// endless never ends.
+// endless is a reader that never ends.
 type endless struct{ given int64 }
 
 func (e *endless) Read(b []byte) (int, error) { e.given += int64(len(b)); return len(b), nil }

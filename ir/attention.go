@@ -104,7 +104,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
-	if in.zigzag() { // half of the pairs is visible in both cases
+	if in.zigzag() { // half of the pairs are visible in both cases
 		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
 	}
 	w := memoryWork(in)
@@ -198,7 +198,7 @@ func (in *Instr) checkMember(value func(string) int64) error {
 	return checkPlace(value("member"), value("chunks"))
 }
 
-// checkPlace checks that a ring with that many chunks has the member.
+// checkPlace checks that a ring with the given number of chunks has the member.
 func checkPlace(member, chunks int64) error {
 	if chunks != 0 && (member < 0 || member >= chunks/2) {
 		return fmt.Errorf("member %d of a ring of %d", member, chunks/2)

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// layered returns a program of 8 codes for 128 ranks; n is its subsequences.
+// layered returns a program with 8 codes for 128 ranks and n subsequences.
 func layered(n int) *ir.Program {
 	return irtest.Layered(irtest.Size{Stages: 8, Layers: 10, Subsequences: n, RanksPerStage: 16, Rows: 64})
 }
@@ -33,7 +33,7 @@ func TestLayeredProgramVerifies(t *testing.T) {
 	}
 }
 
-// The time per instruction must not grow with the program.
+// The time per instruction must not grow with the size of the program.
 func BenchmarkProgram(b *testing.B) {
 	for _, n := range []int{16, 64, 160} {
 		p := layered(n)

@@ -11,7 +11,8 @@ type Collective struct {
 	// Transfer returns the bytes that member `to` of a group of n gets from the x of member `from`.
 	// Consecutive members' transfers to the same place in y are added, in f32 and in group order.
 	Transfer func(in *Instr, to, from, n int64) Transfer
-	// Everywhere means that, at the end, the result of each member is copied to the same place on all others.
+	// Everywhere means that, at the end, the result of each member is copied to the same place on all other
+	// members.
 	Everywhere bool
 	// Members returns the group size that the shapes of the operands imply, or 0 if they fit any group.
 	Members func(in *Instr) int64

@@ -216,7 +216,7 @@ func (d *decoder) string() string {
 	return s
 }
 
-// int32 reads a signed number that must fit.
+// int32 reads a signed number that must fit in an int32.
 func (d *decoder) int32() int32 {
 	v := d.int()
 	if v != int64(int32(v)) {
@@ -255,7 +255,7 @@ func (d *decoder) code(c *Code) {
 	}
 }
 
-// uint31 reads a number that must fit an int32.
+// uint31 reads an unsigned number that must fit in an int32.
 func (d *decoder) uint31() int32 {
 	v := d.uint()
 	if v > 1<<31-1 {

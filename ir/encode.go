@@ -21,9 +21,9 @@ import (
 //
 // H, header: JSON of the plain data (name, run, model, machine, tensors, lines, passes, names of constants and groups).
 //
-// C, code: name; arenas; buffers (name as the length shared with the one before and the rest, arena, offset as a
-// delta from the end of the one before, size); states; results; then for each section: events, instructions, operands
-// in total, attributes in total, and the instructions.
+// C, code: name; arenas; buffers (the length of the prefix that the name shares with the previous name, the
+// rest of the name, arena, offset as a delta from the end of the previous buffer, size); states; results; then
+// for each section: the total numbers of events, instructions, operands and attributes, and the instructions.
 //
 // An instruction is encoded as differences from the previous instruction (provenance) and from the
 // last instruction with its opcode in the section (operands, attributes). Layers resemble each

@@ -86,7 +86,7 @@ func (o *Operand) notes() []string {
 	return notes
 }
 
-// trimLines removes blanks at the ends of lines.
+// trimLines removes spaces at the ends of lines.
 func trimLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i := range lines {

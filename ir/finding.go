@@ -112,7 +112,7 @@ func (e *VerifyError) Has(kind FindingKind) bool {
 	return false
 }
 
-// findings collects up to a limit.
+// findings collects findings up to a limit.
 type findings struct {
 	list  []Finding
 	more  int

@@ -59,7 +59,7 @@ func (m *mutator) below(n int) int {
 	return int(v % uint64(n))
 }
 
-// value replaces a number by one near it, or one near the end of a range.
+// value replaces a number with one near it, or with one near the end of a range.
 func (m *mutator) value(was int64) int64 {
 	edges := []int64{0, 1, -1, 1 << 31, 1 << 32, 1 << 33, 1 << 40, 1 << 61, 1 << 62, math.MaxInt64, math.MinInt64, math.MaxInt32}
 	switch m.below(5) {
@@ -274,7 +274,7 @@ func (e *exact) fits(c *ir.Code, v *ir.View) bool {
 		new(big.Int).Mod(from, number(int64(v.DType.Bytes()))).Sign() == 0
 }
 
-// values reports whether the things that attributes of all ranks count exist.
+// values reports whether all tokens, entries and positions that attributes refer to exist, on all ranks.
 func (e *exact) values() bool {
 	for r := range e.p.Ranks {
 		rank := &e.p.Ranks[r]

@@ -3,8 +3,8 @@ package ir
 // CurvePoint is {size, share}: an operation with size rows reaches this share of the peak.
 type CurvePoint = [2]float64
 
-// Machine has the figures of a cluster from which costs are computed. It is part of the program's header,
-// so that the simulator needs no spec.
+// Machine holds the figures of a cluster from which costs are computed. It is part of the program's header, so
+// that the simulator needs no spec.
 type Machine struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`

@@ -67,8 +67,9 @@ type Model struct {
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
-// identity returns the keys that define the function of its weights that a network computes. These exclude its name, its family, the
-// distribution of initial weights and dropout, which only training steps apply. Keys for rotation are excluded if nothing is rotated.
+// identity returns the keys that define which function of its weights a network computes. It omits the model's
+// name and family, the distribution of initial weights, and dropout, which only training steps apply. If
+// nothing is rotated, it also omits the keys for rotation.
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {

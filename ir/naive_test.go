@@ -13,7 +13,7 @@ import (
 )
 
 // This file compares the verifier with a slow and simple one, which stores order as a relation between
-// instructions and checks lives byte by byte.
+// instructions and checks lifetimes byte by byte.
 
 // naiveRaces reports whether a section has two conflicting accesses that are not ordered.
 func naiveRaces(c *ir.Code, s ir.Section) bool {
@@ -200,8 +200,8 @@ func changesInPlace(in *ir.Instr, j int) bool {
 // value is the history of a byte of a buffer within a section.
 type value struct{ written, read, stale, replaced bool }
 
-// naiveValues reports whether every buffer represents one value in a section without reloads. The section finds
-// states, and values that it reads before it writes them.
+// naiveValues reports whether every buffer represents one value in a section without reloads. States, and
+// values that the section reads before it writes them, exist when the section starts.
 func naiveValues(c *ir.Code, s ir.Section) bool {
 	type place struct {
 		buffer uint32
@@ -279,7 +279,7 @@ func TestVerifierAgreesWithANaiveOne(t *testing.T) {
 		if len(c.Sections[s]) == 0 {
 			continue
 		}
-		// Removing an instruction other than a record may break order or lives. It may also break messages,
+		// Removing an instruction other than a record may break order or lifetimes. It may also break messages,
 		// which are not compared.
 		i := r.IntN(len(c.Sections[s]))
 		twice := r.IntN(3) == 0 // repeat it instead

@@ -32,7 +32,7 @@ func opNames() []string {
 	return names
 }
 
-// findAttr returns the index of the first attribute of a kind, or -1.
+// findAttr returns the index of the first attribute of the given kind, or -1.
 func (o *OpInfo) findAttr(kind AttrKind) int {
 	return slices.IndexFunc(o.Attrs, func(a AttrInfo) bool { return a.Kind == kind })
 }

@@ -191,7 +191,7 @@ const (
 // Work is the amount of work in an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
-	Op    Op // for a collective: its row has the path of the bytes
+	Op    Op // for a collective: its row in collectives gives the path of the bytes
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // number of rows, which determines the efficiency

@@ -186,7 +186,7 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	return nil
 }
 
-// checkDropout checks that the elements have places that can be counted, and that some are kept.
+// checkDropout checks that the positions of the elements are in range, and that some elements are kept.
 func (in *Instr) checkDropout(rate float64, value func(string) int64) error {
 	if !(rate >= 0 && rate < 1) {
 		return fmt.Errorf("rate is %g, not at least 0 and below 1", rate)

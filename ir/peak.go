@@ -27,7 +27,7 @@ const (
 	NumParts
 )
 
-// partInfo has the names of a use in reports and in JSON.
+// partInfo holds the names of each use in reports and in JSON.
 var partInfo = [NumParts]struct{ name, key string }{
 	PartWeights:     {"weights", "weights"},
 	PartOptimizer:   {"optimizer", "optimizer"},
@@ -200,7 +200,7 @@ type Held struct {
 	Bytes Bytes  `json:"bytes"`
 }
 
-// Parts has the bytes of each part. In JSON, parts of 0 bytes are omitted.
+// Parts holds the bytes of each part. In JSON, parts of 0 bytes are omitted.
 type Parts [NumParts]Bytes
 
 // MarshalJSON implements json.Marshaler: an object with the parts in their order.

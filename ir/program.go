@@ -66,7 +66,8 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
-// Alignment divides the offset of every placed buffer. It equals two cache lines and is suitable for GPU copies.
+// The offset of every placed buffer is a multiple of Alignment. It equals two cache lines and is suitable for
+// GPU copies.
 const Alignment Bytes = 256
 
 // Buffer is a named range of an arena. Two buffers with disjoint lifetimes may share bytes.
@@ -196,7 +197,7 @@ var sectionNames = [NumSections]string{"init", "step", "eval"}
 
 func (s Section) String() string { return sectionNames[s] }
 
-// Code has the instructions, buffers and addresses shared by ranks that do the same work.
+// Code holds the instructions, buffers and addresses shared by ranks that do the same work.
 type Code struct {
 	Name     string
 	Buffers  []Buffer
@@ -277,8 +278,8 @@ type Result struct {
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
 // optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
-// program whose labels may be masked. ResultSpike and ResultDropout, if a program has them, are filled before each step: the largest
-// gradient norm with which weights are updated, and the key of the step's dropout.
+// program whose labels may be masked. ResultSpike and ResultDropout, if a program has them, are filled before
+// each step: the largest gradient norm at which weights are still updated, and the key of the step's dropout.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
@@ -334,7 +335,7 @@ type Run struct {
 }
 
 // LRSchedules lists the learning-rate schedules after the warm-up, with transformers' names. All except constant fall to MinLR at the last
-// step: linear and cosine from the end of the warm-up on, warmup_stable_decay in the last DecaySteps.
+// step: linear and cosine starting at the end of the warm-up, warmup_stable_decay in the last DecaySteps.
 var LRSchedules = []string{"constant", "linear", "cosine", LRStableDecay}
 
 // LRStableDecay is the schedule that uses DecaySteps and DecayType.
@@ -350,7 +351,7 @@ type DataOptions struct {
 	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`
 	Documents string    `json:"documents"` // off | index | the ID of the token that ends a document; attention stays inside each document
-	Pack      string    `json:"pack"`      // cut | whole: documents in sequences
+	Pack      string    `json:"pack"`      // cut | whole: whether documents are cut at the end of a sequence
 	Masks     string    `json:"masks"`     // off | on | ignore
 }
 
@@ -381,7 +382,7 @@ func (in *Instr) Rotation(run *Run) Rotation {
 	return r
 }
 
-// Program is one training job for a number of ranks. It needs no spec and no plan to run.
+// Program is one training job for all of its ranks. It needs no spec and no plan to run.
 type Program struct {
 	Name       string
 	Run        Run

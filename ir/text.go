@@ -59,7 +59,7 @@ import (
 // is quoted. "#" starts a comment.
 const textMagic = "sppir"
 
-// phaseLetters has the letter of each phase in the text form.
+// phaseLetters holds the letter of each phase in the text form.
 const phaseLetters = "IFBOEW"
 
 // Print writes the text form. Equal programs give equal text.
@@ -67,8 +67,8 @@ func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }
 
 // Printer writes the text form, optionally with comments for readers.
 type Printer struct {
-	// Annotate adds comments: the number of each instruction and the addresses of its operands, and
-	// the work for which each wait waits. The text can still be parsed.
+	// Annotate adds comments: the number of each instruction and the addresses of its operands, and the work
+	// that each wait waits for. The text can still be parsed.
 	Annotate bool
 }
 

@@ -13,8 +13,9 @@ import (
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
 //   - every byte read was written before, through the same buffer: buffers that share bytes are never live at once
 //     (verifylives.go);
-//   - a buffer represents one value in a section: nothing is overwritten or changed before readers of the same name;
-//   - part of every result is read;
+//   - a buffer represents one value in a section: nothing is overwritten or changed before all its readers
+//     under the same name have run;
+//   - at least part of every result is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
 //   - the header is in range, ranks together hold every tensor once, and the results that a run needs exist
 //     (verifyheader.go);

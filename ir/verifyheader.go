@@ -11,7 +11,7 @@ import (
 )
 
 // This file verifies the header: the run, the machine, the tensors, and their distribution over
-// ranks. Figures of the run that are 0 are unknown, because hand-written programs do not need them.
+// ranks. A figure of the run that is 0 is unknown: hand-written programs may omit it.
 
 // headerRule is a rule for a number or a name in the header.
 type headerRule struct {

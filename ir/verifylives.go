@@ -13,13 +13,13 @@ import (
 // buffer to the same bytes. Steps and evaluations may run in any number and order, so the next
 // section may not read values that only one of them writes before they are written again.
 //
-// In a section a buffer has one life, which ends when another buffer is written over any of its bytes. Each
-// byte of it has one value: it is written once, possibly changed in place, and then read. A read therefore
-// sees the same value at any point of the section. There are three exceptions. First, values that the section
-// found at its start, such as optimizer state and weights, may be read, then changed in place or overwritten
-// once, and not read again. Second, a value that was moved away for a reload or rotation, and that nothing
-// else has read, may be overwritten by the copy or rotation that returns it to the same bytes. Third, an
-// instruction may change in place a value that only other such instructions have read.
+// In a section a buffer has one lifetime, which ends when another buffer is written over any of its bytes. Each
+// byte of it has one value: it is written once, possibly changed in place, and then read. A read therefore sees
+// the same value at any point of the section. There are three exceptions. First, values that the section found
+// at its start, such as optimizer state and weights, may be read, then changed in place or overwritten once,
+// and not read again. Second, a value that was moved away for a reload or rotation, and that nothing else has
+// read, may be overwritten by the copy or rotation that returns it to the same bytes. Third, an instruction may
+// change in place a value that only other such instructions have read.
 //
 // At least part of every result must be read: in its section, in a later one, by the VM, or for a
 // checkpoint. Operands that the opcode's row marks as spare are exempt.
@@ -125,8 +125,8 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 }
 
 // originOf returns the origin of the output of an instruction that moves bytes out of a place and back. A
-// reload is an origin itself; a copy to the host, and a rotation in a ring, have the origin of their input,
-// or are one.
+// reload is itself an origin. A copy to the host, or a rotation in a ring, has the origin of its input or, if
+// that has none, is itself an origin.
 func (o *orderer) originOf(i int, in *Instr) uint32 {
 	switch in.Op {
 	case CopyH2D:

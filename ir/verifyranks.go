@@ -184,7 +184,7 @@ func (v *ranksVerifier) gathers() {
 	}
 }
 
-// conversation has the messages of one channel from one rank to another: the sends and the receives.
+// conversation holds the messages of one channel from one rank to another: the sends and the receives.
 type conversation struct{ sends, recvs []int32 }
 
 type channelKey struct {

@@ -90,7 +90,8 @@ func (d *Diagnostic) window() (before, marked, after string) {
 	return before, string(line[at:end]), after
 }
 
-// blank returns white space as wide as the text. Tabs are kept, so that the width is right in any terminal.
+// blank returns white space of the same width as the text. Tabs are kept, so that the width is right in any
+// terminal.
 func blank(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\t' {

@@ -66,8 +66,8 @@ func TestRangeHint(t *testing.T) {
 	}
 }
 
-// Every word of the glossary and every value of a key is explained, and listed or suggested for a typing
-// error.
+// Every word of the glossary and every value of a key is explained, and is listed or suggested for a misspelled
+// word.
 func TestWordsAreExplained(t *testing.T) {
 	all, err := Explain("")
 	if err != nil {

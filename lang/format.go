@@ -8,14 +8,13 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Format writes a specification in the standard style. It changes only blanks and line ends, so the meaning
+// Format writes a specification in the standard style. It changes only spaces and line breaks, so the meaning
 // stays the same. It is idempotent and keeps comments. If the text has syntax errors, it returns them as
 // Diagnostics.
 //
-// The style is: indentation by two blanks; one blank around operators and none inside brackets; `=`
-// aligned over consecutive lines with one key each; trailing comments aligned over consecutive
-// lines; at most one empty line, and none at the edges of a block. Keys on the same line stay
-// there, separated by three blanks.
+// The style is: indentation by two spaces; one space around operators and none inside brackets; `=` aligned
+// over consecutive lines with one key each; trailing comments aligned over consecutive lines; at most one empty
+// line, and none at the edges of a block. Keys on the same line stay there, separated by three spaces.
 func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
@@ -48,7 +47,7 @@ type line struct {
 	indent  int
 	code    string
 	comment string // with its `#`
-	gap     int    // blanks before a trailing comment
+	gap     int    // spaces before a trailing comment
 	equals  int    // bytes of code before the `=` of the only key; -1 where `=` is not aligned
 }
 
@@ -70,8 +69,8 @@ func (l *line) String() string {
 
 func (l *line) width() int { return 2*l.indent + utf8.RuneCountInString(l.code) }
 
-// layout divides tokens into lines and sets the blanks between them. In a block of several lines,
-// nothing follows `{` or precedes `}` on the same line.
+// layout divides tokens into lines and sets the spaces between them. In a block of several lines, nothing
+// follows `{` or precedes `}` on the same line.
 func layout(toks []lexer.Token) []*line {
 	var lines []*line
 	for _, row := range rows(toks) {
@@ -106,7 +105,7 @@ type row struct {
 	before  lexer.Token // the preceding token, which distinguishes a sign from a subtraction
 }
 
-// rows splits at line ends, after the `{` of a block over several lines, and before its `}`.
+// rows splits at line breaks, after the `{` of a block over several lines, and before its `}`.
 func rows(toks []lexer.Token) []row {
 	several := bracesOverLines(toks)
 	var out []row
@@ -185,7 +184,7 @@ func soleKey(code []lexer.Token, r row) int {
 	return at
 }
 
-// spaced joins tokens with the blanks of the style.
+// spaced joins tokens with the spaces that the style requires.
 func spaced(toks []lexer.Token, before lexer.Token) string {
 	var b strings.Builder
 	depth := 0
@@ -232,7 +231,7 @@ func endsValue(t lexer.Token) bool {
 	return t.Type == tokName || t.Type == tokNumber || t.Type == tokString || t.Value == ")" || t.Value == "]"
 }
 
-// comment normalises a comment: one blank after the `#` and none at the end.
+// comment normalises a comment: one space after the `#` and none at the end.
 func comment(text string) string {
 	body := strings.TrimRight(strings.TrimPrefix(text, "#"), " \t\r\ufeff")
 	if body == "" || strings.HasPrefix(body, " ") || strings.HasPrefix(body, "#") || strings.HasPrefix(body, "!") {

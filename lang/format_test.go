@@ -74,7 +74,7 @@ func words(text string) []string {
 	return out
 }
 
-// TestFormatOfShuffledBlanks formats examples whose blanks, line ends and comments were changed at random.
+// TestFormatOfShuffledBlanks formats examples whose spaces, line breaks and comments were changed at random.
 func TestFormatOfShuffledBlanks(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -15,10 +15,10 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so
-// subtraction needs a blank on at least one side of its sign. A name may start with a digit only in the form
-// digits, letter, digits, letter (1f1b). A unit directly follows its number (80GiB, 32GB/s): otherwise `5 s
-// = 3` would be ambiguous.
+// A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so subtraction
+// needs a space on at least one side of its sign. A name may start with a digit only in the form digits,
+// letter, digits, letter (1f1b). A unit directly follows its number (80GiB, 32GB/s): otherwise `5 s = 3` would
+// be ambiguous.
 var tokenRules = []lexer.SimpleRule{
 	{Name: "Comment", Pattern: `#[^\n]*`},
 	{Name: "NL", Pattern: `\n`},
@@ -45,7 +45,7 @@ var (
 	tokStray      = tokens.Symbols()["Stray"]
 )
 
-// A line end ends a value except inside ( ) and [ ], where the parser does not see line ends (parse.go).
+// A line break ends a value, except inside ( ) and [ ], where the parser does not see line breaks (parse.go).
 type (
 	fileNode struct {
 		Items []*itemNode `parser:"NL* (@@ NL*)*"`

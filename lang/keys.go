@@ -75,7 +75,7 @@ type callType struct {
 	doc   string
 }
 
-// has reports whether the call takes an argument of that name.
+// has reports whether the call takes an argument with that name.
 func (c *callType) has(name string) bool {
 	return FindKey(c.block+"."+name) != nil && (c.args == nil || slices.Contains(c.args, name))
 }

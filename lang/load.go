@@ -91,7 +91,7 @@ type loader struct {
 	opts   Options
 	spec   *Spec
 	diags  Diagnostics
-	broken bool // something could not be read, so missing parts may exist there
+	broken bool // something could not be read, and may contain the missing parts
 
 	limited bool // there are too many imports; no more are read
 
@@ -443,8 +443,8 @@ func (l *loader) needBlocks() {
 		"the spec has no %s", strings.Join(quoted(missing), ", "))
 }
 
-// choose returns the block of a kind to use. The file's own blocks take precedence over imported
-// ones, and a block with parameters is used only if there is no other.
+// choose returns the block to use for a kind. The file's own blocks take precedence over imported ones, and a
+// block with parameters is used only if there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
 	var own, imported []*blockRef
 	for _, b := range l.blocks {

@@ -151,8 +151,8 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// TestOverrideOfParameter checks that values computed from a parameter follow an override of the key of that
-// name.
+// TestOverrideOfParameter checks that values computed from a parameter follow an override of the key with the
+// same name.
 func TestOverrideOfParameter(t *testing.T) {
 	text := "import \"base.sppo\"\ncluster t(nodes = 1) {\n" + strings.SplitN(exampleBase, "ranks = 4) {\n", 2)[1]
 	text = strings.Replace(text, "  nodes         = 1\n  gpus_per_node = ranks", "  nodes = nodes\n  gpus_per_node = 2 * nodes", 1)
@@ -342,7 +342,7 @@ func TestShippedHint(t *testing.T) {
 	}
 }
 
-// The factor of Gemma's embedding is rounded as its weights are stored.
+// The factor of Gemma's embedding is rounded to the type of its stored weights.
 func TestRootOfHidden(t *testing.T) {
 	for dtype, want := range map[string]float64{"f32": math.Sqrt(5376), "bf16": 73.5} {
 		s := load(t, exampleBase, "model.family=gemma3", "model.hidden=5376", "model.heads=32", "model.dtype="+dtype)

@@ -370,8 +370,8 @@ func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
 	return 1 / ((1-unstretched)/m.RopeFactor + unstretched)
 }
 
-// yarnPairs returns the range of pairs over which scaling increases: pairs before the first are not
-// scaled, and pairs from the second on are scaled fully.
+// yarnPairs returns the range of pairs over which scaling increases: pairs before the first number are not
+// scaled, and pairs at or after the second are scaled fully.
 func (m *Model) yarnPairs(width int) (low, high float64) {
 	pair := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(m.RopeOriginal)/(turns*2*math.Pi)) / (2 * math.Log(m.RopeTheta))

@@ -70,7 +70,7 @@ func (s span) line() string {
 	return strings.TrimRight(line, "\r")
 }
 
-// lex cuts text into tokens, without blanks. It cannot fail: a character that starts no token becomes a Stray
+// lex cuts text into tokens and drops spaces. It cannot fail: a character that starts no token becomes a Stray
 // token.
 func lex(src *sourceText) []lexer.Token {
 	lx, err := tokens.LexString(src.name, src.text)
@@ -103,7 +103,7 @@ func (l *tokenList) Next() (lexer.Token, error) {
 	return t, nil
 }
 
-// visible removes tokens that the grammar does not use: comments, and line ends inside ( ) and [ ].
+// visible removes tokens that the grammar does not use: comments, and line breaks inside ( ) and [ ].
 func visible(tokens []lexer.Token) []lexer.Token {
 	out := make([]lexer.Token, 0, len(tokens))
 	depth := 0
@@ -299,7 +299,7 @@ func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
 			depth--
 		}
 	}
-	if from == to && !toks[to].EOF() { // the offending token is a line end with nothing before it
+	if from == to && !toks[to].EOF() { // the offending token is a line break with nothing before it
 		to++
 	}
 	if keep >= 0 && to-from > 1 {

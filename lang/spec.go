@@ -146,8 +146,8 @@ type Subsequences struct {
 	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
 }
 
-// Schedule has the values that the user fixed. If the passes choose a value, its integer is 0 or
-// its string is "auto".
+// Schedule holds the values that the user fixed. If the passes choose a value, its integer is 0 or its string
+// is "auto".
 type Schedule struct {
 	SP               int          `json:"sp"`
 	PP               int          `json:"pp"`

@@ -48,7 +48,7 @@ func (g Groups) MarshalJSON() ([]byte, error) {
 	return json.Marshal(has)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads the form that MarshalJSON writes.
 func (g *Groups) UnmarshalJSON(text []byte) error {
 	var has []string
 	if err := json.Unmarshal(text, &has); err != nil {

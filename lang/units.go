@@ -125,7 +125,7 @@ func exponentFollows(rest string) bool {
 	return rest != "" && rest[0] >= '0' && rest[0] <= '9'
 }
 
-// decimal rounds off the last digits, which contain errors of unit conversion.
+// decimal rounds off the last digits, which contain errors from unit conversion.
 func decimal(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 12, 64), 64)
 	if err != nil {

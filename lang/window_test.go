@@ -18,7 +18,7 @@ func TestWindows(t *testing.T) {
 		{"model.window=[1K,0]", []int64{1024, 0}, ""},
 		{"model.window=[8,8]", []int64{8}, ""},
 		{"model.window=[0,0,0]", nil, ""},
-		{"model.window=[1,2,3,4,5,6,7,8,9]", []int64{1, 2, 3, 4}, ""}, // as many as layers
+		{"model.window=[1,2,3,4,5,6,7,8,9]", []int64{1, 2, 3, 4}, ""}, // as many windows as layers
 		{"model.window=16 model.layer_types=[sliding,full]", []int64{16, 0}, ""},
 		{"model.window=16 model.layer_types=sliding", []int64{16}, ""},
 		{"model.window=16 model.layer_types=full", nil, ""},

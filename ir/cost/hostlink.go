@@ -67,7 +67,7 @@ func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 	return l.until[w]
 }
 
-// Hold keeps the next copy of a direction from beginning before a time.
+// Hold keeps the next copy of a direction from beginning before the given time.
 func (l *HostLink) Hold(w Way, until ir.Seconds) { l.until[w] = max(l.until[w], until) }
 
 // forget drops intervals that end before any future copy can begin.

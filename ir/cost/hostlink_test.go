@@ -7,7 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Copies in both directions at once: side by side on a full-duplex machine, in turn on a half-duplex one.
+// Copies requested in both directions at once run side by side on a full-duplex machine, and in turn on a
+// half-duplex one.
 func TestHostLink(t *testing.T) {
 	type copied struct {
 		way        Way

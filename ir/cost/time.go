@@ -39,8 +39,8 @@ func (c Model) Alone() Model {
 // RanksPerNode returns the number of ranks of the job that share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices returns how many devices with the peak rate a number of ranks uses: one per rank, or the
-// number of processors that the ranks share.
+// Devices returns the number of devices with the peak rate that the given number of ranks uses: one per rank,
+// or the number of processors that the ranks share.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -226,7 +226,8 @@ func (c Model) wire(l Link) (rate, latency float64) {
 }
 
 // latency returns the launch time of an instruction plus the latency of its links. If ranks share
-// processors, the launch time is the time to wake processors, which only some instructions do.
+// processors, the launch time is the time to wake processors, which Spread adds, because only some instructions
+// wake any.
 func (c Model) latency(links float64) ir.Seconds {
 	if c.machine.Parallelism > 0 {
 		return ir.Seconds(links)

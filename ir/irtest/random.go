@@ -169,7 +169,7 @@ func (g *generator) collective(st *stage) {
 	}
 }
 
-// allToAll adds an exchange in either direction, with any number of copies that divides the group.
+// allToAll adds an exchange in either direction. The number of copies is any divisor of the size of the group.
 func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size int, group ir.Attr) {
 	copies := 1 + g.r.IntN(size)
 	for size%copies != 0 {
@@ -335,7 +335,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	return ir.Int(int64(v))
 }
 
-// window returns a window that leaves no query without a key or, if other keys have been attended to before, not all queries.
+// window returns a window that leaves no query without a key. If other keys have been attended to before, it
+// may leave some queries without a key, but not all.
 func (in *instance) window() int64 {
 	end := in.named["prefix"] + in.name("n")
 	least := end - in.name("keys") + 1

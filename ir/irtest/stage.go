@@ -76,7 +76,7 @@ func (st *stage) begin(s ir.Section) {
 	}
 }
 
-// lasting creates the buffers that persist from the init section on.
+// lasting creates the buffers that persist from the init section onwards.
 func (st *stage) lasting() {
 	for i, t := range st.g.p.Tensors {
 		shape := [ir.MaxDims]int64{shareRows, t.Shape[1]}
