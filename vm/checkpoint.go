@@ -199,9 +199,9 @@ func (j *Job) manifest() *store.Manifest {
 	return m
 }
 
-// Restore loads a checkpoint. The next step is then the same as without the interruption. The path names a checkpoint, or a
-// folder of checkpoints, from which it takes the newest. Everything is checked before any state is changed. Each rank reads
-// its own parts, so all processes must see the folder.
+// Restore loads a checkpoint. The next step then has the same result as if the run had not been interrupted.
+// The path names a checkpoint, or a folder of checkpoints, from which it takes the newest. Everything is
+// checked before any state is changed. Each rank reads its own parts, so all processes must see the folder.
 func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)

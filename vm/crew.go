@@ -26,9 +26,9 @@ type Crew interface {
 	// Next returns a follower's next order. Answer reports that it has been executed.
 	Next() (Order, error)
 	Answer(data []byte) error
-	// Inspect asks other processes what their ranks are doing, and waits this long for answers. The leader asks
-	// all followers; a follower asks the leader. OnInspect registers the function that answers for this process,
-	// at once and from any goroutine.
+	// Inspect asks other processes what their ranks are doing, and waits for answers up to the given time. The
+	// leader asks all followers; a follower asks the leader. OnInspect registers the function that answers for
+	// this process, immediately and from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
 	// Down is closed when the processes cannot continue. Cause returns the reason, which is that of the first

@@ -35,7 +35,7 @@ func textRun(files ...string) *ir.Run {
 	return &ir.Run{DataKind: "text", DataFiles: files, Sequence: 3, Vocab: 256, Seed: 5}
 }
 
-// TestTokens checks that step n, from 1 on, continues where step n-1 ended, however many ranks divide a batch.
+// TestTokens checks that each step continues where the previous one ended, however many ranks divide a batch.
 func TestTokens(t *testing.T) {
 	var a, b []byte
 	for i := range 300 {

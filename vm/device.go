@@ -36,7 +36,7 @@ type Device interface {
 	Comm(pc int)   // a message or a collective
 	Record(pc int) // records an event on a stream
 	Wait(pc int)   // makes a stream wait for an event
-	// Join returns when every stream has finished what was issued, with the first error of any.
+	// Join returns the first error of any stream, once all streams have finished the issued instructions
 	Join() error
 
 	// Read and Write copy the bytes of a view, between sections only.

@@ -25,9 +25,9 @@ type Options struct {
 	Kind  string                                // kind of this process's devices; devices of one kind round alike
 }
 
-// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time.
-// After an error of Init, Step or Eval other than that of the context, the job has failed
-// permanently and returns the same error again.
+// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After Init,
+// Step or Eval returns an error other than that of the context, the job has failed permanently and returns the
+// same error again.
 //
 // With a crew, the leader's job is used like any other; the others call Follow, then Close.
 type Job struct {

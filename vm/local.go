@@ -178,7 +178,7 @@ type localMember struct {
 
 // source is memory from which a transfer is read: another member's x, or received bytes.
 type source struct {
-	x      []byte // from the transfer's first byte on
+	x      []byte // starting at the transfer's first byte
 	stride int    // between rows
 }
 

@@ -127,7 +127,7 @@ func (p *savedPart) stream(d Device, w io.Writer) error {
 	return nil
 }
 
-// fill reads a part with all columns from its device, without a block between.
+// fill reads a part with all columns from its device, without an intermediate block.
 func (p *savedPart) fill(d Device, to *filled) error {
 	each := max(1, blockBytes/(p.held.cols*int64(p.held.view.DType.Bytes())))
 	for row := int64(0); row < p.rows; row += each {

@@ -94,9 +94,9 @@ func NewDropout(step, tensor uint64, rate float64) Dropout {
 	return Dropout{Random{step ^ tensor}, DropoutThreshold(rate), DropoutScale(rate)}
 }
 
-// Row applies dropout to a token's elements from a column on; out may be in. position is the token's position in a
-// sequence of the step's batch. Columns 2j and 2j+1 use the lower and the upper half of value j of the token's
-// stream.
+// Row applies dropout to a token's elements, starting at the given column; out may be in. position is the
+// token's position in a sequence of the step's batch. Columns 2j and 2j+1 use the lower and the upper half of
+// value j of the token's stream.
 func (d Dropout) Row(sequence, position int64, column uint64, out, in []float32) {
 	token := Random{Random{d.stream.Uint64(uint64(sequence))}.Uint64(uint64(position))}
 	for i, x := range in {

@@ -28,8 +28,9 @@ func learningRate(run *ir.Run, t int64) float64 {
 	return run.MinLR + (run.LR-run.MinLR)*shape(float64(t-start)/float64(decay))
 }
 
-// decayOf returns the number of steps at the end of the run in which the learning rate falls, and the curve: the part of the difference
-// to MinLR that remains after a share of these steps. A constant rate has no curve.
+// decayOf returns the number of steps at the end of the run in which the learning rate falls, and the curve:
+// the fraction of the difference from MinLR that remains after a given share of these steps. A constant rate
+// has no curve.
 func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	steps, name := int64(run.Steps-run.Warmup), run.LRSchedule
 	if name == ir.LRStableDecay {

@@ -14,7 +14,7 @@ import (
 type Split struct {
 	run    ir.Run
 	tokens int64                                            // tokens of the split
-	read   func(first int64, out []int32, stride int) error // reads tokens of the split, from first on
+	read   func(first int64, out []int32, stride int) error // reads tokens of the split, starting at first
 }
 
 // Names of splits.
@@ -114,8 +114,8 @@ func (s *Split) Windows() (windows, rest int64) {
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface of that name. Windows are numbered across rounds. After the last window, the
-// last one repeats and is not counted.
+// Tokens implements the interface Tokens. Windows are numbered across rounds. After the last window, the last
+// one repeats and is not counted.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
 		return err

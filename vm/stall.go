@@ -45,7 +45,7 @@ type Inspection struct {
 }
 
 const (
-	patience  = 10 * time.Second // an order that takes less is never reported
+	patience  = 10 * time.Second // an order that takes less time is never reported
 	farLonger = 5                // multiple of the longest recent order of its kind
 	lastFew   = 8                // number of recent orders of a kind
 	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
@@ -190,7 +190,7 @@ func (j *Job) watched(o *Order, act func() error) error {
 		case <-tick.C:
 			if stalled := w.look(); stalled != nil {
 				j.transport.Abort(stalled.what)
-				_ = j.stop(done, nil) // errors now are consequences
+				_ = j.stop(done, nil) // any error at this point is a consequence
 				return stalled
 			}
 		}

@@ -106,8 +106,8 @@ func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error)
 const shareTokens = 16 << 20
 
 // DocumentShare returns the number of query-key pairs within the documents of the first sequences
-// of a run, divided by the number in the same number of sequences without document boundaries.
-// windows has the attention window of each layer, or 0.
+// of a run, divided by the number in the same number of sequences without document boundaries. windows holds
+// the attention window of each layer, or 0.
 func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
 	data, err := newTokenData(run, dir)
 	if err != nil {
@@ -133,7 +133,7 @@ func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, seq
 	return seen / all, sequences, nil
 }
 
-// Tokens implements the interface of that name.
+// Tokens implements the interface Tokens.
 func (d *tokenData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {
 		return err

@@ -21,7 +21,7 @@ type function struct {
 	backward func(dx, x, dy []float32)
 }
 
-// functions has the order of ir.Functions.
+// functions is in the order of ir.Functions.
 var functions = []function{
 	ir.GeluTanh: {simd.Gelu, simd.GeluBackward},
 	ir.Gelu: {

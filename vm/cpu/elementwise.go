@@ -137,8 +137,8 @@ func dropout(b *binder) func() {
 	}
 }
 
-// halves returns the positions of the first token of each half of x. The tokens of x start at a position and are
-// in order or, with chunks, are two chunks of the sequence from there on.
+// halves returns the positions of the first token of each half of x. The tokens of x start at a position and
+// are in order; with chunks, they are two of the chunks of a subsequence that starts there.
 func (b *binder) halves(position int) [2]int {
 	rows, _ := b.shape("x")
 	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")

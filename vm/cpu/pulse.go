@@ -23,7 +23,7 @@ type Pulse struct {
 	operands [][]float32 // by processor: one buffer for both operands and the result
 }
 
-// NewPulse returns a pulse for a number of processors.
+// NewPulse returns a pulse for the given number of processors.
 func NewPulse(processors int) *Pulse {
 	p := &Pulse{}
 	for range processors {

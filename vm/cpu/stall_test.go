@@ -53,8 +53,8 @@ func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told
 const whatRanksDo = `\n  rank 0 waits in all_reduce for ranks 0, 1 \(coll, pc \d+, [^)]*\)` +
 	`\n  rank 1 executes load_tokens \(compute, pc \d, [^)]*\)$`
 
-// A step that makes no progress is reported with what each rank waits for. It ends the job even if a rank cannot
-// be woken.
+// A step that makes no progress ends the job, even if a rank cannot be woken. The error reports what each rank
+// waits for.
 func TestStalledStep(t *testing.T) {
 	job, told := openSlow(t, 1500*time.Millisecond, func() { select {} })
 	steps(t, job, 2)

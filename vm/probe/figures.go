@@ -46,8 +46,8 @@ var (
 	}
 )
 
-// Figures has the measured figures of a machine. Notes state the origin of each figure, by the JSON
-// name of its field.
+// Figures holds the measured figures of a machine. Notes state the origin of each figure, by the JSON name of
+// its field.
 type Figures struct {
 	Machine   ir.Machine
 	Notes     map[string]string
@@ -60,7 +60,7 @@ type prober struct {
 	*Figures
 	facts Facts
 	scale Scale
-	take  func(Item, int) Timing // measures an item on a number of ranks at once
+	take  func(Item, int) Timing // measures an item on the given number of ranks at once
 }
 
 // Probe measures all figures of a cluster file. Its measurements do not depend on their results, so the

@@ -24,7 +24,7 @@ func (h Heads) attrs(prefix int64) map[string]float64 {
 	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
 }
 
-// Attention returns the forward pass of n tokens after a prefix, on operands in a cache as for products.
+// Attention returns the forward pass of n tokens after a prefix, on operands in a cache, as for products.
 func Attention(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}

@@ -85,7 +85,7 @@ const (
 	runs = 5
 )
 
-// Measure repeats an item on a number of ranks at once.
+// Measure repeats an item on the given number of ranks at once.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
 	t := Timing{Item: item, Ranks: ranks}
 	job, err := b.start(ctx, &t)

@@ -32,8 +32,8 @@ type builder struct {
 	keys map[string]ir.View
 }
 
-// program repeats the item on a number of ranks in the step section; the init section initialises operands.
-// In an exchange of messages, the second rank receives the messages of the first.
+// program repeats the item on the given number of ranks in the step section; the init section initialises
+// operands. In an exchange of messages, the second rank receives the messages of the first.
 func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	p := &ir.Program{Name: it.Name, Lines: []string{""}, Passes: []string{"probe"}, Groups: []string{"all"}, Run: ir.Run{Seed: 1}}
 	members := make([]int32, ranks)
@@ -75,7 +75,7 @@ const (
 	mostSets  = 64
 )
 
-// sets returns the number of sets of operands for a number of instructions.
+// sets returns the number of sets of operands for the given number of instructions.
 func (it *Item) sets(copies int) int {
 	var bytes int64
 	for _, a := range it.Args {

@@ -15,7 +15,7 @@ type turns struct {
 	index   map[turn]int
 }
 
-// turn is an item, by name, on a number of ranks.
+// turn is an item, by name, and the number of ranks that run it.
 type turn struct {
 	item  string
 	ranks int
@@ -85,9 +85,9 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	return took, err
 }
 
-// warm runs the item's program without measuring it. Its memory has been unused for seconds while
-// others were measured, and such memory is slow to write at first in a virtual machine. This does
-// not happen in training.
+// warm runs the item's program without measuring it. Its memory has been unused for some seconds while others
+// were measured, and such memory is slow to write at first in a virtual machine. This does not happen in
+// training.
 func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
 	_, err := job.Step(ctx)
 	return t.failed(err)

@@ -12,8 +12,8 @@ type clock struct {
 	busy  float64
 }
 
-// moment is a time with its cause: the stream that worked without pause until then, and the event for which
-// that stream had waited before.
+// moment is a time with its cause: the stream that worked without pause until then, and the event that it had
+// waited for before that.
 type moment struct {
 	at, since float64
 	stream    ir.Stream
@@ -130,7 +130,7 @@ func (r *rank) wait(pc int, st *step) {
 }
 
 // blame attributes a wait of the compute stream to the streams that worked during it, following the chain of
-// events for which each of them had waited. The rest is idle time, caused by other ranks.
+// events that each of them had waited for. The rest is idle time, caused by other ranks.
 func (r *rank) blame(begin float64, m moment) {
 	until := m.at
 	for {

@@ -10,8 +10,9 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes, and one whose largest have more
-// elements, than 32 bits can count. The programs must verify, survive both file forms, and run.
+// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes than 32 bits can count, and one
+// whose largest operands have more elements than that. The programs must verify, survive both file forms, and
+// run.
 func TestSizesBeyond32Bits(t *testing.T) {
 	for file, least := range map[string]int64{"8b-1m.sppo": 0, "one-layer-16m.sppo": math.MaxUint32} {
 		_, p := compile(t, "../vm/sim/testdata/"+file, "cluster.device_memory=2TiB", "cluster.host_memory=16TiB")

@@ -234,8 +234,8 @@ func (c *Causes) turn(at, before Site) Site {
 	return before
 }
 
-// nearly is the fraction of a section below which two times are treated as equal, because sums in
-// different orders differ by rounding.
+// nearly is the fraction of a section below which two times are treated as equal, because sums in different
+// orders differ by rounding errors.
 const nearly = 1e-12
 
 // Path returns the critical path of the section: from start to end without a gap, each segment the dependency
@@ -286,7 +286,7 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 // Sort is a category of work that can be sped up in the same way.
 type Sort int
 
-// Sorts of work. Pauses are times between the instructions of a measured device.
+// Kinds of work. Pauses are times between the instructions of a measured device.
 const (
 	SortMatmul Sort = iota
 	SortAttention

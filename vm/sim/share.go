@@ -57,7 +57,7 @@ func (l *link) leave() (next ir.Stream, awaited bool) {
 	return l.next, awaited
 }
 
-// event is an event for which other streams of the rank may wait.
+// event is an event that other streams of the rank may wait for.
 type event struct {
 	recorded bool
 	waiting  []ir.Stream

@@ -20,7 +20,7 @@ func shared(p *ir.Program, processors float64) *ir.Program {
 }
 
 // TestSharedWithoutNeed checks that, with a processor for every rank and kernels that use only one, a common
-// clock gives the times of separate clocks, up to rounding.
+// clock gives the times of separate clocks, apart from rounding.
 func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
@@ -123,7 +123,7 @@ func TestContention(t *testing.T) {
 	a.d2h(4)
 	b.work(ir.Compute, 2)
 	b.then(ir.Compute, ir.D2H)
-	b.d2h(4) // from 2 on both at half speed; at 6 a is done; alone until 8
+	b.d2h(4) // 2 .. 6: both at half speed, until a is done; alone until 8
 	b.h2d(3) // the other direction is free: 0 .. 3
 	p := program(a, b)
 	p.Machine.NodeCopyBandwidth = 1
@@ -201,8 +201,8 @@ func half(p *ir.Program) *ir.Program {
 	return &q
 }
 
-// Copies both ways at once: side by side, or in turns. A wait of the compute stream for either is a wait for
-// a transfer.
+// Copies requested both ways at once run side by side, or take turns. A wait of the compute stream for either
+// is a wait for a transfer.
 func TestHalfDuplex(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)      // 0 .. 2

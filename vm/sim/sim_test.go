@@ -108,8 +108,8 @@ func TestByHand(t *testing.T) {
 	near(t, "its share", share, 1)
 }
 
-// A wait for a copy is exposed from the time at which the copy stream works without pause, including earlier
-// copies.
+// A wait for a copy is exposed from the time at which the copy stream begins to work without a pause, including
+// earlier copies.
 func TestExposed(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)
@@ -180,7 +180,8 @@ func TestBlame(t *testing.T) {
 	near(t, "idle", float64(tl.Rank(0).Idle), 0)
 }
 
-// The closed forms of the sequence pipeline, which also hold exactly for unequal subsequences.
+// The simulation matches the closed forms of the sequence pipeline, which are exact for unequal subsequences as
+// well.
 func TestClosedForms(t *testing.T) {
 	for stages := 1; stages <= 6; stages++ {
 		for n := 1; n <= 8; n++ {
@@ -462,7 +463,8 @@ func TestFoldedDeadlock(t *testing.T) {
 	}
 }
 
-// The simulation agrees with the prediction of the passes, up to what tasks do not model about instructions.
+// The simulation agrees with the prediction of the passes, up to details of instructions that tasks do not
+// model.
 func TestAgreesWithPrediction(t *testing.T) {
 	several := []string{"train.batch=8", "train.sequence=64K", "schedule.subsequences=8", "schedule.offload=none"}
 	for _, set := range [][]string{
@@ -524,8 +526,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// The paper's jobs unchanged: with collectives across nodes, streams wait for each other because buffers share
-// bytes.
+// The same is true of the paper's jobs, unchanged. With collectives across nodes, streams wait for each other
+// because buffers share bytes.
 func TestAgreesOnPaperJobs(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("a minute; SPPO_LONG=1 runs it")

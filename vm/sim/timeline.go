@@ -8,8 +8,8 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// Span is the time from the begin to the end of an instruction. A message or collective begins when the last of its ranks
-// arrives, a wait when its stream reaches it.
+// Span is the time from the beginning to the end of an instruction. A message or collective begins when the
+// last of its ranks arrives, a wait when its stream reaches it.
 type Span struct{ Begin, End ir.Seconds }
 
 // Timeline is the record of a section, in virtual time or as measured on a device.
@@ -26,7 +26,7 @@ type Timeline struct {
 	peak    float64 // FLOP/s of a device for the section's matmuls
 }
 
-// Rank has the times of one rank, or of several ranks that did the same work.
+// Rank holds the times of one rank, or of several ranks that did the same work.
 type Rank struct {
 	Index int        // the first such rank
 	Count int        // number of such ranks
@@ -197,7 +197,7 @@ func (t *Timeline) MFU() float64 {
 
 func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
 
-// Level is the number of live bytes from a given time on.
+// Level is the number of live bytes, starting at a given time.
 type Level struct {
 	At    ir.Seconds
 	Bytes ir.Bytes

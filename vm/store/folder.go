@@ -59,8 +59,9 @@ func Steps(dir string) ([]int64, error) {
 }
 
 // Create opens a folder for a run that writes checkpoints after step done, and creates it if it does not exist. It
-// removes incomplete checkpoints of killed runs. Only one run at a time may write to a folder, and no checkpoint
-// there may be later than the step from which the run continues. A run that does not resume passes -1.
+// removes incomplete checkpoints of killed runs. Only one run at a time may write to a folder, and no
+// checkpoint in the folder may be later than the step from which the run continues. A run that does not resume
+// passes -1.
 func Create(dir string, keep int, done int64) (*Folder, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s is a file, but checkpoints are written to a folder: give another name", dir)

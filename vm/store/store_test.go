@@ -199,8 +199,8 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// The newest checkpoints stay, remains of killed runs are removed, other files stay, and only the link itself is
-// removed for a symbolic link.
+// The newest checkpoints stay, remains of killed runs are removed, other files stay, and if a checkpoint is a
+// symbolic link, only the link is removed.
 func TestRetention(t *testing.T) {
 	root := t.TempDir()
 	real, dir, aside := filepath.Join(root, "real"), filepath.Join(root, "link"), filepath.Join(root, "aside")

@@ -22,7 +22,7 @@ type Part struct {
 	Write      func(w io.Writer) error
 }
 
-// Names of the metadata with which torch.distributed.checkpoint locates the parts of tensors.
+// Names of the metadata that torch.distributed.checkpoint uses to locate the parts of tensors.
 const (
 	torchVersion  = "DCP_VERSION"
 	torchSharding = "DCP_SHARDING_INFO"

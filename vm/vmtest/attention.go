@@ -267,7 +267,7 @@ func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	}
 }
 
-// rows returns the rows of count tokens of an operand, from a token on; put writes them back.
+// rows returns the rows of count tokens of an operand, starting at a token; put writes them back.
 func (b *blocks) rows(v *value, token, count int) *value {
 	cols := v.shape[1]
 	return &value{dtype: v.dtype, shape: []int{count * b.Batch, cols}, data: slices.Clone(v.data[token*b.Batch*cols:][:count*b.Batch*cols])}

@@ -716,7 +716,8 @@ func (s *suite) isRounded(out map[string][]float64) {
 	}
 }
 
-// caseSGD takes steps on a vector with momentum and on rows of a matrix without, whose gradient has more rows.
+// caseSGD takes steps with momentum on a vector, and without momentum on rows of a matrix whose gradient has
+// more rows.
 func caseSGD(s *suite) {
 	const lr, factor, momentum, decay, scale = 0.02, 0.5, 0.9, 0.1, 3
 	parameters, norm := s.f32(3), s.f32(2)

@@ -9,7 +9,7 @@ import (
 )
 
 // Conformance runs every case on a device and returns a digest of the results of each case by name, so that two
-// configurations of a device can be compared bit by bit.
+// configurations of a device can be compared bit for bit.
 func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 	return run(t, suite{newDevice: newDevice})
 }

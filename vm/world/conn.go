@@ -48,7 +48,7 @@ const (
 	kindPut      = "put"    // a value
 	kindGet      = "get"    // a request for a value
 	kindValue    = "value"
-	kindInspect  = "inspect" // asks what the process is doing
+	kindInspect  = "inspect" // a question about what the process is doing
 	kindState    = "state"
 )
 

@@ -31,7 +31,7 @@ const (
 	newsGone    = "gone"
 )
 
-// gathering is the list of processes for which process 0 waits.
+// gathering is the list of processes that process 0 waits for.
 type gathering struct {
 	w        *World
 	present  []*arrival

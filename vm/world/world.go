@@ -41,7 +41,7 @@ type Options struct {
 	Tell               func(what string) // receives progress: missing processes, rejected ones
 }
 
-// SecretVariable is the environment variable with which users set Options.Secret.
+// SecretVariable is the environment variable that sets Options.Secret.
 const SecretVariable = "SPPO_JOB_SECRET"
 
 // Term is a value that must be equal in all processes.
@@ -195,8 +195,8 @@ func broke(err error) string {
 	return "its connection closed"
 }
 
-// isSilence reports whether a connection ended because a host does not answer: by a timeout, or by an error with
-// which some routes report one.
+// isSilence reports whether a connection ended because a host does not answer: by a timeout, or by an error
+// that some routes report instead.
 func isSilence(err error) bool {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
@@ -277,5 +277,5 @@ func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 // silence is how long a host may leave bytes unacknowledged before it is considered lost.
 const silence = 20 * time.Second
 
-// keepAlive detects the loss of a host within the same time when nothing is sent to it.
+// keepAlive detects the loss of a host within the same time even if nothing is sent to it.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 8 * time.Second, Interval: 4 * time.Second, Count: 3}

@@ -89,7 +89,7 @@ func transports(worlds []*World) []*vm.Local {
 	return out
 }
 
-// script is run by every rank: collectives in several groups at once, on a stream each, and messages in a
+// script is run by every rank: collectives in several groups at once, each on its own stream, and messages in a
 // ring. It returns everything that a rank received.
 func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err error) {
 	results, errs := make([][]byte, ranks), make([]error, ranks)

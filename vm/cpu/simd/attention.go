@@ -42,7 +42,7 @@ func (a Attention) firstBlock(query, seq int) int {
 }
 
 const (
-	// keyBlock is the number of keys in a score tile, tileQueries that of queries, a multiple of nr.
+	// keyBlock is the number of keys in a score tile, and tileQueries the number of queries, a multiple of nr.
 	keyBlock    = 112
 	tileQueries = 32
 	// queryChunk is the number of queries whose operands are held at once; leastChunk is the smallest number of
@@ -174,7 +174,7 @@ func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b 
 	f.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
 }
 
-// multiply is product for any number of elements in a word. a and b have k words along the sum.
+// multiply is product for any number of elements in a word. a and b have k words along the summed dimension.
 func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	t := &f.s.tile
 	t.pairs = perWord - 1
@@ -210,8 +210,8 @@ func hide(tile []float32, ld, rows, offset, window int) {
 	}
 }
 
-// hideDocuments sets to minus infinity the scores between n queries, from `query` on, and those keys, from k0 on,
-// that belong to earlier documents.
+// hideDocuments sets to minus infinity the scores between n queries, starting at `query`, and the keys,
+// starting at k0, that belong to earlier documents.
 func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 	if f.Positions == nil || f.firstKey(query+n-1, f.seq) <= k0 {
 		return
@@ -238,7 +238,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
 	Fill(rowMax, -math.MaxFloat32) // finite: a query may see no keys in the first block
 	clear(sum)
-	if accumulate { // keys handled before act as one, with score lse and value o
+	if accumulate { // keys handled earlier count as one key with score lse and value o
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
 		for j := range f.nq {
 			rowMax[j], sum[j] = lse[f.lseAt(f.q0+j)], 1

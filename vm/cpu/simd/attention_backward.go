@@ -59,7 +59,8 @@ type turns struct {
 	owed int    // tasks for which every list was busy; the next thread to finish runs them
 }
 
-// take runs a task of the idle list with the most tasks left; ties go to the first such list from `from` on.
+// take runs a task of the idle list with the most tasks left; ties go to the first such list at or after
+// `from`.
 func (t *turns) take(from int, do func(list, task int)) {
 	t.Lock()
 	t.owed++
@@ -153,7 +154,7 @@ type attentionBackward struct {
 	queries, keys  bool
 	k0, k1, q0, q1 int // in phases, queries are counted from the first of the chunk
 
-	kept  []float32 // in phases: score gradients, by key block from panel on, then by tile
+	kept  []float32 // in phases: score gradients, by key block starting at panel, then by tile
 	panel int
 
 	qT, doT, qRows, doRows, dqRows []float32 // queries and output gradients as strips, then as right operands; accumulators
@@ -210,7 +211,7 @@ func (b *attentionBackward) queryPhase(first, last bool) {
 	}
 }
 
-// keptTile returns the kept score gradients of the queries from i on, for a block of keys.
+// keptTile returns the kept score gradients of the tile of queries that starts at i, for a block of keys.
 func (b *attentionBackward) keptTile(i, k0 int) []float32 {
 	return b.kept[(k0-b.panel)/keyBlock*keptGrads+i*keyBlock:][:keyBlock*tileQueries]
 }
@@ -322,7 +323,7 @@ func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
 }
 
-// group processes one tile: n queries from i on, against rows keys.
+// group processes one tile: n queries starting at i, against rows keys.
 func (b *attentionBackward) group(i, n, rows, offset int) {
 	nr, d := active.nr, b.words(b.HeadDim)
 	strips := ceilDiv(n, nr)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// naiveAttention is attention and its gradients in float64, by definition.
+// naiveAttention computes attention and its gradients in float64, directly from the definition.
 type naiveAttention struct {
 	Attention
 	q, k, v, dout  []float64
@@ -18,7 +18,7 @@ type naiveAttention struct {
 	probs, dscores []float64
 	slopes         []float64
 	terms          float64 // sum of the squares of the inner products that dq and dk subtract
-	// Bounds of errors by rounding; see roundings.
+	// Bounds on rounding errors; see roundings.
 	delta                             []float64
 	oBound, dqBound, dkBound, dvBound []float64
 }
@@ -215,7 +215,7 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 	checkNorm(t, "o", values(o), n.o, tolerance)
 	checkNorm(t, "lse", lse, n.lse, 2e-6)
 	a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, AddKV: accumulate, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
-	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products that dq and dk subtract
+	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // rounding error of the inner products that dq and dk subtract
 	checkNorm(t, "dq", values(dq), n.dq, gradTolerance, rounding)
 	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance, rounding)
 	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)

@@ -120,8 +120,8 @@ func BenchmarkMatmulShapes(b *testing.B) {
 	}
 }
 
-// BenchmarkPairs compares bfloat16 products and attention computed in pairs with the same computed in float32.
-// Both alternate, and the best times are reported.
+// BenchmarkPairs compares bfloat16 products and attention computed in pairs with the same operations computed
+// in float32. The two alternate, and the best times are reported.
 func BenchmarkPairs(b *testing.B) {
 	if active.interleave == nil {
 		b.Skip("this processor does not multiply bfloat16")

@@ -97,7 +97,7 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 	return true
 }
 
-// rowsOf returns the matrix from a row on, or from a column on if it is transposed.
+// rowsOf returns the part of a matrix that starts at a row, or at a column if it is transposed.
 func rowsOf(m Mat, transposed bool, first int) Mat {
 	if transposed {
 		return m.at(0, first)

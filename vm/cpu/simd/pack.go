@@ -69,7 +69,7 @@ func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	}
 }
 
-// rowsAndColumns returns the matrix from an element of op(m) on.
+// rowsAndColumns returns the part of the matrix that starts at an element of op(m).
 func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 	if transposed {
 		return m.at(col, row)

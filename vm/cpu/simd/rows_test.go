@@ -71,7 +71,7 @@ func naiveNorm(x Mat, i, cols int, eps float64, centered bool) (mean, rstd float
 
 func TestNorms(t *testing.T) {
 	eachRowShape(t, func(t *testing.T, p *Pool, r *rand.Rand, rows, cols int, bf16 bool) {
-		cols += 7 // a row of few columns may have almost no variance
+		cols += 7 // a row with few columns may have almost no variance
 		const eps = 1e-5
 		for _, centered := range []bool{true, false} {
 			x, y, dy, dx := randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16), randomMat(r, rows, cols, bf16)

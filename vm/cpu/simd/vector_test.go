@@ -10,7 +10,7 @@ import (
 // someLength returns lengths of whole vectors, of tails, and 0.
 func someLength(r *rand.Rand) int { return r.IntN(3) * r.IntN(70) }
 
-// close32 allows ulps of the larger of want and floor.
+// checkClose allows an error relative to the larger of want and floor.
 func checkClose(t *testing.T, what string, got, want []float32, relative, floor float64) {
 	t.Helper()
 	for i := range want {

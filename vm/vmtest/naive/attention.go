@@ -7,7 +7,7 @@ import "math"
 // KVHeads*HeadDim]; Keys is the number of tokens, or 0 for all Prefix+Queries. Heads share keys and values in
 // groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own position, or
 // all if Window is 0. With Positions, it sees only keys of its own document: at most Positions keys before its
-// own. Softcap caps scores as the function Softcap does.
+// own. Softcap is the limit that the function Softcap applies to the scores.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
 	Softcap                                                       float64

@@ -19,7 +19,7 @@ var Elementwise = map[string]func(x []float64, a Attrs) float64{
 	"axpby":      func(x []float64, a Attrs) float64 { return a.Numbers["alpha"]*x[0] + a.Numbers["beta"]*x[1] },
 }
 
-// functions has the activation functions by name. Each returns its value and its slope.
+// functions holds the activation functions by name. Each returns its value and its slope.
 var functions = map[string]func(x float64) (y, slope float64){
 	"gelu": func(x float64) (y, slope float64) { // Hendrycks and Gimpel, 2016
 		return x * normalCDF(x), normalCDF(x) + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)

@@ -28,7 +28,7 @@ func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, wid
 
 // CrossEntropyStats returns the contribution of a part of the vocabulary to the loss of each row, as [rows, 3]:
 // the largest logit, the sum of exp(logit - largest), and the label's logit, or 0 if the label is in another part.
-// Rows have `width` columns. The first `valid` columns are the tokens from first on; the rest is padding.
+// Rows have `width` columns. The first `valid` columns are tokens, starting at first; the rest is padding.
 func CrossEntropyStats(logits []float64, labels []int32, width, valid, first int) []float64 {
 	var stats []float64
 	for row, label := range labels {

@@ -321,7 +321,7 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 }
 
 // check panics on invalid arguments. Only a mistake in a test can cause them, and without the panic it would
-// result in a strange number.
+// produce a meaningless number.
 func check(cfg Config, w Tensors, tokens [][]int32) {
 	for _, word := range []struct{ what, is, oneOf string }{
 		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},

@@ -333,7 +333,7 @@ func (f *fn) each(body func()) {
 // at returns the operand at the loop's index.
 func at(base string) string { return "(" + base + ")(AX*4)" }
 
-// exp replaces x by its exponential. Below -87 the result is zero, never denormal.
+// exp replaces x with its exponential. Below -87 the result is zero, never denormal.
 func (f *fn) exp(x string, t, u, m string) {
 	limit := f.c(-87)
 	if f.avx512 {

@@ -675,9 +675,9 @@ func (f *fn) narrowOne(dst, src string) {
 	f.p("MOVW R10, (%s)(AX*2)", dst)
 }
 
-// transpose writes as many rows as a vector has lanes as columns: dst[c*dstLd+r] = src[r*srcLd+c], four columns
-// per step. Each register gathers four columns of rows i, i+4, i+8 and so on, so that the transposition stays
-// within 128-bit lanes.
+// transpose turns rows, one for each lane of a vector, into columns: dst[c*dstLd+r] = src[r*srcLd+c], four
+// columns per step. Each register gathers four columns of rows i, i+4, i+8 and so on, so that the transposition
+// stays within 128-bit lanes.
 func transpose(f *fn) {
 	dst, src := f.slice("dst"), f.slice("src")
 	dstLd, srcLd := f.word("dstLd"), f.word("srcLd")
