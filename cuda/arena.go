@@ -13,7 +13,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// pinned is page-locked host memory, which copies reach without the processor. It is outside the Go heap.
+// pinned is page-locked host memory, which the GPU copies without the processor. It is outside the Go heap.
 type pinned struct {
 	api        *driver.API
 	memory     []byte
@@ -22,9 +22,9 @@ type pinned struct {
 	unmap      func() error
 }
 
-// pinBytes is the amount of memory that the driver pins per call. From release 580 on, the driver refuses
-// 512 GiB and more at once, because the page table would be too large. Hosts whose memory grows with use
-// provide it only gradually. No copy may cross the boundary between two pieces.
+// pinBytes is the amount of memory that the driver pins per call. Drivers since release 580 refuse to pin 512
+// GiB or more at once, because the page table would be too large. Hosts whose memory grows with use provide it
+// only gradually. No copy may cross the boundary between two pieces.
 const pinBytes = 4 << 30
 
 // newPinned maps memory, preferably on the NUMA node of the GPU at a bus address, and pins it in pieces. The

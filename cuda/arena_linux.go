@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	mpolPreferred = 1  // with MPOL_BIND the kernel would kill the process if the node is full, even if others are not
+	mpolPreferred = 1  // MPOL_BIND would kill the process if the node were full, even if others were not
 	populateWrite = 23 // MADV_POPULATE_WRITE
 )
 

@@ -224,8 +224,8 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 // smallTrial is for tests of other features; TestAttentionForTheCard runs the full trial.
 var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 
-// The same on the stand-in driver, whose card claims to be a Hopper: this tests the test itself, and the
-// selection of kernels.
+// TestAttentionForTheCard runs the same comparison on the stand-in driver, whose card claims to be a Hopper.
+// This tests the test itself, and the selection of kernels.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -104,7 +104,7 @@ func (b *binder) bind(out *bound) (err error) {
 	return nil
 }
 
-// operands determines their addresses and the highest byte.
+// operands determines the addresses of the operands, and the highest byte that the instruction touches.
 func (b *binder) operands() error {
 	b.places = make([]driver.Ptr, len(b.in.Args))
 	for i, v := range b.in.Args {

@@ -137,7 +137,7 @@ func (g *guarded) abort() {
 	}
 }
 
-// close ends a communicator: properly, or at once after an error.
+// close ends a communicator: properly, or immediately after an error.
 func (g *guarded) close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -343,7 +343,7 @@ type message struct {
 	sends bool
 }
 
-// send issues messages at once.
+// send issues all messages as one group.
 func (c *collective) send(messages []message, stream uintptr) func(*nccl.Comm) error {
 	return func(comm *nccl.Comm) error {
 		return c.api.Group(func() error {

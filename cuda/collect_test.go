@@ -87,7 +87,7 @@ func TestNCCLAbort(t *testing.T) {
 	}
 }
 
-// An asynchronous error at any poll is one clear error, without a hang.
+// An asynchronous error at any poll causes one clear error and no hang.
 func TestNCCLAsynchronousError(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()

@@ -26,9 +26,9 @@ func sharedRoutes(routes []route, perNode int) *layout {
 }
 
 // TestSharedCommunicators checks the communicators of ranks that send each other arbitrary messages. Each rank
-// uses a communicator for one direction of one channel, so on one stream. It is in no communicator without
-// messages of its own, in at most 2*log2(n) for each channel and kind of neighbour, and never in more than with a
-// separate communicator for each peer and direction.
+// uses a communicator for one direction of one channel, and therefore on one stream. It is only in
+// communicators in which it has messages, in at most 2*log2(n) for each channel and kind of neighbour, and
+// never in more than if each peer and direction had a separate communicator.
 func TestSharedCommunicators(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -135,7 +135,7 @@ func TestCommunicatorsOfJobs(t *testing.T) {
 	}
 }
 
-// manyRanks compiles a small model for a number of ranks.
+// manyRanks compiles a small model for the given number of ranks.
 func manyRanks(t *testing.T, ranks int, requests string) *ir.Program {
 	t.Helper()
 	text := strings.NewReplacer("FAMILY", "gpt", "DTYPE", "f32", "layers = 2", "layers = 16", "heads  = 4", "heads  = 16",
@@ -155,8 +155,8 @@ func manyRanks(t *testing.T, ranks int, requests string) *ir.Program {
 	return p
 }
 
-// A program with more communicators than a rank may have is refused before anything is allocated. The compiler
-// makes no such program: this one sends to all ranks from streams of every kind.
+// A program that needs more communicators than a rank may have is refused before anything is allocated. The
+// compiler generates no such program: this one sends to all ranks from streams of every kind.
 func TestTooManyCommunicators(t *testing.T) {
 	p := manyRanks(t, 8, "pp=8 sp=1 dp=1")
 	fake := useFake(t)
@@ -181,8 +181,9 @@ func TestTooManyCommunicators(t *testing.T) {
 	}
 }
 
-// TestTrainingByNCCL checks that a pipeline whose ranks share tasks trains over the stand-in for NCCL as on the
-// CPU. The stand-in refuses a second stream on a communicator, and a message waits for its receiver.
+// TestTrainingByNCCL checks that a pipeline whose ranks share tasks reaches the losses of the cpu device when
+// it trains over the stand-in for NCCL. The stand-in refuses a second stream on a communicator, and a message
+// waits for its receiver.
 func TestTrainingByNCCL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// The whole device on the stand-in driver: the kernels' own sources run on the CPU, and products come from the
-// stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
+// TestConformance tests the whole device on the stand-in driver: the kernels' own sources run on the CPU, and
+// products come from the stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
 func TestConformance(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	m := fake.open(t, Options{})
@@ -30,8 +30,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// Tuning finds the fastest of the algorithms that cuBLASLt proposes by timing them, once for all ranks,
-// skipping those that fail. Without tuning the first is used.
+// Tuning times the algorithms that cuBLASLt proposes, once for all ranks, skips those that fail, and finds the
+// fastest. Without tuning, the first is used.
 func TestTune(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	for _, tune := range []bool{false, true} {

@@ -59,8 +59,8 @@ type Options struct {
 type World struct {
 	First, End  int // the ranks of this process: [First, End)
 	FirstOnHost int // number of ranks of earlier processes on its host
-	// Share distributes a value that one process creates. That process passes the function that creates it,
-	// the others nil.
+	// Share distributes a value that one process creates. That process passes the function that creates it; the
+	// others pass nil.
 	Share func(name string, create func() ([]byte, error)) ([]byte, error)
 }
 
@@ -226,7 +226,7 @@ func (m *Machine) card(g *gpu) kernels.Card {
 }
 
 // gpuOf returns the GPU of a rank of this process: the ranks of a host are assigned to its GPUs in turn. If
-// each process sees its own GPUs, one for each of its ranks, this also gives one each.
+// each process sees its own GPUs, one for each of its ranks, each rank still gets its own.
 func (m *Machine) gpuOf(rank int) *gpu {
 	if w := m.options.World; w != nil {
 		rank += w.FirstOnHost - w.First

@@ -73,7 +73,8 @@ func meeting() *ir.Program {
 	b.event(ir.Compute, ir.Coll)
 	b.event(ir.Compute, ir.SendNext)
 
-	// Even ranks send first, so that all can meet. There is one code, so the two orders are two codes below.
+	// Even ranks send first, so that all can meet. jobOf makes a second code, with the other order, for odd
+	// ranks.
 	got := view(ir.F32, 1000)
 	b.put(ir.Send, ir.SendNext, []ir.View{copied}, next)
 	b.put(ir.Recv, ir.RecvPrev, []ir.View{got}, prev)
@@ -96,7 +97,8 @@ func meeting() *ir.Program {
 	return jobOf(b)
 }
 
-// jobOf gives four ranks a code; odd ones have the two sides of the first message in the other order.
+// jobOf gives four ranks a code. Odd ranks get a copy in which the two sides of the first message have the
+// other order.
 func jobOf(b *builder) *ir.Program {
 	odd := b.code
 	section := append([]ir.Instr(nil), odd.Sections[ir.SectionStep]...)
@@ -194,7 +196,8 @@ func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, tran
 	return out, job.Close()
 }
 
-// hanging is the time after which a test counts as hanging. What takes a second takes minutes where many other processes run.
+// hanging is the time after which a test counts as hanging. Work that usually takes a second may take minutes
+// if many other processes are running.
 const hanging = 10 * time.Minute
 
 // within fails a test that hangs, and prints where.
@@ -248,7 +251,7 @@ func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 }
 
-// Copies across the border of two pieces of pinned memory are split: the driver would refuse them.
+// Copies across the boundary between two pieces of pinned memory are split: the driver would refuse them.
 func TestPinnedPieces(t *testing.T) {
 	fake := useFake(t)
 	b := &builder{}
@@ -280,7 +283,7 @@ func TestPinnedPieces(t *testing.T) {
 	}
 }
 
-// A kernel gets as much shared memory as the largest of its instructions needs, in whatever order they come.
+// A kernel gets as much shared memory as the largest of its instructions needs, regardless of their order.
 func TestSharedMemoryIsTheMost(t *testing.T) {
 	m := useFake(t).open(t, Options{OwnProducts: true})
 	d := m.New(0).(*Device)

@@ -62,7 +62,7 @@ type figures struct {
 	size sizes
 }
 
-// bench returns a bench with one rank of a machine with these options.
+// bench returns a bench with one rank, on a machine with the given options.
 func (f *figures) bench(o Options) (*probe.Bench, error) {
 	m, err := f.open(o)
 	if err != nil {
@@ -347,14 +347,14 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	return job.Close()
 }
 
-// figuresVariable requests figures: gpu, or small for a rehearsal without one.
+// figuresVariable requests figures: gpu, or small for a rehearsal without a GPU.
 const figuresVariable = "SPPO_GPU_FIGURES"
 
 // rehearsed reports whether tests of GPUs run on stand-ins, which are slow.
 func rehearsed() bool { return os.Getenv(figuresVariable) == "small" }
 
-// What a GPU does per second: a line of JSON for each figure on standard output, for bench/gpu. It takes
-// minutes, so it only runs on request.
+// TestGPUFigures measures what a GPU achieves per second, and writes a line of JSON for each figure to standard
+// output, for bench/gpu. It takes minutes, so it runs only on request.
 func TestGPUFigures(t *testing.T) {
 	size, ok := map[string]sizes{"gpu": gpuSizes, "small": smallSizes}[os.Getenv(figuresVariable)]
 	if !ok {

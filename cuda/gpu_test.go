@@ -31,7 +31,7 @@ var products = []struct {
 	options Options
 }{{"cuBLASLt", Options{}}, {"own products", Options{OwnProducts: true}}}
 
-// Every kernel, copy and accumulation against the naive formulas.
+// TestGPUConformance checks every kernel, copy and accumulation against the naive formulas.
 func TestGPUConformance(t *testing.T) {
 	for _, c := range products {
 		t.Run(c.name, func(t *testing.T) {

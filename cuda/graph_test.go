@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// alone is a program of one rank that moves its tokens over the host, on four streams; none of its
+// alone is a program of one rank that moves its tokens through host memory, on four streams; none of its
 // instructions is a kernel.
 func alone() *ir.Program {
 	b := &builder{}
@@ -27,7 +27,7 @@ func alone() *ir.Program {
 	return &ir.Program{Name: "alone", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 3}}
 }
 
-// A captured section does every time what its calls do, with the current tokens.
+// Every replay of a captured section does the same as its calls would, with the current tokens.
 func TestGraphsReplay(t *testing.T) {
 	fake := useFake(t)
 	var all [2][][][]byte

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// memoryBound returns memory-bound kernels in addition to those with which every device is probed.
+// memoryBound returns memory-bound kernels other than those that probe measures on every device.
 func (f *figures) memoryBound(t ir.DType) []probe.Item {
 	cols := f.size.cols
 	rows := max(f.size.bytes/int64(t.Bytes())/cols, 1)

@@ -69,11 +69,11 @@ func checkOneRank(t *testing.T, m *Machine) {
 	})
 }
 
-// Tests the library as far as one GPU allows: its configuration, non-blocking initialisation, collectives, and
-// both ways to end.
+// TestGPUNCCL tests the library as far as one GPU allows: its configuration, non-blocking initialisation,
+// collectives, and both ways to end.
 func TestGPUNCCL(t *testing.T) { checkOneRank(t, needGPU(t, Options{NCCL: true})) }
 
-// The same on the stand-ins: this tests the test.
+// TestNCCLOfOneRank runs the same checks on the stand-ins, which tests the test itself.
 func TestNCCLOfOneRank(t *testing.T) {
 	fake := useFake(t)
 	fake.reset(1, 1<<30, 100)

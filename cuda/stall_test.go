@@ -24,7 +24,7 @@ func (l lateTokens) Tokens(s ir.Section, round, sequence, position int64, out []
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
 }
 
-// letGo lets tokens go when the step is aborted.
+// letGo releases the tokens when the step is aborted.
 type letGo struct {
 	*Machine
 	let func()
@@ -35,7 +35,7 @@ func (l letGo) Abort(err error) {
 	l.let()
 }
 
-// A stalled step names the peers for which ranks wait, as far as the host knows.
+// The report of a stalled step names the peers that ranks wait for, as far as the host knows.
 func TestStall(t *testing.T) {
 	fake := useFake(t)
 	for _, nccl := range []bool{false, true} {

@@ -139,7 +139,7 @@ var trainings = []struct {
 	{"layer by layer", "llama", "f32", []string{"pp=1", "order=layer", "offload=full", "recompute=selective"}, 2e-4},
 }
 
-// Whole training runs: ranks on one GPU, whose streams are delayed at random, train as on the CPU.
+// In whole training runs, ranks on one GPU, whose streams are delayed at random, train as on the CPU.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

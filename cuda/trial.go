@@ -38,7 +38,8 @@ func (m *Machine) trialLimit() time.Duration {
 // trial runs once for each variant of the kernels, for all cards with the same name.
 type trial = once[string, struct{}]
 
-// trusted returns an error if the kernels for a GPU's architecture, of the variant of a source, disagree with the portable ones.
+// trusted returns an error if the kernels for a GPU's architecture disagree with the portable ones, for the
+// variant to which a source belongs.
 func (m *Machine) trusted(g *gpu, source string) error {
 	if m.trying {
 		return nil

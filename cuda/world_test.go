@@ -202,7 +202,7 @@ func TestNCCLAbortOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// A process uses the GPUs of its place on the host, or those that only it can see.
+// A process uses the GPUs that correspond to its index on the host, or the GPUs that only it can see.
 func TestGPUsOfSeveralProcesses(t *testing.T) {
 	gpus := func(n int) (out []*gpu) {
 		for i := range n {
@@ -217,7 +217,7 @@ func TestGPUsOfSeveralProcesses(t *testing.T) {
 	}{
 		{World{First: 0, End: 2}, 4, []int{0, 1}},
 		{World{First: 2, End: 4, FirstOnHost: 2}, 4, []int{2, 3}},
-		{World{First: 4, End: 6}, 4, []int{0, 1}}, // the first of the second host
+		{World{First: 4, End: 6}, 4, []int{0, 1}}, // the first process on the second host
 		{World{First: 6, End: 8, FirstOnHost: 2}, 4, []int{2, 3}},
 		{World{First: 6, End: 8, FirstOnHost: 2}, 2, []int{0, 1}},
 		{World{First: 3, End: 4, FirstOnHost: 3}, 1, []int{0}},

@@ -94,7 +94,7 @@ func (a *API) Retain(d Device) (c Context, err error) {
 	return c, err
 }
 
-// Release gives up a use of the primary context of a GPU.
+// Release drops a reference to the primary context of a GPU.
 func (a *API) Release(d Device) error { return a.call(fnPrimaryCtxRelease, uintptr(d)) }
 
 // SetCurrent makes a context current on the calling thread; 0 removes it.
@@ -230,7 +230,7 @@ func (a *API) AllowShared(f Func, bytes int) error {
 	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
 }
 
-// TensorMaps reports whether the driver supports tensor maps, as drivers do from CUDA 12 on.
+// TensorMaps reports whether the driver supports tensor maps, as drivers have since CUDA 12.
 func (a *API) TensorMaps() bool { return a.Addrs[fnTensorMapEncodeTiled] != 0 }
 
 // Numbers of the driver's enumerations for tensor maps.

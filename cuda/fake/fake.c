@@ -615,7 +615,7 @@ Result fake_call(uintptr_t s, void (*call)(void *), const void *argument, size_t
     return enqueue(s, w);
 }
 
-// Functions with which tests control the driver. fake_reset resets counts and faults, but keeps objects.
+// Functions that tests use to control the driver. fake_reset resets counts and faults, but keeps objects.
 void fake_reset(int gpus, int64_t memory, int delay) {
     pthread_mutex_lock(&lock);
     devices = gpus, memory_total = memory, delay_us = delay;

@@ -192,8 +192,8 @@ static char *find(struct Team *t, int from, int to) {
     }
     return NULL;
 }
-// exchange sends and receives at once. It waits only for members to which this one sends or from which it
-// receives.
+// exchange sends and receives at the same time. It waits only for members to which this one sends or from which
+// it receives.
 static void exchange(struct Team *t, int rank, struct Call *calls) { // requires the lock
     char *at = t->brought[rank], *end = at + SLOT;
     for (struct Call *c = calls; c; c = c->next)

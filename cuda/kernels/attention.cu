@@ -1,11 +1,11 @@
 // Attention and its gradient in plain arithmetic, for any element type and any head dimension up to 256. It works
 // everywhere; attention_tensor.cu is faster where it applies.
 //
-// Query i of n is at position prefix+i among the keys and sees keys prefix+i-window+1 .. prefix+i, as far as they
-// exist. Every query sees at least one key. Tiles that no query of a block sees are skipped. Row t*batch+b of an
-// operand holds token t of sequence b, with all heads side by side. Each warp handles one query (or one key, for dk
-// and dv). Keys (or queries) are loaded in tiles of 32, one per lane while scores are computed. There are no atomic
-// additions, so every run gives the same bits.
+// Query i of n is at position prefix+i among the keys and sees those of the keys prefix+i-window+1 .. prefix+i
+// that exist. Every query sees at least one key. Tiles that no query of a block sees are skipped. Row t*batch+b
+// of an operand holds token t of sequence b, with all heads side by side. Each warp handles one query (or one
+// key, for dk and dv). Keys (or queries) are loaded in tiles of 32, one per lane while scores are computed.
+// There are no atomic additions, so every run gives the same bits.
 #include "common.cuh"
 
 #define MAX_DIM 256
@@ -94,7 +94,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     O *out = o + at(i, b, s.batch, h, s.heads, dim);
     float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
     float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
-    if (accumulate) { // keys handled before act as one, with score lse and value o
+    if (accumulate) { // keys handled earlier count as one key with score lse and value o
         largest = *log_sum, total = 1;
         UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
     }

@@ -2,8 +2,8 @@
 // those of attention.cu. Each of two warpgroups handles 64 queries. Dynamic shared memory holds two tiles of keys and
 // two of values, 128 tokens each, so that the next tiles are copied while products use the current ones. While a
 // warpgroup computes the softmax of a tile of keys, the product of the preceding probabilities with their values is
-// under way. With the copy engine, which leaves the warpgroups free, the two take turns to begin products, so that
-// the softmax of one overlaps the products of the other.
+// under way. With the copy engine, which leaves the warpgroups free, the two take turns beginning products, so
+// that the softmax of one overlaps the products of the other.
 //
 // Tiles are loaded in one of two ways. Either the threads that multiply copy them, with a barrier at every tile. Or
 // the copy engine copies them, directed by one warp of a third warpgroup that has given its registers away; then no
@@ -55,7 +55,7 @@ template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsi
 // Part describes a block's share of the work and the addresses of its tiles.
 struct Part {
     i64 first, h, b, kvh;
-    i64 begin, end; // keys that some row sees, from the first tile on
+    i64 begin, end; // keys that some row sees, starting at the first tile
     int tiles;
     unsigned char *queries, *keys, *values;
 };
@@ -88,7 +88,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     float sum[DIM / 8][4], p[16][4], old[2];
     u32 weights[8][4];
     clear<DIM / 8>(sum);
-    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled before act as one, with score lse and value o
+    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled earlier count as one key with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
         soft.largest[half] = lse[at] * (LOG2E / scale), soft.total[half] = t == 0;
         UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 2; e++)

@@ -27,11 +27,11 @@ DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
     UNROLL for (int c = 0; c < 4; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
 }
 
-// Part describes a block's share of the work and the addresses of its tiles. For dk and dv, pair t holds the queries
-// from query(t) on, of head(t).
+// Part describes a block's share of the work and the addresses of its tiles. For dk and dv, pair t holds the
+// queries of head(t) that start at query(t).
 struct Part {
     i64 first, b, kvh; // of the kept tiles
-    i64 h, begin, end; // for dq: the head, and the keys that some row sees, from the first tile on
+    i64 h, begin, end; // for dq: the head, and the keys that some row sees, starting at the first tile
     i64 start, stop, group; // for dk and dv: the queries and heads that see the keys
     int each, tiles;   // pairs per head, and in total
     unsigned char *kept, *pairs;
@@ -150,8 +150,8 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     if (accumulate && x.tiles == 0) return;
-    // Counted from the first query: the end of the queries, the first query and the end of those that see the row,
-    // and the range of those that see all rows.
+    // All numbers count from the first query. queries is the end of the queries. The queries from seeing to
+    // until see the row, and those from whole to end see all rows.
     const int queries = (int)(x.stop - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
     const int until = (int)min(PACKED ? s.end_of_queries(row + 1) - x.start : row - s.prefix - x.start + s.window, (i64)queries);
     const int until8 = PACKED ? (int)min(s.end_of_queries(row + 9) - x.start, (i64)queries) : until + 8; // for row+8

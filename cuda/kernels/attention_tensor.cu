@@ -95,7 +95,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     bring(begin);
     float sum[D / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
     clear<D / 8>(sum);
-    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled before act as one, with score lse and value o
+    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled earlier count as one key with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
         largest[half] = lse[at] * (LOG2E / scale), total[half] = 1;
         UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)

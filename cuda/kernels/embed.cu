@@ -61,8 +61,8 @@ DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64
 }
 FOR_TYPES(EMBED)
 
-// The generator of initial values: Box-Muller in f64. It draws the same values as the VM's generator, up to the last bits of the
-// f64 functions.
+// The generator of initial values: Box-Muller in f64. It draws the same values as the VM's generator, except
+// for the last bits of the f64 functions.
 DEV double uniform(u64 key, u64 i) { return (double)((draw(key, i) >> 11) + 1) * 0x1p-53; }
 
 #define INIT(S, T)                                                                                               \

@@ -65,8 +65,8 @@ DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
-// Barriers in shared memory. A barrier enters its next phase when the given number of threads have arrived and all
-// announced bytes have come. barrier_wait waits for the end of the phase with the given parity; the first phase has
+// Barriers in shared memory. A barrier enters its next phase when the given number of threads and all announced
+// bytes have arrived. barrier_wait waits for the end of the phase with the given parity; the first phase has
 // parity 0.
 DEV void barrier_init(u64 *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
@@ -122,8 +122,9 @@ DEV void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn + 1) 
 DEV void turn_pass(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn + 1) : "memory"); }
 #endif
 
-// Descriptors of a tile of ROWS tokens. The layout repeats every eight rows of a panel. by_rows describes 16 elements
-// of each token, from `element` on. by_columns describes all elements of 16 tokens; panels follow each other.
+// Descriptors of a tile of ROWS tokens. The layout repeats every eight rows of a panel. by_rows describes 16
+// elements of each token, starting at `element`. by_columns describes all elements of 16 tokens; panels follow
+// each other.
 template <int DIM> DEV u64 descriptor(const unsigned char *at, u64 leading) {
     return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | (u64)(8 * ROW_BYTES) >> 4 << 32 | (u64)(PANEL == 64 ? 1 : 2) << 62;
 }

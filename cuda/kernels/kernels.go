@@ -50,7 +50,7 @@ func Target(source string) string {
 // Card describes capabilities beyond those of the oldest supported GPU.
 type Card struct {
 	Hopper     bool // Hopper's matrix units, and a compiler that supports them
-	CopyEngine bool // tensor maps, with which the copy engine loads tiles
+	CopyEngine bool // tensor maps, which let the copy engine load tiles
 }
 
 // Attention kernels that cap scores, or whose sequences hold several documents, have their own sources. Each of
@@ -245,7 +245,7 @@ func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 // workspace is a kernel argument: an address in the workspace.
 type workspace int64
 
-// rowsOf is a kernel argument: the rows of an operand from `row` on.
+// rowsOf is a kernel argument: the rows of an operand, starting at `row`.
 type rowsOf struct {
 	name string
 	row  int64
@@ -335,7 +335,7 @@ func (b *binder) types(names ...string) string {
 // rows returns a grid with one block per row.
 func rows(n int64) [3]int64 { return [3]int64{n, 1, 1} }
 
-// spread returns a grid in which each thread handles that many elements, or loops if there are more.
+// spread returns a grid in which each thread handles the given number of elements, or loops if there are more.
 func spread(elements, each int64) [3]int64 {
 	const enough = 132 * 16 // enough blocks for the largest GPU
 	return rows(min(ceil(elements, threads*each), enough))

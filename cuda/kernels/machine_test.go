@@ -125,7 +125,8 @@ var overlaps = []struct {
 	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
 }
 
-// checkOverlap reports where softmax does not run beside a product, and where registers of a kernel for Hopper lie in memory.
+// checkOverlap reports where softmax does not overlap a product, and where registers of a kernel for Hopper are
+// in memory.
 func checkOverlap(t *testing.T, kernel string, code []string) {
 	t.Helper()
 	for _, in := range code {
@@ -278,7 +279,8 @@ func (c *cost) add(instruction string) {
 // the units.
 const mostIssue = 0.85
 
-// exempt lists kernels with a loop that moves vectors which are bound by arithmetic rather than by memory.
+// exempt matches kernels that are bound by arithmetic rather than by memory, although they move vectors in a
+// loop.
 var exempt = regexp.MustCompile(`^(attention|matmul)`)
 
 // costTable returns a line for each kernel that moves vectors, the busiest kernel first.

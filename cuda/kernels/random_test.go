@@ -210,8 +210,8 @@ func (d *draw) attributes() {
 	}
 }
 
-// window draws a window that leaves no query without a key or, if results of other keys are given, not all
-// queries.
+// window draws a window that leaves no query without a key. If results of other keys are given, it may leave
+// some queries without a key, but not all.
 func (d *draw) window() {
 	fixed, ok := d.fixed["window"]
 	if d.info.Rule != ir.RuleAttention || ok && fixed > 0 || !ok && d.rng.IntN(2) == 0 {

@@ -150,7 +150,7 @@ func (a *API) check(f function, comm uintptr, code int32) error {
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text), Last: library.String(last)}
 }
 
-// ID identifies a communicator to its members. It can be used for one initialisation.
+// ID identifies a communicator to its members. It can be used for only one initialisation.
 type ID [128]byte
 
 // NewID creates one, in the process of a member.
@@ -216,7 +216,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll reports whether a communicator has accepted all calls so far, or what went wrong since.
+// Poll reports whether a communicator has accepted all calls so far, or the error that has occurred since.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {
@@ -283,7 +283,7 @@ func (c *Comm) ReduceScatter(y, x uintptr, count int64, t DType, stream uintptr)
 	return c.api.call(fnReduceScatter, c.handle, x, y, uintptr(count), uintptr(t), sum, c.handle, stream)
 }
 
-// AllReduce replaces every member's elements by their sum.
+// AllReduce replaces every member's elements with their sum.
 func (c *Comm) AllReduce(x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnAllReduce, c.handle, x, x, uintptr(count), uintptr(t), sum, c.handle, stream)
 }
