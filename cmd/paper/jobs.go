@@ -9,8 +9,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// row is a line of the paper's table of configurations. Its SP, PP and N for SPPO and Megatron are in the
-// spec of that name.
+// row is a line of the paper's table of configurations. Its SP, PP and N for SPPO and Megatron are in the spec
+// with that name.
 type row struct {
 	name    string // name of the spec in examples/paper
 	tuned   [2]int // SP and PP of the tuned Megatron

@@ -54,7 +54,7 @@ var looks = []look{
 	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
 }
 
-// shades has the colours of systems in all charts, which colour-blind readers can distinguish (Okabe and
+// shades holds the colours of systems in all charts, which colour-blind readers can distinguish (Okabe and
 // Ito); nil is the text colour.
 var shades = map[string]color.Color{
 	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,

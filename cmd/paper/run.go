@@ -34,7 +34,7 @@ type outcome struct {
 	Error string            `json:"error,omitempty"` // why there is no such job
 }
 
-// results holds all outcomes by job, and longest sequences in tokens by search.
+// results holds all outcomes by job, and the longest sequences, in tokens, by search.
 type results struct {
 	Jobs    map[string]outcome `json:"jobs"`
 	Longest map[string]int64   `json:"longest"`
@@ -125,7 +125,7 @@ func refusal(err error) (outcome, error) {
 	return outcome{Error: d[0].Message}, nil
 }
 
-// frontier finds the longest sequence of GPT-7B on a number of nodes.
+// frontier finds the longest sequence of GPT-7B on the given number of nodes.
 type frontier struct {
 	system string
 	nodes  int

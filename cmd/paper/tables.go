@@ -169,7 +169,7 @@ func left(r *results) (string, error) {
 }
 
 // techniques lists the techniques of the breakdown, with the paper's factors over Megatron for 13B at 512K and 65B at
-// 640K. The factor for full offload is over SPPO without offload.
+// 640K. The factor for full offload is relative to SPPO without offload.
 var techniques = []struct {
 	system string
 	paper  [2]string
@@ -292,7 +292,7 @@ func activations(*results) (string, error) {
 	return t.String(), nil
 }
 
-// worked has the figures computed by hand for 7B at 512K with N = 32, in seconds per sequence.
+// worked holds the figures computed by hand for 7B at 512K with N = 32, in seconds per sequence.
 var worked = []struct {
 	system string
 	byHand float64

@@ -24,10 +24,10 @@ type prediction struct {
 // ceiling is the speed of a job whose GPUs do nothing but arithmetic, at the kernels' rates.
 type ceiling struct{ tgs, mfu float64 }
 
-// grid divides the lengths that are tried if the published one does not fit.
+// grid is the step between the lengths that are tried if the published one does not fit.
 const grid = 64 << 10
 
-// spec returns the job with a number of tokens.
+// spec returns the job with the given number of tokens.
 func (r *record) spec(sequence int64) (*lang.Spec, error) {
 	text := fmt.Sprintf("import \"../%s\"\nimport \"clusters/%s.sppo\"\ncluster machine = %s\n"+
 		"train {\n  sequence = %d\n  batch = 1\n  data = random()\n}\nschedule record {}\n", r.model, r.cluster, r.machine, sequence)

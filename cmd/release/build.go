@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// build compiles the commands for a platform into a folder, without paths and symbols of the builder.
+// build compiles the commands for a platform into a folder, without symbols or paths on the building machine.
 func build(root, folder string, p platform) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err

@@ -158,7 +158,7 @@ func unpack(t *testing.T, archive []byte) string {
 	}
 }
 
-// go install fetches the module from a proxy, builds both commands, and they know their release. It compiles
+// go install fetches the module from a proxy and builds both commands, which know their release. It compiles
 // everything again, so it is a long test.
 func TestGoInstall(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {

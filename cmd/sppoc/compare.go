@@ -46,8 +46,9 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 // sayEvery is the interval between progress messages.
 const sayEvery = 3 * time.Second
 
-// simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can, or if no
-// other value would help, it returns only the error; if the user stops it, the lines so far and an error.
+// simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can be compiled, or
+// if no other value would help, it returns only the error. If the user stops it, it returns the lines so far
+// and an error.
 func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	var rows []result
 	var last error

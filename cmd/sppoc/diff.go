@@ -52,7 +52,7 @@ func diffPrograms(env *cli.Env, files []string, sets [2][]string, context int) e
 	return err
 }
 
-// diffPlans prints one line for each differing value of two plans: its path, the old and the new value.
+// diffPlans prints one line for each value that differs between two plans: its path, the old and the new value.
 func diffPlans(env *cli.Env, files []string, sets [2][]string) error {
 	w := cli.NewWatch(env)
 	defer w.End()

@@ -22,10 +22,10 @@ const (
 	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit suggests single changes to a spec with which its job would fit. First come the fastest of the
+// adviseFit suggests single changes to a spec that would make its job fit. First come the fastest of the
 // changes that keep the job as it is: each pinned value of the schedule is searched again. Then come more
 // machines, smaller numbers and shorter sequences. If no single change suffices, all pinned values are left to
-// the search at once. All suggestions are measured like the plan itself.
+// the search together. All suggestions are measured like the plan itself.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -60,7 +60,7 @@ func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
 }
 
-// way is a change with which a job fits.
+// way is a change that makes a job fit.
 type way struct {
 	words string
 	job   *cli.Job // after the change
@@ -96,7 +96,7 @@ func bounded(p *plan.Plan) *plan.Memory {
 	return &m
 }
 
-// appendWay adds the first of several changes with which the job fits.
+// appendWay adds the first of several changes that makes the job fit.
 func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...string) []way {
 	for _, change := range changes {
 		if w.Stopped() {
@@ -114,7 +114,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 }
 
 // try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
-// named as the search found them. They include the grid, which is then searched too.
+// reported as the search chose them. They include the grid, which is then searched too.
 func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
 	w.Say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
@@ -147,7 +147,8 @@ func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, 
 	return way{strings.TrimPrefix(strings.Join(said, " "), "--set "), job}, true
 }
 
-// tryAll leaves the whole schedule to the search and returns how the found plan differs from the request.
+// tryAll leaves the whole schedule to the search and returns how the plan that it finds differs from the
+// request.
 func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
 	w.Say("looking for what would fit, with the whole schedule open")
 	keys, asked := search.Pins(job.Spec.Schedule)

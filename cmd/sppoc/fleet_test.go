@@ -124,7 +124,7 @@ var fleetJobs = []string{
 	"llama-70b a100-80g 1 1 64K",
 	"llama-405b h100 1 8 64K",
 
-	// Sizes that are no powers of two, and pins that leave little choice.
+	// Sizes that are not powers of two, and pins that leave little choice.
 	"llama-8b a100-80g 1 1 1500K",
 	"qwen2.5-14b h200 5 6 777216",
 	"qwen3-4b a100-80g 3 8 1000000 train.batch=3",
@@ -238,7 +238,7 @@ func fewestIn(answer string) []string {
 }
 
 // publishedJobs lists models of the hub, described by their config.json, with sequence lengths, on one node of
-// H200. `make test` runs the first.
+// H200s. `make test` runs the first.
 var publishedJobs = []string{
 	"Gemma-3-27B 256K", "Gemma-3-27B 1M", "Llama-3.1-8B 256K", "Llama-3.1-8B 1M", "Llama-3.1-70B 256K", "Llama-3.1-70B 1M",
 	"Llama-3.1-405B 256K", "Llama-3.1-405B 1M", "Qwen2.5-7B 256K", "Qwen2.5-7B 1M", "Qwen2.5-32B 256K", "Qwen2.5-32B 1M",
@@ -324,7 +324,8 @@ func flight(t *testing.T, text string, set []string) string {
 	return fmt.Sprintf("fits\t%s\t%s\t%s\t%s\t%s\t%.1f s", spent, estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
 }
 
-// weighed plans and places a job. It returns the processor time of the search and that of placing within it.
+// weighed plans and places a job. It returns the processor time of the search, and the part of it spent on
+// placing.
 func weighed(file string, set []string) (job *cli.Job, searching, placing time.Duration, err error) {
 	place := func(p *plan.Plan) (*plan.Shortfall, error) {
 		before := processorTime()

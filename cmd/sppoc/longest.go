@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// searchedGrid divides every length if the number of subsequences is also searched; all its divisors then divide
-// the lengths as well.
+// Every length is a multiple of searchedGrid if the number of subsequences is also searched, and therefore of
+// all divisors of searchedGrid.
 const searchedGrid = 1 << 10
 
 // The longest sequence is found to within 1/fineness of itself, up to mostTokens.
@@ -26,9 +26,9 @@ const (
 // search that ends early is treated as if no plan fits.
 const probePatience = 0.05
 
-// longestSequence finds the longest sequence with which the job fits, with all other settings as in the spec, and the
-// shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a whole
-// number of steps.
+// longestSequence finds the longest sequence for which the job fits, with all other settings as in the spec,
+// and the shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a
+// whole number of steps.
 func longestSequence(w *cli.Watch, file string, set []string) (string, error) {
 	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
@@ -103,7 +103,8 @@ func settings(p *plan.Plan) string {
 	return strings.Join(out, " ")
 }
 
-// limits describes which memory is full at a length that does not fit, its contents, and the single changes with which that length fits.
+// limits describes which memory is full at a length that does not fit, its contents, and the single changes
+// that would make that length fit.
 func (s *sequenceSearch) limits(steps int64) string {
 	const full = 0.95
 	if s.over == nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestLongestFits checks that the answer of --max-sequence is a plan that fits when it is placed. The long form
-// also builds the answer for Llama-3.1-8B on eight H100, which must be at least 6M tokens.
+// also builds the answer for Llama-3.1-8B on eight H100s, which must be at least 6M tokens.
 func TestLongestFits(t *testing.T) {
 	jobs := []struct {
 		file  string

@@ -179,7 +179,7 @@ func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	return report.Write(env.Stdout, job.Plan)
 }
 
-// asAfter removes from the program what later passes of code generation added: the events of sync, the
+// asAfter removes the results of later passes of code generation from the program: the events of sync, the
 // offsets of place.
 func asAfter(p *ir.Program, pass string) *ir.Program {
 	if pass != "lower" && pass != "place" {

@@ -49,7 +49,7 @@ func TestTimelineInREADME(t *testing.T) {
 	}
 }
 
-// inDarkColours replaces each light colour of the page by the dark colour of the same name.
+// inDarkColours replaces each light colour of the page with the dark colour of the same name.
 func inDarkColours(t *testing.T, svg []byte) []byte {
 	t.Helper()
 	light, dark, ok := strings.Cut(pageStyle, `:root[data-theme="dark"]`)

@@ -412,8 +412,8 @@ func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	return kinds
 }
 
-// waitKind returns bubble if the awaited work had not begun for most of the wait: copies queue, messages and
-// collectives wait for other ranks.
+// waitKind returns bubble if the awaited work had not begun for most of the wait: a copy was queued, or a
+// message or collective waited for other ranks.
 func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
 	late := work.Begin-wait.Begin > (wait.End-wait.Begin)/2
 	switch {

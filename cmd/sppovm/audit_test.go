@@ -18,8 +18,8 @@ import (
 // flip changes one bit of one value in a shard, in the middle of a mantissa.
 func flip(_ *store.Manifest, shard []byte) { shard[len(shard)-9] ^= 1 }
 
-// rewrite copies a checkpoint after a change to its manifest and its second shard, with right checksums: as broken hardware would have
-// written it.
+// rewrite copies a checkpoint after a change to its manifest and its second shard, with correct checksums, as
+// if broken hardware had written it.
 func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard []byte)) {
 	t.Helper()
 	c, err := store.Open(from)
@@ -60,8 +60,8 @@ func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard
 	}
 }
 
-// Recomputed steps are bitwise equal under another number of stages without offload. With another number of ranks
-// per stage they differ only by rounding. One flipped bit is found.
+// Recomputed steps are bitwise equal if the number of stages differs and nothing is offloaded. If the number of
+// ranks per stage differs, the steps differ only by rounding. One flipped bit is found.
 func TestAudit(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "dir", "--keep", "9", "--save-every", "1", "--save-wait")

@@ -11,8 +11,9 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the script,
-// run is sppovm run of the job with further arguments, and lines N waits until the job has printed N lines.
+// onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the
+// script, run starts sppovm run on the job with further arguments, and lines N waits until the job has printed
+// N lines.
 func onDisk(t *testing.T, script string) string {
 	t.Helper()
 	if err := exec.Command("unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs /mnt && setpriv --bounding-set -dac_override,-dac_read_search true").Run(); err != nil {
@@ -53,7 +54,7 @@ func has(t *testing.T, text string, parts ...string) {
 
 // If a disk fills up while checkpoints are written during training, each failure is reported once, the run
 // continues, and the last good checkpoint stays. Only the end of the run fails, and the same command continues
-// once there is space. This also holds with shards of several processes.
+// once there is space. This is also true if several processes write shards.
 func TestDiskFull(t *testing.T) {
 	for _, launch := range []string{"", "launch -n 2 "} {
 		t.Run(launch, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// The run in README.md has the current output and nearly its losses; times differ from run to run. -update
-// replaces it with this run.
+// The run in README.md shows the current output, with nearly the same losses; times differ from run to run.
+// -update replaces it with this run.
 func TestRunInREADME(t *testing.T) {
 	t.Chdir("../..")
 	text, err := os.ReadFile("README.md")
@@ -67,7 +67,7 @@ var (
 	timeShown = regexp.MustCompile(`[0-9.]+( [KM])? tokens/s|[0-9hms.]+s left|steps in [0-9hms.]+s|bubble [0-9]+%|device cpu, .*`)
 )
 
-// withoutTimes replaces everything that varies between runs or machines by a dash, and returns the losses.
+// withoutTimes replaces everything that varies between runs or machines with a dash, and returns the losses.
 func withoutTimes(text string) (string, []float64) {
 	var lines []string
 	var losses []float64

@@ -25,7 +25,7 @@ func TestHostileFiles(t *testing.T) {
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
 }
 
-// The same for the files of a checkpoint and for a prompt.
+// The same is true of the files of a checkpoint and of a prompt.
 func TestHostileCheckpoints(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")

@@ -200,7 +200,7 @@ func TestKilledAndRestarted(t *testing.T) {
 	})
 }
 
-// The same without launch: the same command is started again by hand.
+// The same is true without launch, if the same command is started again by hand.
 func TestKilledAndStartedAgain(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)

@@ -57,8 +57,7 @@ type launcher struct {
 	hosts              []string // lists of hosts; process 0 runs on the first
 }
 
-// launchers is in the order of detection: a launcher that is started by another one comes before that other
-// one.
+// launchers is in the order of detection: a launcher that another one starts comes before the other one.
 var launchers = []launcher{
 	{name: "torchrun", process: []string{"RANK"}, processes: []string{"WORLD_SIZE"}, local: "LOCAL_RANK", localOf: "LOCAL_WORLD_SIZE",
 		needs: "MASTER_ADDR", job: []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},

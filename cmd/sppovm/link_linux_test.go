@@ -181,7 +181,7 @@ func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string)
 	return out, said.String()
 }
 
-// Over slow and lossy links, and links that are down for some seconds, a job has the results that it has in one
+// Over slow and lossy links, and links that are down for some seconds, a job has the same results as in one
 // process.
 func TestBadLinks(t *testing.T) {
 	const steps = 6

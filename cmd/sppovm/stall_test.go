@@ -54,13 +54,13 @@ func TestStoppedProcess(t *testing.T) {
 // process creates the file, at one checkpoint after another.
 func TestHangingDisk(t *testing.T) {
 	inBase(t)
-	for process, rank := range []int{1, 3} { // the last of the process
+	for process, rank := range []int{1, 3} { // the last rank of the process
 		dir := fmt.Sprint("dir", process)
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--stall-timeout", "2s", "--save", dir, "--save-every", "2")...))
 		folder := ""
 		pipe := vmtest.FullPipe(t)
 		for began := time.Now(); folder == ""; {
-			list, _ := filepath.Glob(filepath.Join(dir, ".step-[1-9]*.tmp")) // the run tries with step 0 whether it can write
+			list, _ := filepath.Glob(filepath.Join(dir, ".step-[1-9]*.tmp")) // the run writes step 0 to find out whether it can write
 			for _, l := range list {
 				if os.Link(pipe, filepath.Join(l, fmt.Sprintf("rank-%05d.safetensors", rank))) == nil {
 					folder = l

@@ -214,7 +214,7 @@ func asTorchrun(t *testing.T, processes int) func(int) []string {
 	}
 }
 
-// Several processes, started as a launcher does, continue where one process stopped, and write the profile of
+// Several processes, started as if by a launcher, continue where one process stopped, and write the profile of
 // all ranks.
 func TestProcessesResumeAndProfile(t *testing.T) {
 	inBase(t)
@@ -266,7 +266,7 @@ func afterLines(t *testing.T, p *process, lines int) {
 // endless lists the arguments of a job that does not end on its own.
 var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
 
-// A killed process ends all others, and each names it.
+// If a process is killed, all others end, and each names it.
 func TestProcessKilled(t *testing.T) {
 	inBase(t)
 	for victim := range 2 {

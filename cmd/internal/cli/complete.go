@@ -12,7 +12,7 @@ import (
 
 // The scripts call the hidden command __complete with the words typed so far, the last of which is to be
 // completed. It prints one line for each candidate, "word<TAB>description", and a last line starting with ":"
-// that names what else is possible: ":files EXTENSION..." for files, ":nospace" if the word continues.
+// that names other possible completions: ":files EXTENSION..." for files, ":nospace" if the word continues.
 var (
 	//go:embed completion/bash.sh
 	bashScript string

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// screen writes text with control characters replaced by visible escapes, because files may contain sequences that control a terminal.
-// Line ends and tabs are kept.
+// screen writes text with control characters replaced by visible escapes, because files may contain sequences
+// that control a terminal. Line breaks and tabs are kept.
 type screen struct {
 	w     io.Writer
 	mutex sync.Mutex

@@ -79,7 +79,7 @@ func terminal(t *testing.T) (screen, program *os.File) {
 	return screen, program
 }
 
-// File contents reach a terminal without control characters. In a file or pipe, results are exact.
+// File contents reach a terminal without control characters. In a file or pipe, results are unchanged.
 func TestTerminalIsSafe(t *testing.T) {
 	const hostile = "a\x1b[31mb\u009bc"
 	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {

@@ -16,7 +16,7 @@ import (
 // program just for a few figures takes too long, so the estimate is kept.
 const mostSimulated = 1 << 13
 
-// Simulate replaces the plan's estimate of time by the simulated time of its program.
+// Simulate replaces the plan's estimate of time with the simulated time of its program.
 func (j *Job) Simulate() error {
 	if j.Plan.Time.Simulated || j.Plan.Parallel.Ranks() > mostSimulated {
 		return nil

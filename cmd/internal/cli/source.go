@@ -88,7 +88,7 @@ type Job struct {
 	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
 }
 
-// IsProgram reports whether a file is a program by its name: anything except a spec or a plan.
+// IsProgram reports whether a file is a program, judged by its name: anything except a spec or a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
 	return ext != ".sppo" && ext != ".json" && !isFolder(file)

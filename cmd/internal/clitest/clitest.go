@@ -178,7 +178,7 @@ func prefixed(b *strings.Builder, prefix, text string) {
 	}
 }
 
-// fields splits a line at blanks; single quotes hold words together.
+// fields splits a line at spaces; single quotes keep words together.
 func fields(line string) []string {
 	var words []string
 	for i, piece := range strings.Split(line, "'") {

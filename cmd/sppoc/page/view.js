@@ -78,7 +78,7 @@
     return out;
   }
   function idle(kind) { return kind >= BUBBLE && kind < 10; }
-  // layout divides the available height among the rows, up to two and a half times what they need.
+  // layout divides the available height among the rows, up to two and a half times the height that they need.
   let contentHeight = 0;
   function layout() {
     let fixed = 4, least = 0, top = 4;
@@ -246,7 +246,7 @@
     }
     drawWords(row, y);
   }
-  // drawDense draws for each pixel the kind that takes most of it, as high as the stream is busy there.
+  // drawDense draws for each pixel the kind that takes most of it, with a height that shows how busy the stream is there.
   const share = new Float64Array(kinds.length);
   function drawDense(row, y, first, last) {
     const { rank, list } = row, { begin, end, code } = rank, h = row.height - 2;

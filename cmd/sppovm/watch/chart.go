@@ -148,7 +148,7 @@ func (c *chart) scales() (x, y scale, ok bool) {
 	return x, y, true
 }
 
-// afterStart returns the highest value of the curves from a given x on.
+// afterStart returns the highest value of the curves at or after a given x.
 func (c *chart) afterStart(from float64) float64 {
 	high := math.Inf(-1)
 	for _, l := range c.lines {

@@ -53,7 +53,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// full is a writer that fails from the third write on.
+// full is a writer that fails on the third write and all later ones.
 type full struct{ writes int }
 
 func (f *full) Write(b []byte) (int, error) {
