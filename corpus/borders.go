@@ -21,7 +21,7 @@ type borders interface {
 	io.Closer
 }
 
-// startList has all starts in memory.
+// startList holds all starts in memory.
 type startList []int64
 
 func (l startList) between(from, to int64, yield func(int64)) error {

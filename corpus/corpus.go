@@ -69,7 +69,7 @@ type part struct {
 	packs, heldPacks *packs // nil: documents are cut at the end of a sequence
 }
 
-// Open opens the files that each pattern of a spec names. vocab is the number of IDs that the model takes.
+// Open opens the files that each pattern of a spec names. vocab is the number of IDs that the model accepts.
 func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, error) {
 	if len(patterns) == 0 {
 		return nil, errors.New("no files")

@@ -101,8 +101,8 @@ func patternsOf(t *testing.T, r *rand.Rand, patterns int) (names [][]string, tok
 	return names, tokens, fmt.Sprintf("uint%d", 8*width)
 }
 
-// In order, sequence g is the S+1 tokens from g*S on, wrapping at the end, however they are divided among files
-// and requests.
+// Without shuffling, sequence g is the S+1 tokens starting at g*S, wrapping at the end, however they are divided
+// among files and requests.
 func TestSequential(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
@@ -140,7 +140,7 @@ func TestSequential(t *testing.T) {
 	}
 }
 
-// Shuffled, an epoch uses every window once; other epochs and seeds use another order.
+// With shuffling, an epoch uses every window once; other epochs and seeds use other orders.
 func TestShuffled(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 30 {

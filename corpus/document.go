@@ -11,8 +11,8 @@ import (
 
 const (
 	maxLine = 1 << 28 // bytes of a line of jsonl
-	// maxPiece is the maximum length of text that is tokenized at a time. A longer text file is cut after a line end: a token
-	// never spans the cut.
+	// maxPiece is the maximum length of text that is tokenized at a time. A longer text file is cut after a
+	// line break: a token never spans the cut.
 	maxPiece = 16 << 20
 )
 

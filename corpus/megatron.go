@@ -11,8 +11,9 @@ import (
 	"sppo.dev/infile"
 )
 
-// Megatron's indexed data set consists of two files. The index has magic, version, type of a token, numbers of sequences and of
-// document boundaries, then the length of each sequence in tokens, its position in bytes, and the boundaries.
+// Megatron's indexed data set consists of two files. The index contains a magic number, the version, the type
+// of a token, the numbers of sequences and of document boundaries, then the length of each sequence in tokens,
+// its position in bytes, and the boundaries.
 const (
 	megatronMagic  = "MMIDIDX\x00\x00"
 	megatronHeader = len(megatronMagic) + 8 + 1 + 8 + 8

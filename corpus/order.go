@@ -23,7 +23,7 @@ func deal(weights []float64) []pick {
 	return out
 }
 
-// first returns the number of the first n sequences that belong to the part: n*share, rounded up.
+// first returns how many of the first n sequences belong to the part: n*share, rounded up.
 func (p pick) first(n uint64) uint64 {
 	hi, lo := bits.Mul64(n, p.share)
 	lo, carry := bits.Add64(lo, whole-1, 0)
@@ -44,7 +44,7 @@ func (c *Corpus) pick(g int64) (int, int64) {
 	return len(c.parts) - 1, int64(n)
 }
 
-// count returns the number of the first n sequences that belong to part i.
+// count returns how many of the first n sequences belong to part i.
 func (c *Corpus) count(i int, n int64) int64 {
 	left := uint64(n)
 	for j, p := range c.picks {

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// file is a run of tokens: little-endian integers of width bytes, from a byte offset on.
+// file is a run of tokens: little-endian integers of width bytes, starting at a byte offset.
 type file struct {
 	name   string
 	data   io.ReaderAt
@@ -62,7 +62,8 @@ func (s *stream) read(start, position, base, size int64, out []int32, stride int
 	})
 }
 
-// runs visits n tokens of a ring, from token start+position on, in runs within one file: take tokens from at on.
+// runs visits n tokens of a ring, starting at token start+position, in runs within one file: take tokens,
+// starting at token at.
 func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, at, take int64) error) error {
 	for n > 0 {
 		at := (start + position) % size // below 2^61, since start < size

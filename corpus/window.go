@@ -194,7 +194,8 @@ func (s Sequence) Counted() (int64, error) {
 	return n, nil
 }
 
-// mask reports for each label from position on whether it counts; nil: all do. Values after the last token are 0.
+// mask reports for each label, starting at position, whether it counts; nil: all do. Values after the last
+// token are 0.
 func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	if !s.c.masked {
 		return nil, nil

@@ -63,8 +63,8 @@ type place struct {
 	counts   bool
 }
 
-// sequences returns the sequences of a corpus that is not shuffled, computed by definition. Each has S+1 places;
-// those after the last document have document -1.
+// sequences returns the sequences of a corpus that is not shuffled, computed directly from the definition. Each
+// has S+1 places; those after the last document have document -1.
 func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 	padding := place{document: -1}
 	if !whole {

@@ -86,7 +86,7 @@ func (n *naming) targets(m *lang.Model) (list []string) {
 		end := path.Ext(module)[1:]
 		for _, p := range n.tensors {
 			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !adapted[other] {
-				parts := strings.Split(module, ".") // another map without an adapter has the same name ending
+				parts := strings.Split(module, ".") // the name of a map without an adapter has the same ending
 				end = strings.Join(parts[len(parts)-2:], ".")
 				break
 			}
@@ -121,7 +121,7 @@ var harmless = []string{
 	"bias", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type", "r", // read
 }
 
-// changingBase lists initialisations of adapters with which PEFT also changes the matrices of the model.
+// changingBase lists initialisations of adapters for which PEFT also changes the matrices of the model.
 var changingBase = []string{"pissa", "olora", "loftq", "corda"}
 
 // WriteAdapter writes the adapter of a model that was trained from a folder, in PEFT's format. dir must be absent or empty.

@@ -15,7 +15,7 @@ import (
 type architecture struct {
 	modelType string
 	outer     string // model_type of a config that has this one as text_config
-	class     string // the class with which transformers loads it
+	class     string // the class that transformers loads it with
 	family    string // name of the family in the language
 	defaults  map[string]any
 	read      func(m *Model, c *config)

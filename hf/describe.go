@@ -12,9 +12,10 @@ import (
 	"sppo.dev/lang"
 )
 
-// Describe writes a config.json for a model that does not come from a folder and was trained on sequences of that many
-// tokens. It uses an architecture of transformers that computes the same function, preferably that of the model's family.
-// The config is read back, and an architecture is used only if this gives the same model. The returned model has no folder.
+// Describe writes a config.json for a model that does not come from a folder and was trained on sequences of
+// the given length, in tokens. It uses an architecture of transformers that computes the same function,
+// preferably that of the model's family. The config is read back, and an architecture is used only if this
+// gives the same model. The returned model has no folder.
 func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	var refusal error
 	for _, a := range candidates(m.Family) {
@@ -126,7 +127,7 @@ func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64
 	}
 }
 
-// scalar returns an integer if the value is one, up to the rounding of a squared square root.
+// scalar returns an integer if the value is one, apart from the rounding of a squared square root.
 func scalar(v float64) any {
 	if whole := math.Round(v); math.Abs(v-whole) < 1e-9*whole {
 		return int64(whole)

@@ -43,7 +43,7 @@ type Export struct {
 }
 
 // Write writes the folder: config.json, weights, and the files that are copied. dir must be absent or empty. It
-// appears complete at the end, or not at all. Memory holds only part of one tensor at a time.
+// appears complete at the end, or not at all. Only part of one tensor is in memory at a time.
 func (e *Export) Write(ctx context.Context, dir string) error {
 	return newFolder(dir, func(to string) error {
 		sources, done, err := e.sources(ctx)
@@ -200,7 +200,8 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	return nil
 }
 
-// transpose writes the transpose of cols rows of count values as count lines of cols values, in tiles that a cache holds.
+// transpose writes the transpose of cols rows of count values as count lines of cols values, in tiles that fit
+// in a cache.
 func transpose(to []float32, width int64, values []float32, count, cols int64) {
 	const tile = 32
 	for r0 := int64(0); r0 < count; r0 += tile {

@@ -343,7 +343,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// A limit that is the family's default and null in the config does not apply.
+// A limit that a family has by default does not apply if the config sets it to null.
 func TestNoSoftCap(t *testing.T) {
 	for ours, theirs := range map[string]string{"attn_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"} {
 		for value, want := range map[string]string{"null": " = 0", "30.0": " = 30"} {

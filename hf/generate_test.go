@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Greedy text equals that of transformers, provided that no choice is closer than rounding.
+// Greedy text equals that of transformers, provided that no choice is so close that rounding decides it.
 func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

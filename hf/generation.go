@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// generationFile has the recommended sampling settings of a model.
+// generationFile contains the recommended sampling settings of a model.
 const generationFile = "generation_config.json"
 
 // EndTokens returns the tokens that end a text of the model. They come from generation_config.json or, if

@@ -91,7 +91,7 @@ func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	if os.Getenv("SPPO_LONG") != "" {
 		hidden, layers, ffn, vocab = 4096, 32, 14336, 128256
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(100)) // whatever it is for other tests
+	defer debug.SetGCPercent(debug.SetGCPercent(100)) // regardless of the setting for other tests
 	dir := configFolder(t, small(t, members{
 		"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": ffn, "vocab_size": vocab, "num_attention_heads": 32,
 		"num_key_value_heads": 8, "head_dim": nil,

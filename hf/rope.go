@@ -135,8 +135,8 @@ func (m *Model) scalingFactor(p, c *config, original float64) {
 	}
 }
 
-// amplitude sets the factor of cosines and sines, if it differs from what the language derives. The formula of mscale is that
-// of DeepSeek-V2, as in transformers.
+// amplitude sets the factor of cosines and sines, if it differs from the one that the language derives. The
+// formula of mscale is that of DeepSeek-V2, as in transformers.
 func (m *Model) amplitude(kind string, p *config) {
 	if p.has("attention_factor") {
 		m.setNumber("rope_amplitude", p.positive("attention_factor"), p.prefix+"attention_factor")

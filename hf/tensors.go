@@ -142,7 +142,7 @@ func (s *stored) cols() int64 {
 	return s.shape[1]
 }
 
-// layout finds the places at which the architecture stores the tensors. The result is in the order of the first of
+// layout finds the places at which the architecture stores the tensors. The result is ordered by the first of
 // our tensors in each of theirs.
 func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 	index := map[string]*ir.Tensor{}

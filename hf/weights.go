@@ -177,7 +177,7 @@ func (w *Weights) Describe() string {
 	return fmt.Sprintf("weights of %d tensors with checksum %08x", len(w.folder.Tensors()), sum.Sum32())
 }
 
-// Wider reports tensors whose values in the folder have a type that the given one does not represent exactly.
+// Wider reports whether the given type may be unable to represent the folder's values of a tensor exactly.
 func (w *Weights) Wider(tensor string, than ir.DType) bool {
 	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
 }

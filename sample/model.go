@@ -24,7 +24,7 @@ import (
 
 // Weights provides the values of a model's tensors, as vm.Weights does.
 type Weights interface {
-	// Read fills out with rows by columns of a tensor from (row, col) on, rows first.
+	// Read fills out with rows by columns of a tensor, starting at (row, col), row by row.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
 
@@ -84,7 +84,7 @@ func Open(m lang.Model, size Size, weights Weights, pool *simd.Pool) (*Model, er
 	return s, nil
 }
 
-// Tensors lists the weights that a model reads for sequences of that many tokens.
+// Tensors lists the weights that a model reads for sequences of the given number of tokens.
 func Tensors(m lang.Model, sequence int64) []ir.Tensor {
 	return graph.New(m, graph.Split{SP: 1}, sequence).Tensors()
 }
@@ -101,8 +101,8 @@ func (s *Model) Tokens() []int32 { return s.tokens }
 // Left returns the number of tokens for which there is still memory.
 func (s *Model) Left() int64 { return s.most - s.seen }
 
-// Feed appends tokens to the sequence and returns the logits of the token after them, which the next call overwrites. It takes
-// Left tokens at most. After an error the model must not be used.
+// Feed appends tokens to the sequence and returns the logits of the token after them, which the next call
+// overwrites. It accepts at most Left tokens. After an error the model must not be used.
 func (s *Model) Feed(tokens []int32) (logits []float32, err error) {
 	if s.err != nil {
 		return nil, s.err

@@ -11,7 +11,7 @@ import (
 // Choice defines how a token is sampled from its logits. The filters are applied in the order of the fields, as in transformers.
 type Choice struct {
 	Temperature float64 // divides logits; 0: always take the token with the largest logit, regardless of the other fields
-	TopK        int     // only that many of the largest; 0: all
+	TopK        int     // number of tokens with the largest logits to choose from; 0: all
 	TopP        float64 // only the most probable tokens that make up this share, from above 0 to 1
 	Seed        int64   // token number i of a sequence depends on it, on i and on the logits
 }

@@ -51,7 +51,7 @@ func (b *Bytes) Rest() string {
 type Tokens struct {
 	*tokenizer.Tokenizer
 	ids         []uint32
-	shown, read int // the text up to read has been returned; tokens from shown on determine how the next tokens are decoded
+	shown, read int // the text up to read has been returned; tokens starting at shown determine how the next tokens are decoded
 }
 
 // Encode implements Text.

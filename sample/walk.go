@@ -18,7 +18,7 @@ type placeKey struct {
 // shared is the layer of a value that all layers use in turn.
 const shared = -1
 
-// size returns the size of n tokens after prefix others.
+// size returns the size of n tokens that follow prefix tokens.
 func (s *Model) size(prefix, n int64) graph.Size {
 	return graph.Size{Sequence: s.most, Prefix: prefix, Tokens: n, Batch: 1, SP: 1, Rows: n}
 }
@@ -147,7 +147,8 @@ func (s *Model) needed(b *graph.Block) (list []int) {
 	return list
 }
 
-// walk runs the forward pass of n tokens after prefix others; with head, up to the logits of the token after them.
+// walk lists the instructions of the forward pass of n tokens that follow prefix tokens. If head is set, they
+// end with the logits of the next token.
 func (s *Model) walk(prefix, n int64, head bool) (list []ir.Instr) {
 	s.blocks(func(b *graph.Block, layer int) error {
 		z, offset := s.size(prefix, n), ir.Bytes(0)

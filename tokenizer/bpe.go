@@ -2,7 +2,8 @@ package tokenizer
 
 import "fmt"
 
-// bpe is byte-pair encoding (Sennrich, Haddow and Birch, 2016): it merges the pair with the lowest rank until there is none.
+// bpe is byte-pair encoding (Sennrich, Haddow and Birch, 2016): it merges the pair with the lowest rank until
+// no pair can be merged.
 type bpe struct {
 	vocab    map[string]uint32 // keyed by text, or by bytes if byteLevel is set
 	merges   map[uint64]merge  // by left<<32 | right

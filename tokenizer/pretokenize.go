@@ -11,10 +11,10 @@ import (
 // preTokenizer appends the parts of a piece that the model processes separately.
 type preTokenizer func(e *encoder, out []piece, p piece) ([]piece, error)
 
-// gpt2 is the expression with which ByteLevel splits.
+// gpt2 is the expression that ByteLevel uses to split text.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// preTokenizerJSON has the fields of all supported kinds.
+// preTokenizerJSON holds the fields of all supported kinds.
 type preTokenizerJSON struct {
 	Type           string
 	PreTokenizers  []json.RawMessage `json:"pretokenizers"`
@@ -210,7 +210,7 @@ func isNumeric(r rune) bool {
 	return false
 }
 
-// metaspace replaces spaces by a visible character, adds one in front, and splits before each.
+// metaspace replaces spaces with a visible character, adds one in front, and splits before each.
 func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 	by, scheme := p.Replacement, p.PrependScheme
 	if utf8.RuneCountInString(by) != 1 {

@@ -214,7 +214,8 @@ func copied(m map[string]uint32) map[string]uint32 {
 }
 
 // addTokens assigns IDs to the added tokens, as the reference does: the ID in the model's vocabulary, otherwise the
-// next free one. The reference ignores the IDs in the file; here, an ID that differs is an error.
+// next free one. The reference ignores the IDs in the file; here, an ID in the file that differs from the
+// assigned one is an error.
 func (t *Tokenizer) addTokens(all []addedToken) error {
 	if len(all) > maxAdded {
 		return fmt.Errorf("added_tokens has %d items; the limit is %d", len(all), maxAdded)

@@ -61,8 +61,8 @@ type encoder struct {
 const maxText = 1 << 30
 
 // Encode appends the IDs of text to ids. Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence.
-// With special, the tokens that the file's post-processor adds around a text are included. Its only errors are a text
-// of more than 1 GiB and a pattern in the file that needs too much memory to match the text.
+// With special, the tokens that the file's post-processor adds around a text are included. It fails only if the
+// text has more than 1 GiB, or if a pattern in the file needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
 		return ids, fmt.Errorf("the text has %d bytes; at most %d are tokenized at a time", len(text), maxText)
@@ -117,7 +117,7 @@ func (t *Tokenizer) pieces(e *encoder, text string) error {
 	return failed
 }
 
-// each replaces every piece that is not done by the pieces that f appends for it. Empty pieces are dropped.
+// each replaces every unfinished piece with the pieces that f appends for it. Empty pieces are dropped.
 func (e *encoder) each(f func(out []piece, p piece) []piece) {
 	out := e.spare[:0]
 	for _, p := range e.pieces {
@@ -158,7 +158,7 @@ func (t *Tokenizer) Decode(ids []uint32, skip bool) string {
 	return strings.Join(tokens, "")
 }
 
-// Size returns the highest ID plus 1: the smallest vocabulary of a model that takes every token.
+// Size returns the highest ID plus 1: the size of the smallest vocabulary that contains every token.
 func (t *Tokenizer) Size() int { return t.size }
 
 // ID returns the ID of a token by its name in the file.

@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// trainingSplit is the expression with which a trained tokenizer splits text, taken from Llama-3. Words keep the
-// space before them, and numbers are cut into groups of three digits.
+// trainingSplit is the expression that a trained tokenizer uses to split text. It is taken from Llama-3. Words
+// keep the space before them, and numbers are cut into groups of three digits.
 const trainingSplit = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 // EndOfText is the token of a trained tokenizer that ends a document.
@@ -211,7 +211,7 @@ func (s *training) best() (uint64, bool) {
 	return 0, false
 }
 
-// merge replaces a pair by one token in all words.
+// merge replaces a pair with one token in all words.
 func (s *training) merge(p uint64, id uint32) {
 	a, b := uint32(p>>32), uint32(p)
 	fresh := map[uint64]bool{}

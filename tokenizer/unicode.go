@@ -35,7 +35,8 @@ var newer = map[string][][2]rune{
 		{0x1fbcb, 0x1fbef}},
 }
 
-// newerNumbers has the digits and numbers of Unicode 17, which the Digits pre-tokenizer uses in addition to newer's Nd.
+// newerNumbers lists the digits and numbers of Unicode 17, which the Digits pre-tokenizer uses in addition to
+// newer's Nd.
 var newerNumbers = [][2]rune{{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}}
 
 // newerOf calls f for the ranges of newer in a category: one or two letters.

@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// validUTF8 replaces each maximal part of an ill-formed sequence by U+FFFD, as the Unicode Standard recommends (section
-// 3.9, "U+FFFD Substitution of Maximal Subparts"), and as Rust and Python do.
+// validUTF8 replaces each maximal part of an ill-formed sequence with U+FFFD, as the Unicode Standard
+// recommends (section 3.9, "U+FFFD Substitution of Maximal Subparts"), and as Rust and Python do.
 func validUTF8(s string) string {
 	if utf8.ValidString(s) {
 		return s

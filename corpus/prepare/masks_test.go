@@ -15,7 +15,7 @@ import (
 )
 
 // TestMasks writes prompts with answers, and segments. It compares tokens and masks with those of each text
-// separately, for any number of workers, in shards of few documents.
+// separately, for any number of workers, in shards of a few documents.
 func TestMasks(t *testing.T) {
 	tok := open(t, "gpt2.json")
 	words := strings.Fields("the of 12 naïve 你好 return x, <tool> word ... 🙂")
@@ -95,7 +95,7 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// maskedDocuments reads a folder directly by its definition.
+// maskedDocuments reads a folder directly, by the definition of its format.
 func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string) {
 	t.Helper()
 	for _, s := range m.Shards {

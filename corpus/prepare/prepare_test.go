@@ -125,8 +125,8 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// The result contains the tokens of every document in order, whatever the number of workers and however often the
-// job was stopped.
+// The result contains the tokens of every document in order, regardless of the number of workers and of how
+// often the job was stopped.
 func TestJob(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	tok := open(t, "qwen2.json")
@@ -299,7 +299,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// A text longer than one piece is one document, divided at a line end.
+// A text longer than one piece is one document, divided at the end of a line.
 func TestLongText(t *testing.T) {
 	var b strings.Builder
 	for i := 0; b.Len() < 40<<20; i++ {

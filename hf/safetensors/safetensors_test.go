@@ -268,7 +268,7 @@ func TestHalvesAreExact(t *testing.T) {
 	}
 }
 
-// halfValue computes a value from its bits by definition.
+// halfValue computes a value from its bits, by the definition of the format.
 func halfValue(h uint16, dtype string) float64 {
 	exponentBits, fractionBits := 5, 10
 	if dtype == BF16 {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the reference of the tests: small tokenizers with the whole pipeline of each model family, strings, and what the
-libraries that others use make of them. It wants the packages tokenizers (0.23) and sentencepiece (0.2) of Python.
+"""Creates the reference data of the tests: small tokenizers with the whole pipeline of each model family, strings, and
+the results of the original libraries for them. It needs the Python packages tokenizers (0.23) and sentencepiece (0.2).
 
     python3 make.py train DIR                      writes the tokenizers into DIR
     python3 make.py strings DIR N SEED OUT.gz      writes N strings with the checksums of their IDs, for the tokenizers in DIR
     python3 make.py characters OUT.gz              writes how the expressions and normal forms treat every character
 
-The committed files are made by
+These commands created the committed files:
 
     python3 make.py train . && python3 make.py strings . 2500 1 strings.gz && python3 make.py characters characters.gz
 """
