@@ -30,7 +30,7 @@ func Example() {
 	// Output: 4 ranks, 20 steps, loss falls: true
 }
 
-// A spec may come from memory. Its mistakes are diagnostics with a place.
+// A spec can come from memory. Errors in it are diagnostics with positions.
 func ExampleParse() {
 	_, err := sppo.Parse("job.sppo", []byte("import \"clusters/local.sppo\"\nschedule s {\n  subsequence = 4\n}\n"))
 	fmt.Println(err)
@@ -45,7 +45,7 @@ func ExampleParse() {
 	//     hint: did you mean `subsequences`?
 }
 
-// The same job with and without offload: memory and simulated time.
+// Compare the memory and the simulated time of a job with and without offload.
 func ExampleSimulate() {
 	for _, offload := range []string{"none", "full"} {
 		spec, err := sppo.Load("examples/tiny.sppo", "schedule.offload="+offload)
@@ -72,7 +72,7 @@ func ExampleSimulate() {
 	// offload = full: 231 KiB of device memory, 4.24 ms a step, simulated
 }
 
-// A job that does not fit names what it needs.
+// The error for a job that does not fit names the memory that it needs.
 func ExampleCompile_doesNotFit() {
 	spec, err := sppo.Load("examples/tiny.sppo", "train.sequence=1M")
 	if err != nil {

@@ -246,7 +246,7 @@ func floorOf(folder string) int {
 
 func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
 
-// The table names existing packages only.
+// The table names only existing packages.
 func TestFloorsExist(t *testing.T) {
 	for _, f := range floors {
 		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
@@ -297,7 +297,8 @@ func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
 	return n
 }
 
-// No golden file without the test that compares it: a folder of testdata is named by a test of the package around it.
+// Every golden file has a test that compares it: each folder of testdata is named by a test of the package
+// around it.
 func TestNoOrphanGoldens(t *testing.T) {
 	tests := map[string]string{} // by folder: the text of its tests
 	for _, s := range sources(t) {
@@ -390,7 +391,8 @@ func TestPhrases(t *testing.T) {
 	}
 }
 
-// prose returns the words of a text in lower case with one blank around each, without punctuation and line breaks.
+// prose returns the words of a text in lower case, with one space around each and without punctuation or line
+// breaks.
 func prose(text string) string {
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	return " " + strings.Join(words, " ") + " "

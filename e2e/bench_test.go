@@ -297,9 +297,9 @@ func BenchmarkJobs(b *testing.B) {
 	}
 }
 
-// BenchmarkSave measures what a checkpoint during training costs if the period is ten times as long as a write: the time for which
-// steps wait, the processor time of copying and writing, and their share of the wall time. It does so with a core left free, as on the
-// host of a GPU, and with steps that use every core. Steps with and without a write alternate.
+// BenchmarkSave measures what a checkpoint during training costs if the interval between checkpoints is ten times as long as a write:
+// the time for which steps wait, the processor time of copying and writing, and their share of the wall time. It does so with one core
+// left free, as on the host of a GPU, and with steps that use every core. Steps with and without a write alternate.
 func BenchmarkSave(b *testing.B) {
 	b.Run("free=0", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)) })
 	b.Run("free=1", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)-1) })

@@ -17,7 +17,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// calibrated are plans of one model for BenchmarkCalibration: pipelines, subsequences, offload,
+// calibrated lists plans of one model for BenchmarkCalibration: pipelines, subsequences, offload,
 // recomputation, virtual stages and splits of a layer, on one to four ranks.
 var calibrated = []string{
 	"pp=1 sp=1 subsequences=1 offload=none",
@@ -53,10 +53,10 @@ schedule s {
 
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares simulated step times with
 // the cpu device's. It reports one line per plan, how many plans are within 15%, the worst difference, how
-// many pairs of plans the measurement distinguishes, how many of those the simulation orders alike, and how
-// much other programs disturbed the measurements. Measurements of the probe and steps of the plans take
-// turns, each after a warm-up run; the undisturbed ones count, and their medians are compared. With -v it
-// shows the lines.
+// many pairs of plans the measurement distinguishes, how many of those the simulation puts in the same order,
+// and how much other programs disturbed the measurements. Measurements of the probe and steps of the plans take
+// turns, each after a warm-up run; the undisturbed ones count, and their medians are compared. With -v it shows
+// the lines.
 //
 // It takes a quarter of an hour. With fewer rounds, noise decides the order of plans on a busy computer.
 func BenchmarkCalibration(b *testing.B) {

@@ -31,15 +31,15 @@ type Case struct {
 	Optimizer                 string // adamw | sgd | muon
 	OptimizerOffload          string // none | host
 	Moments                   string // f32 | bf16
-	NoDecay                   string // norms, biases | groups, separated by a comma and a blank
+	NoDecay                   string // norms, biases | groups, separated by ", "
 	Tuning                    string // a line of the train block: adapter or freeze
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
 }
 
-// Sizes of the tiny model. Vocabulary and ffn are divisible by no number of ranks, so both are padded; heads
-// are divisible by all.
+// Sizes of the tiny model. Vocabulary and ffn are not divisible by any number of ranks, so both are padded;
+// heads are divisible by all.
 const (
 	hidden    = 32
 	heads     = 4
@@ -52,8 +52,8 @@ const (
 	ranks     = 32
 )
 
-// The optimizer of every case. The rate is high enough that few steps change the weights, and eps is so large
-// that a gradient which is only rounding changes nothing.
+// The optimizer of every case. The rate is so high that a few steps change the weights, and eps is so large
+// that a gradient that consists of rounding errors changes nothing.
 const (
 	lr, minLR         = 2e-3, 5e-4
 	beta1, beta2, eps = 0.9, 0.95, 1e-6
@@ -90,9 +90,9 @@ func (c Case) plain() Case {
 	return c
 }
 
-// unpiped returns the case on one stage without offload, recomputation or deferred gradients, and divided
-// among replicas only as far as sums require: bitwise equal by E1 and E2. Strategies that alternate forwards
-// and backwards sum in the order of the simplest one that does.
+// unpiped returns the case on one stage without offload, recomputation or deferred gradients, and divided among
+// replicas only as far as sums require. By E1 and E2 it is bitwise equal to the case. Strategies that alternate
+// forwards and backwards sum in the order of the simplest one that does.
 func (c Case) unpiped() Case {
 	c.Mux = "off"
 	if c.Strategy != "sppo" && c.Strategy != "" {
@@ -284,7 +284,7 @@ func (c Case) modelName() string {
 	return c.Family
 }
 
-// kept names what stays on the device.
+// kept names the tensors that stay on the device.
 func (c Case) kept() string {
 	return "keep" + strings.NewReplacer("[", "", "]", "", ", ", "").Replace(orElse(c.Keep, "[k, v]"))
 }

@@ -45,8 +45,8 @@ func TestChosenToFit(t *testing.T) {
 	}
 }
 
-// halfway returns a capacity between the needs of a case with everything kept and with as much moved away as the
-// choice allows.
+// halfway returns a capacity between the memory that a case needs if everything is kept and the memory that it
+// needs if as much as the choice allows leaves the device.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

@@ -51,7 +51,7 @@ func differing(got, want map[string][]float32, names []string) []string {
 	return list
 }
 
-// tolerance bounds differences by rounding.
+// tolerance bounds the differences due to rounding.
 type tolerance struct {
 	loss   float64 // relative error of every step's loss
 	global float64 // error of the gradient of step 1, relative to its total norm
@@ -65,7 +65,7 @@ var tolerances = map[string]tolerance{
 }
 
 // zeroGradient reports whether a tensor's gradient is zero in theory: without rotation, a key bias adds the
-// same to all scores of a query, which softmax ignores.
+// same value to all scores of a query, which softmax ignores.
 func zeroGradient(c Case, tensor string) bool {
 	rotated := c.Positions == "rope" && !strings.Contains(c.Traits, "positions = ") // in all layers
 	return strings.HasSuffix(tensor, ".bk") && !rotated && !strings.Contains(strings.ReplaceAll(c.Traits, "qk_norm = none", ""), "qk_norm = ")
@@ -158,10 +158,10 @@ func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *vm.Jo
 	}
 }
 
-// checkBound compares the memory bound of the passes with the live bytes of the program, which it must never
-// be less than, and with the placed bytes. The bound includes a margin for gaps of placement. In an arena of
-// few buffers the gaps may exceed it, by less than the largest buffer, and by less than the 5% that placement
-// guarantees.
+// checkBound compares the memory bound of the passes with the live bytes of the program, which must never
+// exceed it, and with the placed bytes. The bound includes a margin for gaps in the placement. In an arena with
+// few buffers the gaps may exceed this margin, by less than the largest buffer, and by less than the 5% that
+// placement guarantees.
 func checkBound(t testing.TB, c Case, plan *plan.Plan, p *ir.Program) {
 	t.Helper()
 	bound := memory.FootprintOf(plan)
@@ -194,9 +194,9 @@ func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	})
 }
 
-// mostLive returns the largest number of bytes of an arena between first and last use of their buffers, in
-// the issue order of a section. Buffers used by several sections, or read before they are written, are live
-// throughout.
+// mostLive returns the largest number of bytes of an arena that are live at once, from the first to the last
+// use of their buffers in the issue order of a section. Buffers used by several sections, or read before they
+// are written, are live throughout.
 func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	type use struct{ section, first, last int }
 	uses := map[uint32]use{}

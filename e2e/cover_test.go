@@ -131,7 +131,7 @@ func (r row) allowed() bool {
 	return true
 }
 
-// tuple is a combination of values of few settings: 1 + value by setting, 0 for any.
+// tuple is a combination of values of a few settings: 1 + value by setting, 0 for any.
 type tuple [24]uint8
 
 // tuples yields the parts of a row with the given number of settings.
@@ -169,7 +169,7 @@ func newCoverage(strength int) *coverage {
 	return v
 }
 
-// fill adds the tuples that a row gains when a number of further settings take a value.
+// fill adds the tuples that a row gains when the given number of further settings take a value.
 func (v *coverage) fill(r row, from, left int) {
 	if left == 0 {
 		if r.allowed() {

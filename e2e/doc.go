@@ -17,6 +17,6 @@
 //	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, if there are any
 //	bench_test.go     training throughput, and compile time by number of instructions
 //
-// The package contains only tests. They use the exported names of every package, and nothing of how any
-// works.
+// The package contains only tests. They use only the exported names of other packages, and do not depend on how
+// those work.
 package e2e

@@ -65,7 +65,7 @@ func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken,
 	return c
 }
 
-// attends names the traits that affect how attention goes over keys.
+// attends names the traits that affect how attention visits keys.
 var attends = []string{"sp_mode = ring", "sp_mode = ulysses", "mux = left", "mux = right", "keep = []", "keep = [k]", "recompute = full",
 	"order = layer", "microbatches of several sequences", "layers of several windows", "a bf16 model"}
 
@@ -114,7 +114,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 			continue
 		}
 		each := eachDocument(t, d.inF32())
-		if each.trainsNothing() { // as if only first tokens count and only keys have adapters
+		if each.trainsNothing() { // for example, if only first tokens count and only keys have adapters
 			continue
 		}
 		t.Cleanup(func() {

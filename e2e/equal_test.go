@@ -129,7 +129,7 @@ func TestProduct(t *testing.T) {
 	case 1:
 		minutes = 25
 	}
-	seed := irtest.Seed(t) // another one each time, in the long form
+	seed := irtest.Seed(t) // a different one each time, in the long form
 	random := rand.New(rand.NewPCG(seed, 0))
 	groups := productGroups(random)
 	var total, done atomic.Int64
@@ -151,7 +151,8 @@ func TestProduct(t *testing.T) {
 	}
 }
 
-// Settings of the product: those that a group shares, and those in which its cases differ. The rest is drawn.
+// Settings of which all combinations are tested: those that a group shares, and those in which its cases differ.
+// The rest is drawn.
 var (
 	groupSettings = settingIndexes("family", "kv_heads", "dtype", "sp", "dp", "subsequences", "batch")
 	caseSettings  = settingIndexes("pp", "offload")

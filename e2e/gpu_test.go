@@ -64,7 +64,7 @@ func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	checkClose(t, c, "E3: against the plain program on the cpu", got, run(t, c.plain()))
 }
 
-// resumeOn is E6 on a computer: a checkpoint of half a run, continued in a fresh job.
+// resumeOn checks E6 on a computer: a fresh job continues from the checkpoint of half a run.
 func resumeOn(t *testing.T, c Case, on computer) {
 	t.Helper()
 	whole := runOn(t, c, on)
@@ -120,7 +120,8 @@ func forResumed(t *testing.T, f func(t *testing.T, c Case)) {
 	}
 }
 
-// Every pair of settings, all ranks on the available GPUs: E1, E2, E3 and E5.
+// TestGPUSchedulesAreEqual checks E1, E2, E3 and E5 for every pair of settings, with all ranks on the available
+// GPUs.
 func TestGPUSchedulesAreEqual(t *testing.T) {
 	for _, by := range []struct {
 		name    string
@@ -135,7 +136,7 @@ func TestGPUSchedulesAreEqual(t *testing.T) {
 	}
 }
 
-// E6 on GPUs.
+// TestGPUResume checks E6 on GPUs.
 func TestGPUResume(t *testing.T) {
 	on := onGPU(t, cuda.Options{OwnProducts: true})
 	forResumed(t, func(t *testing.T, c Case) { resumeOn(t, c, on) })

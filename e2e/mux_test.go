@@ -53,7 +53,7 @@ func completeCases() []Case {
 // TestMuxIsEqual compares shared tasks with the plain program within rounding, and offload and recomputation
 // bitwise.
 func TestMuxIsEqual(t *testing.T) {
-	divided := []Case{ // gradients, and weights; in the last case, pieces of an odd number of rows are two replicas' positions
+	divided := []Case{ // gradients and weights are divided; in the last case, two replicas hold the positions of pieces with an odd number of rows
 		{PP: 2, N: 4, SP: 2, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 5, SPMode: "ulysses", Zero: "2", Batch: 4},
 		{PP: 3, N: 7, SP: 1, DP: 2, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "none", Layers: 7, Zero: "3"},
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
@@ -82,8 +82,8 @@ func TestMuxIsEqual(t *testing.T) {
 	}
 }
 
-// TestMuxShares checks in the program that each rank attends with its share of a task's rows, to a quantum of
-// SP.
+// TestMuxShares checks in the program that each rank attends with its share of a task's rows, to within a
+// quantum of SP.
 func TestMuxShares(t *testing.T) {
 	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
@@ -120,7 +120,7 @@ func TestMuxShares(t *testing.T) {
 }
 
 // TestMuxKeyShares checks the turnaround in the program. Of the keys that the queries of a task see on average,
-// each helper has its share, up to a step of the grid, and the stage itself has the rest.
+// each helper has its share, to within a step of the grid, and the stage itself has the rest.
 func TestMuxKeyShares(t *testing.T) {
 	for _, c := range completeCases() {
 		c.Mux = "right"

@@ -148,7 +148,7 @@ func drawWindow(r *rand.Rand, sequence int) string {
 	return listOf(windows)
 }
 
-// drawTuning draws the part of the model that is trained: mostly all of it.
+// drawTuning draws the part of the model that is trained: usually all of it.
 func drawTuning(r *rand.Rand) string {
 	switch r.IntN(5) {
 	case 0:
@@ -343,8 +343,9 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 }
 
 // checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the residual.
-// Where the two programs differ by more than the tolerance, both are compared with the exact gradient: this one may
-// be three times as far from it as the plain program is, so the two may be four times that far apart.
+// Where the two programs differ by more than the tolerance, both are compared with the exact gradient. The
+// drawn program may be three times as far from it as the plain program is, so the two may be four times that
+// far apart.
 func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	t.Helper()
 	const times, most = 3, 10

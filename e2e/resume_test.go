@@ -13,7 +13,7 @@ import (
 )
 
 // TestResume is E6. A run that stops at a checkpoint and continues in a new job is bitwise equal to an
-// uninterrupted run, also when it continues under another schedule that E1 and E2 declare equal.
+// uninterrupted run, even when it continues under another schedule that E1 and E2 declare equal.
 func TestResume(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},

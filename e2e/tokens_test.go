@@ -12,8 +12,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestResumeOnTokens is E6 on token files, in order, shuffled and mixed, also under another division and, within
-// the rounding of E3, with another number of replicas. A file that changed meanwhile is named.
+// TestResumeOnTokens checks E6 on token files, in order, shuffled and mixed. A run also resumes under another
+// division and, within the rounding of E3, with another number of replicas. A file that has changed in the
+// meantime is named.
 func TestResumeOnTokens(t *testing.T) {
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(1, 1))

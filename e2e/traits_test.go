@@ -97,7 +97,7 @@ func (d *drawn) matters(key, value string) bool {
 	return true
 }
 
-// placed reports whether a plan has that placement for a unit.
+// placed returns a function that reports whether a plan gives some unit the placement.
 func placed(placement byte) func(*drawn) bool {
 	return func(d *drawn) bool {
 		return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Placement), rune(placement))

@@ -1,11 +1,11 @@
 // Package examples holds the specifications that ship with the commands: clusters that any spec can import,
-// and examples. It knows nothing but its files.
+// and examples. The package contains nothing else.
 package examples
 
 import "embed"
 
 // Shipped holds the clusters, which imports such as "clusters/a100-80g.sppo" find from any working
-// folder, and the schedules of systems that one compares with, such as "baselines/megatron.sppo".
+// folder, and, for comparison, the schedules of other systems, such as "baselines/megatron.sppo".
 //
 //go:embed clusters/*.sppo baselines/*.sppo
 var Shipped embed.FS

@@ -1,6 +1,6 @@
-"""Starts the pods of a JobSet as processes of this computer, without GPUs, as its controller does: all again after one failed.
+"""Starts the pods of a JobSet as processes on this computer, without GPUs. Like its controller, it restarts all after one has failed.
 
-usage: jobset.py FILE.yaml FOLDER, which stands for the volume. One pod is evicted half-way.
+usage: jobset.py FILE.yaml FOLDER, which stands for the volume. One pod is evicted halfway.
 """
 import os
 import signal

@@ -38,7 +38,7 @@ const (
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
 	filesVariable  = "SPPO_GPU_FILES"       // the folder of binaries and specs; empty: that of this program
 	quietVariable  = "SPPO_GPU_QUIET"       // longest silence of a process, such as 10s; empty: the stage's own
-	factorVariable = "SPPO_GPU_FACTOR"      // factor on the time limits of tasks, where everything is slow; empty: 1
+	factorVariable = "SPPO_GPU_FACTOR"      // factor for the time limits of tasks on a slow machine; empty: 1
 )
 
 func main() {

@@ -94,9 +94,9 @@ var rehearsed = []struct {
 	{[]string{"probe"}, 300}, {[]string{"layers", "8b-128k"}, 150}, {[]string{"trial"}, 150}, {[]string{"conformance"}, 1500}, {[]string{"training"}, 2000},
 }
 
-// Runs the whole check with real programs on the stand-in driver: each stage without faults, then with a driver
-// call that fails, that never returns, and that kills the process. Results before and after the fault must be
-// present.
+// TestRehearsal runs the whole check with real programs on the stand-in driver: each stage without faults, then
+// with a driver call that fails, that never returns, and that kills the process. Results before and after the
+// fault must be present.
 func TestRehearsal(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG=1 rehearses the check over the stand-in driver: kernels on the processor take their time")

@@ -150,7 +150,7 @@ type reader struct {
 	err error
 }
 
-// objects returns all results of a kind.
+// objects returns all results of the given kind.
 func objects[T any](r *reader, kind string) (out []T) {
 	for _, p := range r.of {
 		out = append(out, objectsOf[T](r, p, kind)...)
@@ -244,7 +244,7 @@ func worst(results map[string]string, t Test) {
 	}
 }
 
-// stepLine has the needed fields of sppovm run --json.
+// stepLine holds the fields of sppovm run --json that are needed.
 type stepLine struct {
 	Step    int
 	Loss    *float64

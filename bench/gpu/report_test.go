@@ -134,7 +134,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Each goal is missed if its figures miss it, or if it has none.
+// Each goal is missed if its figures miss it, or if it has no figures.
 func TestGoalsAreMissed(t *testing.T) {
 	for name, change := range map[string]map[[3]string]string{
 		"tests":      {{"schedules", "resume", kindTest}: `{"name":"TestGPUResume","result":"hang"}`},

@@ -42,10 +42,10 @@ type task struct {
 	tests string        // a pattern: argv is a test binary
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
-	cause string                                              // start of the line that tells why none does
+	cause string                                              // start of the line that says why none does
 	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
-	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind is no result
+	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind means no result
 }
 
 var (

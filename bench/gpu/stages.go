@@ -86,7 +86,7 @@ func figures(name, pattern string, limit time.Duration) task {
 	return t
 }
 
-// figureSize returns "gpu", or the size for a rehearsal without one.
+// figureSize returns "gpu", or the size for a rehearsal without a GPU.
 func figureSize() string {
 	if size := os.Getenv("SPPO_GPU_FIGURES"); size != "" {
 		return size

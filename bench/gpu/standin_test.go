@@ -316,8 +316,8 @@ func TestHostMemoryOfLayers(t *testing.T) {
 	}
 }
 
-// If the kernels for the card fail a test, later stages run with portable ones and record that. A later success of the
-// test ends it.
+// If the kernels for the card fail a test, later stages run with portable ones and record that, until the test
+// succeeds.
 func TestPortableAfterAFailure(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct {
@@ -394,7 +394,7 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// Without a GPU, the last lines tell why and name the report.
+// Without a GPU, the last lines say why and name the report.
 func TestWithoutGPU(t *testing.T) {
 	_, out, status := measured(t, bundle(t), "no GPU", "devices")
 	want := regexp.MustCompile(`failed +\S+ s  devices  no line contains "GPU 0: "; cuda  the driver is missing: install it\n.*\.json\nfailed: devices: devices\n$`)

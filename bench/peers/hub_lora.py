@@ -3,8 +3,8 @@
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors peft
     venv/bin/python bench/peers/hub_lora.py hf/testdata/models cmd/sppovm/testdata/adapters
-    venv/bin/python bench/peers/hub_lora.py --measure MODEL ADAPTER TOKENS.json    # print the loss under an adapter
-    venv/bin/python bench/peers/hub_lora.py --measure MODEL - TOKENS.json          # and of a model without one
+    venv/bin/python bench/peers/hub_lora.py --measure MODEL ADAPTER TOKENS.json    # print the loss with an adapter
+    venv/bin/python bench/peers/hub_lora.py --measure MODEL - TOKENS.json          # and without an adapter
 
 Each folder contains the initial adapter of a run, in PEFT's format with a B that is not 0, and expected.json: the settings of the
 optimizer, the tokens of all steps as one stream, the loss of each step before its update, and the loss of the first window after the

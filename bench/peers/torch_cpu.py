@@ -9,8 +9,8 @@
 Both start from the same weights and read the same tokens, and both train with AdamW and clip gradients. Every contestant is a
 separate process with --threads threads, by default one per processor. One runs at a time, for --seconds and whole steps, while
 the others are suspended with SIGSTOP. The ratio of a round is our tokens per second divided by theirs, so that
-a machine that slows down between rounds changes no ratio. On a machine that other programs use, threads wait for each other and
-elapsed time measures those programs: --threads 1 --clock cpu counts seconds of processor time instead.
+a machine that slows down between rounds changes no ratio. On a machine that other programs use as well, threads wait for each
+other, and elapsed time partly measures those programs. There, use --threads 1 --clock cpu, which counts processor time instead.
 
 Standard output has a line of JSON for each shape and type: the median, lowest and highest ratio for each mode of training with
 PyTorch, and peaks of resident memory, for PyTorch also the memory after importing it. The shapes of a type are followed by the
@@ -251,7 +251,7 @@ class Contestant:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def turn(self, seconds, tokens, least=1):
-        """Trains for a time and returns tokens per second."""
+        """Trains for a while and returns tokens per second."""
         began = self.spent if self.options.clock == "cpu" else self.now()
         self.process.send_signal(signal.SIGCONT)
         steps, self.spent = 0, began

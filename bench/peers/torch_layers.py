@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the models of bench/gpu in PyTorch on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, attention
 with PyTorch's flash kernels or cuDNN's, AdamW. Prints a line of JSON for each model and configuration as soon as it is measured: its
-step time, or why it did not run. With little time, run one configuration per call, so that none slows down the next."""
+step time, or why it did not run. If each call has little time, run one configuration per call."""
 
 import argparse
 import gc

@@ -3,11 +3,11 @@
     python3 -m venv venv && venv/bin/pip install -r requirements.txt
     venv/bin/python make.py [FOLDER]
 
-One file for each configuration, in this folder unless another is given. TestTransformers (../../transformers_test.go) compares
+It writes one file for each configuration, to this folder unless another is given. TestTransformers (../../transformers_test.go) compares
 our programs with the files. With SPPO_TRANSFORMERS=venv/bin/python it also writes them again and compares both.
 
 Weights and tokens are functions of names and indices that the test repeats, so the files hold neither. A weight is stored [in, out],
-as our programs have it. A gradient is kept as its norm and as dot products with vectors of signs, which is enough to bound
+as in our programs. A gradient is kept as its norm and as dot products with vectors of signs, which is enough to bound
 its distance from another: the mean square of the differences estimates the square of that distance.
 """
 
@@ -85,7 +85,7 @@ FUSED_PHI = {"wq": ("self_attn.qkv_proj.weight", 0), "wk": ("self_attn.qkv_proj.
 
 
 class Tensors:
-    """The parameters of a model by our names, and how each lies in one of the model's."""
+    """The parameters of a model by our names, and the place of each in one of the model's own."""
 
     def __init__(self, model, config, family):
         self.parameters = dict(model.named_parameters())
@@ -143,7 +143,7 @@ def losses_and_gradients(model, tensors, tokens):
 
 
 def make(name, family, keys, config, folder):
-    """config has transformers' keys; keys are what a spec's model block has for it."""
+    """config has transformers' keys; keys are the equivalent keys of a spec's model block."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**config)
     config._attn_implementation = "eager"
