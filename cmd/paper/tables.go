@@ -66,10 +66,10 @@ func (r *results) rate(t *table, row, system string) string {
 	case !ok:
 		return ""
 	case o.Error != "":
-		t.note(fmt.Sprintf("– of %s: %s", system, o.Error))
+		t.note(fmt.Sprintf("– for %s: %s", system, o.Error))
 		return "–"
 	case !o.Fits:
-		t.note("In parentheses: needs more memory than there is.")
+		t.note("In parentheses: the job needs more memory than the cluster has.")
 		return fmt.Sprintf("(%s)", short(o.TGS))
 	}
 	return short(o.TGS)
@@ -131,7 +131,7 @@ func (r *results) filled(row, system string) float64 {
 }
 
 func speedup(r *results) (string, error) {
-	t := &table{head: []string{"row", "m = 1", "m = 8", "m = 32", "m without end", "tuned, m = 1", "best of sppo, m = 32", "auto, m = 32", "the paper"}}
+	t := &table{head: []string{"row", "m = 1", "m = 8", "m = 32", "unlimited m", "tuned, m = 1", "best of sppo, m = 32", "auto, m = 32", "the paper"}}
 	for _, row := range rows {
 		best := r.best(row.name)
 		t.add(row.name, times(r.over(row.name, "sppo", "megatron, m = 1")), times(r.over(row.name, "sppo", "megatron, m = 8")),
@@ -156,7 +156,7 @@ func (r *results) best(row string) string {
 // schedule with the row's sizes.
 func left(r *results) (string, error) {
 	keys := []string{"strategy", "virtual_stages", "sp_mode", "mux", "recompute", "offload"}
-	t := &table{head: append(append([]string{"row", "in the row", "found"}, keys...), "device memory", "host memory", "relative to best of sppo")}
+	t := &table{head: append(append([]string{"row", "in the row", "found"}, keys...), "device memory", "host memory", "speed relative to the best of sppo")}
 	for _, row := range rows {
 		o := r.Jobs[row.name+", "+free]
 		cells := []string{row.name, r.Jobs[row.name+", sppo"].Schedule, o.Schedule}
@@ -263,7 +263,7 @@ func percent(v float64) string { return fmt.Sprintf("%.1f%%", 100*v) }
 // activations compares the paper's figure of activation memory across subsequences (one layer of 65B at 128K
 // on one GPU) with its own count of 36 bytes at lengths of equal causal FLOPs.
 func activations(*results) (string, error) {
-	t := &table{head: []string{"N", "first, last length", "36 bytes per token and hidden element", "what is saved here", "the paper"}}
+	t := &table{head: []string{"N", "first, last length", "36 bytes per token and hidden element", "saved here", "the paper"}}
 	for _, c := range []struct {
 		n    int
 		said string

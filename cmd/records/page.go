@@ -11,17 +11,18 @@ const page = "docs/records.md"
 
 const intro = `# Published records and predictions
 
-Written by ` + "`make records`" + `. Published results of training on very long sequences, next to the plans that ` + "`sppoc`" + ` makes for the same
-model and hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has
-run. The clusters are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of it for the job. Their kernel rates are
-assumptions, stated there.
+This page is written by ` + "`make records`" + `. It compares published results of training on very long sequences with the plans that ` + "`sppoc`" + `
+makes for the same model and hardware when every choice is left to it, with one sequence per step. **All our figures are
+simulated**: no such job has run. The clusters are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of which the
+job can use. Their kernel rates are assumptions, which the cluster files state.
 
-- *fits*: whether the published number of tokens fits here. If not, the other figures are those of the longest sequence that does, in
-  steps of 64K tokens.
+- *fits*: whether the published number of tokens fits here. If it does not, the other figures are those of the longest sequence that
+  fits, in steps of 64K tokens.
 - *MFU*: model FLOPs divided by the peak. Model FLOPs are three times those of the forward pass, with causal attention. Publications may
-  count differently.
-- *ceiling*: the speed of the published job's arithmetic alone, at the assumed rates of the kernels, each operation once. No schedule
-  exceeds it. A published figure above it means that the rates are too low, or that FLOPs are counted differently.
+  count FLOPs differently.
+- *ceiling*: the speed of the published job's arithmetic alone, with each operation performed once at the assumed rates of the
+  kernels. No schedule exceeds this speed. A published figure above it means that the assumed rates are too low, or that FLOPs are
+  counted differently.
 
 `
 
@@ -29,14 +30,14 @@ const head = "| record | job | published | fits here | tokens | step, simulated 
 	"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 
 const formula = `
-The ceiling in seconds per token and GPU, with the forward FLOPs per token of matmuls (M) and causal attention (A), and the best
-efficiencies (e) of the cluster:
+In seconds per token and GPU, the ceiling is the following expression. M and A are the forward FLOPs per token of matmuls and of
+causal attention, and each e is the best efficiency of the cluster for that kind of kernel:
 
     (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 
-The backward kernel of attention recomputes the scores: 2.5 times the forward's FLOPs, of which MFU counts two.
+The backward kernel of attention recomputes the scores, so it takes 2.5 times the FLOPs of the forward kernel. MFU counts only 2 times.
 
-## Why they differ, and sources
+## Sources, and why the figures differ
 
 `
 

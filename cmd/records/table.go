@@ -28,47 +28,50 @@ var records = []record{
 	{
 		name: "ALST, 1 GPU", job: "Llama-3.1-8B on one H100", claim: "500K tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1)", sequence: 500_000,
-		why: "Weights, gradients and optimizer state take 18 bytes per parameter, 135 GiB in total, and the device has 75.6 GiB. Optimizer " +
-			"state and master weights are kept on the host, as are activations. The abstract gives no speed.",
+		why: "Weights, gradients and optimizer state take 18 bytes per parameter, 135 GiB in total, but the device has " +
+			"only 75.6 GiB. Optimizer state, master weights and activations are kept on the host. The abstract gives " +
+			"no speed.",
 	},
 	{
 		name: "ALST, 8 GPUs", job: "Llama-3.1-8B on 8 H100", claim: "3.7M tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 3_700_000,
-		why: "ALST processes the MLP and the loss in tiles and keeps little more than the inputs of layers, on the host. Here subsequences take the " +
-			"place of tiles. The plan recomputes what the host has no room for, which explains the distance to the ceiling. The abstract gives no speed.",
+		why: "ALST processes the MLP and the loss in tiles. It keeps little more than the inputs of layers, and keeps " +
+			"them on the host. Here, subsequences take the place of tiles. The plan recomputes activations for which " +
+			"the host has no room, which explains the gap to the ceiling. The abstract gives no speed.",
 	},
 	{
 		name: "ALST, 32 GPUs", job: "Llama-3.1-8B on 32 H100", claim: "15M tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(nodes = 4)", sequence: 15_000_000,
-		why: "As with 8 GPUs.",
+		why: "ALST works in the same way as with 8 GPUs. The abstract gives no speed.",
 	},
 	{
 		name: "UPipe", job: "Llama-3-8B on 8 H100", claim: "5M tokens", source: upipe,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 5_000_000,
-		why: "UPipe runs the attention of a few heads at a time and reuses their buffers. Here all heads of a rank are in memory at once, but " +
-			"only those of one subsequence. The plan recomputes more than at 3.7M tokens.",
+		why: "UPipe runs the attention of a few heads at a time and reuses their buffers. Here, all heads of a rank are " +
+			"in memory at once, but only for one subsequence. The plan recomputes more than at 3.7M tokens.",
 	},
 	{
 		name: "TRL", job: "Qwen3-8B on 8 H100", claim: "1M tokens, 345 tokens/s per GPU", source: trl,
 		model: "today/qwen3-8b.sppo", cluster: "h100", machine: "h100()", sequence: 1 << 20,
-		why: "TRL checkpoints layers, so every forward runs twice, including attention. Here the outputs of attention go to the host instead. " +
-			"A measured step also has costs that the simulator does not model.",
+		why: "TRL checkpoints layers, so every forward runs twice, including attention. Here, the outputs of attention " +
+			"are offloaded to the host instead. A measured step also has costs that the simulator does not model.",
 	},
 	{
 		name: "Memo", job: "GPT-7B on 8 A800", claim: "1M tokens, 52.30% MFU", source: memo,
 		model: "paper/gpt-7b.sppo", cluster: "a100-80g", machine: "a100-80g()", sequence: 1 << 20,
-		why: "52.3% is above the ceiling here: its kernels ran faster than the rates assumed for an A100, or it counts FLOPs differently. An A800 " +
-			"is an A100 with slower NVLink, which hardly matters at this length.",
+		why: "The published 52.3% is above our ceiling: Memo's kernels ran faster than we assume for an A100, or the " +
+			"paper counts FLOPs differently. An A800 is an A100 with slower NVLink, which hardly matters at this " +
+			"length.",
 	},
 	{
 		name: "SlimPipe", job: "Llama-70B on 256 GPUs (Hopper, 80 GB)", claim: "2048K tokens, over 45% MFU", source: slim,
 		model: "today/llama-3.1-70b.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 2 << 20,
-		why: "The rates assumed for attention on an H100 keep every schedule below 45%. The abstract does not give the number of sequences per step; " +
-			"here it is one, whose pipeline fills and drains once per step.",
+		why: "The rates assumed for attention on an H100 keep every schedule below 45%. The abstract does not give the " +
+			"number of sequences per step; here it is one, so the pipeline fills and drains once for every sequence.",
 	},
 	{
 		name: "SPPO", job: "GPT-7B on 128 A100", claim: "4M tokens", source: paper,
 		model: "paper/gpt-7b.sppo", cluster: "a100-80g", machine: "a100-80g(nodes = 16)", sequence: 4 << 20,
-		why: "The abstract gives no speed at this length; docs/paper.md compares the paper's speeds at shorter ones.",
+		why: "The abstract gives no speed at this length; docs/paper.md compares the paper's speeds at shorter lengths.",
 	},
 }
