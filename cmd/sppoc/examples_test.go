@@ -19,9 +19,9 @@ const examplesReport = "../../examples/REPORT.md"
 // placement is visible.
 func TestExamplesReport(t *testing.T) {
 	var b bytes.Buffer
-	b.WriteString("# What the examples plan\n\n" +
-		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` prints each with its reasons. Peaks are those of the fullest\n" +
-		"stage, exact to the byte; times are those of the simulated program.\n\n" +
+	b.WriteString("# Plans of the examples\n\n" +
+		"This page is written by `go test ./cmd/sppoc -update`. `sppoc plan FILE` prints each plan with its reasons. Peaks are those of the\n" +
+		"fullest stage, exact to the byte. Times are those of the simulated program.\n\n" +
 		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s per rank | MFU |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	old, err := os.ReadFile(examplesReport)

@@ -60,7 +60,7 @@ var paragraphs = map[string]string{
 	"wgmma.fence":               "9.7.15.7.1, wgmma.fence",
 	"wgmma.commit_group":        "9.7.15.7.2, wgmma.commit_group",
 	"wgmma.wait_group":          "9.7.15.7.3, wgmma.wait_group",
-	"settle":                    "9.7.15.7.3, as the compiler must keep it",
+	"settle":                    "9.7.15.7.3, which the compiler must respect",
 	"fence.proxy.async":         "9.7.15.4, Async Proxy",
 	"fence.mbarrier_init":       "membar, fence: fence.mbarrier_init",
 	"fence.proxy.tensormap":     "membar, fence: proxy fences",
@@ -77,23 +77,23 @@ var paragraphs = map[string]string{
 	"setmaxnreg.inc":            "setmaxnreg",
 }
 
-const clusterFence = "it orders the initialisation for other blocks of a cluster, and there are none; it costs one instruction of a block"
+const clusterFence = "it makes the initialisation visible to other blocks of a cluster, of which there are none; it costs one instruction per block"
 
 // redundant lists the places that the ISA lets us omit, by pass and name, and why they stay.
 var redundant = map[string]string{
-	"forward attend 2: settle":                    "the product overwrites the scores; it keeps uses of the old ones before the fence",
-	"backward change_queries: settle":             "the product overwrites the scores; it keeps uses of the old ones before the fence",
-	"backward change_queries 2: settle":           "the product overwrites dp; it keeps uses of the old one before the fence",
-	"backward change_queries 9: settle":           "the next call of settle hands the sum back, and nothing reads it before; it is an empty asm",
-	"backward change_queries 11: settle":          "the sum was settled before and has not changed; it is an empty asm, for the compiler to keep that order",
-	"backward ByThreads.soon: cp.async.wait_all":  "before waits again, ahead of the products; here it ends a basic block, so that the exponentials stay beside the products",
-	"backward ByThreads.soon: fence.proxy.async":  "before has the same fence, ahead of the products",
-	"backward ByEngine.used: __syncwarp":          "the values that the lanes read went into products that were waited for, so no read is under way; without it the arrival would not formally follow the reads of other lanes",
+	"forward attend 2: settle":                    "the product overwrites the scores; settle keeps uses of the old scores before the fence",
+	"backward change_queries: settle":             "the product overwrites the scores; settle keeps uses of the old scores before the fence",
+	"backward change_queries 2: settle":           "the product overwrites dp; settle keeps uses of the old dp before the fence",
+	"backward change_queries 9: settle":           "the next call of settle returns the sum, and nothing reads the sum before that; this settle is an empty asm",
+	"backward change_queries 11: settle":          "the sum was settled before and has not changed; this settle is an empty asm that makes the compiler keep the order",
+	"backward ByThreads.soon: cp.async.wait_all":  "`before` waits again, ahead of the products; this wait ends a basic block, so that the exponentials stay next to the products",
+	"backward ByThreads.soon: fence.proxy.async":  "`before` has the same fence, ahead of the products",
+	"backward ByEngine.used: __syncwarp":          "the values that the lanes read went into products that have been waited for, so no read is in progress; without __syncwarp, the arrival would not formally follow the reads of other lanes",
 	"forward attention_bulk: fence.mbarrier_init": clusterFence,
 	"backward barriers_of: fence.mbarrier_init":   clusterFence,
-	"forward attention_bulk: setmaxnreg.inc":      "the kernel is right with the 168 registers of its launch, but heads of 128 hold 160 in products alone",
-	"backward bulk_dq: setmaxnreg.inc":            "the kernel is right with the 168 registers of its launch, but gradients with heads of 128 hold 224 in products alone",
-	"backward bulk_dkv: setmaxnreg.inc":           "the kernel is right with the 168 registers of its launch, but gradients with heads of 128 hold 224 in products alone",
+	"forward attention_bulk: setmaxnreg.inc":      "the kernel is correct with the 168 registers of its launch, but with heads of 128, products alone occupy 160",
+	"backward bulk_dq: setmaxnreg.inc":            "the kernel is correct with the 168 registers of its launch, but with heads of 128, the products of the gradients alone occupy 224",
+	"backward bulk_dkv: setmaxnreg.inc":           "the kernel is correct with the 168 registers of its launch, but with heads of 128, the products of the gradients alone occupy 224",
 }
 
 // orderPath is the table of all places that order memory accesses, with the effects of omitting each.
@@ -194,13 +194,14 @@ func (o *orderTable) set(c orderCell, verdict string) {
 	o.verdicts[c] = verdict
 }
 
-const orderHead = `# What orders the kernels for Hopper
+const orderHead = `# Ordering of memory accesses in the kernels for Hopper
 
-This table lists every place in the kernels for Hopper that orders memory accesses, and what the emulator (cuda/emu) detects if a test
-omits it: an error, another result, or nothing. If nothing is detected, the ISA allows the omission, and the row explains why the place
-is kept. There is a column for each width of heads; a dash means that the kernel does not have the place. With heads of dimension 96,
-windows, documents or bounded scores, the kernels have the same places as with heads of 128, as TestOrderOfVariants checks. Sections of
-the PTX ISA are named by their titles, those of wgmma with their numbers in release 9.0. TestOrder checks this table and writes it.
+This table lists every wait, fence and barrier in the kernels for Hopper that orders memory accesses. It shows what the emulator
+(cuda/emu) detects if a test omits one: an error, another result, or nothing (allowed). If nothing is detected, the ISA allows the
+omission, and the row explains why the operation is kept. There is a column for each head dimension; a dash means that the kernel does
+not have the operation. With heads of dimension 96, windows, documents or bounded scores, the kernels have the same operations as with
+heads of 128, as TestOrderOfVariants checks. Sections of the PTX ISA are named by their titles, and those of wgmma also by their numbers
+in release 9.0. TestOrder checks this table, and writes it if -update is given.
 
 `
 
