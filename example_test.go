@@ -134,7 +134,7 @@ func ExampleOpen_programByHand() {
 	fmt.Println(sppo.Run(context.Background(), program, nil))
 	// Output:
 	// loss 36
-	// the program does not verify, 1 finding
+	// the program failed verification: 1 finding
 	// race: code only, step 8: reads x.back (bytes 0x100 to 0x110) while step 6 on stream h2d may not yet have written it: no event orders them
 	//     step 8: compute sumsq loss:f32[1] = x.back:f32[4] weight=1
 	//         from by hand

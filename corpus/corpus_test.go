@@ -458,7 +458,7 @@ func TestLive(t *testing.T) {
 	for _, c := range []struct {
 		text, field, want string
 	}{
-		{"{\"text\":\"a\"}\n{\"text\":3}", "text", `a.jsonl: line 2, at byte 13: field "text" is not a text`},
+		{"{\"text\":\"a\"}\n{\"text\":3}", "text", `a.jsonl: line 2, at byte 13: field "text" is not a string`},
 		{"{\"text\":\"a\"}\n[1]", "text", `line 2, at byte 13: it is not a JSON object`},
 		{"{\"text\":\"a\"}", "body", `line 1, at byte 0: the object has no field "body"`},
 	} {

@@ -131,7 +131,7 @@ func segmentsOf(object map[string]json.RawMessage, field string) ([]Document, er
 	out := make([]Document, len(segments))
 	for i, s := range segments {
 		if s.Text == nil || s.Train == nil {
-			return nil, fmt.Errorf("field %q: segment %d lacks its text, or whether to train on it", field, i)
+			return nil, fmt.Errorf("field %q: segment %d needs a text and a flag that selects it for training", field, i)
 		}
 		out[i] = Document{Text: *s.Text, Masked: !*s.Train, Ends: i == len(segments)-1}
 	}
@@ -145,7 +145,7 @@ func textOf(object map[string]json.RawMessage, field string) (string, error) {
 	}
 	var text string
 	if err := json.Unmarshal(raw, &text); err != nil || raw[0] != '"' {
-		return "", fmt.Errorf("field %q is not a text", field)
+		return "", fmt.Errorf("field %q is not a string", field)
 	}
 	return text, nil
 }

@@ -35,7 +35,7 @@ func (r *reader) open(s *stream, name string) error {
 	}
 	for _, ext := range []string{".jsonl", ".txt", ".json", ".gz", ".zst", ".parquet"} {
 		if strings.HasSuffix(name, ext) {
-			return fmt.Errorf("%s: it is not a token file: give tokenizer = ..., or tokenize it first with sppoc tokenize", name)
+			return fmt.Errorf("%s: it is not a token file: set tokenizer = ..., or tokenize it first with sppoc tokenize", name)
 		}
 	}
 	if index := strings.TrimSuffix(name, filepath.Ext(name)) + ".idx"; r.Header == "auto" && index != name && isMegatron(index) {
@@ -105,7 +105,8 @@ func (r *reader) readHeader(f *file, kind string) error {
 // openMarks opens the index and the mask of a shard, if they are used.
 func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 	if m.Masks && (r.Masks == "off" || r.Masks == "") {
-		return fmt.Errorf("%s: it has masks: give masks = on to train on the labels that count, or masks = ignore to train on all", f.name)
+		return fmt.Errorf("%s: it has masks: set masks = on to train on the labels that count, or masks = ignore to train on all labels",
+			f.name)
 	}
 	if r.Documents == "index" {
 		lengths, err := openLengths(strings.TrimSuffix(f.name, ".bin")+".idx", shard.Documents, shard.Tokens)

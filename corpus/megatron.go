@@ -79,7 +79,7 @@ func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	}
 	const most = 1 << 40
 	if sequences > most || borders > most || indexSize != int64(megatronHeader)+int64(sequences)*12+int64(borders)*8 {
-		return fail(18, "%d sequences and %d document borders do not match its %d bytes", sequences, borders, indexSize)
+		return fail(18, "%d sequences and %d document boundaries do not match its %d bytes", sequences, borders, indexSize)
 	}
 	lengths := bufio.NewReaderSize(io.NewSectionReader(in, int64(megatronHeader), int64(sequences)*4), 1<<16)
 	placesAt := int64(megatronHeader) + int64(sequences)*4
@@ -120,7 +120,7 @@ func checkBorders(in *os.File, at, borders, sequences int64, fail func(int64, st
 		}
 		border := int64(binary.LittleEndian.Uint64(b[:]))
 		if border < last || border > sequences || i == 0 && border != 0 || i == borders-1 && border != sequences {
-			return fail(at+8*i, "document border %d is sequence %d, after %d, of %d", i, border, last, sequences)
+			return fail(at+8*i, "document boundary %d is sequence %d, after %d, of %d", i, border, last, sequences)
 		}
 		last = border
 	}

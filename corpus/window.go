@@ -308,12 +308,12 @@ func (r *reader) openDocuments(f *file) error {
 	case "", "off":
 	case "index":
 		if f.borders == nil {
-			return fmt.Errorf("%s: it has no index of documents: give documents = the ID of the token that ends one", f.name)
+			return fmt.Errorf("%s: it has no index of documents: set documents to the ID of the token that ends a document", f.name)
 		}
 	default:
 		id, err := strconv.ParseInt(r.Documents, 10, 32)
 		if err != nil || id < 0 || id >= int64(r.vocab) {
-			return fmt.Errorf("documents = %s is not a token of a vocabulary of %d", r.Documents, r.vocab)
+			return fmt.Errorf("documents = %s is not a token in a vocabulary of %d", r.Documents, r.vocab)
 		}
 		if f.borders != nil {
 			err = f.borders.Close()

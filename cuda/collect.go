@@ -395,7 +395,8 @@ func exchangeOf(call *teamCall, meeting ir.Meeting, workspace driver.Ptr) (excha
 			return nil
 		}
 		if end-first > maxSummands {
-			return fmt.Errorf("%s adds what %d ranks give, and at most %d can be added", call.in.Info().Name, end-first, maxSummands)
+			return fmt.Errorf("%s sums the contributions of %d ranks, but at most %d are supported",
+				call.in.Info().Name, end-first, maxSummands)
 		}
 		received := make([]teamCall, end-first)
 		for i := range received {

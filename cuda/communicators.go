@@ -70,8 +70,8 @@ func layoutOf(p *ir.Program) (*layout, error) {
 func (l *layout) check(ranks int) error {
 	for r, n := range l.count(ranks) {
 		if n > mostPlaces {
-			return fmt.Errorf("rank %d needs %d NCCL communicators, and a rank may have %d: each takes device memory besides the program's; "+
-				"fewer stages or schedule.mux = off need fewer", r, n, mostPlaces)
+			return fmt.Errorf("rank %d needs %d NCCL communicators, but a rank can have at most %d, because each takes "+
+				"additional device memory; use fewer stages or schedule.mux = off", r, n, mostPlaces)
 		}
 	}
 	return nil

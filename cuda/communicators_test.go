@@ -165,7 +165,7 @@ func TestTooManyCommunicators(t *testing.T) {
 	if err := m.Check(p); err != nil {
 		t.Errorf("a pipeline of eight: %v", err)
 	}
-	want := "GPU 7 has 1006 MiB besides what the program needs, and NCCL's buffers may need 1.12 GiB, an estimate"
+	want := "GPU 7 has 1006 MiB in addition to what the program needs, but NCCL's buffers may need an estimated 1.12 GiB"
 	if notes := m.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], want) {
 		t.Errorf("the notes are %q, want %q", notes, want)
 	}
@@ -176,7 +176,7 @@ func TestTooManyCommunicators(t *testing.T) {
 	crowded := *p
 	_, _ = m.collect.layouts.get(&crowded, func() (*layout, error) { return l, l.check(len(p.Ranks)) })
 	err := m.Check(&crowded)
-	if want := "rank 0 needs 65 NCCL communicators, and a rank may have 64"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "rank 0 needs 65 NCCL communicators, but a rank can have at most 64"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
 	}
 }

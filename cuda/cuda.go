@@ -43,7 +43,7 @@ import (
 // Options of a machine. Open also sets Sync, Portable and Check if their environment variables are 1.
 type Options struct {
 	GPUs        []int  // GPUs to use, in this order; nil: all
-	NCCL        bool   // connect ranks by NCCL, one GPU each, instead of by copies
+	NCCL        bool   // connect ranks through NCCL, one GPU each, instead of by copies
 	Sync        bool   // wait after every instruction, so that an error names the right one; slow
 	OwnProducts bool   // use our own kernels for products even if cuBLASLt is installed
 	Portable    bool   // disable kernels written for one architecture
@@ -55,7 +55,7 @@ type Options struct {
 	World       *World // nil: all ranks are in this process
 }
 
-// World describes the other processes of the job. If there are any, ranks communicate by NCCL.
+// World describes the other processes of the job. If there are any, ranks communicate through NCCL.
 type World struct {
 	First, End  int // the ranks of this process: [First, End)
 	FirstOnHost int // number of ranks of earlier processes on its host
@@ -255,18 +255,18 @@ func (m *Machine) Check(p *ir.Program) error {
 	}
 	for _, g := range m.gpus {
 		if need := device[g]; int64(need) > g.total {
-			return fmt.Errorf("GPU %d (%s) has %s, and its ranks need %s (and %s of pinned host memory in total)",
+			return fmt.Errorf("GPU %d (%s) has %s, but its ranks need %s (and %s of pinned host memory in total)",
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
 	}
 	short := func(g *gpu) ir.Bytes { return buffers[g] - (ir.Bytes(g.total) - device[g]) }
 	g := slices.MaxFunc(m.gpus, func(a, b *gpu) int { return cmp.Compare(short(a), short(b)) })
 	if short(g) > 0 { // not an error, because the need is an estimate
-		m.notes.add("GPU %d has %s besides what the program needs, and NCCL's buffers may need %s, an estimate; "+
+		m.notes.add("GPU %d has %s in addition to what the program needs, but NCCL's buffers may need an estimated %s; "+
 			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}
 	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow
-		m.notes.add("the host reports %s of free memory, and the program pins %s", ir.Bytes(there), host)
+		m.notes.add("the host reports %s of free memory, but the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
 }

@@ -139,7 +139,8 @@ func (d *Device) reachPeers() error {
 			return err
 		}
 		if err := d.api.EnablePeer(peer); err != nil {
-			return fmt.Errorf("GPU %d cannot access the memory of GPU %d; connect ranks by NCCL instead: %w", d.gpu.index, g.index, err)
+			return fmt.Errorf("GPU %d cannot access the memory of GPU %d; connect ranks through NCCL instead: "+
+				"%w", d.gpu.index, g.index, err)
 		}
 	}
 	return nil
@@ -156,7 +157,7 @@ func (d *Device) reserve() error {
 		return err
 	}
 	if int64(need[ir.Device]) > free {
-		return fmt.Errorf("GPU %d (%s) has %s free of %s, and the device arena needs %s (and the host arena %s)",
+		return fmt.Errorf("GPU %d (%s) has %s free of %s, but the device arena needs %s (and the host arena %s)",
 			d.gpu.index, d.gpu.name, ir.Bytes(free), ir.Bytes(total), need[ir.Device], need[ir.Host])
 	}
 	if d.device, err = d.alloc(int64(need[ir.Device])); err != nil {

@@ -29,7 +29,7 @@ func (d *Device) makeGraphs() (err error) {
 		return nil
 	}
 	if len(d.program.Ranks) > 1 {
-		return fmt.Errorf("graphs need a program of a single rank, and this one has %d", len(d.program.Ranks))
+		return fmt.Errorf("graphs need a program of a single rank, but this one has %d", len(d.program.Ranks))
 	}
 	g := &graphs{}
 	if g.fork, err = d.newEvent(false); err != nil {

@@ -110,7 +110,7 @@ func TestGraphsAreForOneRank(t *testing.T) {
 	fake := useFake(t)
 	m := fake.open(t, Options{OwnProducts: true, Graphs: true})
 	_, err := runSteps(meeting(), 1, m.New, m)
-	if err == nil || !strings.Contains(err.Error(), "graphs need a program of a single rank, and this one has 4") {
+	if err == nil || !strings.Contains(err.Error(), "graphs need a program of a single rank, but this one has 4") {
 		t.Errorf("opening says %v", err)
 	}
 	if n := fake.live(); n != 0 {

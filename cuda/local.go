@@ -268,7 +268,8 @@ func (b *binder) collective() error {
 		return err
 	}
 	if len(members) > maxSummands {
-		return fmt.Errorf("%d ranks of one process on GPUs, and at most %d can communicate by copies: use NCCL", len(members), maxSummands)
+		return fmt.Errorf("one process has %d ranks on GPUs, but at most %d can communicate through copies: use "+
+			"NCCL", len(members), maxSummands)
 	}
 	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index, theirs: make([]driver.Event, len(members))}
 	if m.call, m.meeting, err = b.collectiveOf(index, len(members)); err != nil {

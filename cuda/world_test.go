@@ -158,7 +158,7 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 	return errs, texts
 }
 
-// Ranks of two processes communicate by NCCL and exchange NCCL's IDs over the rendezvous. All their memory equals
+// Ranks of two processes communicate through NCCL and exchange NCCL's IDs over the rendezvous. All their memory equals
 // that on the CPU in one process.
 func TestNCCLOfSeveralProcesses(t *testing.T) {
 	useFake(t)

@@ -216,7 +216,7 @@ func (m *Model) biases(c *config) {
 func (m *Model) dropout(c *config, keys ...string) {
 	for _, key := range keys {
 		if c.has(key) && c.number(key) != 0 {
-			m.notice("%s = %v: there is no dropout in training", key, c.number(key))
+			m.notice("%s = %v is ignored, because the model is trained without dropout", key, c.number(key))
 		}
 		c.skip(key)
 	}

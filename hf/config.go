@@ -131,7 +131,7 @@ func (c *config) positive(key string) float64 {
 func (c *config) numbers(key string) []float64 { return get[[]float64](c, key, "list of numbers") }
 func (c *config) truth(key string) bool        { return get[bool](c, key, "true or false") }
 func (c *config) word(key string) string       { return get[string](c, key, "a string") }
-func (c *config) words(key string) []string    { return get[[]string](c, key, "list of texts") }
+func (c *config) words(key string) []string    { return get[[]string](c, key, "list of strings") }
 
 // object returns a member that must be an object.
 func (c *config) object(key string) *config {

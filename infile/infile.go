@@ -33,7 +33,7 @@ func regular(path string, info fs.FileInfo) error {
 			break
 		}
 	}
-	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, and a regular file is needed", kind)}
+	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, not a regular file", kind)}
 }
 
 // Open opens a regular file and returns its size in bytes. Errors are of type *fs.PathError.

@@ -162,7 +162,7 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 				c.fail("%s of %s is %s, not %s", o.Name, row.Name, describeType(v.DType), o.typeText())
 			}
 		case !o.Optional:
-			c.fail("%s lacks operand %s", row.Name, o.Name)
+			c.fail("%s is missing operand %s", row.Name, o.Name)
 		case *v != Absent():
 			c.fail("absent operand %s of %s has a shape", o.Name, row.Name)
 		}

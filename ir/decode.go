@@ -22,7 +22,7 @@ func Decode(data []byte) (*Program, error) {
 // checkPreamble checks that a file is a program that this build can read.
 func checkPreamble(data []byte) error {
 	if len(data) < len(magic) || string(data[:len(magic)]) != magic {
-		return errors.New("it does not start like a .sppb file")
+		return errors.New("it does not have the signature of a .sppb file")
 	}
 	if len(data) < preambleBytes+trailerBytes {
 		return errTruncated
@@ -276,7 +276,7 @@ func (d *decoder) buffers(c *Code) {
 		b := &c.Buffers[i]
 		shared := d.uint()
 		if shared > uint64(len(name)) {
-			d.fail(errors.New("a name shares more than its predecessor has"))
+			d.fail(errors.New("a name shares a longer prefix than its predecessor has"))
 			return
 		}
 		// Reject names that no compiler writes: because prefixes are shared, millions of buffers
@@ -318,7 +318,7 @@ func (d *decoder) section() []Instr {
 		in.Prov = prov
 		base := &last[in.Op]
 		if len(base.Args) > len(args) || len(base.Attrs) > len(attrs) {
-			d.fail(errors.New("more operands than announced"))
+			d.fail(errors.New("more operands than declared"))
 			return nil
 		}
 		in.Args, args = carve(args, base.Args)
@@ -330,7 +330,7 @@ func (d *decoder) section() []Instr {
 		base.Args, base.Attrs = in.Args, in.Attrs
 	}
 	if len(args) != 0 || len(attrs) != 0 {
-		d.fail(errors.New("fewer operands than announced"))
+		d.fail(errors.New("fewer operands than declared"))
 	}
 	return instrs
 }

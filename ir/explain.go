@@ -21,7 +21,7 @@ func Explain(name string) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s (%s)\n\n%s\n", row.Name, row.Class, row.Doc)
 	if row.Source != "" {
-		fmt.Fprintf(&b, "After %s.\n", row.Source)
+		fmt.Fprintf(&b, "See %s.\n", row.Source)
 	}
 	fmt.Fprintf(&b, "\nwritten   %s\nstreams   %s\n", row.Usage(), row.StreamNames())
 	if row.InPlace {

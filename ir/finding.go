@@ -92,7 +92,7 @@ type VerifyError struct {
 func (e *VerifyError) Error() string {
 	var b strings.Builder
 	n := len(e.Findings) + e.More
-	fmt.Fprintf(&b, "the program does not verify, %d finding%s", n, strings.Repeat("s", min(n-1, 1)))
+	fmt.Fprintf(&b, "the program failed verification: %d finding%s", n, strings.Repeat("s", min(n-1, 1)))
 	for i := range e.Findings {
 		b.WriteString("\n" + e.Findings[i].String())
 	}

@@ -228,7 +228,7 @@ var (
 	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens from the first key to the first query"}
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
 	attrScale      = AttrInfo{"scale", KindFloat, "1 / tokens of the batch; 1 with weight"}
-	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of writing them"}
+	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of overwriting them"}
 	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
 	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank, without padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
@@ -237,9 +237,9 @@ var (
 	attrFunction   = AttrInfo{"function", KindFunction, "one of " + strings.Join(Functions, ", ")}
 	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap"}
 	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap"}
-	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor of the rows of the table; 0 means 1"}
+	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor by which the table rows are multiplied; 0 means 1"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order"}
-	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 on; 0: all keys from the first on"}
+	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 onwards; 0: no window"}
 	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither"}
 )
 
@@ -260,7 +260,10 @@ var (
 var Ops = [NumOps]OpInfo{
 	LoadTokens: {
 		Name: "load_tokens", Class: ClassData, Streams: onCompute,
-		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token becomes -1 if it begins a document, is padding, or is excluded by the data's mask. With as = 2, each token becomes its position in its document: 0, or one more than the token before it.",
+		Doc: "Loads the tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or " +
+			"of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token " +
+			"becomes -1 if it begins a document, is padding, or is excluded by the data's mask. With as = 2, each token " +
+			"becomes its position in its document: 0, or one more than the token before it.",
 		Operands: []Operand{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
@@ -275,7 +278,8 @@ var Ops = [NumOps]OpInfo{
 	},
 	InitNormal: {
 		Name: "init_normal", Class: ClassKernel, Streams: onCompute,
-		Doc: "Initial values of a rectangle of a tensor, normally distributed with mean 0. Each value depends only on (seed, tensor, global element), so any split gives the same model.",
+		Doc: "Initialises a rectangle of a tensor with normally distributed values of mean 0. Each value depends only on " +
+			"(seed, tensor, global element), so any split gives the same model.",
 		Operands: []Operand{
 			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
 		},
@@ -296,7 +300,8 @@ var Ops = [NumOps]OpInfo{
 	},
 	Embed: {
 		Name: "embed", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rows of the embedding table by token, times scale. Tokens that are not on this rank give zeros, so a sum over ranks completes the rows.",
+		Doc: "Looks up the row of each token in the embedding table and multiplies it by scale. Tokens that are not on " +
+			"this rank give zeros, so a sum over ranks completes the rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
 			{Name: "tokens", Types: "i32", Dims: "r"},
@@ -329,7 +334,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	PositionEmbedGrad: {
 		Name: "position_embed_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient of position_embed with respect to the table: the sum of dy over the batch rows of a token.",
+		Doc: "Computes the gradient of position_embed with respect to the table: the sum of dy over the batch rows of each token.",
 		Operands: []Operand{
 			{Name: "dtable", Dir: WriteOrAdd, Types: "f32", Dims: "n,h"},
 			{Name: "dy", Types: "T", Dims: "n*batch,h"},
@@ -339,7 +344,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	LayerNorm: {
 		Name: "layernorm", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = (x - mean) / sqrt(variance + eps) * (offset + gamma) + beta by rows.",
+		Doc: "y = (x - mean) / sqrt(variance + eps) * (offset + gamma) + beta, for each row.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,2", Spare: true, Doc: "mean and 1/sqrt(variance + eps)"},
@@ -352,7 +357,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	LayerNormGrad: {
 		Name: "layernorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of layernorm; residual, the gradient that reaches x on another path, is added to dx.",
+		Doc: "Computes the gradients of layernorm. residual, the gradient that reaches x on another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -368,7 +373,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	RMSNorm: {
 		Name: "rmsnorm", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / sqrt(mean square + eps) * (offset + gamma) by rows.",
+		Doc: "y = x / sqrt(mean square + eps) * (offset + gamma), for each row.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,1", Spare: true, Doc: "1/sqrt(mean square + eps)"},
@@ -380,7 +385,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	RMSNormGrad: {
 		Name: "rmsnorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of rmsnorm; residual, the gradient that reaches x on another path, is added to dx.",
+		Doc: "Computes the gradients of rmsnorm. residual, the gradient that reaches x on another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -395,7 +400,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Matmul: {
 		Name: "matmul", Class: ClassKernel, Streams: onCompute,
-		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes if trans_a or trans_b is set. Sums in f32.",
+		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes its argument if trans_a or trans_b is set. Sums are accumulated in f32.",
 		Operands: []Operand{
 			{Name: "c", Dir: WriteOrAdd, Types: "F", Dims: "m,n"},
 			{Name: "a", Types: "T", Doc: "[m,k], or [k,m] transposed"},
@@ -411,7 +416,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	BiasGrad: {
 		Name: "bias_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Sums of the columns of dy, in f32.",
+		Doc: "Sums the columns of dy in f32.",
 		Operands: []Operand{
 			{Name: "db", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
 			{Name: "dy", Types: "T", Dims: "r,c"},
@@ -421,7 +426,11 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rope: {
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its document instead. A rotation of the run replaces this rule: it defines the pairs (i, i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope with inverse set, which applies the same factors.",
+		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * " +
+			"theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its " +
+			"document instead. If rotation is set, a rotation of the run replaces this rule: it defines the pairs (i, " +
+			"i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope " +
+			"with inverse set, which applies the same factors.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -439,7 +448,9 @@ var Ops = [NumOps]OpInfo{
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
-		Doc: "Causal attention of n queries over keys, which are all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
+		Doc: "Computes causal attention of n queries over keys, which are all tokens so far or a block of them: query r " +
+			"sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / " +
+			"(heads/kv_heads). " +
 			"Scores of a whole row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
 			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. If no key is left, its o is 0 and its lse minus infinity.",
 		Operands: []Operand{
@@ -456,8 +467,9 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionGrad: {
 		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of attention over the same keys, either all of them or a block. o or delta, and lse, must be those over all keys that a query sees; this makes the contribution of every block exact. dk and dv cover all given keys, so that later subsequences add to the rows of earlier ones. " +
-			"One of o and delta is given.",
+		Doc: "Computes the gradients of attention over the same keys, either all of them or a block. o or delta, and lse, " +
+			"must be those over all keys that a query sees; this makes the contribution of every block exact. dk and dv " +
+			"cover all given keys, so that later subsequences add to the rows of earlier ones. Exactly one of o and delta is given.",
 		Operands: []Operand{
 			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
 			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim", Spare: true},
@@ -472,7 +484,7 @@ var Ops = [NumOps]OpInfo{
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
-			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
+			{"accumulate_q", KindBool, "add to dq instead of overwriting it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Activation: {
@@ -487,7 +499,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	ActivationGrad: {
 		Name: "activation_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient of activation.",
+		Doc: "Computes the gradient of activation.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "dy", Types: "T", Dims: "r,c"},
@@ -498,7 +510,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	GLU: {
 		Name: "glu", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = function(gate) * up; with silu it is SwiGLU.",
+		Doc: "y = function(gate) * up; with silu, this is SwiGLU.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "gate", Types: "T", Dims: "r,c"},
@@ -509,7 +521,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	GLUGrad: {
 		Name: "glu_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of glu.",
+		Doc: "Computes the gradients of glu.",
 		Operands: []Operand{
 			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
@@ -522,7 +534,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Add: {
 		Name: "add", Class: ClassKernel, Streams: onArrival,
-		Doc: "y = a + b, plus bias by rows if given.",
+		Doc: "y = a + b. If bias is given, it is added to every row.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},
 			{Name: "a", Types: "F", Dims: "r,c"},
@@ -533,7 +545,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Cast: {
 		Name: "cast", Class: ClassKernel, Streams: onCompute,
-		Doc: "Converts between f32 and bf16, to nearest even.",
+		Doc: "Converts between f32 and bf16, rounding to nearest even.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},
 			{Name: "x", Types: "F", Dims: "r,c"},
@@ -542,7 +554,8 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropyStats: {
 		Name: "cross_entropy_stats", Class: ClassKernel, Streams: onCompute,
-		Doc: "For each row of this rank's part of the capped logits: their maximum, the sum of exponentials below it, and the logit of the label (0 if the label is not on this rank).",
+		Doc: "Computes three numbers for each row of this rank's part of the capped logits: the maximum, the sum of " +
+			"exponentials relative to the maximum, and the logit of the label (0 if the label is not on this rank).",
 		Operands: []Operand{
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,3"},
 			{Name: "logits", Types: "F", Dims: "r,v"},
@@ -553,7 +566,8 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropy: {
 		Name: "cross_entropy", Class: ClassKernel, Streams: onCompute,
-		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
+		Doc: "Combines the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log " +
+			"softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
 		Operands: []Operand{
 			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
 			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] of each row, NaN if the label is negative"},
@@ -579,21 +593,23 @@ var Ops = [NumOps]OpInfo{
 	},
 	SumSq: {
 		Name: "sumsq", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = weight * sum of squares of x, summed in a fixed order in f64.",
+		Doc: "y = weight * the sum of the squares of x, summed in a fixed order in f64.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "1"},
 			{Name: "x", Types: "F"},
 		},
-		Attrs: []AttrInfo{{"weight", KindFloat, "0 on ranks whose copy another rank counts"}},
+		Attrs: []AttrInfo{{"weight", KindFloat, "0 if another rank counts its copy of x"}},
 		Work:  WorkMemory,
 	},
 	GradNorm: {
 		Name: "grad_norm", Class: ClassKernel, Streams: onCompute,
-		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 if max_norm is 0). If the norm is not finite, or above limit, the factor is -1, and updates that read it change nothing.",
+		Doc: "Computes the global L2 norm from sums of squares, added in index order in f64, and the factor min(1, " +
+			"max_norm/norm), which is 1 if max_norm is 0. If the norm is not finite or exceeds limit, the factor is -1, and " +
+			"updates that read it change nothing.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "2", Doc: "norm, factor"},
 			{Name: "sums", Types: "f32", Dims: "k"},
-			{Name: "limit", Types: "f32", Dims: "1", Optional: true, Doc: "the largest norm with which weights are updated"},
+			{Name: "limit", Types: "f32", Dims: "1", Optional: true, Doc: "the largest norm at which weights are updated"},
 		},
 		Attrs: []AttrInfo{{"max_norm", KindFloat, "0: no clipping"}},
 		Work:  WorkMemory,
@@ -605,7 +621,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "T"},
 			{Name: "v", Dir: ReadWrite, Types: "T"},
-			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
+			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
 			{Name: "grad", Types: "f32"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, c1 = 1/(1-beta1^t), c2 = 1/(1-beta2^t)"},
 			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
@@ -617,7 +633,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	CopyD2H: {
 		Name: "d2h", Class: ClassMove, Streams: []Stream{D2H},
-		Doc: "Copies device bytes to the host: offload.",
+		Doc: "Copies device bytes to the host (offload).",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "any", Dims: "k", Arena: Host},
 			{Name: "x", Types: "any", Dims: "k"},
@@ -626,7 +642,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	CopyH2D: {
 		Name: "h2d", Class: ClassMove, Streams: []Stream{H2D},
-		Doc: "Copies host bytes to the device: reload.",
+		Doc: "Copies host bytes to the device (reload).",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "any", Dims: "k"},
 			{Name: "x", Types: "any", Dims: "k", Arena: Host},
@@ -644,14 +660,15 @@ var Ops = [NumOps]OpInfo{
 	},
 	Send: {
 		Name: "send", Class: ClassComm, Streams: []Stream{SendNext, SendPrev, Mux},
-		Doc:      "Sends to a peer; complete when the peer has received the message. Messages between two ranks on one stream keep their order.",
+		Doc: "Sends a message to a peer. The instruction is complete when the peer has received the message. " +
+			"Messages between two ranks on one stream keep their order.",
 		Operands: []Operand{{Name: "x", Types: "any"}},
 		Attrs:    []AttrInfo{{"peer", KindRank, "receiver"}},
 		Work:     WorkP2P,
 	},
 	Recv: {
 		Name: "recv", Class: ClassComm, Streams: []Stream{RecvPrev, RecvNext, MuxIn},
-		Doc:      "Receives from a peer.",
+		Doc:      "Receives a message from a peer.",
 		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
 		Attrs:    []AttrInfo{{"peer", KindRank, "sender"}},
 		Work:     WorkP2P,
@@ -686,7 +703,8 @@ var Ops = [NumOps]OpInfo{
 		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	Record: {
-		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream that wait instructions wait for. Each event is recorded once per section.",
+		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream for which wait instructions can wait. Each " +
+			"event is recorded once per section.",
 		Attrs: []AttrInfo{attrEvent},
 	},
 	Wait: {
@@ -710,7 +728,8 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionMerge: {
 		Name: "attention_merge", Class: ClassKernel, Streams: onCompute,
-		Doc: "Merges the results of attention for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o = the sum of parts weighted by exp(lses - lse), in order of the blocks in f32, rounded once.",
+		Doc: "Merges the results of attention for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o " +
+			"= the sum of parts weighted by exp(lses - lse), added in f32 in the order of the blocks and rounded once.",
 		Operands: []Operand{
 			{Name: "o", Dir: Write, Types: "F", Dims: "r,heads*head_dim"},
 			{Name: "lse", Dir: Write, Types: "f32", Dims: "r,heads", Spare: true},
@@ -739,15 +758,18 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Types: "any"},
 		},
 		Attrs: []AttrInfo{attrGroup},
-		Rule:  RuleCollective, Work: WorkCollective, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; in zigzag order Brandon et al. 2023, Striped Attention, after Zhu 2024",
+		Rule:  RuleCollective, Work: WorkCollective, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; for zigzag " +
+			"order, Brandon et al. 2023, Striped Attention, and Zhu 2024",
 	},
 	SGD: {
 		Name: "sgd", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad; without norm the factor is 1. A negative factor leaves w and m unchanged.",
+		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + " +
+			"weight_decay*w), each product rounded. Without m, the step is factor*grad. Without norm, the factor is 1. A " +
+			"negative factor leaves w and m unchanged.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
-			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
+			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
 			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers for adamw"},
 			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "of grad_norm"},
@@ -773,7 +795,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Axpby: {
 		Name: "axpby", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = alpha*a + beta*b, each product rounded in f32; y = alpha*a without b.",
+		Doc: "y = alpha*a + beta*b, each product rounded in f32. Without b, y = alpha*a.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "a", Types: "F", Dims: "r,c"},
@@ -784,7 +806,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Normalize: {
 		Name: "normalize", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / (sqrt(sum) + eps): a matrix divided by its Frobenius norm; sum is the sum of its squares.",
+		Doc: "y = x / (sqrt(sum) + eps): a matrix divided by its Frobenius norm. sum is the sum of the squares of its elements.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
@@ -795,15 +817,17 @@ var Ops = [NumOps]OpInfo{
 	},
 	Dropout: {
 		Name: "dropout", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / (1 - rate) if the element's draw keeps it, which has the probability 1 - rate, and 0 otherwise. A draw depends only on the key, the tensor, the token and the column, so any division of the work drops the same elements. The gradient of dropout is dropout of dy.",
+		Doc: "Each element of y is x / (1 - rate) with probability 1 - rate, and 0 otherwise. Whether an element is " +
+			"dropped depends only on the key, the tensor, the token and the column, so any division of the work drops the " +
+			"same elements. The gradient of dropout is dropout of dy.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
 			{Name: "x", Types: "T", Dims: "n*batch,c"},
 			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower and upper half"},
 		},
 		Attrs: []AttrInfo{
-			{"tensor", KindTensor, "the matrix by which y is multiplied; each matrix has its own draws"},
-			{"rate", KindFloat, "probability of 0; below 1"},
+			{"tensor", KindTensor, "the matrix by which y is multiplied; different matrices drop different elements"},
+			{"rate", KindFloat, "probability that an element is dropped; below 1"},
 			{"col", KindInt, "column of the whole input at which x starts"},
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
 			{"replica", KindInt, "sequences of the global batch before this replica's share"},
@@ -811,6 +835,6 @@ var Ops = [NumOps]OpInfo{
 			attrBatch, attrChunks,
 			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end"},
 		},
-		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; on the input of adapters Hu et al. 2021",
+		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; for the input of adapters, Hu et al. 2021",
 	},
 }

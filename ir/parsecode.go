@@ -255,7 +255,7 @@ func (ps *parser) operands(in *Instr) error {
 		return ps.side(row, in.Args[written:], written)
 	}
 	if !ps.take('=') {
-		return ps.errorAt(ps.at, row.Usage(), `expected "=" between what %s writes and what it reads`, row.Name)
+		return ps.errorAt(ps.at, row.Usage(), `expected "=" between the outputs and the inputs of %s`, row.Name)
 	}
 	return ps.side(row, in.Args[written:], written)
 }
@@ -296,7 +296,7 @@ func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	}
 	for ; n < len(views); n++ {
 		if o := &row.Operands[first+n]; !o.Optional {
-			return ps.errorAt(ps.at, row.Usage(), "%s lacks operand %s", row.Name, o.Name)
+			return ps.errorAt(ps.at, row.Usage(), "%s is missing operand %s", row.Name, o.Name)
 		}
 	}
 	return nil
@@ -395,7 +395,7 @@ func (ps *parser) attrs(in *Instr, events int32) error {
 	}
 	for i := range row.Attrs {
 		if a := &row.Attrs[i]; !given[i] && !a.Kind.MayBeLeftOut() {
-			return ps.errorAt(ps.at, row.Usage(), "%s lacks attribute %s", row.Name, a.Name)
+			return ps.errorAt(ps.at, row.Usage(), "%s is missing attribute %s", row.Name, a.Name)
 		}
 	}
 	return nil

@@ -110,7 +110,7 @@ inout is updated; acc is written, or added to if accumulate, or the named attrib
 		row := &ir.Ops[op]
 		fmt.Fprintf(&b, "\n## %s\n\n%s", row.Name, row.Doc)
 		if row.Source != "" {
-			fmt.Fprintf(&b, " After %s.", row.Source)
+			fmt.Fprintf(&b, " See %s.", row.Source)
 		}
 		fmt.Fprintf(&b, "\n\n`%s`\n\n%s on %s.", row.Usage(), row.Class, row.StreamNames())
 		if row.InPlace {

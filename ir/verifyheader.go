@@ -62,7 +62,7 @@ func verifyHeader(p *Program, all *findings) {
 	}
 	for _, rule := range rules {
 		if !rule.ok {
-			all.add(headerFinding("run: %s is %v, which must be %s", rule.key, rule.got, rule.want))
+			all.add(headerFinding("run: %s is %v, but must be %s", rule.key, rule.got, rule.want))
 		}
 	}
 	if p.Model.Vocab != 0 && r.Vocab != 0 && p.Model.Vocab != r.Vocab {
@@ -132,7 +132,8 @@ func verifyCoordinates(p *Program, all *findings) {
 			all.addOnce(rankFinding(FindHeader, i, "has coordinates dp=%d pp=%d sp=%d, which must be 0 or more", r.DP, r.PP, r.SP))
 		}
 		if other, ok := places[at]; ok && at != [3]int32{} {
-			all.addOnce(rankFinding(FindHeader, i, "is at dp=%d pp=%d sp=%d, as is rank %d: every rank needs its own place", r.DP, r.PP, r.SP, other))
+			all.addOnce(rankFinding(FindHeader, i, "is at dp=%d pp=%d sp=%d, like rank %d; no two ranks can be at the same place",
+				r.DP, r.PP, r.SP, other))
 		}
 		places[at] = i
 	}
@@ -227,7 +228,7 @@ func verifyStates(p *Program, all *findings) {
 				all.add(rankFinding(FindHeader, r, "holds a part of %s of %s twice: one state is enough", role, p.Tensors[t].Name))
 			}
 			if why := rects.covers(&p.Tensors[t]); why != "" {
-				all.add(headerFinding("states %s of tensor %s %v %s: all ranks together must hold each element, by rectangles that do not overlap",
+				all.add(headerFinding("states %s of tensor %s %v %s: all ranks together must hold each element, in rectangles that do not overlap",
 					role, p.Tensors[t].Name, p.Tensors[t].Shape, why))
 			}
 		}

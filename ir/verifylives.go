@@ -213,7 +213,7 @@ func (o *orderer) readByVM(name string, view *View) {
 		case st.writer.number == 0:
 			o.claim(need{b.Arena, lo, hi, view.Buffer, None, name}, st)
 		case st.buffer != view.Buffer:
-			o.v.reportCode(FindUninitialised, "%s is to be read after the %s section, but bytes 0x%x to 0x%x then hold %s",
+			o.v.reportCode(FindUninitialised, "%s must be readable after the %s section, but bytes 0x%x to 0x%x then hold %s",
 				name, o.section, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
 		}
 		o.noteRead(st.writer)

@@ -51,10 +51,10 @@ func (c *checker) model() {
 		c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
 	}
 	if slices.Contains(m.Windows, noWindow) {
-		c.fail("model.layer_types", Conflict, "window = 4K, for example", "sliding layers need a window, which is one number other than 0")
+		c.fail("model.layer_types", Conflict, "window = 4K, for example", "sliding layers need a window: one number other than 0")
 	}
 	if c.Train.Data.Kind == "text" && m.Vocab < 256 {
-		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, some of which do not fit vocab = %d", m.Vocab)
+		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, but vocab = %d is less than 256", m.Vocab)
 	}
 }
 
@@ -109,7 +109,7 @@ func (c *checker) train() {
 	c.decay()
 	if o := t.Optimizer; o.Moments == "bf16" && max(o.Beta1, o.Beta2, o.Momentum) > 0.99 {
 		c.fail(c.culprit("train.optimizer.moments", "train.optimizer.betas", "train.optimizer.momentum"), Conflict, "moments = f32",
-			"a decay of %g does not change a bf16 number; it is at most 0.99 with moments = bf16", max(o.Beta1, o.Beta2, o.Momentum))
+			"with a decay of %g, bf16 moments would not change; the limit with moments = bf16 is 0.99", max(o.Beta1, o.Beta2, o.Momentum))
 	}
 	if c.Written("train.eval_every") && t.EvalEvery > 0 && !c.Written("train.holdout") && t.Holdout == 0 {
 		c.fail("train.eval_every", Conflict, "holdout = 0.01 reserves the last hundredth of the data",
@@ -213,12 +213,12 @@ func (c *checker) subsequences() {
 	}
 	if sum != seq {
 		last := sub.Lengths[len(sub.Lengths)-1] + seq - sum
-		hint := fmt.Sprintf("they are %d too many", sum-seq)
+		hint := fmt.Sprintf("there are %d tokens too many", sum-seq)
 		if sum < seq {
-			hint = fmt.Sprintf("%d are missing", seq-sum)
+			hint = fmt.Sprintf("%d tokens are missing", seq-sum)
 		}
 		if last > 0 && last%sp == 0 {
-			hint += fmt.Sprintf(": the last would be %d", last)
+			hint += fmt.Sprintf(": the last length would be %d", last)
 		}
 		c.fail("schedule.subsequences", LengthsSum, hint, "the lengths add up to %d, but sequence = %d", sum, seq)
 	}

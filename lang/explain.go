@@ -87,13 +87,14 @@ func callOf(name string) *callType {
 
 func explainAll() string {
 	var b strings.Builder
-	b.WriteString("A spec consists of blocks of keys:\n")
+	b.WriteString("A spec consists of blocks, which contain keys:\n")
 	for _, block := range Blocks {
 		fmt.Fprintf(&b, "\n%s\n", block.Name)
 		b.WriteString(wrap(keyNames(block.Name), "    "))
 	}
 	b.WriteString("\nterms\n" + wrap(strings.Join(termNames(), ", "), "    "))
-	b.WriteString("\n" + wrap("Ask for a block (model), a key (schedule.offload), the value of a key (ulysses), a term (bubble) or the code of a diagnostic (lengths-sum).", ""))
+	b.WriteString("\n" + wrap("sppoc explain WORD explains a block (model), a key (schedule.offload), the value of a "+
+		"key (ulysses), a term (bubble) or an error code (lengths-sum).", ""))
 	return b.String()
 }
 

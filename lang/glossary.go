@@ -22,7 +22,7 @@ var Terms = []Term{
 	{"footprint", "The number of bytes that a plan needs in each arena, predicted before buffers are placed."},
 	{"mfu", "Model FLOPs utilisation: the FLOPs of the model, with causal attention and without recomputation, divided by the FLOPs that the GPUs could execute at their peak rate in the same time."},
 	{"rank", "One GPU of a job, or its counterpart on the CPU. Rank (d*pp + i)*sp + k is member k of stage i of replica d."},
-	{"replica", "One of schedule.dp copies of the pipeline. Each processes its own sequences of the batch."},
+	{"replica", "One of schedule.dp copies of the pipeline. Each processes different sequences of the batch."},
 	{"stage", "A contiguous group of layers, and the sp ranks that share them. A virtual stage is one of several stages on the same rank."},
 	{"subsequence", "A contiguous chunk of a sequence. Chunks pass through the pipeline one after another, like microbatches in other systems; see schedule.subsequences."},
 	{"task", "The forward or the backward pass of one subsequence through one stage, or the deferred part of a split backward pass."},

@@ -39,7 +39,7 @@ var Blocks = []Block{
 	{blockOptimizer, "Arguments of the value of `optimizer`: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
 	{blockGuard, "Arguments of the value of `guard`: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
 	{blockAdapter, "Arguments of the value of `adapter`: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
-	{blockData, "Arguments of `data = tokens(...)` besides its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
+	{blockData, "Arguments of `data = tokens(...)` in addition to its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
 }
 
 // number is the range of a numeric key.
@@ -179,10 +179,10 @@ var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapt
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
-		Doc: "The family of published models that determines the defaults of the other keys. It has no other effect, and every key may be overridden.",
+		Doc: "The family of published models that determines the defaults of the other keys. It has no other effect, and every key can be overridden.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of transformer layers. Layers are divided over the pipeline stages, so there must be at least as many layers as stages.",
+		Doc: "Number of transformer layers. Layers are divided over the pipeline stages, so the model needs at least as many layers as there are stages.",
 		set: func(s *Spec, v value) { s.Model.Layers = v.Int() }},
 	{Block: blockModel, Name: "hidden", takes: whole(1, 1<<24), Example: "4096",
 		Doc: "Width of the residual stream. It must be divisible by `heads` unless `head_dim` is given.",
@@ -224,7 +224,7 @@ var modelKeys = []*Key{
 		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
 		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
 	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",
-		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu` that is SwiGLU.",
+		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu`, this is SwiGLU.",
 		set: func(s *Spec, v value) { s.Model.Gated = v.name == "true" }},
 	{Block: blockModel, Name: "bias", takes: valueType{}.orList(names(BiasQKV, BiasAttnOut, BiasMLP), 0, 3), Default: "[]", Example: "[qkv]",
 		Doc: "Which linear maps have biases: the projections to Q, K and V (`qkv`), the output projection of attention (`attn_out`), or those of the MLP (`mlp`).",
@@ -335,7 +335,7 @@ var clusterKeys = []*Key{
 		Doc: "Peak rate of f32 arithmetic on one device, without reduced-precision tensor cores.",
 		set: func(s *Spec, v value) { s.Cluster.PeakF32 = v.num }},
 	{Block: blockCluster, Name: "memory_bandwidth", takes: positive(dimRate), Example: "2039GB/s",
-		Doc: "Rate of device memory.",
+		Doc: "Bandwidth of device memory.",
 		set: func(s *Spec, v value) { s.Cluster.MemoryBandwidth = v.num }},
 	{Block: blockCluster, Name: "d2h_bandwidth", takes: positive(dimRate), Example: "32GB/s",
 		Doc: "Rate of copies from one device to its host. It limits how much can be offloaded while the device computes.",
@@ -344,7 +344,7 @@ var clusterKeys = []*Key{
 		Doc: "Rate of copies from the host to one device.",
 		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
-		Doc: "Limit on the combined rate of the host copies of all devices of a node, in each direction; 0 means no limit.",
+		Doc: "Limit on the combined rate of host copies by all devices of a node, in each direction; 0 means no limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
 		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
@@ -362,10 +362,10 @@ var clusterKeys = []*Key{
 		Doc: "Rate between one node and the others, in each direction, shared by its devices.",
 		set: func(s *Spec, v value) { s.Cluster.NodeNetworkBandwidth = v.num }},
 	{Block: blockCluster, Name: "nvlink_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time for an empty message between two devices of a node.",
+		Doc: "Time that an empty message between two devices of a node takes.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkLatency = v.num }},
 	{Block: blockCluster, Name: "network_latency", takes: notNegative(dimDuration), Example: "10us",
-		Doc: "Time for an empty message between two nodes.",
+		Doc: "Time that an empty message between two nodes takes.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
 		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
@@ -389,10 +389,10 @@ var clusterKeys = []*Key{
 
 var trainKeys = []*Key{
 	{Block: blockTrain, Name: "sequence", takes: whole(1, maxTokens), Example: "1M",
-		Doc: "Tokens in one training sample. K is 1024 tokens, M is 1024K.",
+		Doc: "Number of tokens in one training sample. K stands for 1024 tokens, M for 1024K.",
 		set: func(s *Spec, v value) { s.Train.Sequence = int64(v.num) }},
 	{Block: blockTrain, Name: "batch", takes: whole(1, maxCount), Default: "1", Example: "8",
-		Doc: "Sequences per step, over all replicas.",
+		Doc: "Number of sequences per step, over all replicas together.",
 		set: func(s *Spec, v value) { s.Train.Batch = v.Int() }},
 	{Block: blockTrain, Name: "steps", takes: whole(1, maxTokens), Default: "100", Example: "1000",
 		Doc: "Number of optimizer steps.",
@@ -413,7 +413,8 @@ var trainKeys = []*Key{
 		takes: valueType{names: []string{"none"}, calls: []callType{
 			{name: AdapterLoRA, block: blockAdapter, doc: "low-rank matrices A and B added to linear maps (Hu et al., 2021): x W becomes x W + alpha/rank * (x A) B"},
 		}},
-		Doc: "The adapter that is trained instead of the model. All tensors of the model are then frozen. A starts from random values and B from 0.",
+		Doc: "The adapter that is trained instead of the model. All tensors of the model are then frozen. A is " +
+			"initialised with random values and B with zeros.",
 		set: func(s *Spec, v value) {
 			if s.Model.Adapter = v.name; v.name == "none" {
 				s.Model.Adapter = ""
@@ -426,7 +427,7 @@ var trainKeys = []*Key{
 		Doc: "Number of steps over which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
-		Doc: "The learning-rate schedule after the warm-up, with the names of transformers. `constant` keeps the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it until the last `decay_steps` steps and reduces it in these. " +
+		Doc: "The learning-rate schedule after the warm-up, with the names of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` does not change it until the last `decay_steps` steps, in which it reduces it. " +
 			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
 		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
@@ -448,7 +449,8 @@ var trainKeys = []*Key{
 		takes: valueType{calls: []callType{
 			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},
 		}},
-		Doc: "Protection against gradients that are not finite or too large. All ranks make the same decision before any weight changes. The data of a skipped step is not used again, and the learning rate advances.",
+		Doc: "Protection against gradients that are not finite or too large. All ranks make the same decision before any " +
+			"weight changes. The data of a skipped step is not used again, and the learning-rate schedule advances.",
 		set: func(s *Spec, v value) {}},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
@@ -566,7 +568,7 @@ var adapterKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
 		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
 	{Block: blockAdapter, Name: "dropout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0", Example: "0.1",
-		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map draws its own elements. The draws depend only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
+		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map drops different elements. Which ones depends only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
 		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` each stand for several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as they are in models of the given `family`.",
@@ -586,7 +588,7 @@ var optimizerKeys = []*Key{
 		Doc: "Highest learning rate, which is reached after the warm-up.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},
 	{Block: blockOptimizer, Name: "momentum", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.9 with sgd, 0.95 with muon", Example: "0.9",
-		Doc: "Fraction of the running sum of gradients that is kept in each step.",
+		Doc: "Factor by which the running sum of gradients is multiplied in each step.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Momentum = v.num },
 		derive: func(s *Spec) {
 			s.Train.Optimizer.Momentum = map[string]float64{"sgd": 0.9, "muon": 0.95}[s.Train.Optimizer.Kind]
@@ -630,7 +632,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
 		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
-			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting affects results only through rounding, and only with the values 2 and 3, if a layer has several backward passes in a step.",
+			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())

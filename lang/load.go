@@ -462,8 +462,8 @@ func (l *loader) choose(kind *Block) *blockRef {
 			plain = level
 		}
 		if len(plain) > 1 {
-			l.fail(AmbiguousBlock, plain[1].head(), "keep one, or move the other to a file of its own",
-				"two `%s` blocks could be meant; the other is at %s", kind.Name, plain[0].head().pos())
+			l.fail(AmbiguousBlock, plain[1].head(), "keep one, or move the other to a separate file",
+				"it is unclear which `%s` block to use; the other is at %s", kind.Name, plain[0].head().pos())
 		}
 		if len(plain) > 0 {
 			return plain[0]
@@ -705,7 +705,7 @@ func (l *loader) fillKeys(block string, head span, values map[string]namedValue,
 	}
 	if len(missing) > 0 && !l.broken && head.src != nil {
 		l.fail(MissingKey, head, fmt.Sprintf("add %s = %s", missing[0], FindKey(block+"."+missing[0]).Example),
-			"`%s` lacks %s", block, strings.Join(quoted(missing), ", "))
+			"`%s` is missing %s", block, strings.Join(quoted(missing), ", "))
 	}
 }
 

@@ -381,9 +381,9 @@ func expectation(src *sourceText, toks []lexer.Token, i int, open []int) *Diagno
 	case isOperator(prev.Value):
 		return fail("", "expected a value after `%s`", prev.Value)
 	case inner == "(" || inner == "[":
-		return fail(fmt.Sprintf("the `%s` of line %d may lack its `%s`", inner, innerLine, closing[inner]), "expected `,` or `%s`", closing[inner])
+		return fail(fmt.Sprintf("the `%s` on line %d may be missing its `%s`", inner, innerLine, closing[inner]), "expected `,` or `%s`", closing[inner])
 	case inner == "{" && isHeader(toks[lineStart(toks, i):lineEnd(toks, i)]):
-		return fail(fmt.Sprintf("the block opened on line %d may lack its `}`", innerLine), "expected `=` after `%s`", prev.Value)
+		return fail(fmt.Sprintf("the block opened on line %d may be missing its `}`", innerLine), "expected `=` after `%s`", prev.Value)
 	case inner == "{" && prev.Type == tokName:
 		return fail("", "expected `=` after `%s`", prev.Value)
 	case inner == "{":
@@ -404,7 +404,7 @@ func strayDiagnostic(at span, t lexer.Token) *Diagnostic {
 	case ".":
 		hint = "a number starts with a digit: 0.5"
 	case ";":
-		hint = "separate keys by blanks or line ends"
+		hint = "separate keys with spaces or newlines"
 	case ":":
 		hint = "write `key = value`"
 	}

@@ -16,8 +16,8 @@ import (
 // keysPage returns KEYS.md: the reference of all keys, from the table.
 func keysPage() string {
 	var b strings.Builder
-	b.WriteString("# Keys\n\nGenerated from the table in keys.go; `sppoc explain` prints the same text. `KEY = VALUE` belongs in the block of its section;\n" +
-		"`--set section.key=value` overrides it.\n")
+	b.WriteString("# Keys\n\nThis page is generated from the table in keys.go, and `sppoc explain` prints the same text. Write `key = value` in the block of\n" +
+		"the key's section, or override it with `--set section.key=value`.\n")
 	b.WriteString("\n| dimension | units |\n| --- | --- |\n")
 	for _, d := range dimensions {
 		fmt.Fprintf(&b, "| %s | %s |\n", d.name, strings.Join(quoted(unitsOf(d.dim)), " "))
@@ -60,14 +60,14 @@ func keyDoc(k *Key) string {
 // errorsPage returns ERRORS.md: the meaning of each code, with a text that fails and its diagnostic.
 func errorsPage() string {
 	var b strings.Builder
-	b.WriteString("# Errors\n\nGenerated from the table in codes.go, whose examples are run by a test. They import this `base.sppo`; blocks in the example\n" +
-		"take precedence over imported ones.\n\n```\n" + exampleBase + "```\n")
+	b.WriteString("# Errors\n\nThis page is generated from the table in codes.go, and a test checks its examples. The examples import this `base.sppo`; blocks in\n" +
+		"an example take precedence over imported ones.\n\n```\n" + exampleBase + "```\n")
 	for _, c := range Codes {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```\n%s```\n", c.Code, c.Doc, c.Example)
 		if err := runExample(c); err != nil {
 			fmt.Fprintf(&b, "\n```\n%s\n```\n", err)
 		} else {
-			b.WriteString("\nIt is reported at the value, when the plan is made.\n")
+			b.WriteString("\nThe error is reported at the value when the job is planned.\n")
 		}
 	}
 	return b.String()
@@ -76,11 +76,11 @@ func errorsPage() string {
 // grammarPage returns GRAMMAR.md: the parser's grammar, and its tokens.
 func grammarPage() string {
 	var b strings.Builder
-	b.WriteString("# Grammar\n\nGenerated from grammar.go. Literals are in quotes, tokens in angle brackets; `(?= ...)` looks ahead without reading.\n\n```\n")
+	b.WriteString("# Grammar\n\nThis page is generated from grammar.go. Literals are in quotes, tokens are in angle brackets, and `(?= ...)` looks ahead without consuming input.\n\n```\n")
 	b.WriteString(strings.ReplaceAll(fileParser.String(), "Node", "") + "\n```\n\n")
-	b.WriteString("Comments and blanks may stand anywhere. Line ends (`<nl>`) end a value, except inside `( )` and `[ ]`, where they are\n" +
-		"blanks too. `-` and `.` directly between the characters of a name belong to it, so subtraction needs a blank. A name\n" +
-		"may start with a digit in the form of `1f1b`. A unit stands directly behind its number.\n\n| token | pattern |\n| --- | --- |\n")
+	b.WriteString("Comments and white space can appear anywhere. A newline (`<nl>`) ends a value, except inside `( )` and `[ ]`, where it counts as\n" +
+		"white space. If `-` or `.` appears between two characters of a name, it is part of the name, so write spaces around the minus\n" +
+		"sign of a subtraction. Names such as `1f1b` may start with a digit. A unit follows its number without a space.\n\n| token | pattern |\n| --- | --- |\n")
 	for _, r := range tokenRules {
 		if r.Name != "OpenString" && r.Name != "Stray" {
 			fmt.Fprintf(&b, "| %s | `%s` |\n", strings.ToLower(r.Name), strings.ReplaceAll(r.Pattern, "|", `\|`))

@@ -239,7 +239,7 @@ func (c *checker) tuning() {
 		return
 	}
 	if len(c.Train.Freeze) > 0 {
-		c.fail("train.freeze", Conflict, "omit freeze", "with an adapter all tensors of the model are already frozen")
+		c.fail("train.freeze", Conflict, "omit freeze", "with an adapter, all tensors of the model are already frozen")
 	}
 	for i, name := range m.AdapterTargets {
 		if name != AllLinear && gpt2Targets[name] == nil && m.weightsOf(name) == nil {

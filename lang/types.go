@@ -85,7 +85,7 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 // unitHint adds a unit to a number without one, the most common mistake, or otherwise lists the right units.
 func (n *number) unitHint(v value) string {
 	if n.dim == dimCount {
-		return "write a number without a unit, or with K or M for 1024 or 1024K"
+		return "write a number without a unit, or use K for 1024 or M for 1024K"
 	}
 	hint := "its units are " + strings.Join(unitsOf(n.dim), " ")
 	if v.dim == dimCount {

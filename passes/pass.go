@@ -68,21 +68,21 @@ var Passes = [...]pass.Pass{
 	},
 	{
 		Name: "lower",
-		Doc:  "Turns the tasks of every stage into instructions: the model's nodes, messages between stages, copies to and from the host.",
+		Doc:  "Turns the tasks of every stage into instructions: the nodes of the model, messages between stages, and copies to and from the host.",
 		After: []pass.Order{
 			{Name: "mux", Reason: "mux makes the last decisions of the plan, which the instructions implement"},
 		},
 	},
 	{
 		Name: "place",
-		Doc:  "Gives every buffer its offset in the device or host arena; buffers with disjoint lifetimes share bytes.",
+		Doc:  "Gives every buffer an offset in the device or host arena. Buffers with disjoint lifetimes can share bytes.",
 		After: []pass.Order{
 			{Name: "lower", Reason: "the instructions determine the lifetimes of buffers"},
 		},
 	},
 	{
 		Name: "sync",
-		Doc:  "Orders conflicting accesses of different streams with the fewest events.",
+		Doc:  "Inserts the smallest set of events that orders conflicting accesses on different streams.",
 		After: []pass.Order{
 			{Name: "place", Reason: "accesses also conflict if their buffers share bytes"},
 		},

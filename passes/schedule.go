@@ -31,7 +31,7 @@ func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	}
 	for rank, tasks := range p.Tasks {
 		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.WeightGrad || t.Piece > 0 })) {
-			return fmt.Errorf("tasks of stage %d: streaming K and V needs undivided tasks of this stage", rank)
+			return fmt.Errorf("tasks of stage %d: streaming K and V requires undivided tasks on this stage", rank)
 		}
 		err := checkStage(p, rank, tasks)
 		if p.Mux.Left {

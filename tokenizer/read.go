@@ -293,7 +293,7 @@ func (m *mergesJSON) UnmarshalJSON(data []byte) error {
 	}
 	var lines []string
 	if err := json.Unmarshal(data, &lines); err != nil {
-		return fmt.Errorf("merges is neither a list of pairs nor a list of texts: %w", err)
+		return fmt.Errorf("merges is neither a list of pairs nor a list of strings: %w", err)
 	}
 	*m = make(mergesJSON, 0, len(lines))
 	for i, line := range lines {

@@ -62,7 +62,7 @@ func (t *Trainer) Join(other *Trainer) {
 	}
 }
 
-// Words returns the number of different words.
+// Words returns the number of distinct words.
 func (t *Trainer) Words() int { return len(t.words) }
 
 // baseVocab returns the end-of-document token, followed by the bytes in the order of their characters.

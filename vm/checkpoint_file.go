@@ -112,7 +112,7 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	}
 	start := int64(len(prefix) + len(text))
 	if have := info.Size() - start - 4; have != values {
-		return nil, 0, fmt.Errorf("is damaged or truncated: it has %d bytes of values, but its header announces %d", have, values)
+		return nil, 0, fmt.Errorf("is damaged or truncated: it has %d bytes of values, but its header declares %d", have, values)
 	}
 	return &header, start, checkSum(file, info.Size()-4)
 }

@@ -128,7 +128,7 @@ func (j *Job) ready(load func(r *rank) error) error {
 			return fmt.Errorf("internal: %w", err)
 		}
 		if theirs.Data != mine {
-			return fmt.Errorf("process %d reads different data than process 0: %s instead of %s", i+1, theirs.Data, mine)
+			return fmt.Errorf("process %d reads different data from process 0: %s instead of %s", i+1, theirs.Data, mine)
 		}
 		j.kinds = append(j.kinds, theirs.Kind)
 	}

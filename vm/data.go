@@ -111,7 +111,8 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 		return nil, errors.New("the data is empty")
 	}
 	if highest := slices.Max(text); int(highest) >= run.Vocab {
-		return nil, fmt.Errorf("the data contains byte %d, outside a vocabulary of %d; 256 covers every text", highest, run.Vocab)
+		return nil, fmt.Errorf("the data contains byte %d, which is outside the vocabulary of %d; a vocabulary of 256 covers all text",
+			highest, run.Vocab)
 	}
 	held := int(float64(len(text)) * run.Holdout)
 	d := &textData{run: *run, train: text[:len(text)-held], held: text[len(text)-held:], windows: validationWindows(run)}
@@ -198,7 +199,8 @@ func concatenate(files []string) ([]byte, error) {
 		b, err := infile.Read(file, maxText-int64(len(text)))
 		switch {
 		case errors.Is(err, infile.ErrTooLarge):
-			return nil, fmt.Errorf("%s: text of more than %d GiB in all; tokenize it (sppoc tokenize) and read it with tokens(...)", file, maxText>>30)
+			return nil, fmt.Errorf("%s: more than %d GiB of text in total; tokenize it (sppoc tokenize) and read it with tokens(...)",
+				file, maxText>>30)
 		case err != nil:
 			return nil, fmt.Errorf("reading the data: %w", err)
 		}

@@ -27,7 +27,7 @@ func (j *Job) findLosses() (lossOrder, error) {
 		order[r.index], replicas[replica] = at, true
 	}
 	if len(order) == 0 {
-		return nil, errors.New("the program does not compute the losses of single tokens: compile it again, with a validation")
+		return nil, errors.New("the program does not compute the losses of individual tokens: compile it again, with a validation")
 	}
 	return order, nil
 }
@@ -63,7 +63,7 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	}
 	for i, at := range out {
 		if at < 0 {
-			return nil, fmt.Errorf("rank %d: no instruction gives element %d of %s", rank, i, ir.ResultLosses)
+			return nil, fmt.Errorf("rank %d: no instruction produces element %d of %s", rank, i, ir.ResultLosses)
 		}
 	}
 	return out, nil

@@ -74,7 +74,8 @@ func (s *Split) openText(dir string) error {
 		return errors.New("the data is empty")
 	}
 	if highest := slices.Max(text); int(highest) >= s.run.Vocab {
-		return fmt.Errorf("the data contains byte %d, outside a vocabulary of %d; 256 covers every text", highest, s.run.Vocab)
+		return fmt.Errorf("the data contains byte %d, which is outside the vocabulary of %d; a vocabulary of 256 covers all text",
+			highest, s.run.Vocab)
 	}
 	s.tokens = int64(len(text))
 	s.read = func(first int64, out []int32, stride int) error {

@@ -262,7 +262,7 @@ func (w *watch) look() *StallError {
 	if w.quiet >= w.limit {
 		quiet := "no rank has made progress"
 		if w.order.What == OrderDisk {
-			quiet = "its file system has not answered"
+			quiet = "its file system has not responded"
 		}
 		what := fmt.Errorf("%s has stalled: %s for %s", w.order.inWords(), quiet, w.limit.Round(time.Millisecond))
 		return &StallError{what, w.describe(here, there)}

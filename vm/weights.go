@@ -34,7 +34,7 @@ func (j *Job) Load(ctx context.Context, origin string) error {
 	answers, err := j.together(Order{What: OrderLoad}, func() error { return j.loadHere(ctx) })
 	for i, theirs := range answers {
 		if err == nil && string(theirs) != mine {
-			err = fmt.Errorf("process %d reads different weights than process 0: %s instead of %s", i+1, theirs, mine)
+			err = fmt.Errorf("process %d reads different weights from process 0: %s instead of %s", i+1, theirs, mine)
 		}
 	}
 	if j.dead = err; err == nil {

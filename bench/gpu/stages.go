@@ -25,7 +25,7 @@ type stage struct {
 
 // stages is the table of stages. A stage may take the sum of its tasks' limits, at most mostStage.
 var stages = []stage{
-	{"first", "libraries, correct attention, three figures, five opcodes", nil, firstTasks},
+	{"first", "libraries, correct attention, three measurements of attention speed, five opcodes", nil, firstTasks},
 	{"devices", "driver, GPUs and libraries found", nil, deviceTasks},
 	{"trial", "each attention kernel against the CPU and the portable ones, with bounded waits", nil, trialTasks},
 	{"attention", "attention, forward and backward, with each kind of kernel", nil, attentionTasks},
@@ -34,9 +34,9 @@ var stages = []stage{
 	{"memory", "memory-bound kernels, copies, and the time to issue instructions", nil, memoryTasks},
 	{"training", "a hundred steps against the CPU, several ranks on one GPU, graphs", nil, trainingTasks},
 	{"schedules", "schedules against each other, and continuing from a checkpoint", nil, scheduleTasks},
-	{"probe", "a cluster file of the machine, for layers", nil, probeTasks},
+	{"probe", "a cluster file for the machine, which layers uses", nil, probeTasks},
 	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
-	{"peers", "the same by PyTorch", layerNames(), peerTasks},
+	{"peers", "the same layers in PyTorch", layerNames(), peerTasks},
 	{"nccl", "NCCL with one rank", nil, ncclTasks},
 	{"report", "all results of the folder in one file; written after every stage", nil, nil},
 }

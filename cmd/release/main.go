@@ -116,7 +116,7 @@ func release(root, out string, list []platform, progress io.Writer) error {
 			return err
 		}
 		if len(data) > mostBytes {
-			return fmt.Errorf("%s has %d bytes, and the limit is %d", archive, len(data), mostBytes)
+			return fmt.Errorf("%s has %d bytes, but the limit is %d", archive, len(data), mostBytes)
 		}
 		if err := cli.WriteFile(filepath.Join(out, archive), writes(data)); err != nil {
 			return err

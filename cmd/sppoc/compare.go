@@ -347,7 +347,7 @@ func compareText(w io.Writer, rows []result) error {
 // could not be compiled.
 func remarks(rows []result, same []string) string {
 	var b strings.Builder
-	fmt.Fprint(&b, "\nSimulated. N: subsequences of a sequence; m: sequences of a step")
+	fmt.Fprint(&b, "\nSimulated. N: subsequences per sequence; m: sequences per step")
 	if len(rows) > 1 {
 		fmt.Fprint(&b, "; speed: tokens per second of all ranks, relative to the first line")
 	}

@@ -116,7 +116,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 // try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
 // reported as the search chose them. They include the grid, which is then searched too.
 func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
-	w.Say("looking for what would fit, with %s", change)
+	w.Say("searching for settings that fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
 	if any, err := cli.OpenPlan(asked.Spec.File, set, w.Options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || shortfall(any) != "" {
 		return way{}, false
@@ -150,7 +150,7 @@ func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, 
 // tryAll leaves the whole schedule to the search and returns how the plan that it finds differs from the
 // request.
 func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
-	w.Say("looking for what would fit, with the whole schedule open")
+	w.Say("searching for settings that fit, with the whole schedule open")
 	keys, asked := search.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
 	for i, key := range keys {

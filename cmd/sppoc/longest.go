@@ -38,7 +38,7 @@ func longestSequence(w *cli.Watch, file string, set []string) (string, error) {
 		return "", cli.Usagef("--max-sequence needs a spec: %s is a plan for one sequence length", file)
 	}
 	if len(job.Plan.Schedule.Subsequences.Lengths) > 0 {
-		return "", cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow only one sequence")
+		return "", cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow only one sequence length")
 	}
 	grid := int64(job.Plan.Subsequences.N) * job.Plan.Subsequences.Align
 	if job.Spec.Schedule.Subsequences.Auto { // each length has its own number of subsequences

@@ -66,14 +66,14 @@ var app = cli.App{
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
-			Details: "FILE is a spec, a plan that --json wrote, or a Hugging Face model folder, which needs --cluster but\n" +
-				"no weights. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3.\n" +
-				"Ctrl-C ends a search: the best answer so far is printed, with exit code 0 if it fits. A second Ctrl-C, or one during other\n" +
-				"work, aborts.\n\n" +
+			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. A folder needs --cluster but no weights. If\n" +
+				"the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3. Ctrl-C ends a\n" +
+				"search: the best answer so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work,\n" +
+				"aborts the command.\n\n" +
 				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
 				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
-				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work, in which\n" +
-				"each part waits for the previous one, that takes the whole step. The parts of a peak add up to its bytes.",
+				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work that takes\n" +
+				"the whole step and in which each part waits for the previous one. The parts of a peak add up to the whole peak.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
@@ -90,7 +90,7 @@ var app = cli.App{
 			Doc: "compile a spec or a plan into a verified program",
 			Details: "The extension of the output selects its form: .sppir is text, any other extension is binary. Without -o, the output is\n" +
 				"written to the current folder, with the name of FILE and the extension .sppb. If the job does not fit the cluster's\n" +
-				"memory, build ends with exit code 3 unless --force is given.",
+				"memory, build fails with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
@@ -114,14 +114,14 @@ var app = cli.App{
 		},
 		{
 			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify, Files: cli.ProgramFiles,
-			Doc:      "prove that a program has no races, bad accesses or unmatched messages",
+			Doc:      "prove that a program has no races, invalid accesses or unmatched messages",
 			Examples: []string{"sppoc verify tiny.sppb"},
 		},
 		{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
 			Doc: "print the differences between two plans or two programs",
 			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given. Programs are compared as text. If\n" +
-				"there is no difference, nothing is printed. The exit code is 0 in both cases.",
+				"there is no difference, nothing is printed. The exit code is 0 whether or not there are differences.",
 			Examples: []string{
 				"sppoc diff examples/tiny.sppo examples/tiny.sppo --set-b schedule.offload=none",
 				"sppoc diff old.sppb new.sppb",
@@ -141,10 +141,10 @@ var app = cli.App{
 		{
 			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
 			Doc: "simulate one or two programs and draw their timelines",
-			Details: "Each FILE is a program, a spec or a plan. The output is one HTML file that needs no network. It shows the streams and\n" +
+			Details: "Each FILE is a program, a spec or a plan. The output is one HTML file that works offline. It shows the streams and\n" +
 				"the memory of one rank of every stage on a common time axis, with zoom, search and the spec line of every instruction.\n" +
 				"If two programs have the same ranks, each rank of the second is drawn below the same rank of the first. TRACE is a\n" +
-				"measured timeline of FILE that sppovm run --profile wrote; it is drawn below the simulation. If OUT ends in .svg, the\n" +
+				"measured timeline of FILE, written by sppovm run --profile; it is drawn below the simulation. If OUT ends in .svg, the\n" +
 				"output is a figure of one program for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
@@ -156,7 +156,7 @@ var app = cli.App{
 		{
 			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace, Files: cli.JobFiles,
 			Doc: "simulate a program and write its timeline for Perfetto",
-			Details: "FILE is a program, a spec or a plan. The output is trace-event JSON, which ui.perfetto.dev opens. It contains a\n" +
+			Details: "FILE is a program, a spec or a plan. The output is trace-event JSON, which ui.perfetto.dev can open. It contains a\n" +
 				"process for each rank, a thread for each stream, an arrow for each message and a counter for the memory of each arena.\n" +
 				"Times are simulated.",
 			Examples: []string{
@@ -168,8 +168,8 @@ var app = cli.App{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
 			Doc: "train a byte-level BPE tokenizer on text",
 			Details: "Each IN is a file or a folder, as for tokenize. The tokenizer is written to DIR as tokenizer.json and\n" +
-				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split as for Llama-3. The vocabulary\n" +
-				"contains all bytes, so every text can be tokenized. Token 0, <|endoftext|>, marks the end of a document.",
+				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split in the same way as for Llama-3. The\n" +
+				"vocabulary contains all bytes, so every text can be tokenized. Token 0, <|endoftext|>, marks the end of a document.",
 			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
 		},
 		{

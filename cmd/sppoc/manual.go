@@ -14,7 +14,7 @@ var languagePage = cli.Page{Name: "sppo", Section: 5, Doc: "specifications of tr
 
 func writeLanguage(m *cli.Manual) {
 	m.Heading("description")
-	m.Text("A spec is a text file of blocks with keys. \"import\" reads another file; # begins a comment.")
+	m.Text("A spec is a text file that consists of blocks of keys. An \"import\" line includes another file, and # begins a comment.")
 	for _, b := range lang.Blocks {
 		m.Heading(b.Name)
 		m.Text(b.Doc)

@@ -33,11 +33,12 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	options := passFlags(flags)
 	idle := flags.Bool("why-idle", false, "also report changes that would shorten a step, and the causes of the longest waits")
 	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits with all other settings as in the spec, and the resource that limits it")
-	fewest := flags.Bool("min-gpus", false, "find the smallest number of these GPUs on which the job fits, and the memory that fewer GPUs would need")
+	fewest := flags.Bool("min-gpus", false, "find the smallest number of GPUs on which the job fits, and the memory "+
+		"that fewer GPUs would need")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:
-			return cli.Usagef("plan: use --max-sequence and --min-gpus one at a time")
+			return cli.Usagef("plan: use either --max-sequence or --min-gpus, not both")
 		case *asJSON && *idle:
 			return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
 		case *asJSON && (*longest || *fewest):

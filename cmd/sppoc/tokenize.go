@@ -55,7 +55,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 		if m.Masks {
 			options = ", masks = on"
 		}
-		fmt.Fprintf(env.Stdout, "a spec reads them by: data = tokens(%q%s), with model.vocab = %d or more\n", job.Dir, options, m.Vocab)
+		fmt.Fprintf(env.Stdout, "to use them in a spec: data = tokens(%q%s), with model.vocab = %d or more\n", job.Dir, options, m.Vocab)
 		return nil
 	}
 }
@@ -103,12 +103,14 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 			return stoppedOr(err, "nothing was written")
 		}
 		if !result.Whole {
-			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, the rest was ignored: --limit 0 reads all\n", env.Name, result.Text>>20)
+			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, and the rest was ignored: --limit 0 reads all of it\n",
+				env.Name, result.Text>>20)
 		}
 		if result.Vocab < job.Vocab {
-			fmt.Fprintf(env.Stderr, "%s: no pair occurs twice in the text any more: the vocabulary has only %d tokens\n", env.Name, result.Vocab)
+			fmt.Fprintf(env.Stderr, "%s: no pair of tokens occurs more than once in the text, so the vocabulary has only %d tokens\n",
+				env.Name, result.Vocab)
 		}
-		fmt.Fprintf(env.Stdout, "%s: %d tokens from %d bytes of text, %d different words\n", job.Dir, result.Vocab, result.Text, result.Words)
+		fmt.Fprintf(env.Stdout, "%s: %d tokens from %d bytes of text, %d distinct words\n", job.Dir, result.Vocab, result.Text, result.Words)
 		return nil
 	}
 }

@@ -164,7 +164,7 @@ func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	for _, m := range made {
 		switch {
 		case len(m.Sums) == 0 || len(mine.Sums) == 0:
-			add("a program or a checkpoint does not say in which order it adds")
+			add("a program or a checkpoint does not record the order of its sums")
 		case len(m.Devices) > 1 || !slices.Equal(m.Devices, mine.Devices):
 			add(fmt.Sprintf("device %s instead of %s", strings.Join(mine.Devices, " and "), strings.Join(m.Devices, " and ")))
 		}
@@ -265,15 +265,15 @@ func (out *audited) inWords() string {
 	if out.Differing == 0 {
 		return steps + fmt.Sprintf("all %d values of %d tensors are equal, bit for bit\n", out.Values, out.Tensors)
 	}
-	text := steps + fmt.Sprintf("%d of %d values differ, by %.3g of the change of their kind; ", out.Differing, out.Values, float64(out.Worst))
+	text := steps + fmt.Sprintf("%d of %d values differ, by up to %.3g relative to the change in these steps; ", out.Differing, out.Values, float64(out.Worst))
 	if len(out.Reasons) == 0 {
-		text += "both add in the same order, so none may differ\n"
+		text += "both add in the same order, so all values must be equal\n"
 	} else {
 		verdict := "this is within"
 		if !out.Equal {
 			verdict = "this is more than"
 		}
-		text += fmt.Sprintf("%s the tolerance of %g for another order of sums: %s\n", verdict, out.Tolerance, strings.Join(out.Reasons, "; "))
+		text += fmt.Sprintf("%s the tolerance of %g for a different order of summation: %s\n", verdict, out.Tolerance, strings.Join(out.Reasons, "; "))
 	}
 	return text + out.Where + "\n"
 }

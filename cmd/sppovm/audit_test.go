@@ -153,7 +153,7 @@ func TestAuditInDocs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rounded := regexp.MustCompile(`-?\d+(\.\d+)?(e-?\d+)? (in the checkpoint|recomputed|of the change)|\d\d+ of|\w+ of layer\.\d\.bk`)
+	rounded := regexp.MustCompile(`-?\d+(\.\d+)?(e-?\d+)? (in the checkpoint|recomputed|relative to the change)|\d\d+ of|\w+ of layer\.\d\.bk`)
 	want, got := rounded.ReplaceAllString(string(text), "-"), rounded.ReplaceAllString(now.String(), "-")
 	if diff := cmp.Diff(want, got); diff != "" && !*update || commands != 4 {
 		t.Errorf("%d commands, -page +run\n%s", commands, diff)

@@ -95,7 +95,8 @@ func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error
 			return nil, 0, err
 		}
 		if job.Program.Run.EvalSequences <= 0 {
-			return nil, 0, cli.Usagef("%s has no validation, which computes the losses: compile it with train.holdout and train.eval_batch above 0", file)
+			return nil, 0, cli.Usagef("%s has no validation, which eval needs to compute losses: compile it with "+
+				"train.holdout and train.eval_batch above 0", file)
 		}
 		return job, job.Program.Run.Holdout, nil
 	}

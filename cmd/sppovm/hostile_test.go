@@ -53,7 +53,7 @@ func TestResumeBeyondTheEnd(t *testing.T) {
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--save", "three.ckpt", "-q")
 	var out, errs bytes.Buffer
 	code := app.Main(&cli.Env{Context: t.Context(), Stdout: &out, Stderr: &errs}, []string{"run", "tiny.sppo", "--steps", "2", "--resume", "three.ckpt", "-q"})
-	if code != cli.BadInput || errs.String() != "sppovm: three.ckpt is a checkpoint of step 3, and the run ends with step 2: give more with --steps\n" {
+	if code != cli.BadInput || errs.String() != "sppovm: three.ckpt is a checkpoint of step 3, but the run ends after step 2; continue further with --steps\n" {
 		t.Errorf("exit %d: %s", code, errs.String())
 	}
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--resume", "three.ckpt", "-q")

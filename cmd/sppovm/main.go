@@ -86,18 +86,18 @@ var app = cli.App{
 				"--profile measures the start and end of every instruction of the last step, with GPU events or the CPU's clock, and\n" +
 				"writes a trace for viewers such as Perfetto; sppoc view FILE TRACE shows it below the simulation. At the end, the run\n" +
 				"prints the measured and the simulated time of each opcode.\n\n" +
-				"A job may run in several processes, on one or more hosts. Each process has an equal, contiguous part of the ranks.\n" +
+				"A job can run in several processes, on one or more hosts. Each process has an equal, contiguous part of the ranks.\n" +
 				"Start the same command everywhere with torchrun --no-python, srun or mpirun, or by hand with --processes, --process\n" +
 				"and --rendezvous. Process 0 listens at MASTER_ADDR and MASTER_PORT, or on Slurm's first node, and the others connect\n" +
-				"to it. All need the same program, version and data. Only process 0 prints. On CPUs, ranks of different processes\n" +
-				"communicate over TCP; losses and weights are bitwise equal to those of a single process. On GPUs they use NCCL, with\n" +
-				"one GPU for each rank. If a process fails or is lost, all others end and name it. If no rank makes progress in a step\n" +
-				"for --stall-timeout, the job ends and reports what each rank is waiting for. If SPPO_JOB_SECRET is set, only processes\n" +
-				"with the same secret can join the job.\n\n" +
+				"to it. All processes need the same program, version and data. Only process 0 prints. On CPUs, ranks of different\n" +
+				"processes communicate over TCP; losses and weights are bitwise equal to those of a single process. On GPUs, they use\n" +
+				"NCCL, with one GPU for each rank. If a process fails or is lost, all others end and name it. If no rank makes progress\n" +
+				"in a step for --stall-timeout, the job ends and reports what each rank is waiting for. If SPPO_JOB_SECRET is set, only\n" +
+				"processes with the same secret can join the job.\n\n" +
 				"With --weights, the run starts from the weights of a Hugging Face model folder (safetensors). Its config.json must\n" +
 				"describe the program's model. Each rank reads only its own parts of the weights. Tensors in the folder that the model\n" +
 				"does not need are listed and ignored.\n\n" +
-				"--save writes checkpoints to a folder, as step-N: at the end of the run and, with --save-every, also during training.\n" +
+				"--save writes checkpoints named step-N to a folder: at the end of the run and, with --save-every, also during training.\n" +
 				"--keep sets how many of them are kept. A checkpoint is either complete or absent. A run can continue from a checkpoint\n" +
 				"with any other division of the same model over ranks and processes, if all processes can see the folder. With --resume\n" +
 				"auto, the same command starts a run and, after a crash, continues it.\n\n" +
@@ -135,7 +135,7 @@ var app = cli.App{
 			Details: "The data is read once, in windows of one sequence each that do not overlap. Tokens at the end that do not fill a\n" +
 				"window are not used; their number is reported. The result does not depend on how the job is divided, except for\n" +
 				"rounding. Losses are also reported by position in the window, in buckets of doubling width: a model that uses long\n" +
-				"context has lower losses in later buckets. eval may run in several processes, which are started as for run.\n\n" +
+				"context has lower losses in later buckets. eval can run in several processes, which are started as for run.\n\n" +
 				"--token-losses writes the loss of each token after the first as little-endian float32, in the order of the data:\n" +
 				"number i is the loss of token i+1 of the split. The file appears only when it is complete.\n\n" +
 				"With --json: {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\",\"loss_by_position\":\n" +
@@ -163,8 +163,8 @@ var app = cli.App{
 			Doc: "recompute the steps between two checkpoints and compare",
 			Details: "FILE is the job that wrote the checkpoints, or the same job divided differently. The number of stages or processes,\n" +
 				"offload and recomputation do not change any bit on the same kind of device, so differing bits indicate faulty hardware\n" +
-				"or a faulty kernel. Settings that change the order of sums (sp, subsequences, mux, another device) need --tolerance.\n" +
-				"The exit code is 0 if the checkpoints agree, and 1 otherwise.",
+				"or a faulty kernel. If the order of sums differs (because of sp, subsequences, mux or the device), values may differ\n" +
+				"within --tolerance. The exit code is 0 if the checkpoints agree, and 1 otherwise.",
 			Examples: []string{"sppovm audit job.sppo --from run1/step-100 --to run1/step-110 --set schedule.pp=1"},
 		},
 		{
@@ -180,7 +180,7 @@ var app = cli.App{
 			Doc: "render a run as a web page",
 			Details: "RUN is a file that run --record wrote, or the output of run --json. The run may still be in progress. The page shows\n" +
 				"curves, the time of steps by activity next to the prediction, gradient norms by layer if recorded, memory and events.\n" +
-				"It needs no network and no other file. Steps that were repeated after a restart are drawn once.",
+				"It works offline and needs no other file. Steps that were repeated after a restart are drawn once.",
 			Examples: []string{"sppovm report tiny.jsonl -o tiny.html"},
 		},
 		{Name: "devices", Setup: devices, Doc: "list available devices, and what is missing for GPUs"},

@@ -44,7 +44,7 @@ func probeMachine(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
 	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: matrix products by go, or by openblas if it is installed", blasNames...)
 	flags.IntVar(&f.run.threads, "threads", 0, "cpu: number of threads that the ranks share; 0: one per processor core")
-	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: connect ranks by NCCL instead of copying between their memories")
+	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: connect ranks through NCCL instead of copying between their memories")
 	flags.BoolVar(&f.run.tune, "tune", false, "cuda: use the fastest cuBLASLt algorithm for each product")
 	return func(env *cli.Env, args []string) error {
 		if err := f.check(); err != nil {

@@ -43,7 +43,7 @@ func (r *training) writeProfile() error {
 		r.show.say("%s", line)
 	}
 	if m := &r.program.Machine; m.Parallelism > 0 && float64(len(all)) > m.Parallelism {
-		r.show.say("  measured ranks wait for a processor between instructions; simulated ranks all work, more slowly")
+		r.show.say("  measured ranks wait for a processor between instructions, whereas simulated ranks all run at once, but more slowly")
 	}
 	return nil
 }

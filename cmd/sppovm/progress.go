@@ -136,7 +136,7 @@ func (s *progress) validation(v *watch.Validation) {
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
 	if steps == s.first { // there is no loss
-		s.print("done: no step left after step %d", steps)
+		s.print("done: no steps left after step %d", steps)
 		s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(math.NaN()), DevicePeak: device, HostPeak: host, BubbleRatio: number(math.NaN())})
 		return
 	}

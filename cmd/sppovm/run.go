@@ -77,14 +77,17 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
-	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks by NCCL, one GPU each, instead of copying between their memories")
+	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks through NCCL, one GPU each, instead of copying between "+
+		"their memories")
 	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file, for sppoc view")
 	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
-	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress for this long in a step, in loading or ending the run, or in saving a checkpoint; or for 5 times the longest of the last ones if that is more; 0: never")
+	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run if no rank makes progress for this long, "+
+		"or for 5 times the longest of the last eight steps if that is longer; applies to steps, to loading and ending "+
+		"the run, and to saving checkpoints; 0: never")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
 	f.sim.define(flags)
@@ -421,7 +424,7 @@ func (r *training) warn() {
 	kinds := r.job.Kinds()
 	for i, kind := range kinds {
 		if kind != kinds[0] {
-			r.show.say("process %d computes on %s, process 0 on %s: losses may differ by rounding", i, kind, kinds[0])
+			r.show.say("process %d computes on %s, but process 0 on %s: losses may differ by rounding errors", i, kind, kinds[0])
 		}
 	}
 }
@@ -462,7 +465,8 @@ func (r *training) behind() error {
 		if from == resumeAuto {
 			from = r.f.saves.dir
 		}
-		return cli.Usagef("%s is a checkpoint of step %d, and the run ends with step %d: give more with --steps", from, done, r.f.steps)
+		return cli.Usagef("%s is a checkpoint of step %d, but the run ends after step %d; continue further with --steps",
+			from, done, r.f.steps)
 	}
 	return nil
 }

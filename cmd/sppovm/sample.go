@@ -39,7 +39,8 @@ func sampling(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.promptFile, "prompt-file", "", "continue the text in this file")
 	flags.StringVar(&f.tokenizer, "tokenizer", "", "use the tokenizer in this file or folder")
 	flags.Int64Var(&f.tokens, "max-tokens", 256, "the maximum number of tokens to generate")
-	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this before sampling a token; 0 always takes the most probable")
+	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this number before sampling a token; "+
+		"0: always take the most probable token")
 	flags.IntVar(&f.choice.TopK, "top-k", 0, "sample from this many of the most probable tokens; 0 means all")
 	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample from the most probable tokens whose probabilities add up to this share")
 	flags.Int64Var(&f.choice.Seed, "seed", 1, "seed for sampling")

@@ -44,7 +44,7 @@ func (f *saveFlags) check(resume string) error {
 		case f.every != "" || f.wait:
 			return cli.Usagef("--save-every and --save-wait need --save, the folder for checkpoints")
 		case resume == resumeAuto:
-			return cli.Usagef("--resume auto needs --save, the folder where checkpoints are")
+			return cli.Usagef("--resume auto needs --save, the folder with the checkpoints")
 		}
 		return nil
 	}
@@ -55,7 +55,7 @@ func (f *saveFlags) check(resume string) error {
 		if n, err := strconv.Atoi(f.every); err == nil {
 			f.steps = n
 		} else if f.period, err = time.ParseDuration(f.every); err != nil {
-			return cli.Usagef("--save-every %s: write a number of steps, or a time as in 30s, 10m or 2h", f.every)
+			return cli.Usagef("--save-every %s: write a number of steps, or a time such as 30s, 10m or 2h", f.every)
 		}
 		if f.steps <= 0 && f.period <= 0 {
 			return cli.Usagef("--save-every %s: must be more than 0", f.every)
@@ -66,7 +66,7 @@ func (f *saveFlags) check(resume string) error {
 		return cli.Usagef("cannot write to %s: there is no folder %s", f.dir, parent)
 	}
 	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
-		return cli.Usagef("cannot write to %s: it is a file, and --save takes a folder", f.dir)
+		return cli.Usagef("cannot write to %s: it is a file, but --save takes a folder", f.dir)
 	}
 	return nil
 }

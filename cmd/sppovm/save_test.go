@@ -160,10 +160,10 @@ func TestSaveUsage(t *testing.T) {
 		{"--resume auto", "--resume auto needs --save"},
 		{"--save d --save-every 0", "--save-every 0: must be more than 0"},
 		{"--save d --save-every -5m", "must be more than 0"},
-		{"--save d --save-every soon", "--save-every soon: write a number of steps, or a time as in 30s, 10m or 2h"},
+		{"--save d --save-every soon", "--save-every soon: write a number of steps, or a time such as 30s, 10m or 2h"},
 		{"--save d --keep 0", "--keep 0: at least 1"},
 		{"--save no/d", "cannot write to no/d: there is no folder no"},
-		{"--save file", "cannot write to file: it is a file, and --save takes a folder"},
+		{"--save file", "cannot write to file: it is a file, but --save takes a folder"},
 	} {
 		code, _, text := runs(t, append([]string{"tiny.sppo", "-q"}, strings.Fields(c.args)...)...)
 		if code != cli.BadInput || !strings.Contains(text, c.want) {

@@ -85,7 +85,7 @@ func (f *runFlags) simulated(env *cli.Env, p *ir.Program) *progress {
 	if f.json {
 		show.json = env.Stdout
 	}
-	show.header(p, fmt.Sprintf("sim: virtual time of %s; nothing is computed, so there are no losses", p.Machine.Name))
+	show.header(p, fmt.Sprintf("sim: virtual time on %s; nothing is computed, so there are no losses", p.Machine.Name))
 	return show
 }
 

@@ -64,7 +64,7 @@ func (f *startFlags) launch(env *cli.Env, args []string) error {
 		case attempt == f.restart:
 			return cli.Silent(code)
 		}
-		fmt.Fprintf(env.Stderr, "launch: starting again, %d of %d\n", attempt+1, f.restart)
+		fmt.Fprintf(env.Stderr, "launch: restarting, attempt %d of %d\n", attempt+1, f.restart)
 	}
 }
 
@@ -137,7 +137,7 @@ func exitOf(c *child, env *cli.Env) int {
 		return cli.Failed
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		fmt.Fprintf(env.Stderr, "launch: process %d was ended by %s\n", c.Process.Pid, status.Signal())
+		fmt.Fprintf(env.Stderr, "launch: process %d was terminated by %s\n", c.Process.Pid, status.Signal())
 		return cli.Failed
 	}
 	return exit.ExitCode()

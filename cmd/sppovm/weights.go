@@ -53,7 +53,8 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	}
 	for i := range p.Tensors {
 		if name := p.Tensors[i].Name; !f.cast && !hf.IsAdapter(name) && w.Wider(name, vm.Precision(p, i)) {
-			return nil, cli.Usagef("%s: the program holds %s as bf16 alone, which rounds the folder's values: --cast permits that", f.weights, name)
+			return nil, cli.Usagef("%s: the program stores %s only as bf16, which rounds the folder's values; --cast allows this",
+				f.weights, name)
 		}
 	}
 	return w, nil
@@ -154,7 +155,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with the adapters merged into its matrices")
 	return func(env *cli.Env, args []string) error {
 		if f.out == "" {
-			return cli.Usagef("export: -o says where the folder goes")
+			return cli.Usagef("export: give the output folder with -o")
 		}
 		if f.adapter && (f.merge || f.dtype != "") {
 			return cli.Usagef("export: --adapter writes no weights of the model, so --merge and --dtype do not apply")
@@ -206,9 +207,10 @@ func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export)
 	of := lang.Model(c.Model)
 	switch adapts := of.Adapter != ""; {
 	case !adapts && (f.adapter || f.merge):
-		return cli.Usagef("export: the checkpoint has no adapters: leave --adapter and --merge out")
+		return cli.Usagef("export: the checkpoint has no adapters: omit --adapter and --merge")
 	case adapts && !f.adapter && !f.merge:
-		return cli.Usagef("export: the checkpoint has adapters: --adapter writes them alone, --merge a model that has them added")
+		return cli.Usagef("export: the checkpoint has adapters: use --adapter to write only the adapters, or --merge to " +
+			"write a model with the adapters merged")
 	case f.adapter:
 		return cli.Wrong(e.From.WriteAdapter(ctx, f.out, c, c.Weights(), &of))
 	}

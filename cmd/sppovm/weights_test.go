@@ -74,7 +74,7 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 		return append(world(i), "job.sppo", "--steps", "1", "-q", "--weights", []string{"hub", "other"}[i])
 	})
 	end(t, all)
-	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "process 1 reads different weights than process 0") {
+	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "process 1 reads different weights from process 0") {
 		t.Errorf("exit %d\n%s", all[0].code, text)
 	}
 }
@@ -96,7 +96,7 @@ func TestRoundingWeightsWantsCast(t *testing.T) {
 		want    string
 	}{
 		{"wide", true, false, ""}, {"hub", false, false, ""}, {"wide", false, true, ""},
-		{"wide", false, false, "the program holds embed as bf16 alone, which rounds the folder's values: --cast permits that"},
+		{"wide", false, false, "the program stores embed only as bf16, which rounds the folder's values; --cast allows this"},
 	} {
 		p := *job.Program
 		p.Codes = slices.Clone(p.Codes)

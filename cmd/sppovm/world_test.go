@@ -308,7 +308,7 @@ func TestProcessFails(t *testing.T) {
 		code []int
 	}{
 		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "no such file: nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
-		{"elsewhere", []string{"sppovm: process 1 reads different data than process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads different data"}, []int{cli.Failed, cli.Failed}},
+		{"elsewhere", []string{"sppovm: process 1 reads different data from process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads different data"}, []int{cli.Failed, cli.Failed}},
 	} {
 		world := inWorld(t, 2, "tiny.sppo", "-q")
 		all := launchAll(t, 2, func(i int) []string {
@@ -342,7 +342,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 	}{
 		{"another program", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--job", "one"}
-		}, []string{"has a different program than process 0 on", "has a different program than process 0 on"}},
+		}, []string{"has a different program from process 0 on", "has a different program from process 0 on"}},
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
 		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}},
@@ -351,7 +351,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}},
 		{"port taken", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", taken.Addr().String(), "--rendezvous-timeout", "1s"}
-		}, []string{"address already in use", "it does not answer like process 0 of a job"}},
+		}, []string{"address already in use", "its reply is not that of process 0 of a job"}},
 	} {
 		place := vmtest.FreePlace(t)
 		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })

@@ -83,7 +83,7 @@ func walk(dir string, add func(string) error) error {
 func (in *Input) unchanged() error {
 	info, err := os.Stat(in.Name)
 	if err == nil && (info.Size() != in.size || info.ModTime().UnixNano() != in.modified) {
-		err = errors.New("the file changed while it was read")
+		err = errors.New("the file changed while it was being read")
 	}
 	return err
 }
@@ -137,7 +137,7 @@ func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 	case ".gz":
 		r, err := kgzip.NewReader(c)
 		if errors.Is(err, gzip.ErrHeader) {
-			err = errors.New("it does not begin as a gzip file")
+			err = errors.New("it is not a gzip file")
 		}
 		return r, strings.TrimSuffix(name, ext), err
 	case ".zst":
@@ -174,7 +174,7 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 		return fmt.Errorf("there is no column %q: it has %s", field, strings.Join(names[:min(len(names), 20)], ", "))
 	}
 	if kind := column.Node.Type().Kind(); kind != parquet.ByteArray || column.MaxRepetitionLevel > 0 {
-		return fmt.Errorf("column %q is not a text", field)
+		return fmt.Errorf("column %q does not contain text", field)
 	}
 	done := int64(0)
 	for _, group := range file.RowGroups() {

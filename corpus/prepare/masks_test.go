@@ -126,7 +126,7 @@ func TestBadSegments(t *testing.T) {
 		`{"text": "a"}`:                          `line 1, at byte 0: the object has no field "chat"`,
 		`{"chat": "a"}`:                          `field "chat" is not a list of segments`,
 		`{"chat": []}`:                           `field "chat" is not a list of segments`,
-		`{"chat": [{"text": "a"}]}`:              `segment 0 lacks its text, or whether to train on it`,
+		`{"chat": [{"text": "a"}]}`:              `segment 0 needs a text and a flag that selects it for training`,
 		`{"chat": [{"text": 1, "train": true}]}`: `field "chat" is not a list of segments`,
 	} {
 		in := filepath.Join(t.TempDir(), "a.jsonl")

@@ -29,7 +29,7 @@ type Training struct {
 // TrainingResult is the result of a training run.
 type TrainingResult struct {
 	Text  int64 // bytes read
-	Words int   // number of different words
+	Words int   // number of distinct words
 	Vocab int
 	Whole bool // all text was read
 }

@@ -184,7 +184,7 @@ type Plan struct {
 func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
 	row := table[in.Op]
 	if row.bind == nil {
-		return Plan{}, fmt.Errorf("%s is no kernel", in.Info().Name)
+		return Plan{}, fmt.Errorf("%s is not a kernel", in.Info().Name)
 	}
 	b := &binder{card: card, program: p, rank: rank, consts: p.Ranks[rank].Consts, in: in, source: row.source, members: []*ir.Instr{in}, apart: []int32{0}}
 	for i := range in.Args {
@@ -234,8 +234,8 @@ func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {
 		if limit := [3]int64{math.MaxInt32, math.MaxUint16, math.MaxUint16}[i]; n > limit {
-			b.err = fmt.Errorf("%s needs %d blocks in dimension %c of its grid, where a GPU takes %d: "+
-				"more schedule.subsequences or a smaller schedule.microbatch make its operands smaller", kernel, n, 'x'+i, limit)
+			b.err = fmt.Errorf("%s needs %d blocks in dimension %c of its grid, but a GPU allows %d; more "+
+				"schedule.subsequences or a smaller schedule.microbatch would make its operands smaller", kernel, n, 'x'+i, limit)
 		}
 	}
 	b.plan.Launches = append(b.plan.Launches, l)

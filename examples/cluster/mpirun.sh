@@ -1,5 +1,5 @@
 #!/bin/bash
-# Trains with Open MPI, with one process per GPU, on the nodes in a file of hosts ("node1 slots=8" and so on):
+# Trains with Open MPI, with one process per GPU, on the nodes in a host file (lines such as "node1 slots=8"):
 #
 #   mpirun.sh hosts job.sppb --device cuda
 #

@@ -132,7 +132,7 @@ func (f *Folder) open(path string, s *shard) error {
 	}
 	for _, name := range sortedKeys(s.names) {
 		if f.Find(name) == nil {
-			return fmt.Errorf("%s lacks tensor %q, although %s places it there", path, name, IndexFile)
+			return fmt.Errorf("%s has no tensor %q, although %s places it there", path, name, IndexFile)
 		}
 	}
 	return nil

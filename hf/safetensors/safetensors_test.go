@@ -126,7 +126,7 @@ func TestBrokenIndexes(t *testing.T) {
 		{"nothing", map[string][]byte{"pytorch_model.bin": nil}, "has neither"},
 		{"missing shard", map[string][]byte{IndexFile: index(`"a":"x"`, `"b":"y"`), "x": one}, "y is missing"},
 		{"tensor elsewhere", map[string][]byte{IndexFile: index(`"a":"y"`, `"b":"x"`), "x": one, "y": two}, `contains tensor "a"`},
-		{"tensor missing", map[string][]byte{IndexFile: index(`"a":"x"`, `"c":"x"`), "x": one}, `lacks tensor "c"`},
+		{"tensor missing", map[string][]byte{IndexFile: index(`"a":"x"`, `"c":"x"`), "x": one}, `has no tensor "c"`},
 		{"tensor not named", map[string][]byte{IndexFile: index(`"a":"x"`), "x": file(object(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F32", "[0]", 8, 8)), 8)}, `contains tensor "b"`},
 		{"no map", map[string][]byte{IndexFile: []byte(`{}`)}, "no weight_map"},
 		{"empty map", map[string][]byte{IndexFile: index()}, "no weight_map"},

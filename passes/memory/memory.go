@@ -43,7 +43,8 @@ const (
 )
 
 var termNames = [numTerms]string{
-	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "streamed K and V", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
+	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "streamed K and V", "kept activations", "copies in progress",
+	"messages", "the running layer", "gaps",
 }
 
 // String returns the name that reports use.

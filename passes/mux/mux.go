@@ -140,7 +140,8 @@ func Problems(p *plan.Plan) []plan.Problem {
 	}
 	left, right := wantsShared(p)
 	if right && p.Model.FullLayers(p.Train.Sequence) == 0 {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention over all earlier tokens, and every layer has a window", p.Schedule.Mux)}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention "+
+			"over all earlier tokens, but every layer has a window", p.Schedule.Mux)}
 	}
 	if left {
 		return leftProblems(p)

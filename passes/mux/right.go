@@ -86,7 +86,7 @@ func checkBorders(p *plan.Plan, stage, k int) error {
 	borders := blocks[k]
 	t := plan.Task{Kind: plan.Forward, Subsequence: p.Subsequences.N - stage + k, Stage: stage}
 	if helpers := p.Helpers(t); len(borders) != helpers+1 || borders[0] != 0 {
-		return fmt.Errorf("blocks of keys have %d boundaries from 0 on, for %d helpers", len(borders), helpers)
+		return fmt.Errorf("blocks of keys have %d boundaries, starting with 0, for %d helpers", len(borders), helpers)
 	}
 	for j := range len(borders) - 1 {
 		end := borders[j+1]

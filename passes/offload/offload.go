@@ -220,9 +220,9 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 	case "full":
 		return constant(1), "everything is offloaded, including the last subsequence"
 	case "ratio":
-		return constant(req.Alpha[0]), fmt.Sprintf("whole units with about %g of the bytes of every subsequence", req.Alpha[0])
+		return constant(req.Alpha[0]), fmt.Sprintf("about %g of the bytes of every subsequence, in whole units", req.Alpha[0])
 	case "list":
-		return func(i int) float64 { return req.Alpha[i] }, "whole units with about the given share of the bytes of each subsequence"
+		return func(i int) float64 { return req.Alpha[i] }, "about the given share of the bytes of each subsequence, in whole units"
 	case "adaptive":
 		return adaptiveAlpha(p, c), "for each subsequence, as much as can be copied during the next forward task; nothing for the last"
 	case "carry":

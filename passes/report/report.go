@@ -26,7 +26,8 @@ func rightInWords(p *plan.Plan) string {
 			least, most = min(least, l.End-l.First), max(most, l.End-l.First)
 		}
 	}
-	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of later stages' keys, and compute part of the attention of those stages' last tasks", last-1, least, most)
+	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d keys of later stages and compute part of the attention "+
+		"in the last tasks of those stages", last-1, least, most)
 }
 
 // Write writes a plan as text: the decisions, the time of a step, the memory of each stage, any
@@ -86,7 +87,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		}
 		line("mux", muxInWords(p))
 		if copied := memory.CheckpointCopy(p); copied > 0 {
-			line("checkpoints", fmt.Sprintf("%s of host memory per rank are left for the copy of one", copied))
+			line("checkpoints", fmt.Sprintf("%s of host memory per rank left for the copy of a checkpoint", copied))
 		}
 	})
 	b.WriteByte('\n')
@@ -144,7 +145,8 @@ func leftInWords(p *plan.Plan) string {
 		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
 	}
 	last := p.Parallel.PP - 1
-	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces of %d-%d tokens, which differ from equal lengths by up to %.1f%%; each stage j of 1-%d runs piece j+1 of every task in progress until it has a task of its own",
+	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces of %d-%d tokens, which differ from equal "+
+		"lengths by up to %.1f%%; each stage j of 1-%d runs piece j+1 of every task in progress until it has its own task",
 		last-1, last+1, least, most, 100*worstRounding(p), last)
 }
 
@@ -186,9 +188,9 @@ func cachesInWords(p *plan.Plan) string {
 	case p.Streams():
 		return fmt.Sprintf("%s on the host, streamed through the device in blocks of %s tokens", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
 	case p.Offload.Caches == plan.CachesHost:
-		return "one layer's on the device, the others' on the host"
+		return "one layer at a time on the device, the other layers on the host"
 	case p.Offload.Caches == plan.CachesRecompute:
-		return "one layer's on the device; the others' are recomputed for the backward pass"
+		return "one layer at a time on the device; the other layers are recomputed for the backward pass"
 	}
 	return ""
 }
@@ -295,7 +297,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 
 // documentsInWords explains the meaning of times if sequences have several documents.
 func documentsInWords(p *plan.Plan) string {
-	const bound = "times are for sequences without document boundaries, an upper bound"
+	const bound = "times are upper bounds, for sequences without document boundaries"
 	switch d := p.Documents; {
 	case d != nil && d.Problem != "":
 		return bound + "; how much shorter a step is cannot be determined: " + d.Problem

@@ -602,7 +602,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	return out
 }
 
-const onlyPossible = "auto: the only possibility"
+const onlyPossible = "auto: the only option"
 
 // reason returns the reason why a value was taken.
 func reason(others []plan.Rejection, winner *node) string {

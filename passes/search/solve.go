@@ -154,7 +154,8 @@ func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 		return
 	}
 	out.Align = autoAlign(c, p)
-	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less if the shortest subsequence would be shorter than %d times that; a multiple of sp", alignWanted, stepsPerSubsequence))
+	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less if the shortest subsequence "+
+		"would be shorter than %d times that value; it must be a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
 // autoAlign halves the grid until every subsequence has enough steps, or until it is as small as
@@ -303,7 +304,8 @@ func gridProblems(p *plan.Plan) []plan.Problem {
 		return []plan.Problem{plan.Fault("schedule.subsequences", lang.OutOfRange, "", "a sequence has at least one subsequence, not %d", n)}
 	case n > mostTasks/taskLayers(p):
 		return []plan.Problem{plan.Fault("schedule.subsequences", lang.Infeasible, fmt.Sprintf("at most %d subsequences", max(1, mostTasks/taskLayers(p))),
-			"a step of %d subsequences over %d layers and %d microbatches is a program of more than 20 million instructions", n, p.Model.Layers, p.Parallel.Microbatches)}
+			"a step of %d subsequences over %d layers and %d microbatches would be a program of more than 20 million instructions",
+			n, p.Model.Layers, p.Parallel.Microbatches)}
 	case align < 1 || align%grid != 0:
 		return []plan.Problem{plan.Fault("schedule.align", lang.BadAlign, "align = "+words.NearMultiples(align, grid), "align = %d is not a multiple of %s", align, p.GridInWords())}
 	case p.Subsequences.Lengths != nil:
@@ -428,10 +430,12 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 // each with the nearest request that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "sp_mode = ring with K and V streamed from the host is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now, keep = [k, v] or sp_mode = ulysses",
+			"sp_mode = ring with K and V streamed from the host is not implemented yet")}
 	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now mux = off, or sp_mode = ulysses", "sp_mode = ring with shared tasks is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now, mux = off or sp_mode = ulysses", "sp_mode "+
+			"= ring with shared tasks is not implemented yet")}
 	}
 	return nil
 }
@@ -461,7 +465,8 @@ func solveStream(p *plan.Plan) {
 	block := max((seq+n-1)/n, visits*seq/(2*mostLoads))
 	p.Stream.Block, p.Stream.Early = (block+align-1)/align*align, 2
 	p.Decide("solve", "stream", words.List(p.Stream.Caches),
-		fmt.Sprintf("given: for each layer of each subsequence, earlier tokens are loaded from the host in blocks of %s, in the backward pass with their gradients", words.Tokens(p.Stream.Block)))
+		fmt.Sprintf("given: for each layer of each subsequence, earlier tokens are loaded from the host in blocks of %s; "+
+			"in the backward pass, their gradients are loaded as well", words.Tokens(p.Stream.Block)))
 }
 
 // streamProblems returns problems with a request for streaming, or with an edited plan.

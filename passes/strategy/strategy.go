@@ -58,7 +58,7 @@ var All = []Strategy{
 	},
 	{
 		Name: "interleaved-sppo", Same: "sppo", Stages: interleaved, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "sppo with several virtual stages per rank: the bubble is divided by their number, and no more activations are live",
+		doc: "sppo with several virtual stages per rank: the bubble is divided by their number, and the number of live activations does not increase",
 	},
 	{
 		Name: "overlapped-sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, order: overlapped,
@@ -90,15 +90,16 @@ var All = []Strategy{
 	},
 	{
 		Name: "zb-h1", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 1) },
-		doc: "1f1b with weight gradients deferred until the pipeline would wait: a third of the bubble of 1f1b, with the same activations",
+		doc: "1f1b with weight gradients deferred until the pipeline would wait: a third of the bubble of 1f1b, with as many activations",
 	},
 	{
 		Name: "zb-h2", Stages: oneStage, Placed: plan.PlacedRound, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 2) },
-		doc: "zb-h1 with twice as many forwards at the start: no bubble between the first and last task of a stage, but twice the activations",
+		doc: "zb-h1 with twice as many forwards at the start: no bubble between the first and last task of a stage, but twice as many activations",
 	},
 	{
 		Name: "zb-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, Late: true, order: zeroBubbleV,
-		doc: "two virtual stages per rank in a V, and deferred weight gradients: no bubble if the three kinds of tasks take equally long, with the activations of 1f1b",
+		doc: "two virtual stages per rank in a V, and deferred weight gradients: no bubble if the three kinds of tasks " +
+			"take equally long, with as many activations as 1f1b",
 	},
 	{
 		Name: "dualpipe-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, batch: fullPipelineProblem, Late: true, order: dualPipeV,

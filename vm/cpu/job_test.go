@@ -324,7 +324,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	if err := start(t, bigram(ir.F32)).Restore(t.Context(), "/dev/zero"); err == nil || !strings.Contains(err.Error(), "it is a device, and a regular file is needed") {
+	if err := start(t, bigram(ir.F32)).Restore(t.Context(), "/dev/zero"); err == nil || !strings.Contains(err.Error(), "it is a device, not a regular file") {
 		t.Errorf("a device: %v", err)
 	}
 }

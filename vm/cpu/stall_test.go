@@ -125,7 +125,7 @@ func TestStalledWriter(t *testing.T) {
 	}{
 		{"rank-00001.safetensors", true, `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp has stalled: rank 1 has written nothing for 1s$`},
 		{"rank-00000.safetensors", false, `^saving the checkpoint to \S+/\.step-2\.\w+\.tmp has stalled: (rank 0 has written nothing|no rank has made progress) for 1s`},
-		{"manifest.json", false, `^access to \S+/\.step-2\.\w+\.tmp has stalled: its file system has not answered for 1s$`},
+		{"manifest.json", false, `^access to \S+/\.step-2\.\w+\.tmp has stalled: its file system has not responded for 1s$`},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			dir, pipe := t.TempDir(), vmtest.FullPipe(t)

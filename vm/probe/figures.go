@@ -289,7 +289,7 @@ func (p *prober) products() {
 		}
 	}
 	m.MatmulEfficiency = p.curve(timings[1:], *peaks[s.DType])
-	p.note("matmul_efficiency", "share of the peak by rows, %s, %d columns, inner size equal to that", s.DType, s.Inner)
+	p.note("matmul_efficiency", "share of the peak by rows, %s, %d columns, with an equal inner size", s.DType, s.Inner)
 }
 
 // curve returns the share of a peak that timings reach, by size.

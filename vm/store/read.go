@@ -70,7 +70,7 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("lacks %s, although its manifest names it", s.File)
+		return fmt.Errorf("has no %s, although its manifest names it", s.File)
 	case err != nil:
 		return err
 	case info.Size() < s.Bytes:
@@ -85,7 +85,7 @@ func (c *Checkpoint) openShard(s *Shard) error {
 	c.files = append(c.files, f)
 	var places map[string]place
 	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
-		return fmt.Errorf("is damaged: %s does not give the places of its tensors", s.File)
+		return fmt.Errorf("is damaged: %s does not give the positions of its tensors", s.File)
 	}
 	tensors := f.Tensors()
 	for i := range tensors {

@@ -377,7 +377,8 @@ func (w *World) differs(h, mine *hello) error {
 			if i < len(h.Terms) {
 				theirs = h.Terms[i].Value
 			}
-			return fmt.Errorf("process %d on %s has a different %s than process 0 on %s: %s instead of %s", h.Process, h.Host, term.Name, mine.Host, theirs, term.Value)
+			return fmt.Errorf("process %d on %s has a different %s from process 0 on %s: %s instead of %s",
+				h.Process, h.Host, term.Name, mine.Host, theirs, term.Value)
 		}
 	}
 	return nil

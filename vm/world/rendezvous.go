@@ -172,7 +172,7 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	case err == nil && m.Kind == kindRefused:
 		err = &refusal{m.Text}
 	case !errors.Is(err, errSecret):
-		err = fmt.Errorf("it does not answer like process 0 of a job: %w", cmp.Or(err, errForeign))
+		err = fmt.Errorf("its reply is not that of process 0 of a job: %w", cmp.Or(err, errForeign))
 	}
 	release()
 	c.Close()

@@ -435,7 +435,8 @@ func TestRendezvous(t *testing.T) {
 			if o.Process == 1 {
 				o.Terms = []Term{{"program", "two"}}
 			}
-		}, []string{"process 1 on HOST has a different program than process 0 on HOST: two instead of one", "process 1 on HOST has a different program", "process 1 on HOST has a different program"}},
+		}, []string{"process 1 on HOST has a different program from process 0 on HOST: two instead of one", "process 1 on " +
+			"HOST has a different program", "process 1 on HOST has a different program"}},
 		{"another number", func(o *Options) {
 			if o.Process == 1 {
 				o.Processes = 4
@@ -485,7 +486,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	// The listener at that address is not a process of a job and stays silent.
 	_, err = Join(t.Context(), Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: 200 * time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "it does not answer like process 0 of a job") {
+	if err == nil || !strings.Contains(err.Error(), "its reply is not that of process 0 of a job") {
 		t.Error(err)
 	}
 }

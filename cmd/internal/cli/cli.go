@@ -271,6 +271,6 @@ func (a *App) overview() string {
 		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, all[i].Name, all[i].Doc)
 	}
 	fmt.Fprintf(&b, "\n%s help COMMAND prints flags and examples.\n", a.Name)
-	fmt.Fprintf(&b, "Exit codes: %d done, %d failed, %d wrong input, %d does not fit.\n", Done, Failed, BadInput, NoFit)
+	fmt.Fprintf(&b, "Exit codes: %d success, %d failure, %d invalid input, %d job does not fit.\n", Done, Failed, BadInput, NoFit)
 	return b.String()
 }

@@ -22,7 +22,7 @@ const clusterPrefix = "cluster="
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a shipped `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
-	sequence := flags.String("sequence", "", "for a model folder: `TOKENS` per sequence, such as 1M, instead of the longest in its config")
+	sequence := flags.String("sequence", "", "for a model folder: number of `TOKENS` per sequence, such as 1M; default: the longest that its config supports")
 	return func(set []string) ([]string, error) {
 		if *sequence != "" {
 			set = append(set[:len(set):len(set)], "train.sequence="+*sequence)
@@ -62,7 +62,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 		}
 	}
 	if cluster == "" {
-		return nil, Usagef("%s is a folder: give the machines to train its model on, for example --cluster h100 --nodes 1", dir)
+		return nil, Usagef("%s is a folder: specify the machines to train its model on, for example --cluster h100 --nodes 1", dir)
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {

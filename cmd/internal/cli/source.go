@@ -45,7 +45,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	}
 	for _, s := range set {
 		if strings.HasPrefix(s, clusterPrefix) {
-			return nil, Usagef("--cluster is for model folders; %s names its own cluster", file)
+			return nil, Usagef("--cluster is for model folders; %s already names a cluster", file)
 		}
 		if !strings.Contains(s, "=") {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)

@@ -74,7 +74,7 @@ func (w *Watch) show() {
 func (w *Watch) line() string {
 	text, ctrlC := w.doing, "Ctrl-C stops"
 	if w.searching {
-		ctrlC = "Ctrl-C takes the best so far"
+		ctrlC = "Ctrl-C stops with the best so far"
 	}
 	if w.best.Planned > 0 {
 		text += fmt.Sprintf(": %d candidates, %d planned", w.best.Candidates, w.best.Planned)

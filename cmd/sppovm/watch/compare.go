@@ -83,7 +83,7 @@ func (c *Compare) warning(median float64) string {
 	if parts == nil {
 		return ""
 	}
-	return "warning: " + strings.Join(parts, "; ") + "; measure this machine by sppovm probe, and a step by --profile"
+	return "warning: " + strings.Join(parts, "; ") + "; measure this machine with sppovm probe, and a step with --profile"
 }
 
 // LayerOf returns the layer that a tensor's name belongs to: "layer.3" for "layer.3.wq". A tensor outside the

@@ -52,7 +52,7 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 	p := &Prometheus{
 		listener: listener,
 		run:      by("run_info", "The run; the value is 1.", "run", "version", "device", "machine"),
-		step:     gauge("step", "Steps that are done."),
+		step:     gauge("step", "Completed steps."),
 		last:     gauge("last_step", "Number of the run's last step."),
 		loss:     by("loss", "Mean loss of a token in the newest step or validation.", "data"),
 		rate:     gauge("learning_rate", "Learning rate of the newest step."),
@@ -61,13 +61,13 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 			Name: "sppo_tokens_total", Help: "Tokens trained on by this process.",
 		}),
 		skipped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "sppo_skipped_steps_total", Help: "Steps of this process that left the weights as they were.",
+			Name: "sppo_skipped_steps_total", Help: "Steps of this process that left the weights unchanged.",
 		}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sppo_step_seconds", Help: "Durations of steps.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
 		}),
 		share:     by("step_time_share", "Share of the newest measured step, over all ranks.", "part"),
-		predicted: by("predicted_step_time_share", "The same in the simulated program.", "part"),
+		predicted: by("predicted_step_time_share", "The same share in the simulated program.", "part"),
 		expected:  gauge("predicted_step_seconds", "Duration of a step of the simulated program."),
 		memory:    by("memory_peak_bytes", "Planned peak of the fullest rank.", "memory"),
 		layer:     by("layer_gradient_norm", "Norm of the gradient of a layer.", "layer"),

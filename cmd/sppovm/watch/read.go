@@ -71,7 +71,7 @@ func parse(line []byte) (Record, error) {
 	var record Record
 	switch has := func(key string) bool { _, ok := members[key]; return ok }; {
 	case has("simulated"):
-		return nil, errors.New("it is the log of a simulation, which trains nothing")
+		return nil, errors.New("it is the log of a simulation, not of a training run")
 	case has("run"):
 		record = &Run{}
 	case has("note"):

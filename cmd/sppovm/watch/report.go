@@ -128,7 +128,7 @@ func tiles(l *Log) []tile {
 	}
 	out = append(out, tile{"time of a step", ir.Seconds(seconds).String(), note})
 	if n := skipped(l); n > 0 {
-		out = append(out, tile{"skipped steps", fmt.Sprint(n), "left the weights as they were"})
+		out = append(out, tile{"skipped steps", fmt.Sprint(n), "left the weights unchanged"})
 	}
 	out = append(out, tile{"tokens per second", short(math.Round(median(l.Steps, func(s *Step) float64 { return float64(s.TokensPerSecond) }))), "median"})
 	if r := l.Run(); r.Sequence > 0 {
