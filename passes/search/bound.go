@@ -225,6 +225,9 @@ func pricedRanks(p *plan.Plan) int {
 	return 0
 }
 
+// nodesOfLayer is more than the usual number of nodes in a layer, which are costed for every length.
+const nodesOfLayer = 100
+
 func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	t := estimate.NewTaskTime(b.cache, p)
 	g, out := t.Model, &profile{}
@@ -238,7 +241,8 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 		out.head += ends.head
 		prefix += n
 	}
-	b.work.Spend(8*(len(known)+walk.CountLoads(p, 1)) + len(p.Subsequences.Lengths))
+	steps := (len(g.Layer.Forward) + len(g.Layer.Backward)) / nodesOfLayer // a ring has many
+	b.work.Spend(8*(len(known)*max(1, steps)+walk.CountLoads(p, 1)) + len(p.Subsequences.Lengths))
 	for kind := range g.Kinds() {
 		out.kinds = append(out.kinds, newLayerProfile(t, kind, v))
 	}
@@ -412,6 +416,7 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 // Levels from which bounds are useful, and levels at which they improve.
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
+	levelOfStages = levelOf("schedule.pp")
 	levelOfCounts = levelOf("schedule.subsequences")
 	levelOfKept   = levelOf("schedule.mux") // the remaining dimensions decide placements
 )

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"slices"
 	"testing"
 
 	"sppo.dev/graph"
@@ -29,6 +30,39 @@ func TestRing(t *testing.T) {
 	}
 	if alone := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.sp=1", "schedule.keep=[]"); alone.Split().Chunks() != 0 {
 		t.Error("a ring of one rank is no plain order")
+	}
+}
+
+// TestRingBeyondHeads checks the numbers of ranks that are tried for a layer, and their modes: a ring only where more
+// ranks share the layer than its heads allow.
+func TestRingBeyondHeads(t *testing.T) {
+	for _, c := range []struct {
+		heads, kvHeads, gpus int
+		mode                 string
+		want, rings          []int
+	}{
+		{28, 4, 8, "", []int{1, 2, 4, 8}, []int{8}},
+		{28, 4, 8, graph.ModeRing, []int{1, 2, 4, 8}, []int{8}},
+		{28, 4, 8, graph.ModeUlysses, []int{1, 2, 4}, nil},
+		{32, 8, 64, "", []int{1, 2, 4, 8, 16, 32, 64}, []int{64}},
+		{32, 8, 48, "", []int{1, 2, 4, 8, 16, 32, 24, 48}, []int{24, 48}},
+		{32, 8, 16, "", []int{1, 2, 4, 8, 16}, nil},
+	} {
+		sp := &space{
+			model: lang.Model{Heads: c.heads, KVHeads: c.kvHeads}, train: lang.Train{Sequence: 3 << 20},
+			cluster: lang.Cluster{Nodes: c.gpus / 8, GPUsPerNode: 8},
+		}
+		s := lang.Schedule{SPMode: c.mode}
+		got := sp.sp(&s)
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%+v: sp is %v", c, got)
+		}
+		for _, n := range got {
+			s.SP = n
+			if alone := slices.Equal(sp.spModes(&s), []string{graph.ModeRing}); alone != slices.Contains(c.rings, n) {
+				t.Errorf("%+v: sp = %d has the modes %v", c, n, sp.spModes(&s))
+			}
+		}
 	}
 }
 

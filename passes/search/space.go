@@ -202,17 +202,34 @@ func (sp *space) orders(s *lang.Schedule) []string {
 	return []string{plan.OrderSequence, plan.OrderLayer}
 }
 
-// sp returns the values of sp, which must divide the number of heads.
+// sp returns the values of sp, which must divide the number of heads unless sp_mode is ring. A ring is tried where it lets
+// more ranks share a layer than the heads allow.
 func (sp *space) sp(s *lang.Schedule) []int {
-	most := sp.cluster.GPUs() / max(1, s.DP) / max(1, s.PP)
-	return suiting(divisors(sp.model.Heads), func(n int) bool {
-		return n <= most && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
+	gpus := sp.cluster.GPUs()
+	most := gpus / max(1, s.DP) / max(1, s.PP)
+	counts := suiting(divisors(sp.model.Heads), func(n int) bool {
+		return n <= most && sp.dividesHeads(n) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
 	})
+	if !mayBe(s.SPMode, graph.ModeRing) {
+		return counts
+	}
+	least := slices.Max(append(suiting(slices.Clone(counts), func(n int) bool { return gpus%n == 0 }), 1))
+	return append(counts, suiting(divisors(gpus), func(n int) bool {
+		return least < n && n <= most && !slices.Contains(counts, n) && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0
+	})...)
+}
+
+// dividesHeads reports whether ranks can share the heads of a layer, of queries and of keys and values.
+func (sp *space) dividesHeads(n int) bool {
+	return sp.model.Heads%n == 0 && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0)
 }
 
 func (sp *space) spModes(s *lang.Schedule) []string {
-	if s.SP == 1 {
+	switch {
+	case s.SP == 1:
 		return []string{graph.ModeMegatron}
+	case !sp.dividesHeads(s.SP):
+		return []string{graph.ModeRing}
 	}
 	return []string{graph.ModeMegatron, graph.ModeUlysses}
 }
@@ -348,6 +365,9 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 	if sp.timeless { // equal lengths need the least memory: the first subsequence, whose backward determines the peak, is shorter than with equal work
 		return []string{"length"}
 	}
+	if s.SPMode == graph.ModeRing { // whose times, with a message from every rank, take long to compute
+		return []string{"flops", "length"}
+	}
 	return []string{"flops", "time", "length"}
 }
 
@@ -363,6 +383,7 @@ const (
 	shortestFitting = 16 << 10
 	mostFitting     = 512
 	fewPerSequence  = 64
+	mostInRing      = 32
 	fewVisits       = 24_000
 	smallBubble     = searchGap
 )
@@ -454,6 +475,9 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	factor, shortest := math.Sqrt2, int64(shortestWanted)
 	if sp.fitting {
 		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)
+	}
+	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its whole prefix around
+		tasks = min(tasks, mostInRing)
 	}
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
 	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds need at least as much memory as one virtual stage
