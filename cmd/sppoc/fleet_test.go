@@ -75,6 +75,8 @@ var fleetJobs = []string{
 	"llama-8b h100 2 8 4M",
 	"llama-8b h100 1 8 16M",
 	"llama-8b h100 4 8 4M",
+	"llama-8b h100 8 8 16M",
+	"llama-8b h100 8 8 16M schedule.order=sequence",
 	"llama-8b h100 16 8 16M",
 	"llama-8b h200 1 1 32K",
 	"llama-8b h200 1 8 1M train.batch=2",

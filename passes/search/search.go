@@ -219,7 +219,8 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt) && !s.context.Options.Stopped(); {
+	until := min(stopAt, s.impatience()+othersShare)
+	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(until) && !s.context.Options.Stopped(); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
 			rest = append(rest, n) // belongs to the class of the candidate with the usual grid

@@ -3,10 +3,13 @@ package search
 import (
 	"cmp"
 	"container/heap"
+	"math"
 	"slices"
 
 	"sppo.dev/lang"
 	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 )
 
 // This file divides a search into stages. Some dimensions are wide: most jobs use the default
@@ -20,10 +23,12 @@ import (
 
 // Fractions of a search's patience.
 const (
-	doubtShare = 0.5  // for the first stage, before it checks whether anything fits
-	sureShare  = 2.5  // for the first stage, if something fits, before it starts from that plan
-	anyShare   = 0.05 // for that check, whose work is not counted
-	widerShare = 0.25 // for the other values of wide dimensions, if something fits
+	doubtShare  = 0.5  // for the first stage, before it checks whether anything fits
+	sureShare   = 2.5  // for the first stage, if something fits, before it starts from that plan
+	anyShare    = 0.05 // for that check, whose work is not counted
+	probeShare  = 1.5  // for the search up to the end of the probes of all classes
+	othersShare = 0.5  // for alternatives to the winner
+	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
 
 // visitsWeighed is the largest number of forwards of layers in a step for which the offload pass decides the
@@ -147,7 +152,7 @@ func (s *search) holdsFit() bool {
 // doubt checks whether anything fits, first with the default values of wide dimensions. If so, it
 // continues the search from there. It returns the roots that it has not tried.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
-	any, known := s.anyFit(first)
+	any, known, _ := s.anyFit(first)
 	if any != nil {
 		if winner, _ := s.explore(sureShare); winner != nil {
 			return winner, wider
@@ -162,7 +167,10 @@ func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node
 	if len(wider) == 0 {
 		return s.settle(stopAt), nil
 	}
-	any, anyKnown := s.anyFit(s.request.Schedule)
+	any, anyKnown, _ := s.anyFit(s.request.Schedule)
+	if any != nil || !anyKnown {
+		any = cmp.Or(s.probe(s.request.Schedule), any)
+	}
 	switch {
 	case any == nil && anyKnown:
 		return nil, nil
@@ -189,6 +197,52 @@ func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node
 	heap.Init(&s.frontier)
 	heap.Push(&s.frontier, winner)
 	return s.settle(stopAt), wider
+}
+
+// probe looks for a plan that fits in each class of candidates that divide the ranks alike, and returns the fastest of
+// these plans, or nil. If memory is scarce, the candidates with the lowest bounds do not fit, and a search by time
+// alone would spend all of its work on a few classes.
+func (s *search) probe(root lang.Schedule) (best *node) {
+	for _, c := range s.classes(root) {
+		if best != nil && c.bound >= best.plan.Time.StepS || s.spent(probeShare) || s.context.Options.Stopped() {
+			break
+		}
+		any, _, work := s.anyFit(c.schedule)
+		s.work += work
+		if any != nil && s.finish(any) && (best == nil || any.plan.Time.StepS < best.plan.Time.StepS) {
+			best = any
+		}
+	}
+	return best
+}
+
+// classes returns the ways to divide the ranks of a root that have the lowest bounds. Among almost equal bounds, those
+// with the fewest stages are first, because they have the smallest bubbles.
+func (s *search) classes(root lang.Schedule) (classes []*node) {
+	const most, almost = 64, 0.05
+	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
+	all.push(&node{schedule: root})
+	same := func(a, b *node) bool {
+		x, y := &a.schedule, &b.schedule
+		return x.Order == y.Order && x.SPMode == y.SPMode && x.SP == y.SP && x.DP == y.DP && x.PP == y.PP
+	}
+	for all.frontier.Len() > 0 && len(classes) < most {
+		n := heap.Pop(&all.frontier).(*node)
+		if n.level < levelOfStages {
+			all.advance(n)
+			continue
+		}
+		c, of := root, &n.schedule
+		c.Order, c.SPMode, c.SP, c.DP, c.PP = of.Order, of.SPMode, of.SP, of.DP, of.PP
+		if n.schedule = c; !slices.ContainsFunc(classes, func(o *node) bool { return same(n, o) }) {
+			classes = append(classes, n)
+		}
+	}
+	rank := func(n *node) float64 { return math.Floor(math.Log(float64(n.bound)) / almost) }
+	slices.SortStableFunc(classes, func(a, b *node) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.schedule.PP, b.schedule.PP))
+	})
+	return classes
 }
 
 // startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with open
@@ -235,8 +289,8 @@ func (s *search) pushAll(roots []lang.Schedule) {
 }
 
 // anyFit returns a candidate of a request that fits, or nil. It also reports whether the answer is
-// certain, which it is not if the search ended early.
-func (s *search) anyFit(request lang.Schedule) (n *node, known bool) {
+// certain, which it is not if the search ended early, and how much work it took.
+func (s *search) anyFit(request lang.Schedule) (n *node, known bool, work walk.Work) {
 	c := *s.context
 	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)
 	p := *s.request
@@ -244,7 +298,7 @@ func (s *search) anyFit(request lang.Schedule) (n *node, known bool) {
 	any := newSearch(&c, &p)
 	n, _ = any.run()
 	if n == nil || n.need.Shortfall(n.plan.Memory) != nil {
-		return nil, !any.ended
+		return nil, !any.ended, any.work
 	}
-	return n, true
+	return n, true, any.work
 }

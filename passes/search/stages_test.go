@@ -29,6 +29,23 @@ func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 	return s, n
 }
 
+// TestProbe checks that a plan is found although the candidates with the lowest bounds on time do not fit: two or four
+// stages are faster than eight if memory does not matter.
+func TestProbe(t *testing.T) {
+	const job = `import "clusters/h100.sppo"
+model m { family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 128256 dtype = bf16 }
+cluster c = h100(nodes = 8)
+train { sequence = 16M data = random() }
+schedule s { order = sequence sp_mode = megatron }
+`
+	s := newSearch(ContextOf(nil, pass.Options{}), plan.New(parse(t, job)))
+	if n, _ := s.run(); n == nil || !doesFit(n) {
+		t.Error("no plan fits")
+	} else if p := n.plan.Parallel; p.PP != 8 || p.SP != 8 {
+		t.Errorf("%d stages of %d ranks", p.PP, p.SP)
+	}
+}
+
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
 // TestWideDimensions gives a job less and less memory. Whenever the plain values of wide dimensions have a
