@@ -307,7 +307,7 @@ func TestErrors(t *testing.T) {
 		{flat, "100 tokens to train on (0 held out) are fewer than the 201", Options{}},
 		{flat, "does not begin with an llm.c header", Options{Header: "llmc"}},
 		{short, "its header, at byte 8, says 0 tokens of 2 bytes, but 980 bytes follow it", Options{Header: "llmc"}},
-		{text, "give tokenizer = ..., or tokenize it first", Options{}},
+		{text, "set tokenizer = ..., or tokenize it first", Options{}},
 		{folder, "is a folder without manifest.json: append /**", Options{}},
 		{broken, `shards[0]: "../x" is not the name of a file`, Options{}},
 		{missing, "x.bin: no such file", Options{}},

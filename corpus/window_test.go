@@ -248,7 +248,7 @@ func TestBadDocuments(t *testing.T) {
 		want  string
 	}{
 		{nothing, Options{Documents: "index"}, "it has masks: set masks = on"},
-		{nothing, Options{Documents: "500", Masks: "on"}, "documents = 500 is not a token of a vocabulary of 500"},
+		{nothing, Options{Documents: "500", Masks: "on"}, "documents = 500 is not a token in a vocabulary of 500"},
 		{func(dir string) { put(t, dir, "a.idx", make([]byte, 12)) }, Options{Documents: "index", Masks: "on"}, "a.idx: it has 12 bytes, but the manifest says 20 documents"},
 		{func(dir string) { put(t, dir, "a.idx", make([]byte, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: its documents have 0 tokens in total"},
 		{func(dir string) { put(t, dir, "a.idx", slices.Repeat([]byte{255}, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: at byte 0: document 0 has"},

@@ -73,8 +73,8 @@ func TestDamagedFilesAreRefused(t *testing.T) {
 		data []byte
 		want string
 	}{
-		{"empty", nil, "does not start like a .sppb file"},
-		{"text", []byte("hello, world, this is no program"), "does not start like a .sppb file"},
+		{"empty", nil, "does not have the signature of a .sppb file"},
+		{"text", []byte("hello, world, this is no program"), "does not have the signature of a .sppb file"},
 		{"only the start", whole[:12], "truncated"},
 		{"version", change(8, 1), "format version 2, but this build reads version 3"},
 		{"table", change(12, 1), "compile it again with this build"},

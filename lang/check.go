@@ -213,9 +213,9 @@ func (c *checker) subsequences() {
 	}
 	if sum != seq {
 		last := sub.Lengths[len(sub.Lengths)-1] + seq - sum
-		hint := fmt.Sprintf("there are %d tokens too many", sum-seq)
+		hint := fmt.Sprintf("the sum is %d too large", sum-seq)
 		if sum < seq {
-			hint = fmt.Sprintf("%d tokens are missing", seq-sum)
+			hint = fmt.Sprintf("the sum is %d too small", seq-sum)
 		}
 		if last > 0 && last%sp == 0 {
 			hint += fmt.Sprintf(": the last length would be %d", last)

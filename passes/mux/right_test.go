@@ -64,7 +64,7 @@ func TestEditedBlocks(t *testing.T) {
 	}{
 		{"no stage to hold them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
 		{"for 0 tasks, but 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
-		{"boundaries from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
+		{"boundaries, starting with 0", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
 		{"must end after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
 		{"where the first task that its helper shares begins", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
 		{"applied is true", func(p *plan.Plan) { p.Mux.Right = false }},
