@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// This file reads what a code contains in the text form: buffers, states, results and instructions.
+// This file parses the text form of a Code: its buffers, states, results and instructions.
 
 var dtypeNames = func() []string {
 	var names []string
@@ -447,7 +447,7 @@ func (ps *parser) attrOfKind(in *Instr, kind AttrKind, events int32) (int, error
 	return i, err
 }
 
-// attrValue reads the value of an attribute in the form of its kind.
+// attrValue reads an attribute's value in the syntax for its kind.
 func (ps *parser) attrValue(name string, kind AttrKind, events int32) (Attr, error) {
 	at := ps.mark()
 	if ps.take('$') {

@@ -106,7 +106,7 @@ func (n *number) rangeWords() string {
 	case n.above:
 		return fmt.Sprintf("above %s and at most %s", least, most)
 	case n.below:
-		return fmt.Sprintf("from %s to below %s", least, most)
+		return fmt.Sprintf("at least %s and below %s", least, most)
 	}
 	return fmt.Sprintf("from %s to %s", least, most)
 }
@@ -200,6 +200,8 @@ func (n *number) String() string {
 	switch {
 	case n.dim == dimCount && n.whole:
 		return "a whole number"
+	case n.dim == dimCount && n.max == 1 && n.below && !n.above:
+		return "a share of " + n.rangeWords()
 	case n.dim == dimCount && n.max == 1:
 		return "a share " + n.rangeWords()
 	case n.dim == dimCount:

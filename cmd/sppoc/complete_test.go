@@ -173,7 +173,7 @@ func TestManual(t *testing.T) {
 			c.Stderr = &errs
 			out, err := c.Output()
 			found := errs.String()
-			if reader[0] == "mandoc" { // pages have no date, so that equal programs have equal pages
+			if reader[0] == "mandoc" { // pages have no date, so that identical programs have identical pages
 				lines := slices.Collect(strings.Lines(string(out)))
 				found += strings.Join(slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "missing date") }), "")
 			} else if err != nil {

@@ -39,7 +39,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.losses, "token-losses", "", "write the loss of every token to this file, as little-endian float32")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
-	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
+	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")
 	set := cli.SetFlag(flags, "set")

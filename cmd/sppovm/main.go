@@ -91,7 +91,7 @@ var app = cli.App{
 				"and --rendezvous. Process 0 listens at MASTER_ADDR and MASTER_PORT, or on Slurm's first node, and the others connect\n" +
 				"to it. All processes need the same program, version and data. Only process 0 prints. On CPUs, ranks of different\n" +
 				"processes communicate over TCP; losses and weights are bitwise equal to those of a single process. On GPUs, they use\n" +
-				"NCCL, with one GPU for each rank. If a process fails or is lost, all others end and name it. If no rank makes progress\n" +
+				"NCCL, with one GPU for each rank. If a process fails or is lost, all others exit and name it. If no rank makes progress\n" +
 				"in a step for --stall-timeout, the job ends and reports what each rank is waiting for. If SPPO_JOB_SECRET is set, only\n" +
 				"processes with the same secret can join the job.\n\n" +
 				"With --weights, the run starts from the weights of a Hugging Face model folder (safetensors). Its config.json must\n" +

@@ -42,7 +42,7 @@ func probeMachine(flags *pflag.FlagSet) cli.Action {
 	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat each measurement for at least this long")
 	flags.BoolVar(&f.run.json, "json", false, "write one JSON object per measurement to standard output, followed by the figures")
 	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
-	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: matrix products by go, or by openblas if it is installed", blasNames...)
+	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: compute matrix products with go, or with openblas if it is installed", blasNames...)
 	flags.IntVar(&f.run.threads, "threads", 0, "cpu: number of threads that the ranks share; 0: one per processor core")
 	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: connect ranks through NCCL instead of copying between their memories")
 	flags.BoolVar(&f.run.tune, "tune", false, "cuda: use the fastest cuBLASLt algorithm for each product")

@@ -74,8 +74,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	f.saves.define(flags)
 	f.defineStart(flags)
-	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
-	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
+	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
+	cli.Choice(flags, &f.blas, "blas", "go", "compute matrix products with go, or with openblas if it is installed", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks through NCCL, one GPU each, instead of copying between "+
 		"their memories")

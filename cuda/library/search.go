@@ -81,7 +81,7 @@ func expand(patterns []string) []string {
 		if unset {
 			continue
 		}
-		matches, _ := filepath.Glob(pattern) // only a bad pattern is an error, and ours are not
+		matches, _ := filepath.Glob(pattern) // fails only for malformed patterns
 		slices.SortFunc(matches, func(a, b string) int { return strings.Compare(b, a) })
 		out = append(out, matches...)
 	}
