@@ -214,7 +214,7 @@ func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	}
 }
 
-// TestDualPipeV checks that 2p+1 activations of half as many layers are kept, as its README states. The README
+// TestDualPipeV checks that a rank keeps 2p+1 activations, each of half of its layers, as DualPipe's README states. The README
 // gives the bubble only for forwards and backwards that overlap; these do not overlap.
 func TestDualPipeV(t *testing.T) {
 	for _, c := range [][2]int{{2, 4}, {4, 8}, {4, 10}, {8, 20}} {

@@ -224,7 +224,7 @@ template <class Bring> struct ByThreads {
     }
     METHOD void before(int tile) const {
         copies_done();
-        __syncthreads(); // no thread still reads the slot that is overwritten next
+        __syncthreads(); // no thread is still reading the slot that will be overwritten next
         if (tile + 1 < tiles) bring(tile + 1);
     }
     METHOD void used(int) const {}

@@ -27,7 +27,7 @@ DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequenc
         *(Quad *)(tile + r * (D + 8) + d) = q;
     }
 }
-// tiles_here waits until all threads have their tiles and no thread still reads the slot that is overwritten next.
+// tiles_here waits until all threads have their tiles and no thread is still reading the slot that will be overwritten next.
 DEV void tiles_here() {
     copies_here();
     __syncthreads();
