@@ -31,7 +31,6 @@ const (
 
 // Errors found by later phases, at positions recorded in the Spec.
 const (
-	NotYet     Code = "not-yet"
 	BadData    Code = "bad-data"
 	Infeasible Code = "infeasible"
 	DoesNotFit Code = "does-not-fit"
@@ -135,8 +134,6 @@ var Codes = []CodeInfo{
 	{Code: Conflict, Doc: "Two keys contradict each other.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  steps    = 10\n  warmup   = 20\n  data     = random()\n}\n"},
 
-	{Code: NotYet, Later: true, Doc: "The value is part of the language, but the compiler does not support it yet.",
-		Example: "import \"base.sppo\"\n\nschedule s {\n  sp           = 2\n  sp_mode      = ring\n  subsequences = 4\n  keep         = []\n}\n"},
 	{Code: BadData, Later: true, Doc: "A data file cannot be read, or is shorter than one sequence.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  data     = text(\"nowhere.txt\")\n}\n"},
 	{Code: Infeasible, Later: true, Doc: "No plan satisfies the pinned values, for example because a grid is too coarse for that many subsequences.",

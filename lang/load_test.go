@@ -207,13 +207,13 @@ func TestPositions(t *testing.T) {
 	if !s.Written("train.data") || s.Written("schedule.sp") || s.Written("train.optimizer.lr") {
 		t.Error("Written is wrong")
 	}
-	d := s.Diagnose("schedule.subsequences[1]", NotYet, "%d is not possible yet", 512).WithHint("leave it out")
-	want := "test.sppo:11:24: error: 512 is not possible yet [not-yet]\n      subsequences = [512, 512]\n                           ^^^\n    hint: leave it out"
+	d := s.Diagnose("schedule.subsequences[1]", Conflict, "%d is too long", 512).WithHint("leave it out")
+	want := "test.sppo:11:24: error: 512 is too long [conflict]\n      subsequences = [512, 512]\n                           ^^^\n    hint: leave it out"
 	if d.Error() != want {
 		t.Errorf("got\n%s\nwant\n%s", d, want)
 	}
-	bare := (&Spec{}).Diagnose("schedule.sp", NotYet, "no")
-	if bare.Error() != "error: schedule.sp: no [not-yet]" {
+	bare := (&Spec{}).Diagnose("schedule.sp", Conflict, "no")
+	if bare.Error() != "error: schedule.sp: no [conflict]" {
 		t.Errorf("without a source: %s", bare)
 	}
 }

@@ -430,12 +430,12 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 // each with the nearest request that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now, keep = [k, v] or sp_mode = ulysses",
-			"sp_mode = ring with K and V streamed from the host is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or sp_mode = ulysses",
+			"with sp_mode = ring, K and V pass from rank to rank and cannot be streamed from the host")}
 	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now, mux = off or sp_mode = ulysses", "sp_mode "+
-			"= ring with shared tasks is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Conflict, "mux = off, or sp_mode = ulysses",
+			"with sp_mode = ring, K and V pass from rank to rank within a stage, so stages cannot share tasks")}
 	}
 	return nil
 }
