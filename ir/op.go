@@ -245,7 +245,7 @@ var (
 
 // Operands shared by several rows.
 var (
-	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, from load_tokens: one row for each token, before chunks and member select some"}
+	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, from load_tokens: one row for each token, before chunks and member select a subset"}
 	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale: 1 / labels of the batch that count"}
 )
 
@@ -428,9 +428,9 @@ var Ops = [NumOps]OpInfo{
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
 		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * " +
 			"theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its " +
-			"document instead. If rotation is set, a rotation of the run replaces this rule: it defines the pairs (i, " +
-			"i+pairs), their rates, and the factors of the rotated and of the other elements. The gradient of rope is rope " +
-			"with inverse set, which applies the same factors.",
+			"document instead. If rotation is set, it selects one of the run's rotations, which replaces this rule: it " +
+			"gives the pairs (i, i+pairs), their rates, and the factors of the rotated elements and of the rest. The " +
+			"gradient of rope is rope with inverse set, which applies the same factors.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -444,11 +444,11 @@ var Ops = [NumOps]OpInfo{
 			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end"},
 			{"rotation", KindOption, "number of a rotation of the run, from 1 on, instead of theta; 0: none"},
 		},
-		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
+		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021; pairs are laid out as in GPT-NeoX and Llama",
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
-		Doc: "Computes causal attention of n queries over keys, which are all tokens so far or a block of them: query r " +
+		Doc: "Computes causal attention of n queries over the keys of all tokens so far, or of a block of them: query r " +
 			"sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / " +
 			"(heads/kv_heads). " +
 			"Scores of a whole row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
@@ -823,7 +823,7 @@ var Ops = [NumOps]OpInfo{
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
 			{Name: "x", Types: "T", Dims: "n*batch,c"},
-			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower and upper half"},
+			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower half, then its upper half"},
 		},
 		Attrs: []AttrInfo{
 			{"tensor", KindTensor, "the matrix by which y is multiplied; different matrices drop different elements"},

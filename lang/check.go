@@ -94,7 +94,7 @@ func (c *checker) train() {
 	c.tuning()
 	t := c.Train
 	if o := t.Data.Options; o != nil && len(o.Weights) > 0 && len(o.Weights) != len(t.Data.Files) {
-		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each pattern of files", len(t.Data.Files)),
+		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each file pattern", len(t.Data.Files)),
 			"%d weights for %d patterns of files", len(o.Weights), len(t.Data.Files))
 	}
 	if o := t.Data.Options; o != nil {

@@ -79,5 +79,5 @@ func explainValue(word string) string {
 	case 1:
 		return fmt.Sprintf("%s is a value of %s.\n\n%s", word, paths[0], explainKey(takers[0]))
 	}
-	return wrap(fmt.Sprintf("%s is a value of %s.", word, strings.Join(paths, ", ")), "")
+	return wrap(fmt.Sprintf("%s is a value of %s.", word, joinAnd(paths)), "")
 }

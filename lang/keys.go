@@ -350,28 +350,28 @@ var clusterKeys = []*Key{
 		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
 		set: func(s *Spec, v value) { s.Cluster.CopyDuplex = v.name }},
 	{Block: blockCluster, Name: "parallelism", takes: notNegative(dimCount), Default: "0", Example: "8",
-		Doc: "Number of processors that the ranks of a node share if they are threads on one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: every instruction uses one processor, and one kernel at a time also uses idle processors.",
+		Doc: "Number of processors that the ranks of a node share if they are threads on one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: each instruction runs on one processor, but one kernel at a time may also run on idle processors.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
 		Doc: "If ranks share processors: the fraction of the combined rate of all processors that a kernel reaches when it runs on all of them.",
 		set: func(s *Spec, v value) { s.Cluster.SpreadEfficiency = v.num }},
 	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
-		Doc: "Rate between one device and the others of its node, in each direction.",
+		Doc: "Bandwidth between one device and the other devices in its node, in each direction.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_network_bandwidth", takes: positive(dimRate), Example: "200GB/s",
-		Doc: "Rate between one node and the others, in each direction, shared by its devices.",
+		Doc: "Bandwidth between one node and the other nodes, in each direction, shared by its devices.",
 		set: func(s *Spec, v value) { s.Cluster.NodeNetworkBandwidth = v.num }},
 	{Block: blockCluster, Name: "nvlink_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time that an empty message between two devices of a node takes.",
+		Doc: "Time that an empty message takes between two devices in the same node.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkLatency = v.num }},
 	{Block: blockCluster, Name: "network_latency", takes: notNegative(dimDuration), Example: "10us",
-		Doc: "Time that an empty message between two nodes takes.",
+		Doc: "Time that an empty message takes between two nodes.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
 		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
-		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share, in order of increasing rows.",
+		Doc: "Share of the peak that matrix products reach: one number, or (rows, share) pairs in increasing order of rows.",
 		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
 		Doc: "Share of the peak that attention reaches in the forward pass: one number, or pairs (query rows, share) in increasing order of query rows.",
@@ -421,13 +421,13 @@ var trainKeys = []*Key{
 			}
 		}},
 	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: TensorGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
-		Doc: "Tensors that are not trained: groups (`attention` and `mlp` are the matrices of these), or patterns of names in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
+		Doc: "Tensors that are not trained: groups (`attention` and `mlp` mean the matrices of those blocks), or name patterns in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
 		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Number of steps over which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
-		Doc: "The learning-rate schedule after the warm-up, with the names of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` does not change it until the last `decay_steps` steps, in which it reduces it. " +
+		Doc: "The learning-rate schedule after the warm-up; the names are those of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, which reduce it. " +
 			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
 		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
@@ -435,7 +435,7 @@ var trainKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
 		derive: deriveMinLR},
 	{Block: blockTrain, Name: "decay_steps", takes: whole(1, maxTokens), Derived: "steps / 10, rounded up, with warmup_stable_decay", Example: "100",
-		Doc:    "Steps at the end of the run in which `lr_schedule = warmup_stable_decay` reduces the learning rate (transformers' num_decay_steps).",
+		Doc:    "Number of steps at the end of the run over which `lr_schedule = warmup_stable_decay` reduces the learning rate (transformers' num_decay_steps).",
 		set:    func(s *Spec, v value) { s.Train.DecaySteps = v.Int() },
 		derive: deriveDecaySteps},
 	{Block: blockTrain, Name: "decay_type", takes: names("cosine", "linear", "sqrt"), Derived: "cosine with warmup_stable_decay", Example: "sqrt",
@@ -520,16 +520,16 @@ func (v value) path() string {
 
 var dataKeys = []*Key{
 	{Block: blockData, Name: "type", takes: names("auto", "uint16", "uint32"), Default: "auto", Example: "uint16",
-		Doc: "Type of the tokens in flat files, which are little-endian. `auto`: the type in the header, or, without a header, `uint16` if the vocabulary is at most 65536, as in nanoGPT. Manifests and indexes contain their own type.",
+		Doc: "Type of the tokens in flat files, which are little-endian. `auto`: the type in the header, or, without a header, `uint16` if the vocabulary is at most 65536, as in nanoGPT. Manifests and indexes state the type themselves.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Type = v.name }},
 	{Block: blockData, Name: "header", takes: names("auto", "none", "llmc"), Default: "auto", Example: "none",
 		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by its magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Order of sequences. `off`: sequence g starts at token g * `train.sequence` and has one more token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into such windows, and each window is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, with any division over ranks.",
+		Doc: "Order of sequences. `off`: sequence g is the window that starts at token g * `train.sequence`, plus one token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into the same windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, however it is divided among ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Weights of a mixture: the share of sequences from each pattern of files, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
+		Doc: "Weights of a mixture: the share of sequences drawn from each file pattern, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
@@ -552,10 +552,10 @@ var dataKeys = []*Key{
 			}
 		}},
 	{Block: blockData, Name: "pack", takes: names("cut", "whole"), Default: "cut", Example: "whole",
-		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes 8 bytes of memory.",
+		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes an extra 8 bytes of host memory.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
-		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. Data with masks needs `on`, or `ignore` to train on all labels.",
+		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be `on`, or `ignore` to train on all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
@@ -642,13 +642,13 @@ var scheduleKeys = []*Key{
 		Doc: "Where the optimizer state and the master weights of matrices are stored between updates. `none`: on the device. `host`: in host memory; at the end of each step, they pass through the device in blocks. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device's memory. The setting does not change results.",
 		set: func(s *Spec, v value) { s.Schedule.OptimizerOffload = v.name }},
 	{Block: blockSchedule, Name: "checkpoint_copy", takes: names("off", "on"), Default: "off", Example: "on",
-		Doc: "Whether the plan leaves host memory for the copy of weights and optimizer state that `sppovm run --save-every` makes. `sppoc plan` reports the size of this copy. If it does not fit, `--save-every` needs `--save-wait`, with which training waits for its checkpoints. Results do not change.",
+		Doc: "Whether the plan leaves room in host memory for the copy of weights and optimizer state that `sppovm run --save-every` makes. `sppoc plan` reports the size of this copy. If it does not fit, `--save-every` needs `--save-wait`, which pauses training while a checkpoint is written. Results do not change.",
 		set: func(s *Spec, v value) { s.Schedule.CheckpointCopy = v.name }},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
 		Doc: "Number of sequences that one task processes together. `auto` tries several if sequences are short.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
-		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
+		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, until chunks are as short as 1K tokens. If the strategy needs whole sequences, it also tries 1.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "auto", Example: "length",
 		Doc: "Quantity that is made equal for all subsequences: floating-point operations (later subsequences are then shorter, because they attend to more tokens), predicted time, or length. `auto` is `flops`, unless another value is clearly faster for the chosen plan. If `subsequences` is a list of lengths, it overrides this key.",
@@ -670,19 +670,19 @@ var scheduleKeys = []*Key{
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
 		Doc: "Order of work inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order, the device holds K and V of one layer, " +
-			"and those of the other layers are on the host. So are the hidden states between layers, unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",
+			"and those of the other layers are on the host. So are the hidden states between layers, unless `offload` keeps them on the device; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), all of a layer except its input (`full`), the outputs of norms and activation functions (`selective`), or all except attention (`keep_attention`). `full_kv` extends `full`: it also recomputes K and V of a layer, once for all subsequences, when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it compares recomputation with copies to the host, and recomputes the units with the lowest time per byte first.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns around. The other strategies are for comparison. " +
-			"These also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
-			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. These need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +
-			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all strategies that make a difference.",
+			"Some of them also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forward and backward tasks; `zb-h1` and `zb-h2` also defer weight gradients, " +
+			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. Others need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +
+			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries every strategy that can change the result for the job.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports them. " +
+		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. " +
 			"With `order = layer`, the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
@@ -692,7 +692,7 @@ var scheduleKeys = []*Key{
 			"`adaptive` offloads as much as can be copied during the next task. With `carry`, copies may lag, but finish by the turnaround. `memory` gives the lowest peak without exposed copies. `auto` gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take over part of the tasks next to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over blocks of keys that they hold), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
+		Doc: "Whether idle stages take over some of the work next to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 

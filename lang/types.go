@@ -201,9 +201,9 @@ func (n *number) String() string {
 	case n.dim == dimCount && n.whole:
 		return "a whole number"
 	case n.dim == dimCount && n.max == 1 && n.below && !n.above:
-		return "a share of " + n.rangeWords()
+		return "a fraction, " + n.rangeWords()
 	case n.dim == dimCount && n.max == 1:
-		return "a share " + n.rangeWords()
+		return "a fraction " + n.rangeWords()
 	case n.dim == dimCount:
 		return "a number"
 	}
@@ -240,9 +240,14 @@ func quoted(ns []string) []string {
 
 func orList(ns []string) string { return joinOr(quoted(ns)) }
 
-func joinOr(forms []string) string {
-	if len(forms) < 2 {
-		return strings.Join(forms, "")
+func joinOr(forms []string) string { return join(forms, "or") }
+
+func joinAnd(forms []string) string { return join(forms, "and") }
+
+// join joins words with commas, and the last two with a conjunction.
+func join(words []string, conjunction string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
 	}
-	return strings.Join(forms[:len(forms)-1], ", ") + " or " + forms[len(forms)-1]
+	return strings.Join(words[:len(words)-1], ", ") + " " + conjunction + " " + words[len(words)-1]
 }

@@ -60,7 +60,7 @@ var Passes = [...]pass.Pass{
 	},
 	{
 		Name: "mux", Run: mux.Run, Check: mux.Check, Off: mux.Off,
-		Doc: "Finds the tasks of each stage that are next to a bubble, and decides whether stages that idle there take over part of them.",
+		Doc: "Finds the tasks of each stage that are next to a bubble, and decides whether idle stages take over part of that work.",
 		After: []pass.Order{
 			{Name: "schedule", Reason: "the order of tasks determines the bubbles"},
 			{Name: "offload", Reason: "offloading frees the memory that shared work needs"},

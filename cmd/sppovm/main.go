@@ -132,7 +132,7 @@ var app = cli.App{
 		{
 			Name: "eval", Args: "FILE (--weights DIR | --resume CHECKPOINT) [--split all|train|validation]", MinArgs: 1, MaxArgs: 1, Setup: evaluate, Files: cli.JobFiles,
 			Doc: "compute the loss and perplexity of a set of weights on the data",
-			Details: "The data is read once, in windows of one sequence each that do not overlap. Tokens at the end that do not fill a\n" +
+			Details: "The data is read once, in non-overlapping windows of one sequence each. Tokens at the end that do not fill a\n" +
 				"window are not used; their number is reported. The result does not depend on how the job is divided, except for\n" +
 				"rounding. Losses are also reported by position in the window, in buckets of doubling width: a model that uses long\n" +
 				"context has lower losses in later buckets. eval can run in several processes, which are started as for run.\n\n" +

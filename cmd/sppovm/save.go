@@ -32,7 +32,7 @@ func (f *saveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.dir, "save", "", "write checkpoints to this `FOLDER`, as step-N: at the end, and during the run with --save-every")
 	flags.StringVar(&f.every, "save-every", "", "also write a checkpoint after this many steps or this much time: 100, 30s, 10m, 2h")
 	flags.IntVar(&f.keep, "keep", 2, "number of checkpoints to keep in the folder of --save; older ones are removed")
-	flags.BoolVar(&f.wait, "save-wait", false, "stop training while a checkpoint is written; needs no copy of the state in host memory")
+	flags.BoolVar(&f.wait, "save-wait", false, "pause training while a checkpoint is written; needs no copy of the state in host memory")
 }
 
 // resumeAuto is the value of --resume that resumes from the folder in which the run saves.

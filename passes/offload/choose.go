@@ -856,9 +856,9 @@ func (h *chooser) tightest() string {
 		}
 	}
 	if h.device <= 0 {
-		return fmt.Sprintf("stage %d takes %s", tight, most)
+		return fmt.Sprintf("stage %d would take %s", tight, most)
 	}
-	return fmt.Sprintf("stage %d takes %s, and %s is available", tight, most, h.device)
+	return fmt.Sprintf("stage %d would take %s, but only %s is available", tight, most, h.device)
 }
 
 // explain records the decision and its reason. before describes the memory need of the plan before

@@ -48,6 +48,12 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
+// What Than returns for steps that take as long as the plan's.
+const (
+	NoFaster = "no faster" // the step time is a bound
+	AsFast   = "as fast"
+)
+
 // Than describes a rejected value in comparison with the step time of the plan.
 func (r *Rejection) Than(step ir.Seconds) string {
 	longer := 100 * max(0, float64(r.StepS/step)-1)
@@ -55,9 +61,9 @@ func (r *Rejection) Than(step ir.Seconds) string {
 	case r.StepS > 0 && step <= 0: // the plan is not complete
 		return r.StepS.String()
 	case r.StepS > 0 && r.Bound && longer < 0.05:
-		return "no faster"
+		return NoFaster
 	case r.StepS > 0 && longer < 0.05:
-		return "as fast"
+		return AsFast
 	case r.StepS > 0 && r.Bound:
 		return fmt.Sprintf("at least %.1f%%", longer)
 	case r.StepS > 0:

@@ -63,7 +63,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		thousands(p.Parameters.Trained+p.Parameters.Frozen), words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
 	m := p.Model
 	table(b, func(line func(...string)) {
-		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",
+		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d KV heads), ffn %d, vocabulary %d, %s",
 			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
 		if p.Tuned() {
 			line("training", trainedInWords(p))
@@ -96,7 +96,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 // OrderInWords describes layer order, in which virtual stages are groups of layers.
 func OrderInWords(p *plan.Plan) string {
 	n := p.Parallel.VirtualStages
-	return fmt.Sprintf("layer: all subsequences pass through a group of layers before the next group; virtual_stages = %d gives %s of %s",
+	return fmt.Sprintf("layer: all subsequences pass through one group of layers before any enters the next; virtual_stages = %d gives %s of %s",
 		n, words.Plural(n, "group"), words.Plural((p.Model.Layers+n-1)/n, "layer"))
 }
 
@@ -446,9 +446,9 @@ func checkpointInWords(m *plan.Memory) string {
 	if c == nil {
 		return ""
 	}
-	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy that takes up to %s of host memory per rank ", slices.Max(c.Bytes))
+	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy of up to %s per rank in host memory ", slices.Max(c.Bytes))
 	if c.Fits {
-		return words + "fits, too.\n"
+		return words + "fits as well.\n"
 	}
 	return words + fmt.Sprintf("does not fit: stage %d needs %s more for every rank; schedule.checkpoint_copy = on leaves room for it, and --save-wait needs no copy.\n",
 		c.ShortStage, c.ShortBytes)

@@ -542,7 +542,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		p.Rejected = append(p.Rejected, found...)
-		why := reason(found, winner)
+		why := reason(d.name(), found, winner)
 		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
 			why = "auto: it fits, and no other choice is faster"
 		}
@@ -553,9 +553,8 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 
 // pinned records the reason for the value of a dimension.
 func pinned(p *plan.Plan, d *dimension, value, why string) {
-	_, name, _ := strings.Cut(d.key, ".")
 	if value != d.plain || why != onlyPossible {
-		p.Decide("solve", name, value, why)
+		p.Decide("solve", d.name(), value, why)
 	}
 }
 
@@ -605,8 +604,8 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 
 const onlyPossible = "auto: the only option"
 
-// reason returns the reason why a value was taken.
-func reason(others []plan.Rejection, winner *node) string {
+// reason returns the reason why a value of a key was taken.
+func reason(key string, others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible
 	}
@@ -614,12 +613,15 @@ func reason(others []plan.Rejection, winner *node) string {
 		return "auto: nothing fits; this choice has the smallest shortfall"
 	}
 	next := &others[0]
-	if next.StepS == 0 {
-		return fmt.Sprintf("auto: nothing else fits; with %s, %s", next.Value, next.Than(0))
+	setting := key + " = " + next.Value
+	switch than := next.Than(winner.plan.Time.StepS); {
+	case next.StepS == 0:
+		return fmt.Sprintf("auto: nothing else fits; with %s, %s", setting, than)
+	case than == plan.AsFast:
+		return "auto: tied for fastest with " + setting
+	case than == plan.NoFaster:
+		return fmt.Sprintf("auto: the fastest; %s cannot be faster", setting)
+	default:
+		return fmt.Sprintf("auto: the fastest; a step takes %s longer with %s", than, setting)
 	}
-	than := next.Than(winner.plan.Time.StepS)
-	if strings.HasSuffix(than, "fast") || strings.HasSuffix(than, "faster") {
-		return fmt.Sprintf("auto: the fastest; %s is %s", next.Value, than)
-	}
-	return fmt.Sprintf("auto: the fastest; a step takes %[2]s longer with %[1]s", next.Value, than)
 }

@@ -125,7 +125,7 @@ func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
 	if p.Schedule.VirtualStages == 0 {
 		par.VirtualStages = p.Model.Layers
 	}
-	p.Decide("solve", "order", plan.OrderLayer, fmt.Sprintf("given: all subsequences pass through a group of layers before the next group, and the device holds K and V of one group; here %s",
+	p.Decide("solve", "order", plan.OrderLayer, fmt.Sprintf("given: all subsequences pass through one group of layers before any enters the next, and the device holds K and V of one group; here %s",
 		words.Plural(par.VirtualStages, "group")))
 }
 

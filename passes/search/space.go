@@ -28,6 +28,12 @@ type dimension struct {
 	weighs bool                                 // "auto" is also a policy: the offload pass compares units once the sizes are known
 }
 
+// name returns the key without its block.
+func (d *dimension) name() string {
+	_, name, _ := strings.Cut(d.key, ".")
+	return name
+}
+
 // value is a possible value of a dimension.
 type value struct {
 	text string
