@@ -56,7 +56,7 @@ PARSER.add_argument("--seconds", type=float, default=4, help="length of a turn, 
 PARSER.add_argument("--compared", type=int, default=3, metavar="STEPS", help="first steps, whose losses must be the same (default 3)")
 PARSER.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each contestant (default: processors)")
 PARSER.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="seconds that count: elapsed or of the processor (default wall)")
-PARSER.add_argument("--out", default="out", help="folder of sppoc and sppovm (default out)")
+PARSER.add_argument("--bin", default="bin", help="folder of sppoc and sppovm (default bin)")
 PARSER.add_argument("--worker", nargs=4, metavar=("SHAPE", "WAY", "TOKENS", "THREADS"), help=argparse.SUPPRESS)
 
 
@@ -285,13 +285,13 @@ def contestants(options, name, dtype, folder, ways):
     (folder / "weights").mkdir()
     write_weights(folder / "weights", name, make_model(name))
     (folder / "peer.sppo").write_text(spec(name, dtype, tokens))
-    out = pathlib.Path(options.out)
+    built = pathlib.Path(options.bin)
     # The state fits in memory, so nothing is moved between arenas.
-    subprocess.run([out / "sppoc", "build", folder / "peer.sppo", "--set", "cluster.device_memory=16GiB", "-o", folder / "peer.sppb"],
+    subprocess.run([built / "sppoc", "build", folder / "peer.sppo", "--set", "cluster.device_memory=16GiB", "-o", folder / "peer.sppb"],
                    check=True, stdout=subprocess.DEVNULL)
     threads = str(options.threads)
     flags = ["--json", "--quiet", "--threads", threads, "--weights", folder / "weights"]
-    yield Contestant(options, "sppovm", [out / "sppovm", "run", folder / "peer.sppb"] + flags, folder)
+    yield Contestant(options, "sppovm", [built / "sppovm", "run", folder / "peer.sppb"] + flags, folder)
     for way in ways:
         yield Contestant(options, way, [sys.executable, __file__, "--worker", name, way, tokens, threads], folder)
 
@@ -330,6 +330,9 @@ def main():
     options = PARSER.parse_args()
     if options.worker:
         return work(*options.worker)
+    for name in "sppoc", "sppovm":
+        if not (pathlib.Path(options.bin) / name).is_file():
+            PARSER.error(f"there is no {name} in {options.bin}; make build writes it to bin")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends stopped processes, too
     compiled, failed = not options.way and can_compile(), False
     if not compiled and not options.way:
