@@ -555,7 +555,7 @@ var dataKeys = []*Key{
 		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes an extra 8 bytes of host memory.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
-		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be `on`, or `ignore` to train on all labels.",
+		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be `on`; or `ignore`, which trains on all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
@@ -632,7 +632,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
 		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
-			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all stages if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
+			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all values if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())
@@ -689,7 +689,7 @@ var scheduleKeys = []*Key{
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
 		Doc: "Which activations are in host memory between forward and backward: none, all, a share, a list with a share for each subsequence, or a policy. " +
-			"`adaptive` offloads as much as can be copied during the next task. With `carry`, copies may lag, but finish by the turnaround. `memory` gives the lowest peak without exposed copies. `auto` gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
+			"`adaptive` offloads as much as can be copied during the next task. With `carry`, copies may lag, but they always finish by the turnaround. `memory` gives the lowest peak without exposed copies. `auto` gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take over some of the work next to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",

@@ -19,9 +19,9 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Job
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
 	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder with one")
-	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
+	flags.StringVar(&job.Field, "field", "text", "jsonl field or parquet column that contains the text")
 	flags.StringVar(&job.Prompt, "prompt", "", "jsonl field with the text that precedes --field; runs do not train on it")
-	flags.StringVar(&job.Segments, "segments", "", "field of jsonl with the texts of a document, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
+	flags.StringVar(&job.Segments, "segments", "", "jsonl field that contains the texts of a document, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
 	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not name it")
 	flags.IntVar(&job.Workers, "workers", 0, "number of threads; 0: one per processor")
@@ -83,7 +83,7 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Training
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokenizer into this folder")
 	flags.IntVar(&job.Vocab, "vocab", 32768, "number of tokens in the vocabulary")
-	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that contains the text")
+	flags.StringVar(&job.Field, "field", "text", "jsonl field or parquet column that contains the text")
 	limit := flags.Int64("limit", 1024, "read at most this many MiB of text; 0: all")
 	flags.IntVar(&job.Workers, "workers", 0, "number of threads; 0: one per processor")
 	return func(env *cli.Env, args []string) (err error) {

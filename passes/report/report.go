@@ -210,7 +210,7 @@ func offloadInWords(p *plan.Plan) string {
 	case most-least < 0.005:
 		return fmt.Sprintf("%s: %.1f%% of the type-1 bytes go to the host", p.Offload.Policy, 100*most)
 	}
-	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
+	return fmt.Sprintf("%s: from %.1f%% to %.1f%% of the type-1 bytes of each subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
 }
 
 // shareRecomputed returns the share of all type-1 bytes that the backward pass recomputes.
