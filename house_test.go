@@ -297,8 +297,8 @@ func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
 	return n
 }
 
-// Every golden file has a test that compares it: each folder of testdata is named by a test of the package
-// around it.
+// Every golden file has a test that compares it: each folder in a package's testdata is named by a test of that
+// package.
 func TestNoOrphanGoldens(t *testing.T) {
 	tests := map[string]string{} // by folder: the text of its tests
 	for _, s := range sources(t) {
@@ -326,7 +326,7 @@ func TestNoOrphanGoldens(t *testing.T) {
 	}
 }
 
-// machineWords are paths of a machine and hosts of registries, which exist in one place only.
+// machineWords matches file paths and registry hosts that not every machine has.
 var machineWords = regexp.MustCompile(`/home/|/Users/|/wor[k]/|/tmp/[a-z]|/roo[t]/|proxy\.golang\.org|sum\.golang\.org|goproxy\.|registry\.npmjs|pypi\.org`)
 
 // unfinishedWords mark unfinished work. They are concatenated here so that this file passes its own test.

@@ -28,8 +28,8 @@ type env struct {
 	unitOf    []int              // value -> unit of the block that is saved, or -1
 	read      []bool             // value -> whether an instruction has read it since it was written
 	wrote     map[graph.Arg]bool // operands that an instruction has written
-	backward  bool               // a layer's backward
-	begun     bool               // of a backward with streamed K and V: later subsequences have added to the gradients of its own rows
+	backward  bool               // a layer's backward pass
+	begun     bool               // in a backward task with streamed K and V: later subsequences have added to the gradients of its own rows
 	suffix    string
 	lossScale float64
 }
@@ -170,7 +170,7 @@ func (e *env) view(a graph.Arg, v ir.View) ir.View {
 	return v
 }
 
-// find returns the place of a value, and allocates it if it has none yet.
+// find returns the place of a value, and assigns one if the value has none yet.
 func (e *env) find(value int) place {
 	if e.at[value].known {
 		return e.at[value]

@@ -92,8 +92,8 @@ func (q *passing) store() {
 	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
 }
 
-// updateBlocks updates a parameter block by block. weights is the matrix that the forward reads, with the rows
-// whose optimizer state this rank has.
+// updateBlocks updates a parameter block by block. weight is the matrix that the forward pass reads, limited to
+// the rows whose optimizer state this rank holds.
 func (s *stage) updateBlocks(p *param, weight ir.View) {
 	q := s.passing
 	for len(q.blocks) > 0 && q.blocks[0].p == p {

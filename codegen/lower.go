@@ -37,7 +37,7 @@ type stage struct {
 	norm      uint32
 	dropout   uint32 // key of the step's dropout
 
-	split     map[plan.Task]bool   // backwards whose weight gradients are separate tasks
+	split     map[plan.Task]bool   // backward tasks whose weight gradients are separate tasks
 	deferred  map[plan.Task][]*env // envs whose second halves these tasks have yet to run
 	touched   map[touch]bool       // accumulators that this section has written
 	caches    map[cacheKey]uint32  // buffers of K, V and their gradients
@@ -379,7 +379,7 @@ func (s *stage) visit(t plan.Task, layer int) {
 	}
 }
 
-// block returns the dataflow of a layer for a task; the plan decides what its backward recomputes.
+// block returns the dataflow of a layer for a task; the plan decides what its backward pass recomputes.
 func (s *stage) block(t plan.Task, layer int) *graph.Block {
 	return s.plan.LayerOf(s.model, t, layer-s.stages[t.Stage][0])
 }
@@ -461,7 +461,7 @@ func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 	e.runBackward()
 }
 
-// finishBackward emits the next of the second halves that a backward has deferred, in the order of the first halves.
+// finishBackward emits the next deferred second half of a backward task, in the order of the first halves.
 func (s *stage) finishBackward(t plan.Task) {
 	e := s.deferred[t][0]
 	s.deferred[t] = s.deferred[t][1:]
@@ -505,7 +505,7 @@ func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	return e.gradient()
 }
 
-// lowerEval emits one validation microbatch: only forwards, with nothing saved.
+// lowerEval emits one validation microbatch: only forward tasks, with nothing saved.
 func (s *stage) lowerEval() {
 	s.begin(ir.SectionEval, ir.PhaseEval)
 	s.training, s.order = false, s.eval
@@ -518,7 +518,7 @@ func (s *stage) lowerEval() {
 	s.loadDocuments(1)
 	var tasks []plan.Task
 	var steps []step
-	index := map[int]int{} // index of the rank's tasks among these
+	index := map[int]int{} // index in the rank's tasks -> index in tasks
 	for _, st := range s.evalSteps[s.index0] {
 		t := s.order.Tasks[s.index0][st.task]
 		if t.Kind != plan.Forward || t.Microbatch != 0 {

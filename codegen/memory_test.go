@@ -11,9 +11,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestFootprint compares the bound by which passes choose with the placed bytes. The bound must never be lower,
-// and must be at most 4% higher, or 10% if virtual stages or halves of backwards are interleaved, which leaves
-// gaps of all sizes.
+// TestFootprint compares the memory bound that guides the passes with the bytes after placement. The bound must
+// never be lower, and must be at most 4% higher, or 10% if virtual stages or halves of backward passes are
+// interleaved, which leaves gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file  string
@@ -50,7 +50,7 @@ func TestFootprint(t *testing.T) {
 			"schedule.zero=3 schedule.dp=4 schedule.pp=2 train.batch=8")},
 	} {
 		for _, set := range c.sets {
-			if testing.Short() { // as many stages, with two layers each
+			if testing.Short() { // the same number of stages, with two layers each
 				set = append(slices.Clone(c.short), set...)
 			}
 			plan := planOf(t, c.file, set...)
@@ -89,8 +89,8 @@ func TestFootprintIsExact(t *testing.T) {
 	}
 }
 
-// TestMeasureFit checks for any device memory that the result is the same as with placement, and
-// that a plan that is not placed needs at most as much memory as reported.
+// TestMeasureFit checks that, for any device memory, a plan fits if and only if it does when placed, and that
+// the shortfall reported for a plan that is not placed is at most the one after placement.
 func TestMeasureFit(t *testing.T) {
 	placed := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
 	if err := Measure(placed); err != nil {
@@ -119,8 +119,8 @@ func TestMeasureFit(t *testing.T) {
 	}
 }
 
-// TestSharedFits checks that placements that are chosen to fit leave room for the bytes that ranks borrow from
-// others, and keep less on the device than without mux.
+// TestSharedFits checks that placements of units that are chosen to fit leave room for the bytes that ranks
+// borrow from others, and keep less on the device than those chosen without mux.
 func TestSharedFits(t *testing.T) {
 	for _, mux := range []string{"right", "left", "on"} {
 		set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=auto")
@@ -135,13 +135,13 @@ func TestSharedFits(t *testing.T) {
 		if err := Measure(plan); err != nil {
 			t.Fatal(err)
 		}
-		if plan.Memory.Fits && mux != "right" { // with right, ranks borrow less than the turnaround needs anyway
+		if plan.Memory.Fits && mux != "right" { // with mux=right, ranks borrow less than the turnaround needs anyway
 			t.Errorf("%v: it fits as chosen without, too: %v", set, plan.Memory.DevicePeakBytes)
 		}
 	}
 }
 
-// settings returns overrides, with one line for each plan. A single word is an offload policy.
+// settings returns the overrides of each plan, given as one line per plan. A single word is an offload policy.
 func settings(lines ...string) [][]string {
 	var sets [][]string
 	for _, line := range lines {

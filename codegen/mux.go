@@ -146,7 +146,7 @@ func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	return n
 }
 
-// provide sets the provenance of lending, sharing and returning.
+// provide sets the provenance of the instructions that lend, share or return.
 func (s *stage) provide(t plan.Task, layer int) {
 	s.at(t)
 	s.prov.Layer = int32(layer)
@@ -261,8 +261,8 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange visits, for each cache or each gradient of a cache, the pairs of a rank that runs pieces of a stage and a
-// rank that reads their rows. On both ranks of a pair, the view covers the rows of the pieces.
+// eachExchange visits, for each cache or each gradient of a cache, each pair of ranks of which one runs pieces
+// of a stage and the other reads their rows. On both ranks of a pair, the view covers the rows of the pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
@@ -397,9 +397,9 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	}
 }
 
-// lendingWay lists the rank that has a stage and the ranks that begin to help it in a slot, in the
-// order in which weights are passed on, and the parameters of a layer that each rank or a later one
-// reads. A borrower gets new params.
+// lendingWay lists the ranks that pass on a stage's weights in a slot: the rank that holds the stage, then
+// those that begin to help it. For each helper, needed lists the parameters of the layer that it or a later
+// helper reads. If this rank is a helper, it gets new params.
 func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed []plan.ParamSet) {
 	way = append([]int{w.plan.Home(t.Stage)}, w.plan.Sharing().Borrowers(t.Kind, t.Stage, slot)...)
 	needed = make([]plan.ParamSet, len(way)+1)
@@ -433,10 +433,10 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 	return s.layer[layer]
 }
 
-// returnGradients sends the gradients of borrowed weights to the rank that has the weights. The last helper sends its
-// gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one round later than the next
-// helper, so no rank waits for the whole chain. The stage with the same number as the slot has no shared tasks
-// left.
+// returnGradients sends the gradients of borrowed weights to the rank that holds the weights. The last helper
+// sends its gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one
+// round later than the next helper, so no rank waits for the whole chain. The stage is the one with the same
+// number as the slot, because it has no shared tasks left.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()

@@ -35,7 +35,7 @@ func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
 	return graph.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
 }
 
-// shareTimeline adds the steps in which ranks help each other, and the messages that these need.
+// shareTimeline adds the steps in which ranks help each other, and the messages that these steps need.
 func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages int) {
 	if !p.Mux.Right {
 		return
@@ -126,8 +126,8 @@ func (s *stage) lend(t plan.Task, helper int, owner bool) {
 	}
 }
 
-// attentionOf returns the instruction of a node with the given opcode, without addresses, and whether there is
-// one.
+// attentionOf reports whether there is a node with the given opcode, and returns its instruction, without
+// addresses.
 func attentionOf(b *graph.Block, nodes []graph.Node, op ir.Op, z graph.Size) (found bool, in ir.Instr) {
 	for i := range nodes {
 		if nodes[i].Op == op {
@@ -188,7 +188,7 @@ func (e *env) shares(n *graph.Node) bool {
 	return true
 }
 
-// setArg and setAttr change an instruction by name.
+// setArg and setAttr set an operand or attribute of an instruction by name.
 func setArg(in *ir.Instr, name string, v ir.View) {
 	for i, o := range in.Info().Operands {
 		if o.Name == name {
@@ -350,7 +350,7 @@ func (h *help) rest() {
 	}
 }
 
-// at runs the phases before the given one and returns its parts.
+// at runs all earlier phases and returns the parts of the given phase.
 func (h *help) at(phase int) (parts helpedParts) {
 	defer func(prov ir.Provenance) { h.s.prov = prov }(h.s.prov)
 	last := *h

@@ -55,7 +55,7 @@ func sameWork(a, b *ir.Instr) bool {
 	return p.Phase == q.Phase && p.Microbatch == q.Microbatch && p.Subsequence == q.Subsequence && p.Layer == q.Layer && p.Stage == q.Stage
 }
 
-// inOutline names an operation, and the buffers that it moves from or to another memory.
+// inOutline names an operation and, unless it is on the compute stream, its first buffer.
 func inOutline(c *ir.Code, in *ir.Instr) string {
 	name := ir.Ops[in.Op].Name
 	if in.Stream == ir.Compute {

@@ -78,7 +78,7 @@ const (
 	constPrev   = "prev"    // rank of the previous stage
 	constNext   = "next"    // rank of the next stage
 	constPosRow = "pos_row" // first row of the position table for a range of tokens: "pos_row.3"
-	constRank   = "rank"    // the same rank of a stage: "rank.3"
+	constRank   = "rank"    // this rank's counterpart in a stage: "rank.3"
 )
 
 func (l *layout) constNames() []string {
@@ -292,7 +292,7 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	return v
 }
 
-// keptRectangles maps the kept part of the weight, whose view begins with the given one, to the tensor.
+// keptRectangles maps the kept part of the weight, in the buffer of the given view, to the tensor.
 func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
 	if p.zero >= plan.ZeroWeights {
 		return s.stateRectangles(p, v.Buffer, v.DType)
@@ -329,7 +329,8 @@ func (s *stage) addStates(p *param, act ir.DType) {
 	}
 }
 
-// whole returns the local part of one of the parameter's buffers as in checkpoints, where vectors are n by 1.
+// whole returns the local part of one of the parameter's buffers with its shape in checkpoints, where vectors
+// are n by 1.
 func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Local[0], p.Local[1]) }
 
 func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {

@@ -107,7 +107,7 @@ func liveBound(lives []life) ir.Bytes {
 	return newCalendar(lives).peak()
 }
 
-// checkPlaces sweeps over time with the live ranges in order of offset, and compares each range only with its
+// checkPlaces sweeps over time, keeps the live ranges in order of offset, and compares each range only with its
 // neighbours.
 func checkPlaces(t *testing.T, lives []life, offsets []ir.Bytes, base, extent ir.Bytes) {
 	t.Helper()
@@ -283,8 +283,8 @@ func (g *pipelineLives) add(start, end int, bytes float64) {
 	g.out = append(g.out, life{int32(start), int32(max(start, end)), ir.Bytes(max(bytes, 4))})
 }
 
-// at returns the position of an operation of a layer. op counts operations as in the forward; in the backward,
-// distances are twice as long.
+// at returns the position of an operation of a layer. op counts operations as in the forward pass; in the
+// backward pass, distances are twice as long.
 func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	start := g.starts[g.index[task]] + messageOps/2
 	if task.backward {
@@ -293,7 +293,8 @@ func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	return start + forwardOps*layer + op
 }
 
-// caches adds K, V and their f32 gradients, which live for a whole sequence or for its backward.
+// caches adds K and V, which live for a whole sequence, and their f32 gradients, which live for its backward
+// pass.
 func (g *pipelineLives) caches(sequence int) {
 	first, turn, last := stageTask{sequence, 0, false}, stageTask{sequence, g.subsequences - 1, true}, stageTask{sequence, 0, true}
 	bytes := g.tokens * g.hidden / g.sp * 2 * g.kv
@@ -305,8 +306,9 @@ func (g *pipelineLives) caches(sequence int) {
 	}
 }
 
-// Units are given by the operation that computes them, their width as a multiple of hidden (0: a few bytes per row),
-// and the operation in the backward that needs them last. Temporary values are given by their first and last operation.
+// Units are given by the operation that computes them, their width as a multiple of hidden (0: a few bytes per
+// row), and the operation in the backward pass that needs them last. Temporary values are given by their first
+// and last operation.
 func (g *pipelineLives) units() [][3]float64 {
 	return [][3]float64{{0, 1, 15}, {0, 0, 16}, {2, 1, 12}, {5, 1, 12}, {5, 0.03, 12}, {7, 0.5, 9}, {8, 1, 8}, {9, 1, 7}, {9, 0, 8}, {11, g.ffn, 5}, {12, g.ffn, 3}, {15, 1, 2}}
 }
@@ -334,8 +336,8 @@ func (g *pipelineLives) task(task stageTask) {
 	}
 }
 
-// layerUnits keeps units until their backward, or offloads and reloads them. Offloaded units leave when the next
-// task has run the same layer, and return one task before their own backward.
+// layerUnits keeps units until their backward task, or offloads and reloads them. Offloaded units leave when
+// the next task has run the same layer, and return one task before their own backward task.
 func (g *pipelineLives) layerUnits(task stageTask, l int, row float64) {
 	back := stageTask{task.sequence, task.subsequence, true}
 	share := min(1, g.offloaded+g.rising*float64(task.subsequence))

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestRingIsBalanced counts the visible query-key pairs in a step's forwards. In every turn each rank must have the same
-// number, and all turns together must have exactly the pairs of causal attention. The cost model must count the same number,
-// except for the diagonal.
+// TestRingIsBalanced counts the visible query-key pairs in the forward passes of a step. In every turn each
+// rank must have the same number, and all turns together must have exactly the pairs of causal attention. The
+// cost model must count the same number, except for the diagonal.
 func TestRingIsBalanced(t *testing.T) {
 	for _, sp := range []string{"2", "4"} {
 		plan := planOf(t, "../examples/gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.pp=1", "schedule.align=8", "schedule.sp="+sp, "schedule.subsequences=3")

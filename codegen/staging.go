@@ -7,8 +7,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// This file copies tensors that are kept on the host in layer order: hidden states between layers,
-// gradients between layers, and K and V of a layer between its forwards and its backwards.
+// This file copies tensors that are kept on the host in layer order: hidden states between layers, gradients
+// between layers, and K and V of a layer between its forward and its backward tasks.
 
 // stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
 func (s *stage) stageOut(reader plan.Task, x uint32) {
@@ -35,8 +35,8 @@ func (s *stage) stageIn(next plan.Task) {
 	s.prov = prov
 }
 
-// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until the layer's
-// backward, or until tasks stream them.
+// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until
+// the layer's backward pass, or until tasks stream them.
 func (e *env) stageCachesOut(n *graph.Node) {
 	s := e.s
 	for i, a := range n.Args {
@@ -66,7 +66,8 @@ func (e *env) stageCachesOut(n *graph.Node) {
 	}
 }
 
-// readLater returns the first token of a subsequence whose K and V later subsequences stream, or its end if they stream none.
+// readLater returns the first token of the subsequence whose K and V are streamed by later subsequences, or the
+// end of the subsequence if none are.
 func (e *env) readLater() int64 {
 	end, next := e.size.Prefix+e.size.Tokens, e.task.Subsequence+1
 	if next == e.s.plan.Subsequences.N {
@@ -79,7 +80,8 @@ func (e *env) readLater() int64 {
 	return max(e.size.Prefix, blocks[0].First)
 }
 
-// cachesIn loads K and V of a stage's layers for its first backward, in order of use, if they are on the host.
+// cachesIn loads K and V of a stage's layers for its first backward task, in order of use, if they are on the
+// host.
 func (s *stage) cachesIn(t plan.Task) {
 	if !s.plan.StagesCaches(t.Stage) {
 		return
@@ -110,8 +112,8 @@ func (s *stage) cachesIn(t plan.Task) {
 	}
 }
 
-// recomputeCaches computes K and V of a layer from its inputs, if a backward begins with this.
-// Inputs on the host are loaded a few at a time, in advance.
+// recomputeCaches computes K and V of a layer from its inputs, if the backward task begins with that. Inputs on
+// the host are loaded a few at a time, in advance.
 func (s *stage) recomputeCaches(t plan.Task, layer int) {
 	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
 	if !s.plan.RecomputesCaches(t) || !b.Attends {

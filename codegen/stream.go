@@ -9,9 +9,9 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// This file emits attention with streamed K and V: a subsequence has its own rows on the device,
-// and attention processes the earlier rows block by block, in the order in which the plan's queue
-// loads them from the host.
+// This file emits attention with streamed K and V: a subsequence keeps its own rows on the device, and
+// attention processes the earlier rows block by block, in the order in which the plan's queue loads them from
+// the host.
 
 // streams holds the transfers of a section that are in progress.
 type streams struct {
@@ -38,7 +38,8 @@ func streaming(b *graph.Block, grads bool) []*graph.Value {
 	return out
 }
 
-// hostRows returns the bytes of some tokens of K, V or one of their gradients on the host, for all ranks or this one.
+// hostRows returns the host bytes that hold some tokens of K, V or one of their gradients, for all ranks or
+// this one.
 func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
 	z := s.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
@@ -61,7 +62,8 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
 }
 
-// rowsOfForwards returns the number of rows of K and V of a layer that forwards load, counted from the first of the sequence.
+// rowsOfForwards returns the number of rows of K and V of a layer that forward tasks load, counted from the
+// start of the sequence.
 func (s *stage) rowsOfForwards(layer int) int64 {
 	for i := s.plan.Subsequences.N - 1; i > 0; i-- {
 		z := s.model.OfLayer(s.plan.Size(i), layer)
@@ -136,7 +138,7 @@ func loadName(l walk.Load, v *graph.Value) string {
 	return fmt.Sprintf("%s.at%d", v.Name, l.First)
 }
 
-// takeOwn loads a backward's own rows: K and V, and dK and dV if later subsequences have begun them.
+// takeOwn loads the own rows of a backward task: K and V, and dK and dV if later subsequences have begun them.
 func (e *env) takeOwn() {
 	own := e.s.take()
 	e.begun = own.Grads
@@ -196,7 +198,8 @@ func (e *env) attend(n *graph.Node) {
 	}
 }
 
-// attendBlock emits the part for the next block. All other operands are those of the part for own rows.
+// attendBlock emits the part for the next block. All other operands are those of the part for the subsequence's
+// own rows.
 func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()

@@ -34,8 +34,8 @@ const (
 // own reports whether a step belongs to one of the rank's own tasks.
 func (k stepKind) own() bool { return k <= sharing }
 
-// moment orders the steps of all ranks by time. At the same time, messages come before tasks that
-// start, in the order of their numbers.
+// moment orders the steps of all ranks by time. Of the steps at one time, messages come first, in the order of
+// their numbers, then tasks that start.
 type moment struct {
 	time    int
 	running bool

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file handles saved tensors between forward and backward: where they are kept, when they
-// leave the device, and when they return. A unit is the smallest group of saved tensors that is
-// offloaded or recomputed as one.
+// This file handles saved tensors between the forward and the backward pass: where they are kept, when they
+// leave the device, and when they return. A unit is the smallest group of saved tensors that is offloaded or
+// recomputed as one.
 
 // saveUnits makes a forward env store the values of each unit together. The block's input already has its
 // buffer.
@@ -105,7 +105,7 @@ func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
 	return views
 }
 
-// asBytes returns the view of a range of a buffer that copies use.
+// asBytes returns the view that copies use for a range of a buffer.
 func asBytes(offset, n ir.Bytes) ir.View {
 	v := vector(0, ir.U8, int64(n))
 	v.Offset = offset
@@ -118,8 +118,9 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// releaseOffloaded frees the device bytes of a layer whose copies to the host were issued earlier. An instruction that
-// reuses the bytes waits for the copies. Units that are already being reloaded have new buffers.
+// releaseOffloaded frees the device bytes of a layer's units whose copies to the host were issued earlier. An
+// instruction that reuses the bytes waits for the copies. Units that are already being reloaded have new
+// buffers.
 func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {
 		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}

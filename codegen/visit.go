@@ -9,11 +9,12 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A visit is the work of one task in one layer. Stages 2 and 3 of ZeRO act at the boundaries of visits. With stage 2,
-// a backward visit that is followed by another layer's ends with a reduce-scatter of the layer's gradients: each rank
-// keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during the
-// computation of the previous visit, and freed at the end of their own. In a slot that ranks share, all own tasks
-// form one visit of a layer, which ends when the gradients of the helpers have been added.
+// A visit is the work of one task in one layer. Stages 2 and 3 of ZeRO act at the boundaries of visits. With
+// stage 2, a backward visit that completes its layer's gradients (see plan.Completes) ends with a
+// reduce-scatter of them: each rank keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a
+// layer are gathered during the computation of the previous visit, and freed at the end of their own. In a slot
+// that ranks share, all of a rank's own tasks form one visit to a layer, which ends when the gradients of the
+// helpers have been added.
 type visits struct {
 	order  []visit               // visits of the section, except those that read no weights
 	done   int                   // number of these visits that have begun
@@ -23,7 +24,7 @@ type visits struct {
 	owed   []owed                // gradients in transit, until the next backward visit ends
 }
 
-// visit is a layer, and the weights of it that the visit reads.
+// visit is a layer and those of its weights that the visit reads.
 type visit struct {
 	layer int
 	reads plan.ParamSet

@@ -164,8 +164,8 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	return g
 }
 
-// gather collects the slices of all ranks. It returns the buffer that the last collective reads. The names of
-// new buffers contain the argument of.
+// gather collects the slices of all ranks. It returns the buffer that the last collective reads. The string
+// named of becomes part of the names of new buffers.
 func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	if p.cut.DP > 1 {
 		all := whole

@@ -13,10 +13,10 @@ import (
 	"sppo.dev/infile"
 )
 
-// borders finds the starts of the documents of a file.
+// borders finds where the documents in a file start.
 type borders interface {
-	// between calls yield with each start s of a document, from < s <= to, in order. Tokens are counted from the
-	// first of the file. A document without tokens starts where the next one does.
+	// between calls yield for the start s of each document, from < s <= to, in order. Positions are counted from
+	// the first token in the file. A document without tokens starts where the next one does.
 	between(from, to int64, yield func(start int64)) error
 	io.Closer
 }
@@ -36,7 +36,7 @@ func (startList) Close() error { return nil }
 // lengthStride is the number of documents between the starts that lengthFile keeps in memory.
 const lengthStride = 256
 
-// lengthFile is an index of little-endian uint64, the length of each document.
+// lengthFile is an index that holds the length of each document as a little-endian uint64.
 type lengthFile struct {
 	*os.File
 	count int64
@@ -78,7 +78,7 @@ func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 }
 
 func (x *lengthFile) between(from, to int64, yield func(int64)) error {
-	// a document after from may follow one that started at the previous mark
+	// the next start may be in the block of the last mark <= from
 	block := max(0, int64(sort.Search(len(x.marks), func(i int) bool { return x.marks[i] > from }))-1)
 	var buf [8 * lengthStride]byte
 	for ; block < int64(len(x.marks)); block++ {

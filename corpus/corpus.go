@@ -26,8 +26,8 @@ import (
 
 // Options sets how files are read.
 type Options struct {
-	Type      string    `json:"type"`       // auto | uint16 | uint32: of flat files
-	Header    string    `json:"header"`     // auto | none | llmc: of flat files
+	Type      string    `json:"type"`       // auto | uint16 | uint32; for flat files
+	Header    string    `json:"header"`     // auto | none | llmc; for flat files
 	Shuffle   bool      `json:"shuffle"`    // windows in random order, each once per epoch; otherwise in order
 	Weights   []float64 `json:"weights"`    // share of the sequences by pattern; empty: one stream
 	Tokenizer string    `json:"tokenizer"`  // file or folder, for text and jsonl
@@ -44,7 +44,7 @@ type Corpus struct {
 	picks []pick // distribution of sequences over parts
 	order Order
 
-	documents bool // sequences have several documents
+	documents bool // sequences may contain several documents
 	masked    bool // some labels do not count
 	cache     startCache
 
@@ -56,7 +56,7 @@ type Order struct {
 	Sequence int64   // tokens per sequence; a window has one more, the last label
 	Seed     int64   // seed of the shuffle
 	Holdout  float64 // share of each part, at its end, for validation
-	Held     int64   // windows of a validation; 0: none
+	Held     int64   // windows per validation; 0: none
 }
 
 // part is a stream with its division into training and validation.

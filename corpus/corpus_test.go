@@ -193,7 +193,7 @@ func TestShuffleIsEven(t *testing.T) {
 	}
 }
 
-// Each part of a mixture has its share after any number of sequences, and its own sequences without gaps.
+// Each part of a mixture has its share after any number of sequences, and uses its own sequences without gaps.
 func TestMixture(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
@@ -247,7 +247,7 @@ func TestMixtureOfFiles(t *testing.T) {
 	}
 }
 
-// Held-out tokens are never trained on, and the windows of validation extend from the first of them to the last.
+// Held-out tokens are never trained on, and the validation windows extend from the first of them to the last.
 func TestHeldOut(t *testing.T) {
 	ids := make([]int32, 1000)
 	for i := range ids {
@@ -366,7 +366,8 @@ func TestMegatronIndexChanged(t *testing.T) {
 	}
 }
 
-// A changed file is named with the place; a file with another name is different data.
+// The error for a changed file names it and the place of the change. A file with another name is different
+// data.
 func TestUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	ids := make([]int32, 200000)
@@ -472,8 +473,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// FuzzOpen checks that hostile files cause errors or are read, without a panic and without more memory than their
-// size.
+// FuzzOpen checks that hostile files cause errors or are read, without a panic and without using more memory
+// than their size.
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("abcdefgh"), megatronIndex(8, 2, []int32{1, 3}), []byte(`{"format":"sppo tokens 1","type":"uint16","tokens":4,"shards":[{"name":"a","tokens":4}]}`))
 	f.Add(append(binary.LittleEndian.AppendUint32(nil, 20240801), make([]byte, 1028)...), []byte(megatronMagic), []byte(`{}`))

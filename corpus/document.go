@@ -30,7 +30,7 @@ type Fields struct{ Text, Prompt, Segments string }
 // Masks reports whether some labels do not count.
 func (f Fields) Masks() bool { return f.Prompt != "" || f.Segments != "" }
 
-// Text reads a file of text, one document, in pieces.
+// Text reads a text file, which is one document, in pieces.
 func Text(in io.Reader, yield func(Document) error) error {
 	r := bufio.NewReaderSize(in, 1<<16)
 	buf := make([]byte, 0, 1<<16)

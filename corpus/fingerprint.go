@@ -54,8 +54,8 @@ func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), 
 // Fingerprints returns the fingerprints of all files at the time the corpus was opened, in order.
 func (c *Corpus) Fingerprints() []Fingerprint { return c.prints }
 
-// Unchanged reports a file whose content differs from an earlier file with the same name and position in the order. Files
-// with other names are different data, which is not an error.
+// Unchanged reports a file whose content differs from the earlier fingerprint with the same name and position
+// in the order. Files with other names are different data, which is not an error.
 func (c *Corpus) Unchanged(before []Fingerprint) error {
 	n := 0
 	for i := range c.parts {

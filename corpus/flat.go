@@ -14,7 +14,7 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// reader opens files of one corpus.
+// reader opens the files of one corpus.
 type reader struct {
 	Options
 	vocab int
@@ -44,7 +44,7 @@ func (r *reader) open(s *stream, name string) error {
 	return r.openFlat(s, name, r.Type)
 }
 
-// The header of llm.c consists of 256 integers of 32 bits, of which three are used.
+// The header of llm.c consists of 256 32-bit integers, of which three are used.
 const headerBytes = 1024
 
 // llmc maps the magic numbers of llm.c's token files to the bytes of a token.

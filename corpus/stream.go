@@ -22,7 +22,7 @@ type file struct {
 
 	borders borders     // nil: unknown
 	mask    io.ReaderAt // a byte for each token, 1 if its label counts; nil: all count
-	beside  []beside    // files that these are read from
+	beside  []beside    // files with the borders and the mask
 }
 
 // beside is a file with information about a token file.

@@ -85,7 +85,7 @@ func (c *Corpus) Stream(first int64, out []int32, stride int) error {
 	return p.read(first, 0, 0, p.tokens(), out, stride)
 }
 
-// Held is like Train for a validation sequence. These are spread evenly over the held-out tokens.
+// Held is like Train, but for validation sequences, which are spread evenly over the held-out tokens.
 func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
 	w, err := c.held(g)
 	if err != nil {
@@ -103,7 +103,7 @@ type Sequence struct {
 // Training returns sequence g of the training data.
 func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
 
-// Validation returns sequence g of the validation.
+// Validation returns sequence g of the validation data.
 func (c *Corpus) Validation(g int64) (Sequence, error) {
 	w, err := c.held(g)
 	return Sequence{c, w}, err
@@ -224,7 +224,7 @@ type startCache struct {
 	known map[window][]int64
 }
 
-// rememberedWindows is the number of sequences in a cache.
+// rememberedWindows is the maximum number of sequences in a cache.
 const rememberedWindows = 256
 
 // starts lists the tokens of the sequence, except the first, at which a document starts.
@@ -268,8 +268,9 @@ type packs struct{ starts []int64 }
 
 func (p *packs) count() int64 { return int64(len(p.starts) - 1) }
 
-// packsOf packs the documents of tokens base to base+size in order. A document begins a new pack if it does not fit into the
-// last one. A document longer than a sequence is cut into sequences, and the remainder begins a new pack.
+// packsOf packs the documents in tokens base to base+size, in order. A document begins a new pack if it does
+// not fit into the last one. A document longer than a sequence is cut into sequences, and the remainder begins
+// a new pack.
 func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
 	out := &packs{starts: []int64{0}}
 	begin, from := int64(0), int64(0) // start of the pack, start of the document

@@ -38,7 +38,7 @@ const (
 )
 
 // populate allocates the pages with several threads, since one alone clears only a few GB per second. Older
-// kernels do not support this; then pinning allocates them.
+// kernels do not support this; there, pinning allocates the pages.
 func populate(memory []byte) {
 	shares := (len(memory) + populateShare - 1) / populateShare
 	var next atomic.Int64

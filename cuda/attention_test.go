@@ -159,7 +159,7 @@ func distance(t ir.DType, got, want []byte) float64 {
 }
 
 // checkAttention compares the results of two implementations. Both round probabilities to bf16, but at different
-// points of the sum.
+// points in the sum.
 func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 	t.Helper()
 	for i := range want {
@@ -254,7 +254,7 @@ func TestAttentionForTheCard(t *testing.T) {
 	}
 }
 
-// A card on which its own kernels compute wrong results runs nothing, and the error names the remedy.
+// If the kernels for a card compute wrong results on it, nothing runs, and the error names the remedy.
 func TestTrial(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -322,7 +322,7 @@ func TestTrialOfVariants(t *testing.T) {
 	}
 }
 
-// A kernel that gave up a wait has left its line in pinned memory, and the error names it.
+// A kernel that gives up a wait leaves the line of the wait in pinned memory, and the error names that line.
 func TestEndlessWaitIsNamed(t *testing.T) {
 	fake, emulated := useFake(t), emu.Need(t)
 	m, err := open(Options{OwnProducts: true, Check: true}, fixedCode(emulated.Path))

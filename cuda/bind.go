@@ -27,7 +27,7 @@ func (d *Device) address(a ir.Arena, at ir.Bytes) driver.Ptr {
 	return d.device + driver.Ptr(at)
 }
 
-// hostBytes returns the bytes of a view in the host arena that place has accepted.
+// hostBytes returns the bytes of a view in the host arena. The view must have been accepted by place.
 func (d *Device) hostBytes(v ir.View) []byte {
 	start := d.code.Buffers[v.Buffer].Offset + v.Offset
 	return d.host.memory[start : start+v.Bytes()]
@@ -73,7 +73,7 @@ type binder struct {
 }
 
 func (b *binder) bind(out *bound) (err error) {
-	defer func() { // caused by an unverified program, such as a division by its batch of 0
+	defer func() { // an unverified program can panic, for example by dividing by a batch of 0
 		if r := recover(); r != nil {
 			err = fmt.Errorf("invalid instruction: %v", r)
 		}
@@ -156,7 +156,7 @@ func (b *binder) move() error {
 }
 
 // copies prepares a copy: one call for each piece of pinned memory, because the driver rejects copies
-// across the boundary of two pieces.
+// across the boundary between two pieces.
 func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) {
 	host := b.device.host
 	for bytes > 0 {

@@ -13,8 +13,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// collective connects ranks by NCCL. Every communicator has one stream per member (see layout), so streams wait only as
-// the program requires. NCCL computes sums in the type of the elements and in its own order.
+// collective connects ranks through NCCL. Every communicator has one stream per member (see layout), so streams
+// wait only as the program requires. NCCL computes sums in the type of the elements and in its own order.
 type collective struct {
 	api     *nccl.API
 	world   *World
@@ -205,7 +205,7 @@ func (c *collective) register(g *guarded) error {
 	return failed
 }
 
-// await waits for a stream. In the meantime, it watches for errors of the rank's communicators.
+// await waits for a stream. In the meantime, it watches for errors in the rank's communicators.
 func (c *collective) await(d *Device, stream driver.Stream) error {
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		done, err := d.api.Done(stream)

@@ -52,7 +52,7 @@ type lostTokens struct{ tokens }
 var errLost = errors.New("the data set went away")
 
 func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
-	if sequence == 6 { // only rank 3 asks for it, see meeting
+	if sequence == 6 { // only rank 3 asks for this sequence, see meeting
 		return errLost
 	}
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)

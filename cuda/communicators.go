@@ -219,10 +219,10 @@ const smallestCard = 108
 const mostChannels = 32
 
 // channelsFor returns the limit on the channels of every communicator if a rank communicates on the given number
-// of streams. A call runs one block of threads per channel, and such a block occupies a multiprocessor. The calls
-// in progress, one per stream, wait for their peers. If they all fit at once, none prevents another from starting,
-// on any rank. The limit is the same on all ranks, and a power of two like NCCL's number of channels for messages.
-// The user's NCCL_MAX_CTAS takes precedence.
+// of streams. A call runs one thread block per channel, and each block occupies a multiprocessor. The calls in
+// progress, one per stream, wait for their peers. If they all fit at once, none prevents another from starting,
+// on any rank. The limit is the same on all ranks, and a power of two, like NCCL's number of channels for
+// messages. The user's NCCL_MAX_CTAS takes precedence.
 func channelsFor(streams int) int {
 	if streams <= 1 {
 		return 0

@@ -27,8 +27,8 @@ func sharedRoutes(routes []route, perNode int) *layout {
 
 // TestSharedCommunicators checks the communicators of ranks that send each other arbitrary messages. Each rank
 // uses a communicator for one direction of one channel, and therefore on one stream. It is only in
-// communicators in which it has messages, in at most 2*log2(n) for each channel and kind of neighbour, and
-// never in more than if each peer and direction had a separate communicator.
+// communicators that carry its messages, in at most 2*log2(n) of them for each channel and kind of neighbour,
+// and never in more than if each peer and direction had a separate communicator.
 func TestSharedCommunicators(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -12,7 +12,7 @@ import (
 )
 
 // TestConformance tests the whole device on the stand-in driver: the kernels' own sources run on the CPU, and
-// products come from the stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
+// products come from the stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own kernels for products.
 func TestConformance(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	m := fake.open(t, Options{})
@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 	}
 	if newDevice := func() vm.Device { return m.New(0) }; os.Getenv("SPPO_LONG") != "" {
 		vmtest.Conformance(t, newDevice)
-	} else { // package kernels runs all of it
+	} else { // the tests of package kernels run all of it
 		vmtest.ShortConformance(t, newDevice)
 	}
 	if n, b := fake.live(), fake.products(); n != 0 || b != 0 {

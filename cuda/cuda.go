@@ -58,7 +58,7 @@ type Options struct {
 // World describes the other processes of the job. If there are any, ranks communicate through NCCL.
 type World struct {
 	First, End  int // the ranks of this process: [First, End)
-	FirstOnHost int // number of ranks of earlier processes on its host
+	FirstOnHost int // number of ranks of earlier processes on this host
 	// Share distributes a value that one process creates. That process passes the function that creates it; the
 	// others pass nil.
 	Share func(name string, create func() ([]byte, error)) ([]byte, error)

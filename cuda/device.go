@@ -39,7 +39,7 @@ type Device struct {
 	allowed      map[driver.Func]int64     // dynamic shared memory above the default limit
 	tables       map[string]driver.Ptr     // tables of launches, by content
 	blas         *cublas.Handle            // nil: our own kernels compute products
-	free         []func() error            // in the order of creation; Close runs them backwards
+	free         []func() error            // in the order of creation; Close runs them in reverse
 	bound        [ir.NumSections][]bound
 	peaks        [ir.NumArenas]ir.Bytes
 	spans        *spanEvents      // nil: no section is timed
@@ -208,7 +208,7 @@ func (d *Device) makeStream(s ir.Stream) error {
 	if d.streams[s] != 0 {
 		return nil
 	}
-	// This way, communication need not wait until every block of a long kernel has started.
+	// Communication is urgent, so that it need not wait until every block of a long kernel has started.
 	stream, err := d.api.NewStream(s != ir.Compute)
 	if err != nil {
 		return err

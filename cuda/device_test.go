@@ -50,7 +50,7 @@ func (b *builder) event(from, to ir.Stream) {
 	b.put(ir.Wait, to, nil, event)
 }
 
-// meeting is a program of four ranks that loads tokens, copies to the host and back, sends around the ring on
+// meeting is a program for four ranks that loads tokens, copies to the host and back, sends around the ring on
 // both channels, and calls every collective in both types. None of its instructions is a kernel. Every rank
 // runs the same code.
 const ranks = 4
@@ -73,8 +73,8 @@ func meeting() *ir.Program {
 	b.event(ir.Compute, ir.Coll)
 	b.event(ir.Compute, ir.SendNext)
 
-	// Even ranks send first, so that all can meet. jobOf makes a second code, with the other order, for odd
-	// ranks.
+	// Even ranks send first, so that all can meet. jobOf makes a second code, with the opposite order, for
+	// odd ranks.
 	got := view(ir.F32, 1000)
 	b.put(ir.Send, ir.SendNext, []ir.View{copied}, next)
 	b.put(ir.Recv, ir.RecvPrev, []ir.View{got}, prev)
@@ -97,8 +97,7 @@ func meeting() *ir.Program {
 	return jobOf(b)
 }
 
-// jobOf gives four ranks a code. Odd ranks get a copy in which the two sides of the first message have the
-// other order.
+// jobOf gives four ranks a code. Odd ranks get a copy in which the two sides of the first message are swapped.
 func jobOf(b *builder) *ir.Program {
 	odd := b.code
 	section := append([]ir.Instr(nil), odd.Sections[ir.SectionStep]...)
@@ -317,7 +316,8 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 }
 
 // Single calls fail, during loading, running and closing: each time there is one error that names the call, no
-// rank hangs, and everything is released. The long form lets every call fail once, the usual one every third.
+// rank hangs, and everything is released. The long form makes every call fail once, the usual one only every
+// third.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })

@@ -22,7 +22,7 @@ type fake struct {
 	live  func() int64
 	stubs string // a library of kernels
 
-	failPoll func(poll int64) // of the stand-in for NCCL, like the next
+	failPoll func(poll int64) // this and comms are functions of the stand-in for NCCL
 	comms    func() int64
 
 	heard  func() string // by the profiler
@@ -125,7 +125,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// fixedCode is a source of machine code for the stand-in: the path of a library that it loads.
+// fixedCode provides machine code for the stand-in: the path of a library that the stand-in loads.
 type fixedCode string
 
 func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }

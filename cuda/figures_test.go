@@ -54,7 +54,8 @@ var smallSizes = sizes{
 	layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",
 }
 
-// figures measures and writes. Each figure is a subtest, so that a failing one does not prevent others.
+// figures takes measurements and writes figures. Each figure is a subtest, so that one failure does not prevent
+// the others.
 type figures struct {
 	ctx  context.Context
 	out  *json.Encoder
@@ -74,7 +75,7 @@ func (f *figures) bench(o Options) (*probe.Bench, error) {
 	}}, nil
 }
 
-// all writes everything, in subtests by kind.
+// all writes all figures, in subtests by kind.
 func (f *figures) all(t *testing.T) {
 	t.Run("attention", f.attention)
 	t.Run("products", f.products)
@@ -101,8 +102,9 @@ func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
 	return f.out.Encode(x)
 }
 
-// products measures the shapes of layers: forward, gradient of the input and of the weight, by cuBLASLt's
-// first algorithm, by its fastest, and by our own kernel. The share is relative to the fastest's rate.
+// products measures products in the shapes of layers: the forward pass, the gradient of the input and that of
+// the weight, by cuBLASLt's first algorithm, by its fastest, and by our own kernel. The share is relative to
+// the rate of the fastest algorithm.
 func (f *figures) products(t *testing.T) {
 	ways := []struct {
 		by      string
@@ -269,7 +271,7 @@ func (f *figures) plainCopies() error {
 	return d.Close()
 }
 
-// issuing measures the share of a program's steps in which its rank's goroutine issues instructions.
+// issuing measures the share of a program's step time that its rank's goroutine spends issuing instructions.
 type issuing struct {
 	*Device
 	began          time.Time
@@ -288,8 +290,7 @@ func (i *issuing) Join() error {
 	return err
 }
 
-// issues measures layers of a model in eight subsequences with all possible copies, issued call by call and
-// as graphs.
+// issues measures layers of a model in eight subsequences with full offload, issued call by call and as graphs.
 func (f *figures) issues(t *testing.T) {
 	const one = `
 import "clusters/h200.sppo"

@@ -61,7 +61,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i := 0; i < len(want); i += 2 { // losses; norms are between them
+				for i := 0; i < len(want); i += 2 { // losses alternate with norms
 					if !(math.Abs(got[i]-want[i]) <= max(c.tolerance, 1e-3)*math.Abs(want[i])) {
 						t.Fatalf("step %d: loss %g, the cpu's %g", i/2+1, got[i], want[i])
 					}

@@ -95,7 +95,7 @@ func (g *graphs) end(d *Device) error {
 	return g.launch[d.section].Make()
 }
 
-// keep ends a capture and instantiates the graph. After an error of an instruction there is nothing to keep.
+// keep ends a capture and instantiates the graph. After an instruction fails, there is nothing to keep.
 func (g *graphs) keep(d *Device) (err error) {
 	var errs []error
 	for s, stream := range d.streams {

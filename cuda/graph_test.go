@@ -54,8 +54,8 @@ func TestGraphsReplay(t *testing.T) {
 	}
 }
 
-// Training by graphs is bitwise equal to training by calls, including offload and validation; a step then
-// takes few calls.
+// Training with graphs is bitwise equal to training with calls, including offload and validation; with graphs,
+// a step takes few calls.
 func TestGraphsTrain(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)

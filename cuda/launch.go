@@ -298,7 +298,7 @@ func imageName(version string, s nvrtc.Source, options []string) string {
 	return strings.TrimSuffix(s.Name, ".cu") + "-" + hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-// cacheFolder returns the folder for expensive results: a folder of the user's cache by default, or "".
+// cacheFolder returns the folder for expensive results: a folder in the user's cache by default, or "".
 func cacheFolder(given string) string {
 	if given != "" {
 		return given

@@ -80,8 +80,8 @@ func TestCompilerTellsItsLog(t *testing.T) {
 	}
 }
 
-// Precompiled images are preferred. One that the driver refuses is compiled here, which is noted, or the
-// refusal is the error.
+// Precompiled images are preferred. If the driver refuses one, its source is compiled here, and a note says so;
+// if that fails, the refusal is the error.
 func TestCarriedKernels(t *testing.T) {
 	fake, folder := useFake(t), t.TempDir()
 	if err := KeepKernels(folder, []string{"90", "90a"}, func(source string, options []string) ([]byte, error) {

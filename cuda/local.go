@@ -55,7 +55,7 @@ func (m *meetings) failed() error {
 	return m.reason
 }
 
-// link carries the messages of one direction on one channel.
+// link carries the messages in one direction on one channel.
 type link struct {
 	offers chan offer
 	taken  chan driver.Event // has capacity 1, so a receiver need not wait to report that it is done

@@ -22,7 +22,7 @@ func oneRank() *ir.Program {
 		Ranks: []ir.Rank{{Groups: [][]int32{{0}}}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 1}}
 }
 
-// checkOneRank runs collectives of one rank by NCCL and ends its communicator, properly and by an abort.
+// checkOneRank runs collectives of one rank through NCCL and ends its communicator, properly and by an abort.
 func checkOneRank(t *testing.T, m *Machine) {
 	t.Helper()
 	p := oneRank()

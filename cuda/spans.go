@@ -57,7 +57,7 @@ func (s *spanEvents) begin(d *Device) error {
 	return err
 }
 
-// collect reports the section's instructions, stream by stream in the order of their issue.
+// collect reports the section's instructions, stream by stream in issue order.
 func (s *spanEvents) collect(d *Device) error {
 	for pc, pair := range s.pairs[d.section] {
 		var at [2]time.Duration

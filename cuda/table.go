@@ -69,7 +69,7 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 }
 
 func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
-	defer func() { // caused by an unverified program, such as a division by its batch of 0
+	defer func() { // an unverified program can cause a panic, such as a division by its batch of 0
 		if r := recover(); r != nil {
 			err = fmt.Errorf("invalid instruction: %v", r)
 		}
@@ -89,7 +89,7 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 	return plan, err
 }
 
-// plainShared is the default limit of a kernel's dynamic shared memory.
+// plainShared is the default limit on a kernel's dynamic shared memory.
 const plainShared = 48 << 10
 
 // kernel prepares the launches of a kernel opcode.
@@ -129,7 +129,7 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 	return nil
 }
 
-// allowShared raises a kernel's limit of dynamic shared memory to the largest request so far.
+// allowShared raises a kernel's limit on dynamic shared memory to the largest request so far.
 func (d *Device) allowShared(f driver.Func, bytes int64) error {
 	if bytes <= max(plainShared, d.allowed[f]) {
 		return nil
@@ -236,8 +236,8 @@ func (b *binder) product() (bool, error) {
 	return true, nil
 }
 
-// timer returns a timer for products on a stream, using events, or nil if they are not to be timed. They work
-// on memory that no section has written yet.
+// timer returns a timer for products on a stream, using events, or nil if they are not to be timed. The
+// products work on memory that no section has written yet.
 func (d *Device) timer(stream driver.Stream) cublas.Timer {
 	if !d.machine.options.Tune {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// Timing results are stored for the next process, by everything that they depend on. If a file is damaged, timing
-// is repeated.
+// Timing results are stored for the next process, keyed by everything that they depend on. If a file is
+// damaged, timing is repeated.
 func TestTunedIsKept(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/cuda/kernels"
 )
 
-// If waits are limited, a kernel that gives up a wait writes its location to pinned memory and continues to its
-// end with invalid results. Each source has its own record.
+// If waits are limited, a kernel that gives up a wait writes the wait's location to pinned memory and continues
+// to its end with invalid results. Each source has its own record.
 
 // recordBytes is the size of a record: the line of the wait, the block, and the thread.
 const recordBytes = 64

@@ -257,7 +257,7 @@ func countInstructions(p *ir.Program) int {
 	return n
 }
 
-// jobs are the largest ones: 65B parameters on a million tokens, on 128 GPUs and on 4,096.
+// jobs are the largest jobs: 65B parameters on a million tokens, on 128 GPUs and on 4,096.
 var jobs = []struct {
 	name string
 	set  []string

@@ -51,12 +51,11 @@ schedule s {
 }
 `
 
-// BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares simulated step times with
-// the cpu device's. It reports one line per plan, how many plans are within 15%, the worst difference, how
-// many pairs of plans the measurement distinguishes, how many of those the simulation puts in the same order,
-// and how much other programs disturbed the measurements. Measurements of the probe and steps of the plans take
-// turns, each after a warm-up run; the undisturbed ones count, and their medians are compared. With -v it shows
-// the lines.
+// BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares simulated step times with the cpu
+// device's. It reports one line per plan, how many plans are within 15%, the worst difference, how many pairs of plans
+// the measurement distinguishes, how many of those the simulation puts in the same order, and how much other programs
+// disturbed the measurements. Measurements by the probe alternate with steps of the plans, each after a warm-up run.
+// Only undisturbed ones are kept, and their medians are compared. With -v it shows the lines.
 //
 // It takes a quarter of an hour. With fewer rounds, noise decides the order of plans on a busy computer.
 func BenchmarkCalibration(b *testing.B) {
@@ -191,7 +190,7 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 	return figures.Machine, max(figures.Disturbed, bench.Disturbed(steps...))
 }
 
-// calibration is a plan, running and simulated.
+// calibration holds the measured and the simulated results of a plan.
 type calibration struct {
 	program   *ir.Program
 	job       *vm.Job

@@ -92,7 +92,7 @@ func (c Case) plain() Case {
 
 // unpiped returns the case on one stage without offload, recomputation or deferred gradients, and divided among
 // replicas only as far as sums require. By E1 and E2 it is bitwise equal to the case. Strategies that alternate
-// forwards and backwards sum in the order of the simplest one that does.
+// forward and backward passes sum in the order of the simplest such strategy.
 func (c Case) unpiped() Case {
 	c.Mux = "off"
 	if c.Strategy != "sppo" && c.Strategy != "" {
@@ -108,7 +108,7 @@ func (c Case) unpiped() Case {
 }
 
 // oneTurn reports whether each layer has one backward pass in a step. If it has more, ranks that divide
-// gradients sum each pass's among themselves first, and others sum their own.
+// gradients first sum those of each pass among themselves, whereas others first sum over their own passes.
 func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
 }

@@ -46,7 +46,7 @@ func TestChosenToFit(t *testing.T) {
 }
 
 // halfway returns a capacity between the memory that a case needs if everything is kept and the memory that it
-// needs if as much as the choice allows leaves the device.
+// needs if as much leaves the device as the choice allows.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

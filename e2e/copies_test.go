@@ -43,8 +43,8 @@ func TestWhenCopiesGo(t *testing.T) {
 	}
 }
 
-// TestGradientsPutOff splits backwards by hand and moves their weight-gradient halves to any later position. If
-// the halves keep their order, no bit changes, whatever else the plan contains.
+// TestGradientsPutOff splits backward tasks by hand and moves their weight-gradient halves to any later
+// position. If the halves keep their order, no bit changes, whatever else the plan contains.
 func TestGradientsPutOff(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -71,7 +71,7 @@ func TestGradientsPutOff(t *testing.T) {
 	}
 }
 
-// putOff splits a random number of the last backwards, and draws the positions of their second halves.
+// putOff splits a random number of the last backward tasks, and draws the positions of their second halves.
 func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	backwards := 0
 	for _, t := range tasks {

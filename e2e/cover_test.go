@@ -56,14 +56,14 @@ func strategiesWith(has func(s *strategy.Strategy) bool) (names []string) {
 	return names
 }
 
-// strategyAt returns the strategy of that index.
+// strategyAt returns the strategy with the given index.
 func strategyAt(index int) *strategy.Strategy {
 	var c Case
 	space[settingIndex("strategy")].set(&c, index)
 	return strategy.Find(c.Strategy)
 }
 
-// needsFullPipeline reports whether the strategy of that index needs a microbatch for every virtual stage.
+// needsFullPipeline reports whether the strategy with that index needs a microbatch for every virtual stage.
 func needsFullPipeline(index int) bool { return strategyAt(index).Name == "dualpipe-v" }
 
 // row holds the value index of every setting; -1: open.

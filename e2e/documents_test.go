@@ -152,8 +152,8 @@ func (d *drawn) inF32() *drawn {
 }
 
 // checkEachDocument compares the first step of the plain program with the independent implementation on each
-// document separately, weighted by the labels that count. Deep models amplify the rounding of bf16, so their
-// gradients are compared in f32.
+// document separately, weighted by the number of labels that count. Deep models amplify the rounding of bf16,
+// so their gradients are compared in f32.
 func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 	t.Helper()
 	if d.model.DType == "bf16" {

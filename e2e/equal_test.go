@@ -151,8 +151,8 @@ func TestProduct(t *testing.T) {
 	}
 }
 
-// Settings of which all combinations are tested: those that a group shares, and those in which its cases differ.
-// The rest is drawn.
+// Settings tested in all combinations: those that a group shares, and those in which its cases differ. The rest
+// is drawn.
 var (
 	groupSettings = settingIndexes("family", "kv_heads", "dtype", "sp", "dp", "subsequences", "batch")
 	caseSettings  = settingIndexes("pp", "offload")

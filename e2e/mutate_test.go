@@ -225,7 +225,7 @@ func (m *mutant) overlap(v, w ir.View) bool {
 	return b.Arena == c.Arena && b.Offset+v.Offset < c.Offset+w.Offset+w.Bytes() && c.Offset+w.Offset < b.Offset+v.Offset+v.Bytes()
 }
 
-// readers returns the instructions after an instruction that read a buffer's bytes under its name.
+// readers returns the instructions that come after a given one and read a buffer's bytes under its name.
 func (m *mutant) readers(after int, v ir.View) (list []int) {
 	for i := after + 1; i < len(m.instrs()); i++ {
 		in := &m.instrs()[i]

@@ -164,7 +164,7 @@ func TestMuxKeyShares(t *testing.T) {
 	}
 }
 
-// stepInstrs returns the instructions of a phase of a training step with an opcode.
+// stepInstrs returns the instructions with an opcode in a phase of a training step.
 func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 	var list []*ir.Instr
 	for i := range code.Sections[ir.SectionStep] {

@@ -81,8 +81,8 @@ func TestMuxMakespan(t *testing.T) {
 	}
 }
 
-// pipelineSpan simulates a step and returns when its last forward or backward ends, and the total time that
-// ranks compute for them.
+// pipelineSpan simulates a step and returns when the last instruction of its forward and backward passes ends,
+// and the total compute time of these instructions on all ranks.
 func pipelineSpan(t *testing.T, p *ir.Program) (end, work time.Duration) {
 	t.Helper()
 	ranks, err := sim.New(p, sim.Options{})

@@ -2,8 +2,9 @@
 
 package e2e
 
-// Under the race detector, which is slow, the covering set contains only pairs, few specs are drawn, and everything that
-// only checks numbers is skipped: tests, and runs to compare with. Every step has the same instructions, so a few suffice.
+// Under the race detector, which is slow, the covering set contains only pairs, few specs are drawn, and
+// everything that only checks numbers is skipped: tests, and runs to compare with. Every step has the same
+// instructions, so a few steps suffice.
 const (
 	steps       = 4
 	coverLimit  = 0

@@ -24,10 +24,10 @@ import (
 
 // TestRandomSpecs draws random models and schedules, including odd sizes, whereas the covering set has a tiny
 // model and few values of each setting. A draw must be refused with a diagnostic, or it must verify, both file
-// forms must restore it, and it must touch the planned memory in the order of the program, on the cpu device and
-// in virtual time. It must be bitwise equal to itself if only bytes move differently (E1, E2), and equal to the
-// plain program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same specs.
-// Each spec is drawn until it has the next trait of the list, so that the long form omits none.
+// forms must restore it, and it must touch the planned memory in the order of the program, on the cpu device
+// and in virtual time. It must be bitwise equal to a run in which only bytes move differently (E1, E2), and
+// equal to the plain program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws
+// the same specs. Each spec is drawn until it has the next trait in the list, so that the long form omits none.
 func TestRandomSpecs(t *testing.T) {
 	draws, seed, long := randomDraws, irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	if long {
@@ -134,7 +134,7 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	return d
 }
 
-// drawWindow draws windows of attention that layers repeat, up to a little longer than the sequence, but mostly
+// drawWindow draws attention windows that layers repeat, up to a little longer than the sequence, but mostly
 // none. In a window of one token the gradients of queries and keys are zero in theory, so only their rounding
 // would be compared.
 func drawWindow(r *rand.Rand, sequence int) string {
@@ -272,8 +272,8 @@ var choices = map[string][]string{
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
-// drawStrategy draws a strategy, most often the first. All strategies sum in the same order, except those with
-// reversed backwards and those that process sequences one after another.
+// drawStrategy draws a strategy, most often the first. All strategies sum in the same order, except those that
+// run backward passes in reverse order and those that process sequences one after another.
 func drawStrategy(r *rand.Rand, n int) request {
 	names := strategiesWith(func(s *strategy.Strategy) bool { return n == 1 || s.Sliced == "" })
 	s := strategy.Find(pick(r, append(names, names[0], names[0])...))
@@ -324,7 +324,7 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 		})
 		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
 		got := d.run(t, d.drawn())
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time would give others
+		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time would choose other lengths
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
@@ -423,8 +423,8 @@ func (d *drawn) compile(t *testing.T) bool {
 	return true
 }
 
-// checkCheckpointCopy compares the memory that schedule.checkpoint_copy leaves for the copy of a checkpoint with the copy. Without
-// replicas of state, they differ by alignment only.
+// checkCheckpointCopy compares the memory that schedule.checkpoint_copy leaves for the copy of a checkpoint
+// with the size of that copy. Without replicas of state, they differ by alignment only.
 func checkCheckpointCopy(t *testing.T, p *plan.Plan, program *ir.Program) {
 	t.Helper()
 	asking := *p

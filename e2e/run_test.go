@@ -49,7 +49,8 @@ func parse(text string, set ...string) (*lang.Spec, error) {
 	return spec, nil
 }
 
-// mustCompile also checks the guarantees for every program: it verifies, and both file forms restore it.
+// mustCompile also checks what is guaranteed for every program: the verifier accepts it, and both file forms
+// restore it.
 func mustCompile(t testing.TB, c Case) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	plan, program, err := compile(c.Spec())
@@ -98,8 +99,8 @@ func encode(t testing.TB, p *ir.Program) []byte {
 	return b.Bytes()
 }
 
-// open loads a program on cpu devices whose kernels share a pool of threads. With traces, there is one for
-// each rank.
+// open loads a program on cpu devices whose kernels share a pool of threads. If traces is not nil, it receives
+// one trace for each rank.
 func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
 	t.Helper()
 	var pool *simd.Pool
@@ -186,7 +187,7 @@ func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string]
 	return all
 }
 
-// train runs all steps of a program and a validation, and calls after each of them.
+// train runs all steps of a program and then a validation, each followed by a call of after.
 func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
 	t.Helper()
 	if err := job.Init(t.Context()); err != nil {

@@ -59,7 +59,7 @@ func closeLogits(t *testing.T, at int, got []float32, want []float64) {
 	}
 }
 
-// sampledModels returns the models that transformers checks, and traits that none of them has.
+// sampledModels returns the models that transformers checks, and others with traits that none of them has.
 func sampledModels(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(oracleFolder + "/*.json")
@@ -86,8 +86,9 @@ func sampledModels(t *testing.T) map[string]string {
 	return all
 }
 
-// TestSampleIsTheFullForwardPass checks for every family that logits computed token by token, with cached K and V,
-// are those of an independent model that computes the whole text at once. Greedy text is then its argmax.
+// TestSampleIsTheFullForwardPass checks for every family that logits computed token by token, with cached K and
+// V, are those of an independent model that computes the whole text at once. Every token chosen greedily must
+// also have that model's largest logit.
 func TestSampleIsTheFullForwardPass(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -123,8 +124,8 @@ func TestSampleIsTheFullForwardPass(t *testing.T) {
 	}
 }
 
-// TestSampleOfLongPrompts checks that a prompt fed in several chunks has the same result as its tokens fed one by
-// one.
+// TestSampleOfLongPrompts checks that feeding a prompt in several chunks gives the logits that the independent
+// model computes for the whole prompt.
 func TestSampleOfLongPrompts(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

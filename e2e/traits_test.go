@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// trait is a property of a random spec that it requests or that its plan has. A choice without effect, such as a
-// ring of one rank, is not a trait.
+// trait is a property that a random spec requests or that its plan has. A choice without effect, such as a ring
+// of one rank, is not a trait.
 type trait struct {
 	name           string
 	asked, planned func(*drawn) bool
 }
 
-// traits lists all values of all choices, and some consequences of several.
+// traits lists all values of all choices, and some consequences of combined choices.
 var traits = listTraits()
 
 func listTraits() []trait {

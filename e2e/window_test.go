@@ -10,7 +10,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// windowed lists schedules of models whose layers alternate between windows of attention: shorter and longer than
+// windowed lists schedules of models whose layers alternate between attention windows: shorter and longer than
 // a subsequence, up to a border, and longer than the sequence.
 var windowed = []Case{
 	{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full"},
@@ -41,7 +41,8 @@ func (c Case) completed() Case {
 	return c
 }
 
-// TestWindows checks E1, E2, E3 and E5 for models of several kinds of layers, and E4 for their plain programs.
+// TestWindows checks E1, E2, E3 and E5 for models with several kinds of layers, and E4 for their plain
+// programs.
 func TestWindows(t *testing.T) {
 	for _, c := range windowed {
 		c = c.completed()

@@ -47,8 +47,8 @@ type party struct {
 	err   error
 }
 
-// openWorld opens a program in several worlds, each with its own tokens. All but the first follow its orders
-// until the end; wait waits for them.
+// openWorld opens a program in several worlds, each with its own tokens. The first gives the orders, which the
+// others follow until the end; wait waits for them.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
 	all, wait = openParties(t, p, processes, func(process int, o *vm.Options) func() vm.Device {
@@ -222,7 +222,7 @@ func TestWorldStalls(t *testing.T) {
 	}
 }
 
-// frozen is a device with a method that never returns, once it is told to.
+// frozen is a device with one method that never returns once now is set.
 type frozen struct {
 	vm.Device
 	method string

@@ -6,10 +6,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestDividedParameters checks that dividing optimizer state, gradients and weights changes no bit if a step has
-// one backward pass through each layer. State is live throughout, and weights almost throughout, so dividing
-// them lowers the peak of live bytes. Gradients may not be live at the peak, so dividing them does not raise
-// it.
+// TestDividedParameters checks that dividing optimizer state, gradients and weights changes no bit if a step
+// has one backward pass through each layer. State is live throughout, and weights almost throughout, so
+// dividing them lowers the peak of live bytes. Gradients are not always live at the peak, so dividing them may
+// leave it unchanged.
 func TestDividedParameters(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 1, SP: 2, SPMode: "ulysses", DP: 2, Batch: 2, Recompute: "full"},

@@ -4,8 +4,8 @@ package examples
 
 import "embed"
 
-// Shipped holds the clusters, which imports such as "clusters/a100-80g.sppo" find from any working
-// folder, and, for comparison, the schedules of other systems, such as "baselines/megatron.sppo".
+// Shipped holds files that imports find from any working folder: clusters, such as "clusters/a100-80g.sppo",
+// and, for comparison, the schedules of other systems, such as "baselines/megatron.sppo".
 //
 //go:embed clusters/*.sppo baselines/*.sppo
 var Shipped embed.FS

@@ -6,8 +6,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestParameterCounts builds published models from their families and sizes. The number of their parameters must be exactly
-// that of their model cards.
+// TestParameterCounts builds published models from their families and sizes. The number of their parameters
+// must be exactly that on their model cards.
 func TestParameterCounts(t *testing.T) {
 	for _, c := range []struct {
 		model string

@@ -214,7 +214,8 @@ func (b *builder) makeAgain(n Node) {
 	}
 }
 
-// repeat appends a copy of a node that writes to copies of its results, after the values that it reads.
+// repeat makes the values that a node reads available, then appends a copy of the node, which writes to copies
+// of its results.
 func (b *builder) repeat(n Node) {
 	again := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
 	for k, a := range n.Args {
@@ -241,7 +242,7 @@ func (b *builder) repeat(n Node) {
 	*b.nodes = append(*b.nodes, again)
 }
 
-// producer returns the forward node that writes a value, or the last such node.
+// producer returns the last forward node that writes a value.
 func (b *builder) producer(v int) (int, Node) {
 	for i, n := range slices.Backward(b.Forward) {
 		for k, a := range n.Args {
@@ -468,8 +469,8 @@ func exchangeGradient(b *builder, n Node) {
 	b.linear(n, ir.AllToAll, attrs, dy)
 }
 
-// findUnits groups the values that the forward pass writes and the backward pass reads by the node that writes
-// them.
+// findUnits collects the values that the forward pass writes and the backward pass reads, and groups them by
+// the node that writes them.
 func (b *builder) findUnits() {
 	producers := map[int]int{} // producer -> index into Units
 	made := map[int]bool{}     // computed in the backward pass itself

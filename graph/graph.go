@@ -31,7 +31,7 @@ type Kind uint8
 // Kinds of values.
 const (
 	Activation Kind = iota // computed from the subsequence
-	Input                  // the block's input x and, in the backward, the gradient of its output
+	Input                  // the block's input x and, in the backward pass, the gradient of its output
 	Cache                  // K or V of the whole sequence, or of the subsequence if it is streamed: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter

@@ -89,10 +89,10 @@ func TestDataflow(t *testing.T) {
 	}
 }
 
-// TestHalves checks that the two halves together are the whole backward pass, each in its order, except for repeated gathers
-// and collectives that begin earlier. All values that the weights' half reads must have their final value by then, whichever
-// order is used. No other node may read the values that it writes. In a layer, it must contain every product with a
-// transposed first factor.
+// TestHalves checks that the two halves together make up the whole backward pass, each in the original order,
+// except for repeated gathers and collectives that begin earlier. Whichever order is used, every value that the
+// weights' half reads must already be final. No other node may read the values that this half writes. In a
+// layer, it must contain every product with a transposed first factor.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
@@ -206,8 +206,8 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestCaching checks that K and V can be computed from only the input of a layer and its weights, by nodes of the forward in
-// their order, and that none of these nodes can be omitted.
+// TestCaching checks that K and V can be computed from only the input of a layer and its weights, by nodes of
+// the forward pass in their order, and that none of these nodes can be omitted.
 func TestCaching(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2, 4) {
@@ -308,8 +308,8 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	}
 }
 
-// TestLayerWithout draws sets of units. A layer that recomputes them must compute the same values as every layer in the
-// forward, and keep the other units unchanged.
+// TestLayerWithout draws sets of units. A layer that recomputes them must have the same forward pass as every
+// layer, and keep the other units unchanged.
 func TestLayerWithout(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2) {

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Kinds of layers. All layers have one forward dataflow. Kinds differ in the attention window,
-// which is part of the size that determines work and shapes, and in the role, which defines the
-// required part of the backward dataflow.
+// Kinds of layers. All layers have the same forward dataflow. Kinds differ in the attention window, which is
+// part of the size that determines work and shapes, and in the role, which defines the required part of the
+// backward dataflow.
 
 // kind is a set of layers that take the same time and the same amount of memory.
 type kind struct {

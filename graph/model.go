@@ -58,8 +58,8 @@ type Split struct {
 	Gathers bool
 }
 
-// Stream selects which of K and V are on the device only for the current subsequence. The others pass through it in blocks of earlier
-// tokens for attention. The zero value streams neither.
+// Stream selects which of K and V are on the device only for the current subsequence. Their rows for earlier
+// tokens pass through the device in blocks, for attention. The zero value streams neither.
 type Stream struct{ K, V bool }
 
 // cache returns K or V: of the whole sequence, or of the subsequence if it is streamed.
@@ -92,10 +92,10 @@ type Model struct {
 	Split
 	Freeze    []string // of lang.Train
 	Embedding *Block
-	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; all layers have its forward and a part of its backward
+	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; all layers have its forward pass and a part of its backward pass
 	Head      *Block
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
-	Untrained int           // number of layers at the start that have no backward
+	Untrained int           // number of layers at the start that have no backward pass
 
 	sequence    int64
 	maps        []lang.LinearMap   // with adapters

@@ -75,8 +75,8 @@ const (
 	UpdateNorm   = "norm"
 )
 
-// ConstSlice names a constant: the index, among the local rows of a parameter, of the first row whose optimizer state the
-// rank has. The caller sets its value.
+// ConstSlice names a constant: the index, among the local rows of a parameter, of the first row whose optimizer
+// state the rank holds. The caller sets its value.
 const ConstSlice = "slice"
 
 // Update returns the dataflow that updates a parameter at the end of a step, on a rank that holds the optimizer
@@ -137,7 +137,7 @@ func (u *updater) bring(name string, d ir.DType) {
 	u.values[name] = u.value(Value{Name: name, Kind: Weight, Rows: Fixed, Count: u.rows, Cols: cols, DType: d})
 }
 
-// of returns the input of the update with a given name.
+// of returns the update's input with a given name.
 func (u *updater) of(name string) Arg { return Arg{Value: u.values[name]} }
 
 // temporary adds a matrix that is live during part of the update.

@@ -22,7 +22,7 @@ const (
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
 	RecomputeKeepAttention = "keep_attention" // everything except the layer's input and attention's result
 	RecomputeFull          = "full"           // everything except the layer's input
-	RecomputeFullKV        = "full_kv"        // the same as full, and K and V of a layer once for all subsequences
+	RecomputeFullKV        = "full_kv"        // the same as full, plus K and V of a layer, once for all subsequences
 )
 
 // recomputes gives for each policy the nodes whose results are recomputed.
@@ -67,8 +67,8 @@ func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	return recomputed
 }
 
-// isStatistics reports whether a unit has only the statistics of a norm whose result the backward pass does not read. Recomputing
-// them would repeat the whole norm.
+// isStatistics reports whether a unit holds only the statistics of a norm whose result the backward pass does
+// not read. Recomputing them would repeat the whole norm.
 func (b *Block) isStatistics(u *Unit) bool {
 	n := &b.Forward[u.Producer]
 	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
@@ -81,7 +81,7 @@ type remakeKey struct {
 }
 
 // LayerWithout returns a layer of the given kind whose backward pass recomputes some of its units. Its forward
-// is the same as in every layer. Its units are the remaining ones, with their original numbers.
+// pass is the same as in every layer. Its units are the remaining ones, with their original numbers.
 func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, recomputed)
 }

@@ -25,7 +25,7 @@ const constTurn = "ring."
 
 func turnConst(j int) string { return constTurn + strconv.Itoa(j) }
 
-// zigzag returns that constant for rank k.
+// zigzag returns the constant of a turn for rank k.
 func zigzag(turn string, k int) int64 {
 	j, err := strconv.Atoi(turn)
 	if err != nil {
@@ -70,7 +70,7 @@ func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient adds the gradient of such a gather for one half of the rows. Every rank
+// chunksGradient adds the gradient of a gather by gatherChunks, for one half of the rows. Every rank
 // contributes to each row, and the contributions are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
@@ -102,8 +102,8 @@ func (s Split) attentionRows() Rows {
 	return Full
 }
 
-// goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts
-// one turn earlier.
+// goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts one turn
+// before its data is visited.
 func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	for j := range b.split.SP {
 		nextK, nextV := k, v
@@ -164,7 +164,7 @@ func ringGradient(b *builder, n Node) {
 	own := b.cacheGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
 	travelling, parts, names := home, home, [2]string{"k", "v"}
-	for i, name := range names { // one buffer for all turns, so that none replaces a value still in transit
+	for i, name := range names { // one buffer for all turns, so that no turn overwrites a value still in transit
 		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
 	}
 	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])

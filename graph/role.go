@@ -11,16 +11,15 @@ import (
 	"sppo.dev/lang"
 )
 
-// This file handles models that are trained only in part. A frozen parameter has no gradient. The
-// backward pass of a block omits all nodes that do not contribute to the gradient of a trained
-// parameter, and the activations that only these nodes read. Below the lowest layer with a trained
-// tensor no gradient is needed at all.
+// This file handles models that are trained only in part. A frozen parameter has no gradient. The backward pass
+// of a block omits all nodes that do not contribute to the gradient of a trained parameter, and the activations
+// that only these nodes read. Below the lowest layer with a trained tensor, no gradient is needed at all.
 
 // role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
 type role struct {
 	frozen     map[string]bool // parameters, by their names in the block
 	input      bool            // whether the gradient of the block's input is needed
-	block      *Block          // for layers: the block that saves everything that its backward reads
+	block      *Block          // for layers: the block that saves everything that its backward pass reads
 	saved      Units           // for layers: units that may be kept
 	recomputed Units           // those among them that may be recomputed instead
 }
@@ -28,7 +27,7 @@ type role struct {
 // key identifies a role.
 func (r *role) key() string { return fmt.Sprint(r.input, slices.Sorted(maps.Keys(r.frozen))) }
 
-// findRoles builds the blocks of the model, each with the part of its backward that is needed.
+// findRoles builds the blocks of the model, each with the part of its backward pass that is needed.
 func (g *Model) findRoles() {
 	everything := &role{input: true}
 	plain := [3]*Block{g.embedding(g.sequence, everything), g.layer(everything, nil), g.head(everything)}
@@ -73,10 +72,10 @@ func (g *Model) findRoles() {
 	}
 }
 
-// findSaved records which units layers of a role may keep, and which of them they may recompute.
-// Layers keep the values that their backward reads. If the backward computes gradients of K and V,
-// layers may recompute all these values from their input, which they keep. Otherwise K and V have
-// already been freed, and layers can recompute only values that depend on other units.
+// findSaved records which units layers of a role may keep, and which of them they may recompute. Layers keep
+// the values that their backward pass reads. If that pass computes gradients of K and V, layers may recompute
+// all these values from their input, which they keep. Otherwise K and V have already been freed, and layers can
+// recompute only values that depend on other units.
 func (g *Model) findSaved(r *role) {
 	b := r.block
 	g.number(b)

@@ -46,13 +46,13 @@ func OfAdapter(tensors []ir.Tensor, adapter bool) (list []ir.Tensor) {
 	return list
 }
 
-// module returns the name of the linear map that has one of our weights: model.layers.*.self_attn.q_proj.
+// module returns the name of the linear map that holds one of our weights: model.layers.*.self_attn.q_proj.
 func (n *naming) module(weight string) string {
 	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
 }
 
-// adapters lists where PEFT stores the tensors of adapters of a model's linear maps. If the architecture stores one of our maps
-// together with others, all of them must be adapted together.
+// adapters lists where PEFT stores the adapter tensors of a model's linear maps. If the architecture stores one
+// of our maps together with others, all of them must be adapted together.
 func (n *naming) adapters(m *lang.Model) (*naming, error) {
 	out := &naming{tensors: map[string]place{}}
 	for _, l := range m.Maps() {
@@ -124,8 +124,8 @@ var harmless = []string{
 // changingBase lists initialisations of adapters for which PEFT also changes the matrices of the model.
 var changingBase = []string{"pissa", "olora", "loftq", "corda"}
 
-// WriteAdapter writes the adapter of a model that was trained from a folder, in PEFT's format. dir must be absent or empty.
-// It appears complete or not at all.
+// WriteAdapter writes, in PEFT's format, the adapter of a model that was trained from a folder. dir must be
+// absent or empty. It appears complete or not at all.
 func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, tensors []ir.Tensor, of *lang.Model) error {
 	names, err := m.arch.names.adapters(of)
 	if err != nil {
@@ -158,7 +158,7 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	})
 }
 
-// OpenAdapter opens a PEFT adapter for a model with adapters of the same maps, rank and alpha.
+// OpenAdapter opens a PEFT adapter for a model whose adapters have the same maps, rank and alpha.
 func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ *Weights, err error) {
 	names, err := m.arch.names.adapters(of)
 	if err != nil {

@@ -238,7 +238,7 @@ func (m *Model) layerTypes(c *config, types []string, window int64, from string)
 	m.setList("layer_types", words, from)
 }
 
-// listedTypes reads layer_types, or derives the list from the numbers of layers.
+// listedTypes reads layer_types, or derives the list from the index of each layer.
 func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []string, from string) {
 	layers := layersOf(c)
 	if !c.has("layer_types") {

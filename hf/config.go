@@ -17,7 +17,7 @@ const ConfigFile = "config.json"
 // maxConfig is the maximum size of config.json in bytes; the largest on the hub have a few thousand.
 const maxConfig = 16 << 20
 
-// config is an object of config.json. It records which members were read, and the first error: a reader may read
+// config is an object in config.json. It records which members were read, and the first error: a reader may read
 // all members and check the error afterwards.
 type config struct {
 	prefix   string // path of its members in messages: "rope_scaling."
@@ -27,7 +27,7 @@ type config struct {
 	err      *error // shared by all objects of a file
 }
 
-// readConfig reads config.json of a folder.
+// readConfig reads the config.json of a folder.
 func readConfig(dir string) (*config, error) { return readObject(filepath.Join(dir, ConfigFile)) }
 
 // readObject reads a file that holds a JSON object.
@@ -173,8 +173,8 @@ func (c *config) finish() {
 	}
 }
 
-// inert lists members that do not describe the network in training: names, token numbers, settings for generation,
-// for other tasks, and for classes that every config inherits from.
+// inert lists members that do not describe the network in training: names, token ids, settings for generation
+// and for other tasks, and settings that every config inherits from a base class.
 var inert = []string{
 	"_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "architectures", "attn_implementation",
 	"auto_map", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cache_implementation", "decoder_start_token_id",

@@ -13,7 +13,7 @@ import (
 )
 
 // Describe writes a config.json for a model that does not come from a folder and was trained on sequences of
-// the given length, in tokens. It uses an architecture of transformers that computes the same function,
+// the given length, in tokens. It uses a transformers architecture that computes the same function,
 // preferably that of the model's family. The config is read back, and an architecture is used only if this
 // gives the same model. The returned model has no folder.
 func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
@@ -64,7 +64,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 	}
 	got := ir.Model(l)
 	if math.Abs(got.AttnScale-want.AttnScale) <= 1e-12*want.AttnScale {
-		got.AttnScale = want.AttnScale // a square root was squared and taken again
+		got.AttnScale = want.AttnScale // rounded: the config may hold its inverse square
 	}
 	if a, b := got.Difference(want); a != "" {
 		return nil, fmt.Errorf("it has %s where this model has %s", a, b)
@@ -127,7 +127,7 @@ func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64
 	}
 }
 
-// scalar returns an integer if the value is one, apart from the rounding of a squared square root.
+// scalar returns the nearest integer if the value differs from it only by rounding.
 func scalar(v float64) any {
 	if whole := math.Round(v); math.Abs(v-whole) < 1e-9*whole {
 		return int64(whole)

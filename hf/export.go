@@ -23,7 +23,7 @@ var (
 	ExportTypes = []string{"f32", "bf16", "f16"}
 )
 
-// carried lists the files of a folder that are copied along with new weights: those of its tokenizer, its
+// carried lists the files in a folder that are copied along with new weights: those of its tokenizer, its
 // generation settings and its documentation.
 var carried = []string{
 	"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -35,7 +35,7 @@ var carried = []string{
 type Export struct {
 	Values  Values
 	Tensors []ir.Tensor
-	From    *Model // the folder that provides config, names, types and other files; if there is no folder, the model of Config
+	From    *Model // provides config, names, types and other files: a folder, or the model described by Config
 	Config  []byte // the config.json if there is no folder
 	DType   string // type of all weights; empty: as in From
 
@@ -200,8 +200,7 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	return nil
 }
 
-// transpose writes the transpose of cols rows of count values as count lines of cols values, in tiles that fit
-// in a cache.
+// transpose turns cols rows of count values into count rows of cols values, in tiles that fit in a cache.
 func transpose(to []float32, width int64, values []float32, count, cols int64) {
 	const tile = 32
 	for r0 := int64(0); r0 < count; r0 += tile {
@@ -356,7 +355,7 @@ func newFolder(dir string, fill func(to string) error) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(to) // does nothing after a success
+	defer os.RemoveAll(to) // does nothing after success
 	if err := errors.Join(fill(to), os.Chmod(to, 0o755)); err != nil {
 		return err
 	}

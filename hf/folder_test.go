@@ -90,7 +90,7 @@ func TestRefusedConfigs(t *testing.T) {
 	}
 }
 
-// Both forms of rotary positions in transformers, with the members that older files omit, give the same keys.
+// All forms in which versions of transformers write the same model's config give the same keys.
 func TestFormsOfConfig(t *testing.T) {
 	want := importText(t, small(t, members{"rope_parameters": members{"rope_type": "default", "rope_theta": 5e5}}))
 	for name, changes := range map[string]members{

@@ -11,8 +11,8 @@ import (
 // generationFile contains the recommended sampling settings of a model.
 const generationFile = "generation_config.json"
 
-// EndTokens returns the tokens that end a text of the model. They come from generation_config.json or, if
-// that names none, from config.json. There may be none.
+// EndTokens returns the model's end-of-text tokens. They come from generation_config.json or, if that names
+// none, from config.json. There may be none.
 func (m *Model) EndTokens() ([]uint32, error) {
 	for _, name := range []string{generationFile, ConfigFile} {
 		c, err := readObject(filepath.Join(m.Dir, name))

@@ -42,7 +42,7 @@ func (s *sink) Write(v ir.View, in []byte) error {
 	return nil
 }
 
-// oneOf is a crew with a single rank in this process, whose other processes always obey.
+// oneOf is a crew that has a single rank in this process and whose other processes always obey.
 type oneOf int
 
 func (c oneOf) Here(rank int) bool                { return rank == int(c) }

@@ -24,7 +24,7 @@ type Model struct {
 	Name    string // name of the model block
 	Dir     string
 	Keys    []Key
-	Notices []string // requests of the config that training ignores
+	Notices []string // requests in the config that training ignores
 
 	arch  *architecture
 	conf  *config

@@ -2,8 +2,8 @@ package hf
 
 import "math"
 
-// rotary reads the rotary positions. transformers 5 has rope_parameters, one object or one for each type of layers. Earlier
-// versions had rope_theta and rope_scaling at the top level.
+// rotary reads the rotary positions. transformers 5 has rope_parameters: one object, or one for each type of
+// layer. Earlier versions had rope_theta and rope_scaling at the top level.
 func (m *Model) rotary(c *config) {
 	c.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 	c.skip("original_max_position_embeddings", "rope_local_base_freq")

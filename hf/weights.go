@@ -11,8 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Values provides the values of our tensors as f32: rows by columns of one tensor, starting at (row, col), row
-// by row.
+// Values provides the values of our tensors as f32. Read returns a block of rows by cols values of one tensor,
+// starting at (row, col), in row-major order.
 type Values interface {
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
@@ -80,7 +80,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 func (w *Weights) Close() error { return w.folder.Close() }
 
 // renaming returns a function from the architecture's tensor names to the folder's: unchanged, without the prefix
-// if the folder has a model without a head, or with another prefix if the language model is a part.
+// if the folder has a model without a head, or with another prefix if the language model is only a part.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix
 	for _, form := range []struct{ body, head string }{

@@ -16,7 +16,7 @@ func (in *Instr) zigzag() bool {
 // AttentionPart is causal attention of some of an instruction's queries over its first keys, in
 // tokens. Query r of the part sees those of the keys Prefix+r-Window+1 to Prefix+r that exist.
 // Every query of the part sees at least one key, unless its document begins after the keys. The
-// positions of the part in documents begin at row Place.
+// part's positions in their documents begin at row Place of the positions operand.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
@@ -104,7 +104,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
-	if in.zigzag() { // half of the pairs are visible in both cases
+	if in.zigzag() { // before or behind, half of the n*n pairs are visible
 		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
 	}
 	w := memoryWork(in)

@@ -114,7 +114,7 @@ func (op Op) Collective() *Collective { return collectives[op] }
 // CollectiveWork returns the work of a collective whose largest operand, the whole, has n bytes.
 func CollectiveWork(op Op, n Bytes) Work { return Work{Kind: WorkCollective, Op: op, Bytes: n} }
 
-// Meeting lists the transfers of one member of a collective, by other member.
+// Meeting lists the transfers of one member of a collective, indexed by the other member.
 type Meeting struct {
 	Gets       []Transfer // from the x of each member
 	Gives      []Transfer // of its own x to each member
@@ -168,7 +168,7 @@ func (m *Meeting) Adds(i int) bool {
 	return i > 0 && m.Gets[i].Size() > 0 && m.Gets[i].Size() == m.Gets[i-1].Size() && m.Gets[i].Y == m.Gets[i-1].Y
 }
 
-// Sums calls f for each rectangle of the result. The transfers of members first to end-1 are added there.
+// Sums calls f for each rectangle of the result, which is the sum of the transfers from members first to end-1.
 func (m *Meeting) Sums(f func(first, end int) error) error {
 	for first, end := 0, 0; first < len(m.Gets); first = end {
 		for end = first + 1; end < len(m.Gets) && m.Adds(end); end++ {

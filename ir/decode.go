@@ -279,8 +279,8 @@ func (d *decoder) buffers(c *Code) {
 			d.fail(errors.New("a name shares a longer prefix than its predecessor has"))
 			return
 		}
-		// Reject names that no compiler writes: because prefixes are shared, millions of buffers
-		// could have a very long name.
+		// Reject names that no compiler writes: because prefixes are shared, a small file could
+		// give millions of buffers very long names.
 		if b.Name = name[:shared] + d.string(); len(b.Name) > maxNameBytes {
 			d.fail(fmt.Errorf("a name of %d bytes", len(b.Name)))
 			return
@@ -292,7 +292,7 @@ func (d *decoder) buffers(c *Code) {
 	}
 }
 
-// maxNameBytes limits a buffer's name, because prefixes are shared.
+// maxNameBytes is the maximum length of a buffer's name.
 const maxNameBytes = 1 << 10
 
 // section allocates all operands in one array and all attributes in another, because millions of

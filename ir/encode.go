@@ -234,7 +234,7 @@ func (e *encoder) section(instrs []Instr) {
 	}
 }
 
-// newBases returns the values from which the first instruction of each opcode is encoded.
+// newBases returns, for each opcode, the base from which its first instruction is encoded as differences.
 func newBases() *[NumOps]Instr {
 	var bases [NumOps]Instr
 	for op := range bases {

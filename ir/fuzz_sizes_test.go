@@ -133,8 +133,8 @@ func (m *mutator) change() {
 	}
 }
 
-// FuzzVerifySizes changes sizes, places and numbers of valid programs, and compares the verifier's verdict with sums and
-// products of unlimited integers.
+// FuzzVerifySizes changes sizes, places and numbers in valid programs, and compares the verifier's verdict with
+// one computed in arbitrary-precision integers.
 func FuzzVerifySizes(f *testing.F) {
 	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo"))}
 	for i := range bases {
@@ -176,7 +176,7 @@ func checkSizes(t *testing.T, p *ir.Program) {
 	}
 }
 
-// exact checks a program with unlimited integers.
+// exact checks a program in arbitrary-precision integers.
 type exact struct{ p *ir.Program }
 
 func number(v int64) *big.Int    { return big.NewInt(v) }
@@ -203,7 +203,7 @@ func eachDim(v *ir.View, visit func(int64)) {
 	}
 }
 
-// verdict reports whether all views fit, and whether all numbers that count rows, tokens and entries do.
+// verdict reports whether all views fit, and whether all rows, tokens and entries that numbers refer to exist.
 func (e *exact) verdict(t *testing.T) (views, values bool) {
 	t.Helper()
 	views, values = true, true

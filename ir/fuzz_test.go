@@ -12,10 +12,10 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// preambleBytes are magic, version and hash of the table.
+// preambleBytes is the size of the magic, the version and the hash of the opcode table.
 const preambleBytes = 8 + 4 + 8
 
-// sealed restores the start and the checksum of a mutated file, so that a fuzzer gets past them.
+// sealed restores the start and the checksum of a mutated file, so that a fuzzer gets past their checks.
 func sealed(data, whole []byte) []byte {
 	if len(data) < preambleBytes+5 {
 		return data
@@ -28,7 +28,7 @@ func sealed(data, whole []byte) []byte {
 	return data
 }
 
-// checkReadable requires that both forms represent a program that was read exactly, and that the verifier can
+// checkReadable requires that both forms exactly represent a program that was read, and that the verifier can
 // process it.
 func checkReadable(t *testing.T, p *ir.Program) {
 	t.Helper()

@@ -18,7 +18,7 @@ type Machine struct {
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
 	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
-	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share, to which the other rates refer; 0: each rank has its own
+	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; the other rates are then per processor. 0: each rank has its own
 	SpreadEfficiency     float64      `json:"spread_efficiency"`      // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
 	NodeNetworkBandwidth float64      `json:"node_network_bandwidth"` // bytes/s per node, each way

@@ -52,10 +52,10 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64 `json:"windows"`       // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	AttnScale    float64 `json:"attn_scale"`    // factor of attention scores
+	AttnScale    float64 `json:"attn_scale"`    // factor applied to attention scores
 	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
-	EmbedScale   float64 `json:"embed_scale"`   // factor of the embedding's result
+	EmbedScale   float64 `json:"embed_scale"`   // factor applied to the embedding's result
 	Tied         bool    `json:"tied"`          // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
@@ -64,7 +64,7 @@ type Model struct {
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
 	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
 	AdapterDropout float64  `json:"adapter_dropout,omitempty"` // share of the elements of an adapter's input that a step drops
-	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
+	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have an adapter, by the names of lang.LinearMap
 }
 
 // identity returns the keys that define which function of its weights a network computes. It omits the model's

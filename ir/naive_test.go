@@ -158,7 +158,8 @@ func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	return true
 }
 
-// naiveUnread reports whether some operand is written and never read. Collectives depend on other codes.
+// naiveUnread reports whether some operand is written and never read. It skips communication, which depends on
+// other codes.
 func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	for s := range ir.NumSections {
 		for i := range c.Sections[s] {

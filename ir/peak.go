@@ -19,7 +19,7 @@ const (
 	PartKVGradients
 	PartKV
 	PartLogits
-	PartSaved // activations that a forward saves for its backward
+	PartSaved // activations that a forward pass saves for its backward pass
 	PartMessages
 	PartStaging // on the host: all other buffers
 	PartWorking
@@ -124,8 +124,8 @@ func (u *use) note(in *Instr, i int) {
 	}
 }
 
-// settle determines the use of values that one task passes to another. A value that a backward
-// receives from a forward is a saved activation.
+// settle determines the use of values that one task passes to another. A value that a backward pass receives
+// from a forward pass is a saved activation.
 func (u *use) settle() {
 	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
 	switch {
@@ -152,7 +152,7 @@ func (c *Code) parts() []Part {
 	for b := range uses {
 		uses[b].settle()
 	}
-	for range 2 { // to the host, and from there to reloads
+	for range 2 { // a use spreads to copies on the host, and from there to reloads
 		c.eachOperand(func(_ Section, _ int, in *Instr, i int) {
 			if in.Op == CopyD2H || in.Op == CopyH2D {
 				y, x := &uses[in.Args[0].Buffer], &uses[in.Args[1].Buffer]
@@ -250,8 +250,8 @@ func (p *Part) UnmarshalText(text []byte) error {
 // mostHeld is the number of buffers that a Peak lists.
 const mostHeld = 10
 
-// Peaks describes each arena at its peak. lives has the lifetimes of all buffers; if it is nil,
-// they are derived from the instructions.
+// Peaks describes each arena at its peak. lives holds the lifetimes of all buffers; if it is nil, they are
+// derived from the instructions.
 func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	if lives == nil {
 		lives = c.lives()

@@ -154,7 +154,7 @@ const (
 	PhaseBackward
 	PhaseOptimizer
 	PhaseEval
-	PhaseWeights // of the backward: weight gradients as separate tasks
+	PhaseWeights // weight gradients of the backward pass, as separate tasks
 	NumPhases
 )
 
@@ -162,8 +162,8 @@ var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "
 
 func (p Phase) String() string { return phaseNames[p] }
 
-// OfTask reports whether instructions of the phase belong to a task of the pipeline: a forward, a
-// backward or a weight gradient.
+// OfTask reports whether instructions of the phase belong to a task of the pipeline: a forward pass, a backward
+// pass or a weight gradient.
 func (p Phase) OfTask() bool {
 	return p == PhaseForward || p == PhaseBackward || p == PhaseWeights
 }
@@ -185,7 +185,7 @@ type Provenance struct {
 // Section is a straight-line part of a program. At its end, the VM waits for all streams.
 type Section uint8
 
-// Sections: once at the start, once per step, once per validation sequence.
+// Sections: run once at the start, once per step, once per EvalSequences sequences of a validation.
 const (
 	SectionInit Section = iota
 	SectionStep
@@ -205,7 +205,7 @@ type Code struct {
 	Sections [NumSections][]Instr
 	Events   [NumSections]int32 // number of events each section uses
 	States   []State            // persistent state, as in a checkpoint
-	Results  []Result           // views that the VM reads after a section
+	Results  []Result           // views that the VM fills before a section or reads after it
 }
 
 // Role is the part of a tensor's state that a persistent buffer holds.
@@ -262,7 +262,7 @@ type State struct {
 	Col0   Attr
 }
 
-// extent returns the number of rows and columns of the tensor in a state: a vector is a column.
+// extent returns the number of rows and columns of the tensor that a state holds; a vector is a column.
 func (s *State) extent() (rows, cols int64) {
 	if len(s.View.Dims()) == 1 {
 		return s.View.Cols(), 1
@@ -276,10 +276,11 @@ type Result struct {
 	View View
 }
 
-// Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
-// optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
-// program whose labels may be masked. ResultSpike and ResultDropout, if a program has them, are filled before
-// each step: the largest gradient norm at which weights are still updated, and the key of the step's dropout.
+// Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t),
+// 1/(1-beta2^t)}. If the optimizer has no betas, they are taken as 0. ResultWeight and ResultEvalWeight are
+// filled before each step and eval section of a program whose labels may be masked. ResultSpike and
+// ResultDropout, if a program has them, are filled before each step: the largest gradient norm at which weights
+// are still updated, and the key of the step's dropout.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
@@ -297,7 +298,7 @@ const (
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
-	Groups     [][]int32 // members of Program.Groups in group order; empty if this rank is in none
+	Groups     [][]int32 // for each of Program.Groups: members of this rank's group, in order; empty: none
 	DP, PP, SP int32     // coordinates, for reports
 }
 
@@ -327,10 +328,10 @@ type Run struct {
 
 	DataOptions *DataOptions `json:"data_options"` // of tokens
 
-	Rotations []Rotation `json:"rotations"` // rotations of rope, besides the plain one by theta
+	Rotations []Rotation `json:"rotations"` // rotations for rope, besides the plain one by theta
 
-	// Sums lists the decisions that determine in which order numbers are added. On one kind of device, programs of one model with equal
-	// lists give the same bits. A program that was written by hand may lack the list.
+	// Sums lists the decisions that determine in which order numbers are added. On one kind of device, programs
+	// for the same model with equal lists give the same bits. A hand-written program may lack the list.
 	Sums []string `json:"sums,omitempty"`
 }
 
@@ -365,8 +366,8 @@ func (o *DataOptions) Marked() bool { return o.Packs() || o != nil && o.Masks ==
 // radians per token. Elements after the last pair are not rotated.
 type Rotation struct {
 	Rates []float64 `json:"rates"`
-	Scale float64   `json:"scale"` // factor of the rotated elements
-	Rest  float64   `json:"rest"`  // factor of the other elements
+	Scale float64   `json:"scale"` // factor applied to the rotated elements
+	Rest  float64   `json:"rest"`  // factor applied to the other elements
 }
 
 // Rotation returns the rotation of a rope instruction. A rotation by theta rotates whole heads.
@@ -388,7 +389,7 @@ type Program struct {
 	Run        Run
 	Model      Model
 	Machine    Machine
-	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention, from which MFU is computed
+	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention; MFU is computed from them
 	Lines      []string // spec lines that instructions refer to: "file:line: text"
 	Passes     []string
 	Consts     []string // names of per-rank constants

@@ -20,7 +20,7 @@ type segment struct {
 type state struct {
 	buffer uint32             // the buffer that owns the bytes; NoBuffer: unknown
 	writer access             // last write of this section
-	reads  [NumStreams]uint32 // number on each stream of the last read since
+	reads  [NumStreams]uint32 // by stream: number of the last read since that write
 	past   past
 	origin uint32 // 1 + the instruction that moved the value away from bytes to which it may return; 0: none
 }
@@ -40,7 +40,7 @@ type past uint8
 const (
 	readOnce  past = 1 << iota // since it was written or changed
 	readTwice                  // or more often
-	readAsWas                  // with the value from before the section, which the section had not written yet
+	readAsWas                  // while the value was still the one from before the section
 	replaced                   // the section has overwritten the value from before the section
 )
 

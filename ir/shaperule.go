@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// This file compiles the rules of a row for the shapes and element types of its operands, once, from their text.
+// This file compiles a row's rules for the shapes and element types of its operands from their text, once.
 
 // factor is one part of a dimension: a number, an attribute, or a name that the instruction binds.
 type factor struct {
@@ -30,7 +30,7 @@ type shapeRule struct {
 	names int
 }
 
-// maxDimNames limits the names in the dimensions of a row; a test of the table relies on it.
+// maxDimNames limits the names in the dimensions of a row; a test of the table enforces it.
 const maxDimNames = 8
 
 var shapeRules = sync.OnceValue(func() *[NumOps]shapeRule {
@@ -63,7 +63,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	}
 	r.names = len(names)
 	for i := range row.Attrs {
-		// the rules that dimensions cannot express use the same attributes
+		// attention and collectives also use integer attributes in rules that dimensions cannot express
 		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleCollective) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}

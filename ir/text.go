@@ -520,7 +520,7 @@ func (t *printer) annotation(c *Code, in *Instr, i int, notes map[int]string) {
 func syncNotes(c *Code, s Section) map[int]string {
 	notes := map[int]string{}
 	marks := make([]string, c.Events[s])
-	var last [NumStreams]int // 1 + the last working instruction of each stream
+	var last [NumStreams]int // 1 + the last instruction of each stream that is not a record or wait
 	for i := range c.Sections[s] {
 		in := &c.Sections[s][i]
 		switch in.Op {

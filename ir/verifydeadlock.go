@@ -9,7 +9,7 @@ import (
 type job struct {
 	v       *ranksVerifier
 	next    []int  // by rank: position in the traffic of its code
-	blocked []bool // by rank: it is waiting
+	blocked []bool // by rank: whether it is waiting
 	group   [][]*meeting
 	ready   []int
 }
@@ -98,7 +98,7 @@ func (j *job) release(r int) {
 	j.ready = append(j.ready, r)
 }
 
-// message reports whether the peer is at the other end of the message, and if so releases it.
+// message reports whether the peer is at the other end of the message, and if so releases the peer.
 func (j *job) message(r int, in *Instr) bool {
 	peer := j.peer(r, in)
 	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {

@@ -200,7 +200,7 @@ func verifyStates(p *Program, all *findings) {
 			continue
 		}
 		seen[like] = true
-		own := map[key]held{} // before padding is removed: with padding, a slice may differ from the whole
+		own := map[key]held{} // including padding, which may be all that distinguishes a slice from the whole
 		for i := range code.States {
 			s := &code.States[i]
 			k := key{s.Tensor, s.Role}

@@ -125,8 +125,8 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 }
 
 // originOf returns the origin of the output of an instruction that moves bytes out of a place and back. A
-// reload is itself an origin. A copy to the host, or a rotation in a ring, has the origin of its input or, if
-// that has none, is itself an origin.
+// reload is itself an origin. A copy to the host, or a rotation in a ring, has the origin of its input; a
+// rotation whose input has none is itself an origin.
 func (o *orderer) originOf(i int, in *Instr) uint32 {
 	switch in.Op {
 	case CopyH2D:
@@ -342,7 +342,7 @@ type unusedCollectives struct {
 	unused map[collective]bool
 }
 
-// collective is a call of a collective by the ranks of a code.
+// collective identifies a collective instruction of a code.
 type collective struct {
 	code    int
 	section Section

@@ -49,7 +49,7 @@ type event struct {
 	at       clock
 }
 
-// need is a range that must hold its buffer when the section begins.
+// need is a range of bytes that must belong to a buffer when the section begins.
 type need struct {
 	arena  Arena
 	lo, hi Bytes

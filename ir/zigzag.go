@@ -41,7 +41,7 @@ func checkRing(in *Instr) error {
 	return nil
 }
 
-// checkPositions checks that every row has a position in a document, if any are given.
+// checkPositions checks that, if positions in documents are given, every row has one.
 func checkPositions(in *Instr, rows int64) error {
 	if p := in.Arg("positions"); p.Present() && (p.Elements() != rows || len(p.Dims()) != 1) {
 		return fmt.Errorf("%d positions in documents for %d tokens", p.Elements(), rows)

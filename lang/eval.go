@@ -71,7 +71,7 @@ func (v value) numbers() (list []float64) {
 // binding is the value of a name.
 type binding struct {
 	value value
-	given bool // set by an argument, at which diagnostics point
+	given bool // set by an argument, which diagnostics then point at
 	at    span
 	bad   bool // already reported, so uses are silent
 }
@@ -308,7 +308,7 @@ func (e *evaluator) name(name string, at span) (value, bool) {
 	return value{}, false
 }
 
-// namesOf returns the names that an argument of a call takes, if the call is one of the key's.
+// namesOf returns the names that an argument of a call takes, if the key accepts that call.
 func (e *evaluator) namesOf(call, argument string) []string {
 	for _, c := range e.calls {
 		if k := FindKey(c.block + "." + argument); c.name == call && k != nil {

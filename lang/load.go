@@ -108,7 +108,7 @@ type loader struct {
 type blockRef struct {
 	node  *blockNode
 	src   *sourceText
-	depth int // 0 for the file itself, else the number of imports to it
+	depth int // number of imports that lead to its file: 0 in the main file
 }
 
 func (b *blockRef) head() span { return tokenSpan(b.src, b.node.Tokens[0]) }
@@ -331,7 +331,8 @@ func (l *loader) readFlags() {
 	}
 }
 
-// pathHint suggests the key that a wrong path may have meant: the same name in another block, or a similar path.
+// pathHint suggests the key that the user may have meant by a wrong path: the same name in another
+// block, or a similar path.
 func pathHint(wrong string) string {
 	var paths, same []string
 	for _, k := range Keys {

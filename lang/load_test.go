@@ -15,7 +15,7 @@ import (
 
 var shipped = os.DirFS("../examples")
 
-// base reads files of testdata; base.sppo is that of the examples of codes.
+// base reads a file, except that base.sppo is exampleBase.
 func base(name string) ([]byte, error) {
 	if filepath.Base(name) == "base.sppo" {
 		return []byte(exampleBase), nil
@@ -189,7 +189,7 @@ func TestPositions(t *testing.T) {
 	s := load(t, "import \"base.sppo\"\n\ncluster c = four(ranks = 2)\n\ntrain {\n  sequence = 1K\n  data = text(\"a\", \"b\")\n}\n\n"+
 		"schedule s {\n  subsequences = [512, 512]\n}\n")
 	for key, want := range map[string]string{
-		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument of the parameter
+		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument for the parameter
 		"train.data[1]":            "test.sppo:7:20",
 		"train.optimizer.lr":       "test.sppo:5:1",
 		"schedule.subsequences[1]": "test.sppo:11:24",
@@ -329,7 +329,7 @@ func TestRendering(t *testing.T) {
 	}
 }
 
-// A missing base block may be a shipped one: the hint names their folder.
+// If a missing base block is a shipped one, the hint names the file to import.
 func TestShippedHint(t *testing.T) {
 	for text, want := range map[string]string{
 		"cluster c = a100-80g(nodes = 4)\n": `import "clusters/a100-80g.sppo"`,

@@ -77,7 +77,7 @@ func (s *Spec) familyDefault(k *Key) string {
 		return "" // the family's numbers only apply to the family's scaling
 	}
 	switch w := s.Model.Windows; k.Name {
-	case "layer_types": // applies to the one window of all layers
+	case "layer_types": // applies only to a single window for all layers
 		if len(w) != 1 || w[0] == 0 {
 			return ""
 		}
@@ -110,7 +110,7 @@ var scalings = []string{ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRo
 type ropeKey struct {
 	name   string
 	usedBy []string
-	needed []string // those among them that require it
+	needed []string // those of usedBy that require the key
 	given  func(*Model) bool
 }
 

@@ -91,7 +91,7 @@ func grammarPage() string {
 
 var update = flag.Bool("update", false, "rewrite golden files and reference pages")
 
-// golden compares with a file, or rewrites it under -update.
+// golden compares got with a file, or rewrites the file under -update.
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -162,7 +162,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// codesDeclared returns the constants of type Code from the source, so that none is missing in the table.
+// codesDeclared returns the constants of type Code from the source, so that none is missing from the table.
 func codesDeclared(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("codes.go")

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Spec is a checked specification: every name is resolved, every value is in the base unit of its dimension
-// (tokens, bytes, bytes per second, FLOP per second, seconds). It consists of plain values, so that a Plan
-// can contain parts of it and can be read back without the file.
+// Spec is a checked specification: every name is resolved, and every value is in the base unit of its
+// dimension (tokens, bytes, bytes per second, FLOP per second, seconds). It consists of plain values, so
+// that a Plan can contain parts of it and can be read back without the file.
 type Spec struct {
 	File     string // as given on the command line
 	Name     string // name of the schedule block, for reports

@@ -71,8 +71,7 @@ func (m Model) Base() Model {
 }
 
 // LinearMap is a linear map of a layer: its PEFT name, and the matrices that it consists of here.
-// It has several if published models store them as one matrix; they then share one A of the
-// adapter.
+// There are several if published models store them as one matrix; they then share the adapter's A.
 type LinearMap struct {
 	Name    string
 	Weights []string

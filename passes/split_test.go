@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestUlysses checks that the request is accepted, that whole weights and sums of their gradients are
-// counted in the costs, and that a rank keeps the same tensors between forward and backward as with divided
+// TestUlysses checks that the request is accepted, that whole weights and sums of their gradients are counted
+// in the costs, and that a rank keeps the same tensors between forward and backward pass as with divided
 // weights.
 func TestUlysses(t *testing.T) {
 	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
@@ -74,7 +74,7 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 	}
 }
 
-// Each stage of ZeRO keeps less memory from step to step and leaves less work for the end of the step. The time
+// Each ZeRO stage keeps less in memory from step to step and leaves less work for the end of the step. The time
 // of its additional traffic appears in the layers instead.
 func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}

@@ -161,9 +161,9 @@ func TestPublishedFigures(t *testing.T) {
 	}
 }
 
-// TestFiguresOverSubsequences does the same over subsequences. The bubble of the sequence pipeline is (PP-1)/N,
-// or 1/v of that with v virtual stages. TeraPipe (Li et al. 2021) has one such bubble for all sequences
-// together.
+// TestFiguresOverSubsequences is like TestPublishedFigures, for divided sequences. The bubble of the sequence
+// pipeline is (PP-1)/N, or 1/v of that with v virtual stages. TeraPipe (Li et al. 2021) has one such bubble for
+// all sequences together.
 func TestFiguresOverSubsequences(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -191,7 +191,7 @@ func TestFiguresOverSubsequences(t *testing.T) {
 	}
 }
 
-// TestZeroBubbleOfOtherCosts checks that the formulas of ZB-H1 and ZB-H2 hold if W is no longer than F and B,
+// TestZeroBubbleOfOtherCosts checks that the formulas of ZB-H1 and ZB-H2 hold if W takes no longer than F or B,
 // and that stages keep the activations that the paper states: those of p-r or 2(p-r)-1 microbatches, plus the
 // part that W reads for r or 2r more.
 func TestZeroBubbleOfOtherCosts(t *testing.T) {
@@ -214,8 +214,8 @@ func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	}
 }
 
-// TestDualPipeV checks that a rank keeps 2p+1 activations, each of half of its layers, as DualPipe's README states. The README
-// gives the bubble only for forwards and backwards that overlap; these do not overlap.
+// TestDualPipeV checks that a rank keeps 2p+1 activations, each for half of its layers, as DualPipe's README
+// states. The README gives the bubble only for forwards and backwards that overlap; these do not overlap.
 func TestDualPipeV(t *testing.T) {
 	for _, c := range [][2]int{{2, 4}, {4, 8}, {4, 10}, {8, 20}} {
 		p, m := c[0], c[1]
@@ -234,7 +234,7 @@ func TestDualPipeV(t *testing.T) {
 // TestOrdersOfPyTorch compares the order of every rank with PyTorch's, for the sizes of PyTorch's own tests
 // (test/distributed/pipelining/test_schedule.py). The files hold the output of PyTorch 2.11.0
 // (torch/distributed/pipelining/schedules.py, run with stand-ins for stages and for the rest of torch): the
-// list of actions of a schedule or, for GPipe and 1F1B, the calls of a step.
+// list of actions of a schedule or, for GPipe and 1F1B, the calls in a step.
 func TestOrdersOfPyTorch(t *testing.T) {
 	files, err := filepath.Glob("testdata/pytorch/*.txt")
 	if err != nil || len(files) == 0 {
@@ -282,7 +282,7 @@ func actions(p *plan.Plan) string {
 	return b.String()
 }
 
-// TestStrategyNames checks that the language has these names and no others.
+// TestStrategyNames checks that the language has the names of all strategies and no others.
 func TestStrategyNames(t *testing.T) {
 	text, _ := lang.Explain("schedule.strategy")
 	_, takes, _ := strings.Cut(text, "takes:")
@@ -373,8 +373,8 @@ func TestRenamesAreSearched(t *testing.T) {
 	}
 }
 
-// tolerance returns the relative difference allowed between a step and that of the strategy that the search
-// tries instead: 0 if the tasks are the same.
+// tolerance returns the relative difference allowed between the step times of a strategy and of the one that
+// the search tries instead: 0 if the tasks are the same.
 func tolerance(s *strategy.Strategy) float64 {
 	if s.Reversed {
 		return 0.01

@@ -3,7 +3,7 @@
 //
 //	model.go    a model with a cache of K and V of the tokens so far
 //	walk.go     from the dataflow of the model to instructions for a few tokens
-//	pick.go     the choice of a token by its logits
+//	pick.go     the choice of a token from the logits
 //	text.go     prompts to tokens, tokens to text
 //
 // There is no second implementation of the model. The instructions are those that package graph derives for training, for a
@@ -89,7 +89,7 @@ func Tensors(m lang.Model, sequence int64) []ir.Tensor {
 	return graph.New(m, graph.Split{SP: 1}, sequence).Tensors()
 }
 
-// Bytes returns the memory of weights, K and V, and of the values of a chunk of the prompt.
+// Bytes returns the memory for weights, for K and V, and for the values of a chunk of the prompt.
 func (s *Model) Bytes() ir.Bytes { return s.code.Arenas[ir.Device] }
 
 // Close frees the memory.

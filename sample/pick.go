@@ -8,7 +8,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// Choice defines how a token is sampled from its logits. The filters are applied in the order of the fields, as in transformers.
+// Choice defines how a token is sampled from the logits. The filters are applied in the order of the fields, as
+// in transformers.
 type Choice struct {
 	Temperature float64 // divides logits; 0: always take the token with the largest logit, regardless of the other fields
 	TopK        int     // number of tokens with the largest logits to choose from; 0: all
@@ -16,7 +17,7 @@ type Choice struct {
 	Seed        int64   // token number i of a sequence depends on it, on i and on the logits
 }
 
-// Check reports a field that is out of its range.
+// Check reports a field that is out of range.
 func (c *Choice) Check() error {
 	switch {
 	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0):

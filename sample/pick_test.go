@@ -115,8 +115,8 @@ var texts = []string{
 	"tabs\tand\nlines\r\n\n  indented", "1234567 3.14159 0x1f", "\x00\x01 control \x7f", "don't we'll I'VE",
 }
 
-// TestTextComesInPieces checks that the results of Decode, token by token, followed by Rest, are the text of all tokens
-// together, and that no piece ends within a character.
+// TestTextComesInPieces checks that the results of Decode, token by token, followed by Rest, add up to the text
+// of all tokens together, and that no piece ends within a character.
 func TestTextComesInPieces(t *testing.T) {
 	files, err := filepath.Glob("../tokenizer/testdata/reference/*")
 	if err != nil {

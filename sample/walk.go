@@ -36,7 +36,7 @@ func (s *Model) blocks(visit func(b *graph.Block, layer int) error) error {
 	return visit(s.graph.Head, shared)
 }
 
-// each visits every weight that is read from the folder: a tied head is the embedding.
+// each visits every weight that is read from the folder: all except a tied head, which is the embedding.
 func (s *Model) each(visit func(key placeKey, b *graph.Block, p *graph.Param) error) error {
 	return s.blocks(func(b *graph.Block, layer int) error {
 		for i := range b.Values {

@@ -1,7 +1,7 @@
-// Package schedule defines the form between a plan and its program. A plan determines which tasks a
-// pipeline rank runs, and in which order. A schedule lists the rank's work inside and between its
-// tasks as coarse actions: wait for the input, visit a layer, release the memory of an offloaded
-// layer, begin to reload another layer, pass the result on.
+// Package schedule defines the intermediate form between a plan and its program. A plan determines which tasks
+// a pipeline rank runs, and in which order. A schedule lists the rank's work inside and between its tasks as
+// coarse actions: wait for the input, visit a layer, release the memory of an offloaded layer, begin to reload
+// another layer, pass the result on.
 //
 // Pipeline.Write is the only code that decides this order. Three readers follow its lists without
 // knowing the reasons for the order:
@@ -24,8 +24,8 @@
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
-// Slots that the ranks of all stages share (mux) also have one list for each rank. slot.go has
-// their actions.
+// Slots that the ranks of all stages share (mux) also have one list for each rank. slot.go defines their
+// actions.
 package schedule
 
 // Op is the kind of an action.
@@ -143,9 +143,9 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
-// Write lists the actions of a rank. Copies to the host may lag by lag tasks, and reloads are
-// issued ahead backward layers in advance. Write reuses the storage of the list reuse, which must
-// no longer be read and may be nil.
+// Write lists the actions of a rank. lag is the number of tasks by which copies to the host may lag, and ahead
+// the number of backward layers by which reloads are issued in advance. Write overwrites the list reuse, which
+// must no longer be read and may be nil.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}
@@ -226,7 +226,7 @@ func (w *writer) turnEnd(i int) (end int) {
 	return end
 }
 
-// undoes reports whether any of the tasks is the backward of a forward.
+// undoes reports whether any of the tasks is the backward of the given forward.
 func (w *writer) undoes(first, end, forward int) bool {
 	for i := first; i < end; i++ {
 		if int(w.links[i].undone) == forward {

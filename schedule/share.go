@@ -72,8 +72,8 @@ type Hop struct {
 }
 
 // Hops returns the messages of a Return round for a stage with the given number of layers. Gradients start at
-// the last rank. Each rank passes on a layer one round after the rank that follows it, so no rank waits for the
-// whole chain.
+// the last rank. Each rank passes on a layer's gradients one round after the rank that follows it, so no rank
+// waits for the whole chain.
 func (s Sharing) Hops(stage, layers, round int) []Hop {
 	var hops []Hop
 	for from := stage + 1; from < s.Ranks; from++ {

@@ -76,8 +76,8 @@ func (w *writer) slot(first, end int) {
 	}
 }
 
-// nextShared returns the next shared slot in the order of its pass, or -1 if there is none. It also
-// reports whether the slot is the first one.
+// nextShared returns the next shared slot in the order of its pass, or -1 if there is none. It also reports
+// whether the given slot is the first of the pass.
 func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	last := w.Shared - 1
 	switch {
@@ -89,7 +89,7 @@ func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	return slot + 1, slot == 0
 }
 
-// round runs the pieces of one stage from the middle of a layer to the middle of their k-th layer.
+// round runs the pieces of one stage from the middle of one layer to the middle of the next, their k-th.
 func (w *writer) round(first, end, stage, k int) {
 	layers := w.Layers[stage]
 	for i := first; i < end && 0 < k && k <= layers; i++ {

@@ -107,7 +107,7 @@ func endsWithWord(s string) bool {
 	return s != "" && isWord(r)
 }
 
-// isWord reports whether a character matches \w of Unicode's regular expressions (UTS #18, Annex C).
+// isWord reports whether a character matches \w in Unicode regular expressions (UTS #18, Annex C).
 func isWord(r rune) bool {
 	return unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control) ||
 		isNewer(r, "L", "M", "Nd")

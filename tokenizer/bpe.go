@@ -40,7 +40,7 @@ func (c candidate) before(d candidate) bool {
 
 const (
 	cachedBytes  = 256     // maximum length of a cached piece
-	cachedPieces = 1 << 16 // maximum number of cached pieces of an encoder
+	cachedPieces = 1 << 16 // maximum number of cached pieces per encoder
 )
 
 func (m *bpe) encode(e *encoder, ids []uint32, text string) []uint32 {
@@ -66,7 +66,7 @@ func (m *bpe) encode(e *encoder, ids []uint32, text string) []uint32 {
 		}
 	}
 	if len(text) < cachedBytes && len(e.cache) < cachedPieces {
-		e.cache[string([]byte(text))] = append([]uint32(nil), ids[start:]...) // the key must not hold the whole text
+		e.cache[string([]byte(text))] = append([]uint32(nil), ids[start:]...) // the key must not pin the whole text
 	}
 	return ids
 }
@@ -89,7 +89,7 @@ func (m *bpe) cutBytes(e *encoder, text string) {
 	}
 }
 
-// start adds a symbol. An unknown symbol is kept and added before the next known one, as in the reference.
+// start adds a symbol. An unknown symbol is held back and added before the next known one, as in the reference.
 func (m *bpe) start(e *encoder, id int64, size int, pending bool) bool {
 	switch {
 	case id >= 0:
@@ -150,7 +150,7 @@ func runeLen(r rune) int {
 	return 4
 }
 
-// mergeAll merges e.symbols by rank, pairs of one rank from left to right.
+// mergeAll merges e.symbols by rank, and pairs of equal rank from left to right.
 func (m *bpe) mergeAll(e *encoder) {
 	all := e.symbols
 	if len(all) == 0 {
@@ -177,7 +177,7 @@ func (m *bpe) mergeAll(e *encoder) {
 		}
 		right := &all[left.next]
 		if x, ok := m.merges[pair(left.id, right.id)]; !ok || x.id != c.id {
-			continue // one of the two was merged meanwhile
+			continue // one of the two has been merged since
 		}
 		left.id, left.size, left.next = c.id, left.size+right.size, right.next
 		right.size = 0

@@ -77,7 +77,7 @@ func readDecoder(out []decoder, raw json.RawMessage, where string, depth int) ([
 	return nil, unsupported(where, d.Type, "ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and Sequence")
 }
 
-// stripped removes content up to that many times from both ends.
+// stripped removes content up to start times from the start and up to stop times from the end.
 func stripped(s, content string, start, stop int) string {
 	for ; start > 0 && strings.HasPrefix(s, content); start-- {
 		s = s[len(content):]
@@ -88,7 +88,7 @@ func stripped(s, content string, start, stop int) string {
 	return s
 }
 
-// decodeBytes joins byte-level names to text.
+// decodeBytes joins byte-level names into text.
 func decodeBytes(tokens []string) []string {
 	var b strings.Builder
 	for _, t := range tokens {

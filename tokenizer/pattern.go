@@ -23,7 +23,7 @@ type span struct {
 
 const (
 	maxPattern = 64 << 10 // bytes of an expression
-	maxStack   = 16 << 20 // entries of the stack of a match
+	maxStack   = 16 << 20 // entries on the backtracking stack of a match
 )
 
 func readPattern(raw json.RawMessage, where string) (pattern, error) {
@@ -44,7 +44,7 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	return pattern{regexp: compiled}, nil
 }
 
-// compile translates an expression of Oniguruma's Ruby syntax.
+// compile translates an expression in Oniguruma's Ruby syntax.
 func compile(expression string) (re *regexp2.Regexp, err error) {
 	if len(expression) > maxPattern {
 		return nil, fmt.Errorf("the expression has %d bytes; the limit is %d", len(expression), maxPattern)
@@ -72,8 +72,8 @@ type translator struct {
 	class bool // inside [ ]
 }
 
-// categories lists the names after \p that mean the same in both syntaxes: general categories except Mn and Mc, between which one
-// character moved between versions of Unicode.
+// categories lists the names after \p that mean the same in both syntaxes: general categories except Mn and Mc,
+// because one character moved from one to the other between Unicode versions.
 var categories = map[string]bool{
 	"L": true, "Lu": true, "Ll": true, "Lt": true, "Lm": true, "Lo": true, "M": true, "Me": true,
 	"N": true, "Nd": true, "Nl": true, "No": true, "P": true, "Pc": true, "Pd": true, "Ps": true, "Pe": true,
@@ -129,7 +129,7 @@ func (t *translator) next(s string, at int) (int, error) {
 	return 1, nil
 }
 
-// escape translates an escape. It adds the characters of newer Unicode versions to categories.
+// escape translates an escape sequence. It adds the characters of newer Unicode versions to categories.
 func (t *translator) escape(s string, at int) (int, error) {
 	fail := func(what string) (int, error) { return 0, fmt.Errorf("%.20q at byte %d is not supported", what, at) }
 	if len(s) < 2 {
@@ -207,7 +207,7 @@ func (p *pattern) spans(e *encoder, s string) ([]span, error) {
 	return out, nil
 }
 
-// matches calls f for each match of the expression, in bytes.
+// matches calls f with the range in bytes of each match of the expression.
 func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
 	e.runes = e.runes[:0]
 	for _, r := range s {

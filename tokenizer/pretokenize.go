@@ -34,7 +34,7 @@ type preTokenizerJSON struct {
 type preTokenizers struct {
 	steps     []preTokenizer
 	byteLevel bool
-	first     bool // some of them treat the start of the text differently
+	first     bool // some steps treat the start of the text differently
 }
 
 func readPreTokenizer(out []preTokenizers, raw json.RawMessage, where string, depth int) ([]preTokenizers, error) {

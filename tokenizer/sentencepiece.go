@@ -346,7 +346,7 @@ func (m *spModel) mergeAll(e *encoder, text string) {
 		}
 		right := &all[left.next]
 		if uint32(left.size+right.size) != c.id {
-			continue // one of the two was merged meanwhile
+			continue // one of the two has been merged in the meantime
 		}
 		left.size, left.next, right.size = int32(c.id), right.next, 0
 		if left.next >= 0 {

@@ -1,11 +1,12 @@
 // Package tokenizer turns text into token IDs and back, as Hugging Face's tokenizers library does.
 //
 // It reads tokenizer.json files whose model is BPE (byte-level, or characters with byte fallback), and
-// SentencePiece models of type BPE. The IDs are exactly those of the libraries that wrote the files. A part of a
-// file that this package does not implement is an error that names the part, never a silent difference.
+// SentencePiece models of type BPE. The IDs are exactly those of the libraries that wrote the files. A part of
+// a file that this package does not implement causes an error that names it, never a silent difference.
 //
-// The stages of Encode are those of that library: extract added tokens, normalize, pre-tokenize, apply the model,
-// post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a text.
+// The stages of Encode are those of the tokenizers library: extract added tokens, normalize, pre-tokenize,
+// apply the model, post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a
+// text.
 package tokenizer
 
 import (
@@ -18,7 +19,7 @@ import (
 // Tokenizer is immutable after it has been read. Its methods are safe for concurrent use.
 type Tokenizer struct {
 	tokens    map[string]uint32 // the model's vocabulary and the added tokens
-	names     map[uint32]string // the inverse of tokens; if several names have one ID, the model's
+	names     map[uint32]string // the inverse of tokens; if several names share an ID, the model's name
 	added     added
 	normalize []normalizer
 	split     []preTokenizer
@@ -62,7 +63,7 @@ const maxText = 1 << 30
 
 // Encode appends the IDs of text to ids. Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence.
 // With special, the tokens that the file's post-processor adds around a text are included. It fails only if the
-// text has more than 1 GiB, or if a pattern in the file needs too much memory to match the text.
+// text is longer than 1 GiB, or if a pattern in the file needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
 		return ids, fmt.Errorf("the text has %d bytes; at most %d are tokenized at a time", len(text), maxText)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// tiny is a tokenizer.json of one merge; build fills in the words in capitals.
+// tiny is a tokenizer.json with one merge; build fills in the words in capitals.
 const tiny = `{"version":"1.0","added_tokens":[ADDED],"normalizer":NORM,"pre_tokenizer":PRE,"post_processor":POST,"decoder":DEC,
 "model":{"type":"BPE","unk_token":UNK,"vocab":{"a":0,"b":1,"ab":2,"<u>":3},"merges":["a b"]}}`
 
@@ -149,7 +149,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// A hostile file causes an error or gives a tokenizer that works, without a panic.
+// A hostile file causes an error or yields a tokenizer that works, never a panic.
 func FuzzRead(f *testing.F) {
 	for _, name := range []string{"gpt2.json", "llama2.json", "metaspace.json", "sp_gemma.model"} {
 		data, err := os.ReadFile(filepath.Join(reference, name))

@@ -16,8 +16,8 @@ const trainingSplit = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 // EndOfText is the token of a trained tokenizer that ends a document.
 const EndOfText = "<|endoftext|>"
 
-// Trainer counts the words of a text. Train builds a byte-level BPE from the counts. A Trainer must be used by one
-// goroutine.
+// Trainer counts the words of a text. Train builds a byte-level BPE from the counts. A Trainer is not safe for
+// concurrent use.
 type Trainer struct {
 	tok   *Tokenizer
 	enc   encoder
@@ -192,7 +192,8 @@ func (s *training) tally(i int32, sign int64) {
 	}
 }
 
-// best removes the most frequent pair from the queue. Entries whose count has changed are entered again.
+// best removes the most frequent pair from the queue. Entries whose count has changed are requeued with the
+// current count.
 func (s *training) best() (uint64, bool) {
 	for len(s.queue) > 0 {
 		top := s.queue[0]

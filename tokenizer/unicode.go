@@ -8,8 +8,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// newer lists the characters that are in Unicode 16 but not in Go's tables of Unicode 15, by general category. The libraries
-// that tokenizers are trained with follow Unicode 16. A test compares every character with them.
+// newer lists the characters that are in Unicode 16 but not in Go's tables of Unicode 15, by general category.
+// The libraries that tokenizers are trained with follow Unicode 16. A test checks every character against them.
 var newer = map[string][][2]rune{
 	"Lu": {{0x1c89, 0x1c89}, {0xa7cb, 0xa7cc}, {0xa7da, 0xa7da}, {0xa7dc, 0xa7dc}, {0x10d50, 0x10d65}},
 	"Ll": {{0x1c8a, 0x1c8a}, {0xa7cd, 0xa7cd}, {0xa7db, 0xa7db}, {0x10d70, 0x10d85}},

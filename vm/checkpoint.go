@@ -41,8 +41,8 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", 
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
 
-// OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of checkpoints, from which
-// it takes the newest.
+// OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of
+// checkpoints, the newest of which is opened.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	c, err := openCheckpoint(path)
 	if err != nil {
@@ -200,8 +200,8 @@ func (j *Job) manifest() *store.Manifest {
 }
 
 // Restore loads a checkpoint. The next step then has the same result as if the run had not been interrupted.
-// The path names a checkpoint, or a folder of checkpoints, from which it takes the newest. Everything is
-// checked before any state is changed. Each rank reads its own parts, so all processes must see the folder.
+// The path names a checkpoint, or a folder of checkpoints, the newest of which is loaded. Everything is checked
+// before any state is changed. Each rank reads its own parts, so all processes must see the folder.
 func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
@@ -310,8 +310,7 @@ func (j *Job) spread(c *Checkpoint) error {
 	return nil
 }
 
-// acceptsModel compares a checkpoint's model with the program's. A hand-written program may not
-// describe its model.
+// acceptsModel compares a checkpoint's model with the program's. A hand-written program need not describe its model.
 func (j *Job) acceptsModel(c *Checkpoint) error {
 	mine, theirs := j.program.Model.Difference(&c.Model)
 	switch {

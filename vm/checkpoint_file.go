@@ -24,8 +24,7 @@ import (
 
 const (
 	fileMagic = "sppo checkpoint2"
-	// Format 1 does not name the model of a checkpoint, so it cannot be checked before a run continues from
-	// it.
+	// Checkpoints of format 1 do not name their model, so it cannot be checked before a run continues.
 	firstMagic = "sppo checkpoint1"
 )
 

@@ -17,13 +17,13 @@ import (
 type Crew interface {
 	Wires // Crew itself uses only Here and Failed
 	Leads() bool
-	// Order sends an order to all followers. Answers waits until all have executed it, and returns
-	// their answers one by one.
+	// Order sends an order to all followers. Answers waits until all have executed it, and returns one answer
+	// for each.
 	Order(o Order) error
 	Answers() ([][]byte, error)
 	// Ask sends an order to the process of a rank and waits for its answer.
 	Ask(rank int, o Order) ([]byte, error)
-	// Next returns a follower's next order. Answer reports that it has been executed.
+	// Next returns a follower's next order. Answer reports that the order has been executed.
 	Next() (Order, error)
 	Answer(data []byte) error
 	// Inspect asks other processes what their ranks are doing, and waits for answers up to the given time. The
@@ -31,8 +31,8 @@ type Crew interface {
 	// this process, immediately and from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
-	// Down is closed when the processes cannot continue. Cause returns the reason, which is that of the first
-	// process that failed, or nil if none has failed.
+	// Down is closed when the processes cannot continue. Cause returns the error of the first process that
+	// failed, or nil if none has failed.
 	Down() <-chan struct{}
 	Cause() error
 }
@@ -63,7 +63,7 @@ const (
 	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
 	OrderClose   = "close"
-	OrderDisk    = "disk" // for the leader only: use the files at a path
+	OrderDisk    = "disk" // never sent: this process uses the files at a path
 )
 
 // inWords describes the kinds of orders that may stall. Order.inWords appends the path that an order names.

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// OpenData opens the data set of a run. Relative files are looked up in dir.
+// OpenData opens the data set of a run. Relative paths start from dir.
 func OpenData(run *ir.Run, dir string) (Tokens, error) {
 	switch run.DataKind {
 	case "random":
@@ -44,7 +44,7 @@ type Window struct {
 	Sequence, Position int64
 }
 
-// Load fills out with the window's tokens.
+// Load writes the window's tokens to out.
 func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32) error {
 	load := from.Tokens
 	if w.As != ir.AsTokens {
@@ -61,7 +61,8 @@ func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32)
 	})
 }
 
-// each visits runs of rows: elements first, first+stride, ... below end are tokens position, position+1, ... of a sequence.
+// each visits runs of rows: elements first, first+stride, ... below end are the tokens at position, position+1,
+// ... of a sequence.
 func (w *Window) each(rows int, visit func(sequence, position int64, first, stride, end int) error) error {
 	chunks := max(1, w.Chunks)
 	each := rows / chunks // rows per chunk
@@ -103,7 +104,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 type textData struct {
 	run         ir.Run
 	train, held []byte
-	windows     int64 // windows of the validation
+	windows     int64 // in a validation
 }
 
 func newTextData(run *ir.Run, text []byte) (*textData, error) {
@@ -189,7 +190,7 @@ func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 	return nil
 }
 
-// maxText is the size limit in bytes of data of kind text, which is held in memory as a whole.
+// maxText is the maximum size in bytes of data of kind text, all of which is held in memory.
 const maxText int64 = 4 << 30
 
 // concatenate joins files in order, with a newline between them.
@@ -212,8 +213,8 @@ func concatenate(files []string) ([]byte, error) {
 	return text, nil
 }
 
-// expand returns the files that match patterns, sorted, each once. In a pattern, ** matches any number of
-// folders; everything else follows path.Match.
+// expand returns the files that match patterns, sorted and without duplicates. In a pattern, ** matches any
+// number of folders; everything else follows path.Match.
 func expand(patterns []string, dir string) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, errors.New("text data without files")
@@ -230,7 +231,7 @@ func expand(patterns []string, dir string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-// resolve starts a relative pattern from dir, with slashes.
+// resolve joins a relative pattern to dir. The result is separated by slashes.
 func resolve(pattern, dir string) string {
 	full := filepath.ToSlash(pattern)
 	if filepath.IsAbs(pattern) {

@@ -104,7 +104,7 @@ func TestPatterns(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := strings.Split(string(text), "\n")
-		slices.Sort(got) // folders are in the order of the sorted paths
+		slices.Sort(got) // the files are in the order of their paths
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s finds %q, want %q", c.patterns, got, c.want)
 		}

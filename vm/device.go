@@ -10,7 +10,7 @@ import (
 // instructions. Each stream runs its instructions in order; only events and messages order
 // different streams.
 //
-// Load does everything expensive: it allocates both arenas in exactly the size that the code declares, and
+// Load does everything expensive: it allocates both arenas at exactly the sizes that the code declares, and
 // binds every instruction of every section (cpu: a closure over slices; CUDA: a function and its launch
 // arguments; simulator: a duration). Issuing by index then allocates nothing, and an instruction's error is
 // reported once, by Join.
@@ -55,7 +55,7 @@ type Clock interface {
 
 // Env is the environment of a rank's device.
 type Env struct {
-	Transport Transport // connects it with other ranks; a device with its own network uses only Abort
+	Transport Transport // connects the rank with others; a device with its own network uses only Abort
 	Tokens    Tokens    // source of load_tokens
 	Spans     *Spans    // nil: no timeline is recorded
 }
@@ -71,8 +71,8 @@ type Documents interface {
 
 // Tokens is a source of tokens, safe for concurrent use.
 type Tokens interface {
-	// Tokens puts token position, position+1, ... of a sequence into out[0], out[stride], ... For a step,
-	// round is the step's number and sequence an index into its global batch; for a validation, into that
-	// eval section.
+	// Tokens writes the tokens at position, position+1, ... of a sequence to out[0], out[stride], ... For a
+	// step, round is the step's number and sequence an index into its global batch; for a validation, round is
+	// the number of the eval section and sequence an index into that section.
 	Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error
 }

@@ -69,7 +69,8 @@ func narrow(b []byte, in []float32, t ir.DType) {
 	}
 }
 
-// Stored returns values as bytes of type f32 or bf16, to nearest even. The result may share memory with the values.
+// Stored returns values as bytes of type f32 or bf16, rounded to nearest even. The result may share memory with
+// the values.
 func Stored(values []float32, t ir.DType) []byte {
 	if t == ir.F32 {
 		return BytesOf(values)

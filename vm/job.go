@@ -29,7 +29,7 @@ type Options struct {
 // Step or Eval returns an error other than that of the context, the job has failed permanently and returns the
 // same error again.
 //
-// With a crew, the leader's job is used like any other; the others call Follow, then Close.
+// With a crew, the leader's job is used like one without a crew; followers call Follow, then Close.
 type Job struct {
 	program   *ir.Program
 	ranks     []*rank
@@ -219,7 +219,7 @@ func (r *rank) fill(name string, values []byte) error {
 	return r.device.Write(v, values)
 }
 
-// weightOf names the results with the weight of a label.
+// weightOf names the result that holds the weight of a label, by section.
 var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
 
 // labels returns the number of labels in the loss of a section, over all replicas. If labels cannot
@@ -292,7 +292,7 @@ func (j *Job) elapsed(here time.Duration) time.Duration {
 	for _, r := range j.ranks {
 		d, ok := elapsed(r.device)
 		if !ok {
-			return here // as for ranks of other processes
+			return here // also for a rank of another process
 		}
 		longest = max(longest, d)
 	}
@@ -306,8 +306,8 @@ func elapsed(d Device) (time.Duration, bool) {
 	return 0, false
 }
 
-// Eval returns the mean loss over the labels of the validation's sequences. It runs as many eval sections as needed to cover
-// EvalBatch.
+// Eval returns the mean loss over the labels of the validation's sequences. It runs as many eval sections as
+// needed to cover EvalBatch.
 func (j *Job) Eval(ctx context.Context) (float64, error) {
 	return j.eval(ctx, func() error { return nil })
 }
@@ -403,7 +403,7 @@ func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
 	return peaks
 }
 
-// Close frees the devices and ends the ranks' goroutines. A leader also closes the other jobs.
+// Close frees the devices and ends the ranks' goroutines. A leader also closes the followers' jobs.
 func (j *Job) Close() error {
 	if j.Stuck() {
 		return nil // memory that ranks still use cannot be freed

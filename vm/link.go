@@ -13,7 +13,7 @@ import (
 // A link carries messages in one direction between two ranks on one channel, in order.
 type Transport interface {
 	Link(from, to int, channel Channel) Link
-	// Collective binds a member's side of a collective with operands in memory, and returns the function that
+	// Collective binds a member's side of a collective to operands in memory, and returns the function that
 	// runs it. Collectives of one group on one stream match in the order in which they run. Sums are taken in
 	// f32 in the order of the members and rounded once, so they do not depend on the order of arrival.
 	Collective(rank int, members []int32, in *ir.Instr, y, x []byte) (func() error, error)

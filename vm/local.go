@@ -171,7 +171,7 @@ type localMember struct {
 	meeting ir.Meeting
 	call    teamCall
 	from    []source // by member: the transfers to this one
-	in, out []Wire   // by member: nil for members in this process; all nil if every member is
+	in, out []Wire   // by member: nil for those in this process; no elements if all are
 	staged  [][]byte
 	packed  []byte
 }
@@ -268,7 +268,8 @@ func (m *localMember) add(first, end int) error {
 	return nil
 }
 
-// spread copies this member's result to every other member, if the collective requires it. No other member writes it.
+// spread copies this member's result, which no other member writes, to every other member, if the collective
+// requires it.
 func (m *localMember) spread() error {
 	if !m.meeting.Everywhere {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// lossOrder gives, for each rank whose losses are read, the token of every element of its result ResultLosses, as
-// sequence*Run.Sequence + position. Ranks of a ring have their tokens in a different order.
+// lossOrder gives, for each rank whose losses are read, the token of every element of its result ResultLosses,
+// as sequence*Run.Sequence + position. Ranks of a ring hold their tokens in zigzag order.
 type lossOrder map[int][]int64
 
 // findLosses finds, in each replica, one rank that has the losses of tokens.

@@ -57,8 +57,8 @@ type holder struct {
 }
 
 // divide assigns parts of entries to ranks, so that each element is written once and ranks with equal contents
-// share the work. Where ranks hold slices of a tensor that is also whole on them, each writes its slice, so no
-// rank writes more than its share of the state. All processes of a job compute the same assignment.
+// share the work. Where ranks hold a tensor both whole and in slices, each writes its slice, so no rank writes
+// more than its share of the state. All processes of a job compute the same assignment.
 func divide(p *ir.Program) ([][]savedPart, error) {
 	holders := map[[2]int][]holder{} // by tensor and role
 	for r := range p.Ranks {
@@ -99,7 +99,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 	return parts, nil
 }
 
-// blockBytes is the number of bytes that are read from a device at a time for a file.
+// blockBytes is the number of bytes read from a device, or written to a file, at a time.
 const blockBytes = 16 << 20
 
 // stream reads a part from its device and writes it to w. It runs on the rank's goroutine.
@@ -149,7 +149,8 @@ func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}
 }
 
-// CopyBytes returns, by rank, the host memory for the copy of its state while a checkpoint is written during training.
+// CopyBytes returns, by rank, the host memory for the copy of its state while a checkpoint is written during
+// training.
 func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
 	all, err := divide(p)
 	for _, parts := range all {

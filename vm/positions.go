@@ -2,9 +2,9 @@ package vm
 
 import "math/bits"
 
-// PositionLosses collects losses of tokens by position in the sequence, in buckets whose ends are powers of two:
-// positions 0, 1, 2 to 3, 4 to 7, and so on. With successful long-context training the loss falls from bucket to
-// bucket.
+// PositionLosses collects losses of tokens by position in the sequence, in buckets whose ends are powers of
+// two: positions 0, 1, 2 to 3, 4 to 7, and so on. After successful long-context training, the loss falls from
+// bucket to bucket.
 type PositionLosses struct {
 	sums   []float64
 	counts []int64

@@ -46,9 +46,9 @@ func (r Random) Below(i uint64, n int64) int64 {
 // Uniform returns value i as a number in (0, 1], so its logarithm is finite.
 func (r Random) Uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
 
-// Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and
-// standard deviation std. Elements 2j and 2j+1 are the pair of Box and Muller (1958) for the uniform values
-// 2j and 2j+1, computed in f64.
+// Normals writes to out the elements first, first+1, ... of the stream of normal numbers with mean 0 and
+// standard deviation std. Elements 2j and 2j+1 are the pair of Box and Muller (1958) for the uniform values 2j
+// and 2j+1, computed in f64.
 func (r Random) Normals(first uint64, out []float32, std float64) {
 	for n := 0; n < len(out); {
 		pair := (first + uint64(n)) &^ 1
@@ -65,8 +65,8 @@ func (r Random) Normals(first uint64, out []float32, std float64) {
 	}
 }
 
-// InitialValues returns the stream whose normal number row*columns+column is the initial value of that
-// element of a tensor. Every device must use it, so that a model does not depend on the device.
+// InitialValues returns the stream of a tensor's initial values: normal number row*columns+column is the value
+// of the element at (row, column). Every device must use it, so that a model does not depend on the device.
 func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }
 
 // Dropout applies a dropout instruction. Every device must drop the same elements.
@@ -86,7 +86,7 @@ func DropoutTensor(tensor string) uint64 { return NewRandom(0, "dropout "+tensor
 // DropoutThreshold returns the number of draws, out of 2^32, that set an element to 0.
 func DropoutThreshold(rate float64) uint32 { return uint32(min(math.Round(rate*0x1p32), 0x1p32-1)) }
 
-// DropoutScale returns the factor of the elements that are kept.
+// DropoutScale returns the factor by which the kept elements are multiplied.
 func DropoutScale(rate float64) float32 { return float32(1 / (1 - rate)) }
 
 // NewDropout returns the dropout for the given keys of a step and a tensor.
@@ -94,9 +94,9 @@ func NewDropout(step, tensor uint64, rate float64) Dropout {
 	return Dropout{Random{step ^ tensor}, DropoutThreshold(rate), DropoutScale(rate)}
 }
 
-// Row applies dropout to a token's elements, starting at the given column; out may be in. position is the
-// token's position in a sequence of the step's batch. Columns 2j and 2j+1 use the lower and the upper half of
-// value j of the token's stream.
+// Row applies dropout to a token's elements, starting at the given column; in and out may be the same slice.
+// position is the token's position in a sequence of the step's batch. Columns 2j and 2j+1 use the lower and the
+// upper half of value j of the token's stream.
 func (d Dropout) Row(sequence, position int64, column uint64, out, in []float32) {
 	token := Random{Random{d.stream.Uint64(uint64(sequence))}.Uint64(uint64(position))}
 	for i, x := range in {

@@ -57,8 +57,8 @@ func (e *SaveError) Error() string {
 // Unwrap returns the cause.
 func (e *SaveError) Unwrap() error { return e.err }
 
-// NewSaver opens a folder for the checkpoints of a job, of which Retire keeps the newest; see store.Create for the
-// conditions. Only the leader of a crew has a saver.
+// NewSaver opens a folder for the checkpoints of a job, subject to the conditions of store.Create. Retire keeps
+// the newest `keep` checkpoints. Only the leader of a crew has a saver.
 func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	done := j.step
 	if !resumed {
@@ -151,7 +151,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	return s.finish(now, all)
 }
 
-// tell reports, only once, that a process has written nothing of a checkpoint for a long time.
+// tell reports, only once, that a process has made no progress on writing a checkpoint for a long time.
 func (s *Saver) tell(all []saveReport) {
 	stall := &s.job.overseer.stall
 	for i, r := range all {
@@ -350,7 +350,7 @@ func (j *Job) copy(r *rank) error {
 
 var errCopyFull = errors.New("internal: parts are larger than their copy")
 
-// filled is a writer into fixed memory, from its start.
+// filled is a writer that fills a fixed block of memory from its start.
 type filled struct {
 	memory []byte
 	n      int

@@ -7,7 +7,7 @@ import (
 )
 
 // learningRate returns the rate of step t, counted from 1. It rises linearly to LR during the warm-up, stays at
-// LR, then falls to MinLR at the last step. It equals the rate that the transformers scheduler of the same name
+// LR, then falls to MinLR at the last step. It equals the rate that the corresponding transformers scheduler
 // reports after t steps.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)

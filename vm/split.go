@@ -126,8 +126,8 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of
-// each of its tokens. The loss of a masked token is NaN.
+// Evaluate passes the token losses of every window of the split that the job was opened with, first to last, to
+// the function each, one window per call. The loss of a masked token is NaN.
 func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)

@@ -31,8 +31,8 @@ type Doing struct {
 // UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
 const UnknownPC int32 = -1
 
-// Stall defines when an order is considered stalled: a section, or loading, saving and ending a job. With the zero
-// value, orders may take any amount of time.
+// Stall defines when an order (a section, or loading, saving or ending a job) is considered stalled. With the
+// zero value, orders may take any amount of time.
 type Stall struct {
 	After time.Duration     // time without progress on any rank
 	Tell  func(what string) // receives, at most once per order, what ranks of a slow order wait for

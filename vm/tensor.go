@@ -92,7 +92,7 @@ func (j *Job) holds(tensor int, role ir.Role) bool {
 	return false
 }
 
-// rectangle is the part of a tensor in a view.
+// rectangle is the part of a tensor that a view holds.
 type rectangle struct {
 	view       ir.View
 	row0, col0 int64
@@ -136,7 +136,7 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 	return nil
 }
 
-// each visits the elements of the rectangle inside the tensor: their index there and in the view.
+// each visits the rectangle's elements inside the tensor, with their index in the tensor and in the view.
 func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
 	for row := range rect.rows {
 		for col := range rect.cols {

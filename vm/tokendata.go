@@ -105,9 +105,9 @@ func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error)
 // shareTokens limits the tokens that DocumentShare examines.
 const shareTokens = 16 << 20
 
-// DocumentShare returns the number of query-key pairs within the documents of the first sequences
-// of a run, divided by the number in the same number of sequences without document boundaries. windows holds
-// the attention window of each layer, or 0.
+// DocumentShare returns the number of query-key pairs within documents in the first sequences of a run, divided
+// by the number in the same sequences without document boundaries. windows holds the attention window of each
+// layer, or 0.
 func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
 	data, err := newTokenData(run, dir)
 	if err != nil {

@@ -103,7 +103,7 @@ func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, 
 	return nil
 }
 
-// Precision returns the type with the highest precision in which a program has a tensor: that of its master, if there is one.
+// Precision returns the most precise type in which a program holds a tensor: that of its master, if any.
 func Precision(p *ir.Program, tensor int) ir.DType {
 	held := ir.BF16
 	for c := range p.Codes {

@@ -14,7 +14,7 @@ type Goal struct {
 	Met  bool    `json:"met"`
 }
 
-// least returns a lower limit, compared with the smallest figure.
+// least returns the goal that the smallest figure is at least the limit.
 func least(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for i, x := range seen {
@@ -26,7 +26,7 @@ func least(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// most returns an upper limit, compared with the largest figure.
+// most returns the goal that the largest figure is at most the limit.
 func most(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for _, x := range seen {

@@ -25,14 +25,14 @@ type Result struct {
 
 // Kinds of results.
 const (
-	kindDevice  = "device"  // a line of text of sppovm devices
+	kindDevice  = "device"  // a line of text from sppovm devices
 	kindTest    = "test"    // Test
 	kindFigure  = "figure"  // Figure
-	kindCPU     = "cpu"     // a line of sppovm run --json on the cpu
+	kindCPU     = "cpu"     // a line from sppovm run --json on the cpu
 	kindRun     = "run"     // the same on the GPU
 	kindSim     = "sim"     // the same in virtual time
 	kindProgram = "program" // Facts of the running program
-	kindProbe   = "probe"   // a line of sppovm probe --json
+	kindProbe   = "probe"   // a line from sppovm probe --json
 	kindPeer    = "peer"    // Peer
 	kindClocks  = "clocks"  // Clocks
 	kindEnd     = "end"     // End
@@ -53,11 +53,11 @@ type End struct {
 	Portable bool `json:"portable,omitempty"` // kernels for the card were disabled, because they had failed
 }
 
-// Files of the results folder.
+// Files in the results folder.
 const (
 	journalFile = "results.jsonl"
 	logFile     = "log.txt"      // output of the processes, up to mostLog
-	clusterFile = "cluster.sppo" // cluster file of this machine, by probe
+	clusterFile = "cluster.sppo" // cluster file of this machine, written by probe
 	mostLog     = 12 << 20
 )
 
@@ -137,10 +137,10 @@ func (c *check) failedKernel() string {
 	return ""
 }
 
-// kernelTests matches the tests of attention for the card, with either way to load tiles.
+// kernelTests matches the tests of attention for the card, with either way of loading tiles.
 var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)
 
-// readJournal reads all results of a folder and counts incomplete lines.
+// readJournal reads all results in a folder and counts incomplete lines.
 func readJournal(folder string) (results []Result, broken int, err error) {
 	text, err := os.ReadFile(filepath.Join(folder, journalFile))
 	if errors.Is(err, fs.ErrNotExist) {

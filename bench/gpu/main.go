@@ -36,7 +36,7 @@ const (
 	outVariable    = "OUT"                  // the results folder; empty: the current folder
 	limitVariable  = "SPPO_GPU_LIMIT"       // limit for all stages together, such as 9m30s; empty: none
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
-	filesVariable  = "SPPO_GPU_FILES"       // the folder of binaries and specs; empty: that of this program
+	filesVariable  = "SPPO_GPU_FILES"       // the folder with binaries and specs; empty: that of this program
 	quietVariable  = "SPPO_GPU_QUIET"       // longest silence of a process, such as 10s; empty: the stage's own
 	factorVariable = "SPPO_GPU_FACTOR"      // factor for the time limits of tasks on a slow machine; empty: 1
 )
@@ -176,7 +176,7 @@ func duration(variable string) (time.Duration, error) {
 
 func (c *check) close() {
 	_ = c.journal.close()    // each line has been written
-	_ = os.RemoveAll(c.work) // the folder of temporary files
+	_ = os.RemoveAll(c.work) // the folder for temporary files
 }
 
 // all runs stages one after another, regardless of their results, and writes the report.

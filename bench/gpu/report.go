@@ -65,7 +65,7 @@ type Figure struct {
 type Layers struct {
 	Name      string   `json:"name"`
 	Tokens    int64    `json:"tokens"`
-	Step      float64  `json:"step_s"` // the median after the first
+	Step      float64  `json:"step_s"` // median of all steps after the first
 	Simulated float64  `json:"simulated_step_s"`
 	TGS       float64  `json:"tokens_per_s"`
 	MFU       float64  `json:"mfu"`
@@ -244,7 +244,7 @@ func worst(results map[string]string, t Test) {
 	}
 }
 
-// stepLine holds the fields of sppovm run --json that are needed.
+// stepLine holds the needed fields of a line from sppovm run --json.
 type stepLine struct {
 	Step    int
 	Loss    *float64

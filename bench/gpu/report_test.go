@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// left is the data of a card that meets all goals, by stage, task and kind.
+// left holds the results from a card that meets all goals, by stage, task and kind.
 var left = map[[3]string]string{
 	{"devices", "devices", kindDevice}: `"cuda  NVIDIA's driver for CUDA 12.4"` + "\n" + `"      GPU 0: NVIDIA H200, sm_90, 132 multiprocessors, 139 GiB, at 0000:3b:00.0"`,
 	{"conformance", "by cuBLASLt", kindTest}: `{"name":"TestGPUConformance/cuBLASLt/matmul/f32","result":"pass"}
@@ -46,7 +46,7 @@ var left = map[[3]string]string{
 	{"peers", "7b-128k plain, flash", kindPeer}:         `{"name":"7b-128k","by":"PyTorch 2.9","way":"plain","error":"out of memory"}`,
 }
 
-// steps9 are steps of a run whose first takes 9 seconds.
+// steps9 returns the steps of a run, the first of which takes 9 seconds.
 func steps9(seconds ...string) (text string) {
 	for i, s := range append([]string{"9"}, seconds...) {
 		text += fmt.Sprintf(`{"step":%d,"loss":9,"step_s":%s}`+"\n", i+1, s)
@@ -54,7 +54,7 @@ func steps9(seconds ...string) (text string) {
 	return text
 }
 
-// folder writes the journal of left, with changes.
+// folder writes left as a journal, with changes.
 func folder(t *testing.T, change map[[3]string]string) string {
 	t.Helper()
 	dir := t.TempDir()

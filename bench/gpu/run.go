@@ -23,9 +23,9 @@ import (
 type check struct {
 	ctx      context.Context
 	out      io.Writer
-	folder   string // folder of results
-	files    string // folder of binaries and specs
-	work     string // folder of temporary files
+	folder   string // results folder
+	files    string // folder with binaries and specs
+	work     string // folder for temporary files
 	end      time.Time
 	patience time.Duration // replaces every task's quiet; 0: does not
 	factor   int           // multiplies every task's limit
@@ -38,8 +38,8 @@ type task struct {
 	name  string
 	limit time.Duration // time limit of the whole task
 	quiet time.Duration // maximum time without output; 0: the limit
-	argv  []string      // a file of the bundle or a program of the system, and its arguments; {files}, {work} and {out} are folders
-	tests string        // a pattern: argv is a test binary
+	argv  []string      // a file in the bundle or a system program, and its arguments; {files}, {work} and {out} are folders
+	tests string        // if argv is a test binary: the pattern of tests to run
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
 	cause string                                              // start of the line that says why none does
@@ -120,7 +120,7 @@ func (r *running) run() error {
 	return err
 }
 
-// line handles a line of a process that is not a test.
+// line handles a line from a process that is not a test.
 func (r *running) line(line string) {
 	r.met = r.met || strings.Contains(line, r.must)
 	if strings.HasPrefix(line, r.cause) {
@@ -136,8 +136,8 @@ func (r *running) line(line string) {
 }
 
 // process runs the task's program with further arguments and passes every line of its output to read. When its
-// time is up, it kills the program and all its children. An error explains why it did not end well, with the end
-// of its output.
+// time is up, it kills the program and all its children. The error says why the program failed, with the end of
+// its output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
 	for i := range argv {
@@ -276,7 +276,7 @@ func (r *running) runTests() error {
 	}
 }
 
-// testLine handles a line of a test binary.
+// testLine handles a line from a test binary.
 func (r *running) testLine(s *results, line string) {
 	for part := range strings.SplitSeq(line, "\x16") { // marks lines of the testing package
 		if m := testBegins.FindStringSubmatch(part); m != nil {
@@ -335,8 +335,8 @@ func skipPattern(names []string) string {
 	return strings.Join(all, "|")
 }
 
-// sampleClocks samples the card's clock and power once a second, until the returned function is called, which
-// records their means.
+// sampleClocks samples the card's clock and power once a second. The returned function ends this and records
+// their means.
 func (c *check) sampleClocks(stage, name string) func() {
 	tool, err := exec.LookPath("nvidia-smi")
 	if err != nil {

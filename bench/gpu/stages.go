@@ -226,8 +226,8 @@ func programFacts(path string) (map[string][]any, error) {
 
 var clusterName = regexp.MustCompile(`(?m)^cluster (\w+)`)
 
-// specs writes the models and their cluster to the folder of temporary files: the probed machine, or the
-// shipped cluster of the card.
+// specs writes the models and their cluster to the folder for temporary files. The cluster is the probed
+// machine or, without a probe, the shipped cluster of the card.
 func specs(c *check) (map[string][]any, error) {
 	cluster, err := os.ReadFile(filepath.Join(c.folder, clusterFile))
 	if err != nil {

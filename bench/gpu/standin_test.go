@@ -351,7 +351,7 @@ var wordOf = map[string]string{
 	"issue/b": "issue/b", "cuda step 3": `"step":3`, "Resume/b": "Resume/b", "probe 2": "done", "sim step 3": `simulated: {"step":3`, "peer": "PyTorch", "NCCL/b": "NCCL/b",
 }
 
-// alive returns the stand-ins that run for a results folder.
+// alive returns the stand-ins that are running for a results folder.
 func alive(dir string) (pids []string) {
 	self, _ := os.Executable() // found before
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")

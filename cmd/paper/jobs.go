@@ -76,15 +76,15 @@ func tuned(m int) system {
 	}
 }
 
-// replicas returns the number of replicas for Ulysses. If heads are not divisible by all GPUs, the table's SP
-// determines it.
+// replicas returns the number of replicas for Ulysses. If the number of heads is not divisible by the number
+// of GPUs, the table's SP determines the number of replicas.
 func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
 
 func ours(name string, set ...string) system {
 	return system{name: name, m: 1, set: func(*lang.Spec) []string { return set }}
 }
 
-// interleaved uses as many virtual stages as divide the layers of a rank, at most eight.
+// interleaved uses the largest number of virtual stages, at most eight, that divides the layers of a rank.
 func interleaved(s *lang.Spec) []string {
 	layers, v := s.Model.Layers/s.Schedule.PP, 8
 	for layers%v != 0 {
@@ -183,7 +183,7 @@ func (j job) spec() (*lang.Spec, error) {
 	return parse(j.row.model(), schedule, own.Train.Sequence, batch, nil)
 }
 
-// parse returns the spec of a shipped schedule for a model, or of no schedule.
+// parse returns the spec of a model with a shipped schedule, or without a schedule.
 func parse(model, schedule string, sequence int64, batch int, set []string) (*lang.Spec, error) {
 	name, _, _ := strings.Cut(schedule, "(")
 	text := fmt.Sprintf("import %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\n", model+".sppo", sequence, batch)

@@ -68,7 +68,7 @@ var (
 	sky    = color.RGBA{0x56, 0xb4, 0xe9, 255}
 )
 
-// Measures of a chart, in points. Bars have the same width in all charts.
+// Dimensions of a chart, in points. Bars have the same width in all charts.
 const (
 	barWidth    = 9
 	barGap      = 1
@@ -263,7 +263,7 @@ func throughputChart(r *results) *chart {
 	return c
 }
 
-// breakdownChart shows the paper's factors at the bars of their techniques.
+// breakdownChart marks the paper's factors on the bars of their techniques.
 func breakdownChart(r *results) *chart {
 	said := map[string]float64{"gpt-13b-512k, sppo": 1.23, "gpt-13b-512k, sppo mux": 1.44, "gpt-65b-640k, sppo": 3.38, "gpt-65b-640k, sppo mux": 3.48}
 	c := &chart{columns: 2, title: "Breakdown, simulated: speed over Megatron", marks: "the paper"}

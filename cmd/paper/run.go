@@ -31,7 +31,7 @@ type outcome struct {
 	Fits      bool     `json:"fits"`
 
 	Found map[string]string `json:"found,omitempty"` // chosen by solve if the job leaves a key open
-	Error string            `json:"error,omitempty"` // why there is no such job
+	Error string            `json:"error,omitempty"` // why the compiler refused the job
 }
 
 // results holds all outcomes by job, and the longest sequences, in tokens, by search.
@@ -136,11 +136,11 @@ type frontier struct {
 
 func (s frontier) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.system, 8*s.nodes) }
 
-// The grid of a search, and its end.
+// Step and upper limit of a search, in tokens.
 const (
 	searchStep = 64 << 10
 	searchMost = 16 << 20
-	perTask    = 16 << 10 // tokens of a subsequence
+	perTask    = 16 << 10 // tokens in a subsequence
 )
 
 var searches = func() (list []frontier) {

@@ -12,7 +12,7 @@ import (
 	"sppo.dev/passes/memory"
 )
 
-// prediction is the result of compiler and simulator for a record's job.
+// prediction is the result of the compiler and the simulator for a record's job.
 type prediction struct {
 	fits     bool  // the published number of tokens fits
 	sequence int64 // the published number of tokens, or the longest that fits; 0: none does
@@ -109,7 +109,7 @@ func (r *record) fits(sequence int64) (bool, error) {
 //
 // M is the number of forward FLOPs of matmuls per token, A that of causal attention, and e are the best
 // efficiencies of the cluster. The backward kernel of attention recomputes the scores, so it has 2.5 times
-// the FLOPs of the forward rather than twice (Dao 2023).
+// the FLOPs of the forward kernel rather than twice (Dao 2023).
 func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
 	g := graph.New(m, graph.Split{SP: 1}, s.Train.Sequence)

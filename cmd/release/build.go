@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// build compiles the commands for a platform into a folder, without symbols or paths on the building machine.
+// build compiles the commands for a platform into a folder, without symbols or paths from the build machine.
 func build(root, folder string, p platform) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -34,8 +34,8 @@ func build(root, folder string, p platform) error {
 	return nil
 }
 
-// sharedFiles returns the files of every archive: the output of the programs in a folder, documents, and
-// licenses.
+// sharedFiles returns the files that every archive contains: the output of the programs in a folder, documents,
+// and licenses.
 func sharedFiles(root, programs string) (files, error) {
 	all := files{}
 	for name, pages := range commands {
@@ -84,7 +84,7 @@ func (f files) print(at, program string, args ...string) error {
 	return nil
 }
 
-// addTree adds the files below a folder that have an extension.
+// addTree adds the files with a given extension below a folder.
 func (f files) addTree(root, folder, ending string) error {
 	return fs.WalkDir(os.DirFS(root), folder, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || path.Ext(name) != ending {

@@ -23,7 +23,7 @@ import (
 
 const root = "../.."
 
-// copyModule copies the sources and everything that is packed to another folder.
+// copyModule copies the sources, and everything else that is packed, to another folder.
 func copyModule(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()

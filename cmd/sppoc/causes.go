@@ -9,9 +9,9 @@ import (
 type standIns struct {
 	program *ir.Program
 	t       *sim.Timeline
-	ranks   map[int]int   // index among the shown ranks
-	classes map[int32]int // class to the first rank that does the same work at the same times
-	codes   map[int32]int // code to the first rank that runs it
+	ranks   map[int]int   // rank to its index among the shown ranks
+	classes map[int32]int // class (same work at the same times) to the index of its first shown rank
+	codes   map[int32]int // code to the index of the first shown rank that runs it
 }
 
 func newStandIns(p *ir.Program, t *sim.Timeline, chosen []int) *standIns {

@@ -47,8 +47,8 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 const sayEvery = 3 * time.Second
 
 // simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can be compiled, or
-// if no other value would help, it returns only the error. If the user stops it, it returns the lines so far
-// and an error.
+// if an error is hopeless, it returns only the error. If the user stops it, it returns the lines so far and an
+// error.
 func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	var rows []result
 	var last error

@@ -23,9 +23,9 @@ const (
 )
 
 // adviseFit suggests single changes to a spec that would make its job fit. First come the fastest of the
-// changes that keep the job as it is: each pinned value of the schedule is searched again. Then come more
-// machines, smaller numbers and shorter sequences. If no single change suffices, all pinned values are left to
-// the search together. All suggestions are measured like the plan itself.
+// changes that keep the job as it is, such as leaving one pinned value of the schedule to the search. Then come
+// more machines, a smaller data type and shorter sequences. If no single change suffices, all pinned values are
+// left to the search together. All suggestions are measured like the plan itself.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -172,8 +172,8 @@ func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
 	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// shortfall returns the shortfall of a job, or "". The plan is placed unless its memory bound, or the bytes live
-// at once, already decide.
+// shortfall returns the shortfall of a job, or "". The plan is placed unless the answer already follows from
+// its memory bound or from the bytes live at once.
 func shortfall(job *cli.Job) string {
 	const slack = 1.05 // factor on the memory bound
 	p := job.Plan

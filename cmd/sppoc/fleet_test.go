@@ -149,14 +149,14 @@ func TestFleet(t *testing.T) {
 	})
 }
 
-// fleetJob returns the spec of a job of the fleet, and its overrides.
+// fleetJob returns the spec and the overrides of a fleet job.
 func fleetJob(f []string) (text string, set []string) {
 	text = fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s(nodes = %s, gpus_per_node = %s)\ntrain { data = random() }\n",
 		f[1], fleetModels[f[0]], f[1], f[2], f[3])
 	return text, append([]string{"train.sequence=" + f[4]}, f[5:]...)
 }
 
-// fleetQuestions lists jobs for which the longest sequence or the fewest GPUs are searched. `make test` runs the
+// fleetQuestions lists jobs for which to find the longest sequence or the fewest GPUs. `make test` runs the
 // first.
 var fleetQuestions = []string{
 	"--max-sequence llama-8b h100 1 8 1M",
@@ -239,15 +239,15 @@ func fewestIn(answer string) []string {
 	return nil
 }
 
-// publishedJobs lists models of the hub, described by their config.json, with sequence lengths, on one node of
-// H200s. `make test` runs the first.
+// publishedJobs lists models from the hub, described by their config.json, with sequence lengths for one node
+// of H200s. `make test` runs the first.
 var publishedJobs = []string{
 	"Gemma-3-27B 256K", "Gemma-3-27B 1M", "Llama-3.1-8B 256K", "Llama-3.1-8B 1M", "Llama-3.1-70B 256K", "Llama-3.1-70B 1M",
 	"Llama-3.1-405B 256K", "Llama-3.1-405B 1M", "Qwen2.5-7B 256K", "Qwen2.5-7B 1M", "Qwen2.5-32B 256K", "Qwen2.5-32B 1M",
 	"Qwen3-4B 256K", "Qwen3-4B 1M", "Qwen3-14B 256K", "Qwen3-14B 1M", "Mistral-7B-v0.3 256K", "Mistral-7B-v0.3 1M",
 }
 
-// TestPublishedJobs plans the models of config files, as `sppoc plan FOLDER --cluster h200` does.
+// TestPublishedJobs plans the models described by config files, as `sppoc plan FOLDER --cluster h200` does.
 func TestPublishedJobs(t *testing.T) {
 	jobs := publishedJobs
 	if os.Getenv("SPPO_LONG") == "" {
@@ -271,7 +271,7 @@ func TestPublishedJobs(t *testing.T) {
 	})
 }
 
-// fly checks each job and logs their rows as a table.
+// fly checks each job and logs the rows as a table.
 func fly(t *testing.T, jobs []string, check func(t *testing.T, name string) string) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)

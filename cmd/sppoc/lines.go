@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// edit is a run of lines that both texts contain, or only one.
+// edit is a run of lines in both texts, or in only one.
 type edit struct {
 	kind   byte // ' ', '-', '+'
 	lines  []string

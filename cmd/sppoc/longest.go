@@ -12,11 +12,11 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// Every length is a multiple of searchedGrid if the number of subsequences is also searched, and therefore of
-// all divisors of searchedGrid.
+// If the number of subsequences is also searched for, every length is a multiple of searchedGrid, and therefore
+// of all divisors of searchedGrid.
 const searchedGrid = 1 << 10
 
-// The longest sequence is found to within 1/fineness of itself, up to mostTokens.
+// The longest sequence, up to mostTokens, is found with a relative error of at most 1/fineness.
 const (
 	fineness   = 64
 	mostTokens = 1 << 40
@@ -141,7 +141,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 	return text
 }
 
-// probe returns a plan of a job and its shortfall, or "". It stops at the first plan that fits.
+// probe returns a plan for a job, and the plan's shortfall or, if it fits, "". It stops at the first plan that fits.
 func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
 	job, err := cli.OpenPlan(file, set, w.Options(pass.Options{Fitting: true, Patience: probePatience}))
 	if err != nil {

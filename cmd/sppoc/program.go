@@ -65,7 +65,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// programOf names the program of a file or folder, for the current folder.
+// programOf names the program file that a file or folder compiles to; it is in the current folder.
 func programOf(file string) string {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		if abs, err := filepath.Abs(file); err == nil {
@@ -238,8 +238,8 @@ func onlySection(p *ir.Program, name string) *ir.Program {
 	return &q
 }
 
-// withoutLines drops lines that begin with one of its prefixes. With --section only instructions are wanted,
-// which already show addresses.
+// withoutLines drops lines that begin with one of the prefixes. With --section, only instructions are wanted,
+// and they already show addresses.
 type withoutLines struct {
 	w        io.Writer
 	prefixes []string

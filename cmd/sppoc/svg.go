@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Measures of a figure, in pixels.
+// Dimensions of a figure, in pixels.
 const (
 	figureLabels = 110
 	figurePlot   = 1000
@@ -226,8 +226,8 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	f.y += figureRow
 }
 
-// stream draws a row. Each pixel shows the kind that takes most of its time, and is as high as the stream is
-// busy. It reports whether anything was drawn.
+// stream draws a row, and reports whether anything was drawn. Each pixel column shows the kind that takes most
+// of its time; its height shows how busy the stream is.
 func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
 	cells := make([][len(showNames)]float64, figurePlot)
 	any := false

@@ -127,7 +127,7 @@ func stoppedOr(err error, how string) error {
 	return cli.Wrong(err)
 }
 
-// bar is a line on a terminal that is overwritten.
+// bar is a progress line on a terminal, overwritten in place.
 type bar struct {
 	to    io.Writer // nil: no terminal
 	began time.Time

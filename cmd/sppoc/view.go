@@ -213,7 +213,8 @@ func simulated(w *cli.Watch, file string, set []string, ranks string) (*cli.Job,
 	return job, t, chosen, err
 }
 
-// add simulates a job and adds it to the page. For a trace, it adds the measurement of the previous job.
+// add simulates a job and adds it to the page. If the file is a trace, add adds it as the measurement of the
+// previous job.
 func (p *page) add(file string, set []string, ranks string) error {
 	name := strings.TrimSuffix(filepath.Base(file), ".sppo")
 	if trace.Is(file) {
@@ -364,7 +365,7 @@ func addColumn[T any](p *page, kind string, values []T) column {
 	return c
 }
 
-// Kinds of spans, which are the colours of the page. The script has the same list.
+// Kinds of spans; each has a colour on the page. The script has the same list.
 const (
 	showForward = iota
 	showBackward
@@ -412,8 +413,8 @@ func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	return kinds
 }
 
-// waitKind returns bubble if the awaited work had not begun for most of the wait: a copy was queued, or a
-// message or collective waited for other ranks.
+// waitKind returns exposed for a copy, and collective wait for a collective that began in the first half of the
+// wait. All other waits are bubbles.
 func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
 	late := work.Begin-wait.Begin > (wait.End-wait.Begin)/2
 	switch {

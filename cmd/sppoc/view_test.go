@@ -67,7 +67,7 @@ func TestViewInBrowser(t *testing.T) {
 			drag(170, 170); says("task", document.getElementById("detail").textContent); key("f"); says("framed", shown().width < whole.width / 20)`,
 			[]string{"zoomed true", "panned true", "dragged true", "back true", "wheeled true", "task F0.0@0", "of its time: forward", "framed true"}},
 		{tiny, "find=adamw", `const [, took, from, to] = document.getElementById("detail").textContent.match(/([\d.]+) us, from ([\d.]+) ms to ([\d.]+) ms/);
-			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // however late in the step a short instruction is
+			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // short instructions have enough digits, however late in the step
 		{tiny, "", `drag(300, 500, { shiftKey: true });
 			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
 			[]string{"shares of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
@@ -224,7 +224,7 @@ func TestTaskNames(t *testing.T) {
 	whole := []string{"schedule.subsequences=1", "schedule.offload=none"}
 	for _, c := range []struct {
 		set  []string
-		want string // name of the last backward of rank 2
+		want string // name of the last backward task of rank 2
 	}{
 		{[]string{"train.batch=1"}, "B0"},
 		{nil, "B1.0"},

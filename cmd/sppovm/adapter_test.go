@@ -96,9 +96,9 @@ func mustRead(t *testing.T, path string) []byte {
 
 var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2", "llama-dropout"}
 
-// TestAdaptersEqualPEFT trains the adapters that PEFT has trained. The losses of eight steps agree under several
-// schedules. No bit of the model changes. The exported adapter has PEFT's form and can start another run. A merged
-// model has the loss of model and adapter.
+// TestAdaptersEqualPEFT trains the adapters that PEFT trained. The losses of eight steps agree under several
+// schedules. No bit of the model changes. The exported adapter has PEFT's format and can start another run. A
+// merged model has the same loss as the model with its adapter.
 func TestAdaptersEqualPEFT(t *testing.T) {
 	for i, name := range adapterModels {
 		schedule := []string{"pp = 2 sp = 2 subsequences = 2 align = 4", "sp = 2 sp_mode = ulysses dp = 1 subsequences = 2 align = 4 recompute = full zero = 1",

@@ -61,7 +61,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// audit computes the steps between two checkpoints and compares.
+// audit recomputes the steps between two checkpoints and compares the result with the second.
 func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 	to, err := vm.OpenCheckpoint(f.to)
 	if err != nil {
@@ -92,10 +92,10 @@ type audited struct {
 	Tensors   int      `json:"tensors"`
 	Values    int64    `json:"values"`
 	Differing int64    `json:"differing"` // values with differing bits
-	Worst     number   `json:"worst"`     // largest difference of weights or a kind of state, relative to the norm of its change
+	Worst     number   `json:"worst"`     // largest by role: norm of the difference divided by the norm of the change
 	Where     string   `json:"where,omitempty"`
 	Reasons   []string `json:"reasons,omitempty"` // why bits may differ; none: they must not
-	Tolerance float64  `json:"tolerance"`         // of Worst; 0: every bit must be equal
+	Tolerance float64  `json:"tolerance"`         // for Worst; 0: every bit must be equal
 	Equal     bool     `json:"equal"`             // bit by bit, or within the tolerance
 
 	byRole map[string][2]float64 // squares of the norms of difference and change, by role

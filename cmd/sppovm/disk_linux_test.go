@@ -38,7 +38,7 @@ set +e
 	return string(text)
 }
 
-// has checks that a text contains several parts in this order.
+// has checks that a text contains the given parts in order.
 func has(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	rest := text

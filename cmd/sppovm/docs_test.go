@@ -15,7 +15,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// The run in README.md shows the current output, with nearly the same losses; times differ from run to run.
+// The run shown in README.md matches the current output, except for times and tiny differences in losses.
 // -update replaces it with this run.
 func TestRunInREADME(t *testing.T) {
 	t.Chdir("../..")

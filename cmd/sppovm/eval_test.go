@@ -138,7 +138,7 @@ func checkBuckets(t *testing.T, how string, e evaluation, each []float32) {
 	}
 }
 
-// Several processes give the losses of one process, bit for bit.
+// Several processes give the same losses as one process, bit for bit.
 func TestEvalInProcesses(t *testing.T) {
 	inBase(t)
 	text := strings.Repeat("to be, or not to be: that is the question. ", 9)

@@ -35,7 +35,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	return out, nil
 }
 
-// onGPUs joins ranks on GPUs of several processes by NCCL; its Abort reaches all processes.
+// onGPUs connects ranks on GPUs of several processes through NCCL; its Abort reaches all processes.
 type onGPUs struct {
 	*cuda.Machine
 	world *world.World
@@ -47,7 +47,7 @@ func (g *onGPUs) Abort(reason error) {
 	g.world.Failed(reason)
 }
 
-// deviceReserve is the memory of a GPU left for context, libraries and workspaces.
+// deviceReserve is the GPU memory left for the context, libraries and workspaces.
 const deviceReserve = 4 << 30
 
 func (f *probeFlags) openCUDA(b *bench) error {

@@ -25,7 +25,7 @@ func TestHostileFiles(t *testing.T) {
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
 }
 
-// The same is true of the files of a checkpoint and of a prompt.
+// The same is true of the files in a checkpoint and of a prompt file.
 func TestHostileCheckpoints(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")
@@ -46,8 +46,8 @@ func TestHostileCheckpoints(t *testing.T) {
 	clitest.Hostile(t, &app, "prompt", []string{"binary"}, "sppovm sample --resume good/step-1 --prompt-file prompt --max-tokens 1")
 }
 
-// A run that should end before the step of its checkpoint is a mistake. A run that should end at that step has
-// nothing to do.
+// A run set to end before the step of its checkpoint is a mistake. A run set to end at that step has nothing to
+// do.
 func TestResumeBeyondTheEnd(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--save", "three.ckpt", "-q")

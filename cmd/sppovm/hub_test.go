@@ -33,10 +33,10 @@ var hubJobs = []struct{ name, train, eval string }{
 	{"mistral-small-vision", "pp=1 sp=1 subsequences=1", "pp=2 sp=1 subsequences=3"},
 }
 
-// TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a held-out text
-// must equal those of transformers. Before training, these are in the fixtures. After training, transformers computes them
-// from the exported folder, if SPPO_HUB_PYTHON names a Python that has transformers. eval must compute the same losses from
-// that folder as from the checkpoint.
+// TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a
+// held-out text must equal those of transformers, which are in the fixtures for the model before training. For
+// the trained model, transformers computes them from the exported folder, if SPPO_HUB_PYTHON names a Python
+// that has transformers. eval must compute the same losses from that folder as from the checkpoint.
 func TestEvalEqualsTransformers(t *testing.T) {
 	for _, job := range hubJobs {
 		t.Run(job.name, func(t *testing.T) {

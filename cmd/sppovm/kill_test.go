@@ -104,8 +104,8 @@ func (k *killer) kill(pid, parent int, dir string) {
 	}
 }
 
-// asUndisturbed compares the results of a killed run with those of an undisturbed one. Its losses come from
-// several starts, so some steps occur twice.
+// asUndisturbed compares the results of a killed run with those of an undisturbed one. The losses of the killed
+// run come from several starts, so some steps occur twice.
 func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	t.Helper()
 	same(t, "whole", dir)
@@ -125,7 +125,7 @@ func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	}
 }
 
-// complete drops lines that a killed process has not completed.
+// complete drops lines that a killed process left incomplete.
 func complete(out string) string {
 	var lines []string
 	for line := range strings.Lines(out) {
@@ -152,8 +152,8 @@ func killers(t *testing.T, seed uint64, short [3]int, long int, run func(process
 	}
 }
 
-// endKilling waits for the end of processes, during which it kills. The function receives the output of the first process, counted,
-// and a channel that closes at the end.
+// endKilling waits for processes to end. Meanwhile it runs kills, which receives the counted output of the
+// first process and a channel that closes when all have ended.
 func (k *killer) endKilling(t *testing.T, all []*process, kills func(lines *counting, over chan struct{})) []string {
 	t.Helper()
 	lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
@@ -187,7 +187,7 @@ func TestKilledAndRestarted(t *testing.T) {
 						return
 					default:
 					}
-					if children := childrenOf(all[0].Process.Pid); len(children) > 0 { // otherwise it is between two starts
+					if children := childrenOf(all[0].Process.Pid); len(children) > 0 { // otherwise launch is between two starts
 						k.kill(children[k.rng.IntN(len(children))], all[0].Process.Pid, dir)
 					}
 				}

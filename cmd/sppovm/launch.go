@@ -57,7 +57,7 @@ type launcher struct {
 	hosts              []string // lists of hosts; process 0 runs on the first
 }
 
-// launchers is in the order of detection: a launcher that another one starts comes before the other one.
+// launchers is in order of detection: a launcher comes before those that may start it.
 var launchers = []launcher{
 	{name: "torchrun", process: []string{"RANK"}, processes: []string{"WORLD_SIZE"}, local: "LOCAL_RANK", localOf: "LOCAL_WORLD_SIZE",
 		needs: "MASTER_ADDR", job: []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
@@ -155,7 +155,8 @@ func (l *launchFlags) first(variables []string) string {
 	return ""
 }
 
-// place finds the address of process 0: torchrun's variables, even if another launcher set them, or the first host.
+// place finds the address of process 0 in torchrun's variables, even if another launcher set them, or else
+// takes the first host.
 func (l *launchFlags) place(x *launcher, out *launch) error {
 	host := cmp.Or(l.lookup("MASTER_ADDR"), firstHost(l.first(x.hosts)))
 	if host == "" && l.lookup(x.localOf) == strconv.Itoa(out.processes) {
@@ -171,14 +172,14 @@ func (l *launchFlags) place(x *launcher, out *launch) error {
 			return cli.Usagef("MASTER_PORT=%s is not a number", given)
 		}
 		if l.lookup("TORCHELASTIC_USE_AGENT_STORE") == "True" {
-			port++ // torchrun itself listens on the other port
+			port++ // torchrun itself listens on MASTER_PORT
 		}
 	}
 	out.rendezvous = net.JoinHostPort(host, strconv.Itoa(port))
 	return nil
 }
 
-// portOf derives a port from the job ID, outside the range that systems assign themselves.
+// portOf derives a port from the job ID, outside the range from which systems assign ports themselves.
 func portOf(job string) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))

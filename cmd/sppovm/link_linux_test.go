@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asLink makes the test binary act as the link between two network namespaces, with the faults in its value.
+// asLink names the variable that makes the test binary act as the link between two network namespaces, with the
+// faults given by its value.
 const asLink = "SPPOVM_TEST_AS_LINK"
 
 func init() {
@@ -42,8 +43,8 @@ func (f faults) String() string {
 	return fmt.Sprintf("%d %d %g %d %d", f.delay, f.rate, f.loss, f.down, f.up)
 }
 
-// tun opens a network interface whose packets this process reads and writes. Package os would poll the file, and
-// an interface that is not up yet looks like a file that failed.
+// tun opens a network interface whose packets this process reads and writes. It avoids package os, which would
+// poll the file: an interface that is not up yet would look like a file that failed.
 func tun(name string) (file int, err error) {
 	if file, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return 0, err

@@ -51,8 +51,8 @@ func (r *training) writeProfile() error {
 // mostOpcodes is the number of opcodes compared: those that take the most time.
 const mostOpcodes = 8
 
-// compareOpcodes compares measured and simulated time over all ranks, for the opcodes that take the most time. It
-// does not include the time that messages and collectives wait for their peers.
+// compareOpcodes compares measured and simulated time over all ranks, for the opcodes that take the most time.
+// It leaves out the time that messages and collectives spend waiting for their peers.
 func compareOpcodes(p *ir.Program, measured, simulated *sim.Timeline) []string {
 	type sum struct {
 		op        ir.Op

@@ -254,7 +254,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	j, err := vm.Open(job.Program, open, options)
 	if err != nil {
-		if !errors.As(err, new(*vm.StallError)) { // otherwise ranks may still use their devices
+		if !errors.As(err, new(*vm.StallError)) { // after a stall, ranks may still be using their devices
 			computer.close()
 		}
 		return err
@@ -457,7 +457,7 @@ func (r *training) restored(err error) error {
 	return cli.Wrong(err)
 }
 
-// behind reports a run that should end before the step of its checkpoint. A run that should end at exactly that
+// behind reports a run that is set to end before the step of its checkpoint. A run set to end at exactly that
 // step has nothing to do, which is not an error, because launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {

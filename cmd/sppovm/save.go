@@ -231,7 +231,7 @@ func (s *saver) retire() error {
 }
 
 func (s *saver) tell(saved *vm.Saved) error {
-	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user wrote the folder
+	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // with the folder as the user gave it
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
 	return s.retire()

@@ -34,7 +34,7 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// Checkpoints are written during a run and at its end, and a run continues bitwise from each.
+// Checkpoints are written during a run and at its end, and a run resumed from any of them is bitwise the same.
 func TestSaveEvery(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole")

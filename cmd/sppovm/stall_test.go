@@ -49,9 +49,9 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// The same holds if only the file system hangs while a process writes its part of a checkpoint during training: the error
-// names the process, the folder and the rank. The file is a full pipe, which the test tries to put in place before the
-// process creates the file, at one checkpoint after another.
+// The same holds if only the file system hangs while a process writes its part of a checkpoint during training:
+// the error names the process, the folder and the rank. The test puts a full pipe in place of the file, which
+// succeeds only before the process creates it, so the test tries at one checkpoint after another.
 func TestHangingDisk(t *testing.T) {
 	inBase(t)
 	for process, rank := range []int{1, 3} { // the last rank of the process

@@ -119,7 +119,7 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 			}
 			if c.err != nil && code == cli.Done {
 				code = exitOf(c, env)
-				signalAll(all, syscall.SIGTERM) // a process that still waits for the others would wait for minutes
+				signalAll(all, syscall.SIGTERM) // otherwise a process waiting for the others would wait for minutes
 				kill = time.After(f.grace)
 			}
 		case <-kill:

@@ -27,8 +27,8 @@ func logged(t *testing.T, args ...string) []map[string]any {
 	return objects(t, string(text))
 }
 
-// A log starts with the record of the run; a log that is appended to gets another one for the resumed run. Its
-// steps are those of --json.
+// A log starts with the record of the run; a resumed run appends another one. The steps in the log are those of
+// --json.
 func TestLog(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "2", "--save", "two.ckpt", "--tensorboard", "board")

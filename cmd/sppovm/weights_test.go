@@ -28,8 +28,8 @@ schedule four { sp = 2   pp = 2   subsequences = 2   align = 2 }
 	}
 }
 
-// Processes load only their own ranks, and the job has the results of a single process. A checkpoint records
-// the source of the weights, even after the run was resumed.
+// Processes load only their own ranks, and the job gives the same results as a single process. A checkpoint
+// records the source of the weights, even after the run is resumed.
 func TestProcessesLoadWeights(t *testing.T) {
 	inBase(t)
 	jobOf(t)

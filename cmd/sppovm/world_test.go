@@ -75,7 +75,7 @@ func end(t *testing.T, all []*process) (stdout []string) {
 	stdout = make([]string, len(all))
 	timer := time.AfterFunc(2*time.Minute, func() {
 		for _, p := range all {
-			p.Process.Signal(syscall.SIGQUIT) // which prints its goroutines
+			p.Process.Signal(syscall.SIGQUIT) // makes it print its goroutines
 		}
 	})
 	defer timer.Stop()
@@ -122,7 +122,8 @@ func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	return out
 }
 
-// A job prints and saves bitwise the same in several processes as in one, however its ranks are distributed.
+// A job prints and saves the same, bit for bit, in several processes as in one, however its ranks are
+// distributed.
 func TestProcessesAreOneJob(t *testing.T) {
 	inBase(t)
 	for _, c := range []struct {

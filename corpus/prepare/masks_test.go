@@ -119,7 +119,8 @@ func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string
 	return out
 }
 
-// TestBadSegments checks that an error names a line that is not a prompt or a list of segments.
+// TestBadSegments checks the errors for lines without a valid list of segments, and for prompts in files that
+// are not jsonl.
 func TestBadSegments(t *testing.T) {
 	tok := open(t, "gpt2.json")
 	for line, want := range map[string]string{

@@ -37,7 +37,7 @@ type row struct {
 	Text *string `json:"text" parquet:"text,optional"`
 }
 
-// inputs writes random documents in every format and returns the folder and the documents in its order.
+// inputs writes random documents in every format and returns the folder and its documents in order.
 func inputs(t *testing.T, r *rand.Rand) (string, []string) {
 	t.Helper()
 	dir := t.TempDir()

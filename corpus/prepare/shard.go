@@ -159,7 +159,7 @@ func (s *shard) finish(last bool) error {
 	return writeJSON(filepath.Join(s.job.Dir, s.Name+recordEnding), s.record)
 }
 
-// drop removes its files.
+// drop closes and removes the shard's files.
 func (s *shard) drop() error {
 	var err error
 	for _, f := range s.files {

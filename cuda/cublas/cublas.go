@@ -113,7 +113,7 @@ func Open() (*API, error) {
 func (a *API) Version() string {
 	v, _, _ := purego.SyscallN(a.Addrs[fnGetVersion])
 	n := int(v)
-	if n >= 100000 { // from 11.4 on, the minor version has one digit more
+	if n >= 100000 { // 11.4 and later have two digits for the minor version
 		return fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100)
 	}
 	return fmt.Sprintf("%d.%d.%d", n/1000, n/100%10, n%100)
@@ -187,7 +187,7 @@ type Product struct {
 // Choices remembers algorithms by everything that they depend on. Ranks on identical cards share it, so that equal
 // products use equal algorithms.
 type Choices struct {
-	Kept Keeper // cached timings, also of other processes; nil: none
+	Kept Keeper // cached timings, including those of other processes; nil: none
 
 	mu   sync.Mutex
 	made map[choice][algorithmWords]uint64
@@ -351,7 +351,7 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	return desc, err
 }
 
-// layout describes a matrix that has these rows and columns after transposition if it is stored transposed.
+// layout describes how a matrix of rows by cols is stored: as it is, or transposed.
 func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, error) {
 	if transposed {
 		rows, cols = cols, rows

@@ -88,7 +88,7 @@ func (a *API) TotalMem(d Device) (int64, error) {
 	return int64(n), err
 }
 
-// Retain returns the primary context of a GPU, which all users of the process share.
+// Retain returns the primary context of a GPU, which all users in the process share.
 func (a *API) Retain(d Device) (c Context, err error) {
 	err = a.call(fnPrimaryCtxRetain, uintptr(unsafe.Pointer(&c)), uintptr(d))
 	return c, err
@@ -110,7 +110,7 @@ func (a *API) EnablePeer(c Context) error {
 	return err
 }
 
-// MemInfo returns free and total memory of the current context's GPU.
+// MemInfo returns the free and total memory of the current context's GPU.
 func (a *API) MemInfo() (free, total int64, err error) {
 	var f, t uint64
 	err = a.call(fnMemGetInfo, uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
@@ -123,7 +123,7 @@ func (a *API) Alloc(bytes int64) (p Ptr, err error) {
 	return p, err
 }
 
-// Free frees it.
+// Free frees device memory.
 func (a *API) Free(p Ptr) error { return a.call(fnMemFree, uintptr(p)) }
 
 // Register pins host memory for all contexts, so that kernels can write to it. The memory must be outside the
@@ -132,7 +132,7 @@ func (a *API) Register(memory []byte) error {
 	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable|hostRegisterMapped)
 }
 
-// Unregister unpins it.
+// Unregister unpins host memory.
 func (a *API) Unregister(memory []byte) error {
 	return a.call(fnMemHostUnregister, uintptr(unsafe.Pointer(&memory[0])))
 }
@@ -177,7 +177,7 @@ func (a *API) Done(s Stream) (bool, error) {
 	return err == nil, err
 }
 
-// NewEvent creates an event; only a timed one has a time.
+// NewEvent creates an event; only a timed event records its time.
 func (a *API) NewEvent(timed bool) (e Event, err error) {
 	flags := uintptr(eventDisableTiming)
 	if timed {
@@ -233,7 +233,7 @@ func (a *API) AllowShared(f Func, bytes int) error {
 // TensorMaps reports whether the driver supports tensor maps, as drivers have since CUDA 12.
 func (a *API) TensorMaps() bool { return a.Addrs[fnTensorMapEncodeTiled] != 0 }
 
-// Numbers of the driver's enumerations for tensor maps.
+// Values of the driver's enumerations for tensor maps.
 const (
 	mapBF16       = 9
 	mapSwizzle64  = 2
@@ -242,7 +242,8 @@ const (
 )
 
 // TensorMap describes a dense bf16 tensor in device memory to the copy engine: four dimensions, innermost
-// first, loaded in boxes whose rows of 128 or 64 bytes have swizzled chunks. Elements outside of it are zero.
+// first, loaded in boxes whose rows of 128 or 64 bytes have swizzled chunks. Elements outside the tensor are
+// zero.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
 	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // aligned as the driver requires; memory that C writes does not move
@@ -277,7 +278,7 @@ type Launch struct {
 // declares.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
-	params := make([]uintptr, len(arguments)+1) // null-terminated for drivers that do not know the number
+	params := make([]uintptr, len(arguments)+1) // null-terminated for drivers that do not know their number
 	for i, value := range arguments {
 		aligned := make([]uint64, (len(value)+7)/8+1)
 		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))
@@ -306,7 +307,7 @@ func (a *API) Wait(s Stream, e Event) Call {
 	return Call{api: a, f: fnStreamWaitEvent, args: []uintptr{uintptr(s), uintptr(e), 0}}
 }
 
-// Argument returns the memory of a launch's argument.
+// Argument returns the bytes of an argument of a prepared launch.
 func (c *Call) Argument(i int) []byte { return c.values[i] }
 
 // SetCopy changes the addresses and size of a prepared copy.

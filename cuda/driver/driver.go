@@ -183,7 +183,7 @@ func (a *API) fail(f function, code int) error {
 	return e
 }
 
-// Call is a call with its arguments, which can be made repeatedly without allocating.
+// Call is a prepared call: a function and its arguments. It can be made repeatedly without allocating.
 type Call struct {
 	api  *API
 	f    function

@@ -50,7 +50,7 @@ type Library struct {
 	find, source, launch, omit, sites uintptr
 }
 
-// cached is the library in the user's cache, which each process builds at most once.
+// cached returns the library in the user's cache, which each process opens or builds only once.
 var cached = sync.OnceValues(func() (*Library, error) {
 	folder, err := os.UserCacheDir()
 	if err != nil {
@@ -76,7 +76,7 @@ func Need(t *testing.T) *Library {
 	return l
 }
 
-// Build compiles all sources of the kernels, and extra ones by name and text, into a shared library, which is
+// Build compiles all kernel sources, and extra sources given by name and text, into a shared library that is
 // cached in a folder.
 func Build(folder string, extra map[string]string) (*Library, error) {
 	sources := map[string]string{}
@@ -87,7 +87,7 @@ func Build(folder string, extra map[string]string) (*Library, error) {
 	return BuildSources(folder, sources)
 }
 
-// BuildSources compiles only these sources.
+// BuildSources compiles only the given sources.
 func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	compiler, err := exec.LookPath("g++")
 	if err != nil {
@@ -102,7 +102,7 @@ func BuildSources(folder string, sources map[string]string) (*Library, error) {
 // -O1 compiles in a quarter of -O2's time; the other options keep arithmetic as written.
 var arguments = []string{"-fPIC", "-O1", "-std=c++20", "-ffp-contract=off", "-w", "-I", ".", "-include", "cuemu.h", "-x", "c++", "-c"}
 
-// build makes a library unless it exists. Processes that need the same one wait for the first.
+// build makes a library unless it exists. Processes that need the same library wait for the first.
 func build(folder, compiler string, texts map[string]string, sources []string) (*Library, error) {
 	sum := sha256.New()
 	fmt.Fprintln(sum, compiler, arguments, texts, runtime.GOARCH) // maps print in the order of their keys
@@ -227,7 +227,7 @@ func (l *Library) kernel(name string) uintptr {
 	return found
 }
 
-// Launch runs a kernel to its end. Each argument has 8 bytes. Memory that arguments point to must be pinned
+// Launch runs a kernel to its end. Each argument is 8 bytes. Memory that arguments point to must be pinned
 // if it is Go memory. A seed other than 0 permutes the order in which lanes and warps run.
 func (l *Library) Launch(kernel string, grid [3]int64, block, shared int64, args []uint64, seed uint64) error {
 	found := l.kernel(kernel)

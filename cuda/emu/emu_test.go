@@ -13,7 +13,7 @@ const faults = `
 #include "common.cuh"
 #include "hopper.cuh"
 
-// right: each thread doubles what its mirror image left.
+// mirror is right with a barrier: each thread doubles what its mirror image stored.
 KERNEL(mirror, (int *y, i64 barrier)) {
     SHARED(int, held, 256);
     held[threadIdx.x] = (int)threadIdx.x;
@@ -31,7 +31,7 @@ KERNEL(leave, (int *y, i64 unused)) {
     __syncthreads();
     y[threadIdx.x] = 1;
 }
-// phases: one warp waits for what another tells, if it does.
+// phases: one warp waits for a phase that another warp ends only if told is not 0.
 KERNEL(phases, (int *y, i64 told)) {
     SHARED(u64, barrier, 1);
     SHARED(int, held, 32);

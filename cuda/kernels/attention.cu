@@ -35,8 +35,8 @@ struct Shape {
     }
     // first_tile returns the first key of the first tile that a query sees, or of the last tile if it sees no key.
     METHOD i64 first_tile(i64 query) const { return max(PACKED ? min(first_key(query), keys - 1) : first_key(query), (i64)0) / 32 * 32; }
-    // capped applies the soft cap, if there is one, to a score; slope returns the factor that this gives the
-    // gradient.
+    // capped applies the soft cap, if there is one, to a score; slope returns the factor by which the cap
+    // scales the gradient.
     METHOD float capped(float x) const { return SOFTCAP ? (float)softcap * tanhf(x / (float)softcap) : x; }
     METHOD float slope(float x) const { return SOFTCAP ? 1.0f - x / (float)softcap * (x / (float)softcap) : 1.0f; }
 };

@@ -74,9 +74,9 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
 // of tile t have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
 // report that a tile is no longer needed. turn waits for a warpgroup's turn; pass grants it.
 //
-// The call of soon between a softmax and the wait for the concurrent product is deliberate. ptxas hoists that wait
-// within its basic block, before the whole softmax, and nothing would overlap. The loop that waits for a tile ends
-// the basic block.
+// soon is called between a softmax and the wait for the concurrent product because ptxas hoists such a wait
+// within its basic block: it would precede the whole softmax, and nothing would overlap. The loop that waits
+// for a tile ends the basic block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
@@ -173,7 +173,7 @@ template <int DIM> struct ByThreads {
         keys(tile + 1);
     }
     METHOD void before(int tile) const {
-        __syncthreads(); // no thread reads the values before the last any longer
+        __syncthreads(); // no thread reads the values of tile-2 any longer
         values(tile);
     }
     METHOD void keys_used(int) const {}

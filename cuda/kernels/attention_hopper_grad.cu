@@ -150,8 +150,8 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     if (accumulate && x.tiles == 0) return;
-    // All numbers count from the first query. queries is the end of the queries. The queries from seeing to
-    // until see the row, and those from whole to end see all rows.
+    // Queries are counted from x.start, and there are `queries` of them. Those from seeing to until see the
+    // row, and those from whole to end see all rows.
     const int queries = (int)(x.stop - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
     const int until = (int)min(PACKED ? s.end_of_queries(row + 1) - x.start : row - s.prefix - x.start + s.window, (i64)queries);
     const int until8 = PACKED ? (int)min(s.end_of_queries(row + 9) - x.start, (i64)queries) : until + 8; // for row+8

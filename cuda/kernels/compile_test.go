@@ -103,7 +103,8 @@ func compile(t *testing.T, api *nvrtc.API, source, arch string) ([]use, []byte) 
 	return report, out.Image
 }
 
-// useTable returns a line for each kernel: for each architecture registers, bytes spilled, and bytes of stack.
+// useTable returns a line for each kernel, with its registers, bytes spilled and bytes of stack on each
+// architecture.
 func useTable(uses map[string]map[string]use) string {
 	text := strings.Builder{}
 	fmt.Fprintf(&text, "registers, bytes spilled (at most %d) and of stack, by architecture\n%-28s %8s", spillsAllowed, "kernel", "shared")

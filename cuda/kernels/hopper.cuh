@@ -1,9 +1,9 @@
 // Hopper's matrix units: products of a warpgroup, and the tiles in shared memory that they read.
 //
-// A tile holds tokens of a head of DIM elements, as panels of 64 elements. A panel's rows have 128 bytes, whose
-// 16-byte chunks are swizzled: chunk c of row r is at c^(r%8). If 64 does not divide DIM, panels have 32 elements,
-// rows have 64 bytes, and the chunk is at c^(r/2%4). Tiles start at multiples of 1024 bytes, so that these places are
-// the ones that wgmma computes from addresses. The macros are for use in templates with a parameter DIM.
+// A tile holds tokens of a head of DIM elements, as panels of 64 elements. A panel's rows have 128 bytes each,
+// in swizzled 16-byte chunks: chunk c of row r is at c^(r%8). If 64 does not divide DIM, panels have 32
+// elements, rows have 64 bytes, and the chunk is at c^(r/2%4). Tiles start at multiples of 1024 bytes, so that
+// wgmma computes these places from addresses. The macros are for use in templates with a parameter DIM.
 #define PANEL (DIM % 64 == 0 ? 64 : 32)
 #define ROW_BYTES (2 * PANEL)
 #define TILE_BYTES(tokens) ((tokens) * 2 * DIM)
@@ -150,9 +150,9 @@ template <int DIM> DEV void gather(float (*d)[4], const u32 *a, u64 b) {
 }
 
 // fetch begins to load ROWS tokens of a head into a tile with THREADS threads, with zeros past the last token. A
-// thread copies the same chunks of every `apart`-th token. `apart` is a multiple of eight, so one address and one
-// step serve all its tokens. A thread copies one chunk of each of these tokens with panels of 64 elements, or one
-// chunk of each panel otherwise.
+// thread copies the same chunks of every `apart`-th token: one chunk per token with panels of 64 elements, one
+// chunk per token and panel otherwise. `apart` is a multiple of eight, so one address and one step serve all
+// of a thread's tokens.
 template <int DIM, int ROWS, int THREADS>
 DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);

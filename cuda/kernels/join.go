@@ -62,9 +62,9 @@ type joiner struct {
 }
 
 // find finds a group of instructions, starting at pc, that can be launched as one, and the member that launches
-// it. That is the first member if the stream waits for nothing between them: records between them then happen
-// after more work than they announce. It is the last member if the stream records nothing between them: all their
-// waits have then ended.
+// it. That is the first member if the stream waits for nothing between the members: records between them then
+// happen after more work than they announce. It is the last member if the stream records nothing between them:
+// all waits between them have then ended.
 func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	if j.ins[pc].Op != row.ops[0] {
 		return nil, 0, false

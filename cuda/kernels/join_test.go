@@ -106,7 +106,7 @@ func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int6
 	return l
 }
 
-// updates returns a listing of steps of AdamW for tensors of these sizes, and of the sums of their squares.
+// updates returns a listing of steps of AdamW for tensors of the given sizes, and of the sums of their squares.
 func updates(between []ir.Op, sizes ...int64) *listing {
 	l := &listing{}
 	step, norm := l.tensor(anywhere, ir.F32, 3), l.tensor(anywhere, ir.F32, 2)
@@ -222,7 +222,7 @@ func TestJoinedIsAlone(t *testing.T) {
 	}
 }
 
-// runListing runs a listing from the same bytes and returns the arena.
+// runListing runs a listing, always on the same inputs, and returns the arena.
 func runListing(t *testing.T, l *listing, d *device) []byte {
 	t.Helper()
 	must := func(err error) {

@@ -129,7 +129,7 @@ func Digest() string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// ArgKind defines the source of a kernel argument. Every argument has 8 bytes.
+// ArgKind defines what a kernel argument holds. Every argument is 8 bytes.
 type ArgKind uint8
 
 // Kinds of arguments.
@@ -229,7 +229,7 @@ const (
 	wideThreads = 512
 )
 
-// launch appends a kernel launch. Arguments are names of operands, and numbers.
+// launch appends a kernel launch. Arguments are those that arg converts, such as operand names and numbers.
 func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {

@@ -83,7 +83,7 @@ func TestLargeOperands(t *testing.T) {
 	}
 }
 
-// TestLargestGrid requires an error with the limit and a remedy if a grid would need too many blocks.
+// TestLargestGrid requires an error that names the limit and a remedy if a grid would need too many blocks.
 func TestLargestGrid(t *testing.T) {
 	x := []int64{1 << 31, 8}
 	_, err := bindLarge(ir.RMSNorm, ir.BF16, nil, x, []int64{1 << 31, 1}, x, []int64{8})

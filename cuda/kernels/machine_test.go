@@ -125,8 +125,8 @@ var overlaps = []struct {
 	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
 }
 
-// checkOverlap reports where softmax does not overlap a product, and where registers of a kernel for Hopper are
-// in memory.
+// checkOverlap reports where softmax does not overlap a product, and where a kernel for Hopper keeps registers
+// in memory or uses the tensor cores as older cards do.
 func checkOverlap(t *testing.T, kernel string, code []string) {
 	t.Helper()
 	for _, in := range code {
@@ -172,9 +172,9 @@ type cost struct {
 	bytes                          int
 }
 
-// The model of an H200. Per multiprocessor and cycle: the lanes that can issue, the lanes of the special function
-// unit and of the f64 unit, and the bytes of device memory, which are its share of 4.1 TB/s among 132
-// multiprocessors at 1.7 GHz.
+// The model of an H200. Per multiprocessor and cycle: the lanes that can issue, the lanes of the special
+// function unit and of the f64 unit, and the bytes of device memory (4.1 TB/s divided among 132 multiprocessors
+// at 1.7 GHz).
 const (
 	issueLanes, specialLanes, doubleLanes = 128, 16, 64
 	bytesPerCycle                         = 4.1e12 / 132 / 1.7e9
@@ -187,9 +187,9 @@ func (c cost) share() float64 {
 	return busiest / (float64(c.bytes) / bytesPerCycle)
 }
 
-// costOf finds the loop of a kernel that moves the most bytes with vector instructions. In this loop it finds the path that
-// moves as much as possible with the fewest instructions, that is, with aligned accesses and without the slow branches of
-// functions.
+// costOf finds the kernel loop that moves the most bytes with vector instructions. In this loop it finds the
+// path that moves as much as possible with the fewest instructions, that is, with aligned accesses and without
+// the slow branches of functions.
 func costOf(blocks []block) (best cost) {
 	state := make([]int, len(blocks)) // 1: on the current path; 2: finished
 	var tails [][2]int
@@ -221,7 +221,7 @@ func better(a, b cost) bool {
 	return a.bytes > b.bytes || a.bytes == b.bytes && a.instructions < b.instructions
 }
 
-// wayThrough returns the best path from the head of a loop to its tail that enters no loop twice.
+// wayThrough returns the best path that leads from the head of a loop to its tail and enters no loop twice.
 func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
 	known := map[int]*cost{}
 	var from func(int) *cost

@@ -317,7 +317,7 @@ var (
 	methodLine    = regexp.MustCompile(`^    METHOD \w+ (\w+)\(`)
 )
 
-// named names sites by their function and by their number among sites of their kind there.
+// named names sites by their function and, within it, by their number among sites of the same kind.
 func named(kernelsOf string, sites []emu.Site) (out []place) {
 	count := map[string]int{}
 	for _, s := range sites {

@@ -250,8 +250,8 @@ func initNormal(b *binder) {
 		tensor.Shape[0], tensor.Shape[1], b.float("std"))
 }
 
-// crossEntropyStats uses as many threads as the kernel that joins it with the gradient, because the order of sums
-// depends on the number.
+// crossEntropyStats uses as many threads as the kernel that joins it with the gradient, because the number of
+// threads determines the order of sums.
 func crossEntropyStats(b *binder) {
 	r, c := b.shape("logits")
 	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"), b.float("softcap")).Block = wideThreads
@@ -278,7 +278,8 @@ func crossEntropyGrad(b *binder) {
 // tabled is the argument that passes the address of the launch's table.
 var tabled = Arg{Kind: Table}
 
-// sumSq uses as many blocks for each tensor as a separate launch would, because partial sums depend on the number.
+// sumSq uses as many blocks for each tensor as a separate launch would, because the number of blocks determines
+// the partial sums.
 func sumSq(b *binder) {
 	var words []Arg
 	all := int64(0)

@@ -24,9 +24,9 @@ const (
 	hopperGradSource = "attention_hopper_grad.cu"
 )
 
-// hopperBytes returns the shared memory of a Hopper kernel. Tiles start at a multiple of 1024 bytes: forward five
-// tiles of 128 tokens; backward two of 128 and three pairs of 64. After them come `behind` bytes for barriers and,
-// backward, for the statistics of 64 queries per pair.
+// hopperBytes returns the shared memory of a Hopper kernel. Tiles start at a multiple of 1024 bytes: in the
+// forward pass, five tiles of 128 tokens; in the backward pass, two of 128 and three pairs of 64. After them
+// come `behind` bytes for barriers and, in the backward pass, for the statistics of 64 queries per pair.
 func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
 
 const (
@@ -80,8 +80,8 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	return s
 }
 
-// attentionLaunch launches one block for every few of the given tokens (queries or keys), for each head and
-// sequence. result names the result whose element type may vary, or is "".
+// attentionLaunch launches one block for each head, sequence and group of the given tokens (queries or keys).
+// result names the result whose element type may vary, or is "".
 func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, heads int64, args []any) {
 	if !s.tensor {
 		types := []string{"q"}
@@ -142,7 +142,7 @@ func attention(b *binder) {
 	}
 }
 
-// hopperAttention lets the copy engine load tiles if possible, otherwise the threads that multiply.
+// hopperAttention has the copy engine load tiles if possible; otherwise the threads that multiply load them.
 func (b *binder) hopperAttention(s attentionShape, args []any) {
 	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, 128), s.heads, s.batch}
 	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {

@@ -153,7 +153,7 @@ func (a *API) check(f function, comm uintptr, code int32) error {
 // ID identifies a communicator to its members. It can be used for only one initialisation.
 type ID [128]byte
 
-// NewID creates one, in the process of a member.
+// NewID creates an ID. It must be called in a member's process.
 func (a *API) NewID() (id ID, err error) {
 	err = a.call(fnGetUniqueID, 0, uintptr(unsafe.Pointer(&id)))
 	return id, err
@@ -180,14 +180,14 @@ const (
 )
 
 // Comm is one rank's side of a communicator. Its calls must come from the thread whose current context is the
-// rank's GPU. Only Abort may come from any thread, and nothing may follow it.
+// rank's GPU. Only Abort may be called from any thread, and no call may follow it.
 type Comm struct {
 	api    *API
 	handle uintptr
 }
 
-// Init begins to join a communicator and returns immediately. Poll reports when the communicator is ready. It uses
-// at most the given number of channels, or as many as NCCL chooses if that is 0.
+// Init begins to join a communicator and returns immediately. Poll reports when the communicator is ready. The
+// communicator uses at most the given number of channels; if that is 0, NCCL chooses.
 func (a *API) Init(ranks int, id ID, rank, channels int) (*Comm, error) {
 	cfg := config{
 		size: configSize, magic: configMagic, version: oldest, blocking: 0,
@@ -216,7 +216,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll reports whether a communicator has accepted all calls so far, or the error that has occurred since.
+// Poll reports whether a communicator has accepted all calls so far, or the error that has occurred.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {

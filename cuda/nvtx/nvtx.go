@@ -21,11 +21,11 @@ const Variable = "NVTX_INJECTION64_PATH"
 // Export tables, by number.
 const tableCallbacks, tableVersion = 1, 3
 
-// modules are the numbers of functions of each module; the first entry of each is unused. Only the first
-// module is called; profilers ask for the others.
+// modules holds the number of entries in each module's table of functions; the first entry of each table is
+// unused. Only the first module is called; profilers ask for the others.
 var modules = [...]int{1: 16, 2: 9, 3: 15, 4: 7, 5: 16, 6: 7}
 
-// Functions called here, all of module 1.
+// Functions called here, all in module 1.
 const (
 	core         = 1
 	rangePush    = 9  // (char *name): on the calling thread
@@ -51,7 +51,7 @@ var (
 	}
 )
 
-// Profiler is an attached profiler; nil is none.
+// Profiler is an attached profiler; nil means none.
 type Profiler struct{}
 
 var open = sync.OnceValues(func() (*Profiler, error) {

@@ -9,7 +9,7 @@
 // A file consists of the length of its header (8 bytes, little-endian), the header (a JSON object with the type,
 // shape and place of each tensor) and the values of all tensors without gaps
 // (https://huggingface.co/docs/safetensors). Values are read by position, so a process holds only the bytes that
-// it requests. A file that shrinks in the meantime is reported as an error, whereas a mapped file would cause a
+// it requests. A file that shrinks while it is open is reported as an error, whereas a mapped file would cause a
 // fault.
 //
 // The package does not depend on models.

@@ -28,14 +28,14 @@ var typeBits = map[string]uint64{
 	"I16": 16, "U16": 16, F16: 16, BF16: 16, "I32": 32, "U32": 32, F32: 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }
 
-// Info describes a tensor as in a header.
+// Info describes a tensor as a header does.
 type Info struct {
 	Name  string
 	DType string
 	Shape []int64
 }
 
-// Elements returns the number of values of the tensor. Checked headers do not overflow it.
+// Elements returns the number of values in the tensor. It cannot overflow if the header was checked.
 func (t *Info) Elements() int64 {
 	n := int64(1)
 	for _, d := range t.Shape {

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/infile"
 )
 
-// Names of the files of a folder.
+// Names of the files in a folder.
 const (
 	SingleFile = "model.safetensors"
 	IndexFile  = "model.safetensors.index.json"
@@ -88,7 +88,7 @@ func (f *Folder) Close() error {
 // Tensors returns all tensors in the order of the files. The caller must not change them.
 func (f *Folder) Tensors() []Tensor { return f.tensors }
 
-// Find returns the tensor with a name, or nil.
+// Find returns the tensor with the given name, or nil.
 func (f *Folder) Find(name string) *Tensor {
 	i, ok := f.index[name]
 	if !ok {

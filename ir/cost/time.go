@@ -2,8 +2,8 @@
 // before lowering, and the simulator uses it for instructions. An estimate and a simulation
 // therefore differ in the detail of their input, but never in rates.
 //
-// It does not model streams, order or contention over time. It computes the duration of one
-// instruction, with its share of the machine's links, in a job that uses all ranks of a node
+// The package does not model streams, order or contention over time. It computes the duration of
+// one instruction, with its share of the machine's links, in a job that uses all ranks of a node
 // equally.
 //
 // If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one

@@ -103,7 +103,7 @@ func (l *layered) weights() {
 	}
 }
 
-// temp returns a buffer of the workspace, or a unit of a subsequence and layer in a ring.
+// temp returns a workspace buffer for a subsequence and layer. Layers alternate between two slots.
 func (l *layered) temp(name string, s, i int) int {
 	slot := ir.Bytes(l.size.Rows * width * 4)
 	return l.buffer(fmt.Sprint(name, ".", i%2), fmt.Sprintf("%s.s%d.l%d", name, s, i), ir.Device, ir.Bytes(l.rows(s)*width*4), slot, false)

@@ -272,8 +272,8 @@ type instance struct {
 	set   map[string]bool  // attributes that are true
 }
 
-// leftOut reports whether optional operand i is omitted: at random, always if the instruction accumulates and
-// is not attention, and for attention_grad's o if delta is given.
+// leftOut reports whether optional operand i is omitted. The o of attention_grad is omitted if delta is given;
+// any other operand at random, or always if the instruction accumulates and is not attention.
 func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention && in.row.Operands[i].Name == "o" {
 		delta := slices.IndexFunc(in.row.Operands, func(o ir.Operand) bool { return o.Name == "delta" })

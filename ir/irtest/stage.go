@@ -17,7 +17,7 @@ type stage struct {
 	live    []int // buffers that have been written
 	inUse   []int // buffers of the current instruction
 	step    int   // buffer that the VM fills before each step
-	exact   bool  // use the provenance where instead of a random one, and add no buffers
+	exact   bool  // use the field where, not a random provenance, and add no buffers
 	where   ir.Provenance
 
 	known [ir.NumStreams]clock // instructions that each stream follows
@@ -150,7 +150,7 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) 
 	return v
 }
 
-// write creates a buffer of the view's size, often in the place of one that is no longer read.
+// write creates a buffer of the view's size, often in place of one that is no longer read.
 func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, persistent bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
 	size := v.Bytes()

@@ -19,7 +19,7 @@ type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
 	flops  *LayerFlops
-	head   ir.Flops // forward of the head for one token
+	head   ir.Flops // forward pass of the head for one token
 	tuned  float64  // FLOPs of a step that does not train all of the model; 0: not yet known
 	Blocks memory.Blocks
 }

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// LayerFlops counts the multiply-adds of the forward of layers as a function of the number of
+// LayerFlops counts the multiply-adds of the forward pass of layers as a function of the number of
 // tokens x, in the same way as the opcodes' work functions. Products with weights are linear in x.
 // Causal attention has x(x+1)/2 pairs, and attention with a window of w < x tokens has w(w+1)/2 +
 // (x-w)*w.
@@ -44,9 +44,9 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	return f
 }
 
-// tunedFlops counts the forward and the backward of a step that trains only part of the model, so
-// that part of the backward is omitted. As in LayerFlops, the backward of attention is counted as
-// twice its forward.
+// tunedFlops counts the forward and backward passes of a step that trains only part of the model, so
+// that part of the backward pass is omitted. As in LayerFlops, attention counts twice as much in the
+// backward pass as in the forward pass.
 func tunedFlops(p *plan.Plan) float64 {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	z := graph.Size{Sequence: p.Train.Sequence, Tokens: p.Train.Sequence, Batch: 1, SP: 1, Rows: p.Train.Sequence}
@@ -58,7 +58,8 @@ func tunedFlops(p *plan.Plan) float64 {
 	return total * float64(p.Train.Batch)
 }
 
-// backwardFlops returns the FLOPs of the backward of a block, as its opcodes count them, without attention.
+// backwardFlops returns the FLOPs of the backward pass of a block as its opcodes count them, except that
+// attention counts twice as much as in the forward pass.
 func backwardFlops(b *graph.Block, z graph.Size) (sum ir.Flops) {
 	for i := range b.Backward {
 		n := &b.Backward[i]
@@ -75,7 +76,7 @@ func backwardFlops(b *graph.Block, z graph.Size) (sum ir.Flops) {
 	return sum
 }
 
-// sumFlops returns the FLOPs of the forward of a block.
+// sumFlops returns the FLOPs of the forward pass of a block.
 func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
 	for _, flops := range b.ForwardFlops(s) {
 		sum += flops

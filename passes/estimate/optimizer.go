@@ -95,8 +95,8 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 }
 
 // Visit returns the time of the parameter traffic that runs during a layer of a task: gathering the
-// weights of the next layer and, in a backward that completes gradients, reducing those of the
-// previous layer. Two layers are always kept whole, so a rank with at most two layers has no such
+// weights of the next layer and, in a backward pass that completes gradients, reducing those of
+// the previous layer. Two layers are always kept whole, so a rank with at most two layers has no such
 // traffic.
 func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer

@@ -34,8 +34,8 @@ func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 type Costs struct {
 	kinds                 []layerCosts       // of each kind of layer
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
-	again                 [][][]backwardTime // [s][i][k]: the additional time of a layer's backward for recomputing units; nil: none
-	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward
+	again                 [][][]backwardTime // [s][i][k]: time that recomputing a layer's units adds; nil: none
+	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward pass
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
@@ -46,7 +46,7 @@ type Costs struct {
 	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
 	left                  *leftCosts         // of tasks shared at the start; nil: none
 	shared                *sharedCosts       // of tasks with helpers; nil: none
-	under                 []VisitTime        // [i]: collectives of parameters during a layer's backward
+	under                 []VisitTime        // [i]: collectives of parameters during a layer's backward pass
 	recomputing           map[recomputedKey]backwardTime
 	lastPlacement         lastPlacement
 	stream                streamCosts
@@ -199,7 +199,7 @@ func perStage[T any](stages, n int) [][][]T {
 }
 
 // placementTimes holds the time that the placement of a stage's units of a subsequence adds to each
-// of its layers: copies, with one instruction per unit, and recomputation in the backward.
+// of its layers: copies, with one instruction per unit, and recomputation in the backward pass.
 type placementTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
@@ -250,7 +250,7 @@ func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [
 	return of
 }
 
-// TimeAgain returns the additional time of a layer's backward that recomputes units, averaged over all kinds.
+// TimeAgain returns the time that recomputing units adds to a layer's backward pass, averaged over all kinds.
 func (t *Costs) TimeAgain(pr Pricer, i int, recomputed graph.Units, z graph.Size) ir.Seconds {
 	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, recomputed, z).Whole })
 }
@@ -324,9 +324,9 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	return slowest
 }
 
-// throughput computes throughput and MFU. Model FLOPs are three times those of the forward, with
-// causal attention, without recomputation and padding. If part of the model is not trained, only
-// the remaining part of the backward is counted.
+// throughput computes throughput and MFU. Model FLOPs are three times those of the forward
+// pass, with causal attention and without recomputation or padding. If part of the model is not
+// trained, only the remaining part of the backward pass is counted.
 func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)

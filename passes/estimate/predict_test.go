@@ -124,9 +124,9 @@ func TestMessagesDelay(t *testing.T) {
 	}
 }
 
-// TestExposedOffload has one stage, and copies that take three times as long as a forward. The second task
-// waits 1 for the copies of the first, and the third waits 2 for those of the second. The copies of the third
-// end after the third task itself.
+// TestExposedOffload has one stage, and copies that take three times as long as a forward task. The second
+// task waits 1 for the copies of the first, and the third waits 2 for those of the second. The copies of the
+// third end after the third task itself.
 func TestExposedOffload(t *testing.T) {
 	p, c := pipelineOf(1, slices.Repeat([]ir.Seconds{1}, 3), slices.Repeat([]ir.Seconds{2}, 3))
 	c.d2h[0] = copies(3, 3)
@@ -173,7 +173,7 @@ func TestOffloadTime(t *testing.T) {
 	}
 }
 
-// TestModelFlops counts the FLOPs of a tiny model by hand: three times those of the forward.
+// TestModelFlops counts the FLOPs of a tiny model by hand: three times those of the forward pass.
 func TestModelFlops(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo")
 	const s, h, layers, vocab, batch = 64, 32, 2, 256, 2
@@ -215,9 +215,9 @@ func TestSPInsideANode(t *testing.T) {
 }
 
 // TestOverlappedMakespan checks that a batch has only one bubble, T = (M N + PP-1) (f + b), if filling the
-// pipeline takes no longer than a sequence. There is one layer per virtual stage, a forward takes 1 and a
-// backward 2 to 3. With virtual stages, the step may take longer than that, but less time than running one
-// sequence after another.
+// pipeline takes no longer than a sequence. There is one layer per virtual stage, a forward task takes 1
+// and a backward task 2 to 3. With virtual stages, the step may take longer than that, but less time than
+// running one sequence after another.
 func TestOverlappedMakespan(t *testing.T) {
 	for _, c := range [][4]int{{2, 1, 4, 2}, {2, 1, 4, 5}, {3, 1, 8, 2}, {4, 1, 16, 4}, {4, 1, 12, 3}, {8, 1, 40, 2}, {2, 2, 4, 3}, {4, 2, 16, 3}, {4, 3, 24, 2}} {
 		stages, v, n, microbatches := c[0], c[1], c[2], c[3]

@@ -114,7 +114,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	return t
 }
 
-// pieces returns the times of attention over its own rows, then over each earlier block.
+// pieces returns the times of attention over the subsequence's own rows, then over each earlier block.
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
@@ -200,14 +200,14 @@ func (pr Pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 	return t
 }
 
-// layerBackward returns the time of a layer's backward. Weights are gathered during the first half, and
-// gradients sent during the second.
+// layerBackward returns the time of a layer's backward pass. Weights are gathered during the first half,
+// and gradients sent during the second.
 func (pr Pricer) layerBackward(b *graph.Block, z graph.Size, under VisitTime) backwardTime {
 	input, weights := pr.Halves(b, z, under)
 	return backwardTime{pr.Makespan(b, b.Backward, z, under.Weights+under.Gradients), input, weights}
 }
 
-// Halves returns the times of the two halves of a layer's backward.
+// Halves returns the times of the two halves of a layer's backward pass.
 func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, weights ir.Seconds) {
 	return pr.Makespan(b, b.Halves[graph.InputGradient], z, under.Weights), pr.abreast(b, b.Halves[graph.WeightGradient], z, under.Gradients)
 }

@@ -100,8 +100,8 @@ func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.
 		own := graph.OverKeys(in, z, borders[helpers], z.Prefix+z.Tokens)
 		out.own = m.Time(own.Work(), pr.link)
 		for j := range helpers {
-			if j > 0 && borders[j+1]-borders[j] == borders[j]-borders[j-1] { // as many keys, all of them visible
-				continue
+			if j > 0 && borders[j+1]-borders[j] == borders[j]-borders[j-1] {
+				continue // as many keys as in the previous block, all visible
 			}
 			part := graph.OverKeys(in, z, borders[j], borders[j+1])
 			out.helping = max(out.helping, m.Time(part.Work(), pr.link))

@@ -37,7 +37,7 @@ type simStage struct {
 	job      *Simulation
 	tasks    []plan.Task
 	list     *schedule.List
-	first    int32 // number of the first of the tasks
+	first    int32 // index in Nodes of the first task
 	done     int   // number of tasks done
 	now      ir.Seconds
 	busy     ir.Seconds
@@ -191,8 +191,8 @@ func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
 	}
 }
 
-// deliver sends a task's result to the rank that continues with it, to a neighbour or by mux. Messages of a
-// direction keep their order.
+// deliver sends a task's result to the rank that continues with it: a neighbour, or a rank that shares the
+// tasks of a stage. Messages in one direction keep their order.
 func (s *Simulation) deliver(t *walk.Node) {
 	from, to := &s.stages[t.Rank], &s.stages[t.To]
 	switch t.Way {

@@ -43,7 +43,7 @@ func (s *Simulation) stageIn(st *simStage, at int) {
 	}
 }
 
-// cachesIn loads K and V of the stage that the rank's next task begins to run backward.
+// cachesIn loads K and V of the stage whose backward begins with the rank's next task.
 func (s *Simulation) cachesIn(st *simStage, at int) {
 	stage := st.tasks[at].Stage
 	if !s.Plan.StagesCaches(stage) {
@@ -82,9 +82,9 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	return d
 }
 
-// recomputeCaches simulates the recomputation of K and V of the k-th layer of a backward's stage
-// from the inputs of all subsequences, if the backward begins with it. Inputs on the host are
-// loaded a few at a time.
+// recomputeCaches simulates the recomputation of K and V of the k-th layer of a backward's stage from the
+// inputs of all subsequences, if the backward begins by recomputing them. Inputs on the host are loaded a few
+// at a time.
 func (s *Simulation) recomputeCaches(st *simStage, t *walk.Node, k int) {
 	task := st.tasks[st.done]
 	if !s.Plan.RecomputesCaches(task) {

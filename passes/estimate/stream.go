@@ -56,7 +56,7 @@ func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
 	return rows
 }
 
-// stretch returns the times of the attention of a pass.
+// stretch returns the times of attention in a pass.
 func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
 	for i := range nodes {
 		if nodes[i].Attends() {
@@ -67,7 +67,7 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 	panic("internal: a layer without attention")
 }
 
-// CopyCosts returns functions for the costs of loads and of returned gradients, with one instruction for each buffer.
+// CopyCosts returns functions that price loads and returned gradients, at one instruction per buffer.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens

@@ -33,8 +33,8 @@ type lineOf struct {
 	tokens int64
 }
 
-// line describes the time of attention as a function of the prefix. If it is linear, it is a
-// constant time plus a time per token of the prefix.
+// line describes the time of attention as a function of the prefix. If linear, the time is a constant plus an
+// amount per token of the prefix.
 type line struct {
 	linear          bool
 	alone, perToken ir.Seconds
@@ -130,7 +130,7 @@ func (t *TaskTime) straighten(of lineOf) (l line) {
 	return l
 }
 
-// Both returns the time of a block forward and backward.
+// Both returns the time of a block's forward and backward passes.
 func (t *TaskTime) Both(b *graph.Block, z graph.Size) ir.Seconds {
 	return t.Time(t.Model, b, b.Forward, z) + t.Time(t.Model, b, b.Backward, z)
 }

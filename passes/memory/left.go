@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Unmuxed returns the plan with all tasks undivided and on the rank that has their stage.
+// Unmuxed returns the plan with every task undivided and on the rank that holds its stage.
 func Unmuxed(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -44,14 +44,14 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 	return peak, host
 }
 
-// borrowed adds to terms the bytes that a rank holds for the stages that it helps with a sequence:
-// their weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces
-// save for their backwards. It returns the bytes on the host.
+// borrowed adds to terms the bytes that a rank holds for the stages that it helps with a sequence: their
+// weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces save for their
+// backward passes. It returns the bytes on the host.
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	whole := *p
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.StateBytes(g, g.Layer) // undivided, even if their own rank divides them
-	visited := visitBytesOf(p, g, g.Layer)                // sharing has one more layer in progress at a time
+	visited := visitBytesOf(p, g, g.Layer)                // sharing keeps one more layer in progress at a time
 	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {

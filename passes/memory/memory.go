@@ -102,7 +102,7 @@ func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
 	return &Meter{r, s, b, new([1 << recentBits]heldBytes), w}
 }
 
-// Of returns the meter of a plan whose tasks differ but have the same sizes.
+// Of returns a meter for a plan with different tasks of the same sizes.
 func (m *Meter) Of(p *plan.Plan) *Meter {
 	return &Meter{walk.Must(p), m.Shapes, m.blocks, m.recent, m.work}
 }
@@ -187,11 +187,11 @@ type tracker struct {
 
 	waits []bool         // [task]: its input is on the host; nil: none is
 	task  int            // the task that runs
-	loans []plan.Lending // [stage]: the keys that it lends to this stage
+	loans []plan.Lending // [i]: the keys that stage i lends to this stage
 	last  blockOf
 }
 
-// blockOf is a dataflow and the placement letters that it belongs to.
+// blockOf is a dataflow and the placement letters that it was built for.
 type blockOf struct {
 	kind    int
 	letters string
@@ -514,9 +514,9 @@ func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	r.host -= n
 }
 
-// leaveBackward ends the visit of a layer. It keeps the tensors that the second half will read, or
-// passes the gradients to collectives; those of the previous visit are then complete. Gradients
-// that will be added to again stay whole.
+// leaveBackward ends the visit to a layer. It keeps the tensors that the second half will read, or passes the
+// gradients to collectives; those of the previous visit are then complete. Gradients that will be added to
+// again stay whole.
 func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
 	if at.Split {
 		r.now[TermKept] += r.between(b, z)
@@ -587,8 +587,8 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	return r.last.block
 }
 
-// working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the
-// same number, and comparing with recent keys is faster than looking up such a long key.
+// working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the same number
+// of bytes, and comparing with recent keys is faster than looking up such a long key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
 	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z, begins)]
 	if held.workingKey != key {
@@ -654,7 +654,7 @@ func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	}
 }
 
-// cachesOut frees K and V of a layer once the last subsequence has passed it.
+// cachesOut frees K and V of a layer once the last subsequence has passed through the layer.
 func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	if !b.Attends {
 		return
@@ -674,7 +674,8 @@ func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	}
 }
 
-// recomputeCaches tracks the recomputation of K and V of a layer, if the first backward of the layer begins with it.
+// recomputeCaches tracks the recomputation of K and V of a layer, if the first backward of the layer begins by
+// recomputing them.
 func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
 	if !r.plan.RecomputesCaches(t) || !b.Attends {
 		return
@@ -722,7 +723,7 @@ func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.By
 	return n
 }
 
-// streamed returns the bytes of the given number of streamed tokens. Most blocks have the same number.
+// streamed returns the bytes of the given number of streamed tokens. Most blocks have the same length.
 func (r *tracker) streamed(kind graph.Kind, tokens int64) ir.Bytes {
 	if len(r.streaming) == 0 {
 		return 0
@@ -892,7 +893,7 @@ func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 
 // Slack returns the amount by which a footprint may exceed the placed bytes. A test in codegen checks it.
 func Slack(p *plan.Plan) float64 {
-	if p.Mux.Left { // a footprint assumes that the peaks of own and of borrowed bytes occur at the same time
+	if p.Mux.Left { // a footprint assumes that own and borrowed bytes peak at the same time
 		return 0.6
 	}
 	if woven(p) {

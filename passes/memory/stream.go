@@ -46,8 +46,7 @@ func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 	return n
 }
 
-// noteOwn tracks the bytes of a layer's backward up to the point at which it loads its own rows of
-// K and V, and loads them.
+// noteOwn tracks the bytes of a layer's backward up to the load of its own rows of K and V, and then that load.
 func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()
@@ -59,7 +58,7 @@ func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	r.now[TermLoads] = h.bytes()
 }
 
-// attend takes the blocks of a visit of the k-th layer of a task, and returns the maximum bytes of loads held
+// attend takes the blocks of a visit to the k-th layer of a task, and returns the maximum bytes of loads held
 // during the visit.
 func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	h := &r.loads

@@ -37,9 +37,8 @@ func (r *tracker) layerAt(visit int) int {
 	return r.path[visit]
 }
 
-// enter begins a visit. It also gathers the next layer's weights, unless they are whole. The
-// weights of the current layer are counted with the running block, unless one of the next two
-// visits is of the same layer.
+// enter begins a visit. It also gathers the next layer's weights, unless they are whole. The weights of the
+// current layer are counted with the running block, unless one of the next two visits is to the same layer.
 func (r *tracker) enter() {
 	if r.path == nil {
 		return
@@ -77,7 +76,7 @@ func (r *tracker) hasWhole(n ir.Bytes) {
 	r.gathered = n
 }
 
-// visitBytes holds the bytes that a visit of a layer needs temporarily, in addition to the slices.
+// visitBytes holds the bytes that a visit to a layer needs temporarily, in addition to the slices.
 type visitBytes struct {
 	gathered, divided  params   // of a layer: parameters whose weights and whose gradients are divided
 	weights, gradients ir.Bytes // bytes when whole

@@ -15,14 +15,14 @@ import (
 
 // Run assigns part of the tasks of busy stages to stages that are idle at the start or the end of the pipeline.
 //
-// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are defined by
-// its table, which needs at least as many subsequences as stages. A forward of subsequence x on stage i is in slot i
-// + x, its backward in slot PP + N - 2 - (i + x). If n stages are active in a slot before PP - 1, each idle stage
-// takes 1/PP of every active task and each owner keeps n/PP, so that every rank does n/PP of a task's work. Every
-// subsequence with such a task is cut by tokens into PP pieces, in the same way for all stages. In slot t the owner
-// of a task runs its first t + 1 pieces and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage
-// until it owns the stage. The backward of a piece runs on the same rank as its forward, so activations are never
-// sent. right.go handles the turnaround.
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are
+// defined by its table, which needs at least as many subsequences as stages. The forward of subsequence x on
+// stage i is in slot i + x, its backward in slot PP + N - 2 - (i + x). If n stages are active in a slot before
+// PP - 1, each idle stage takes 1/PP of every active task and each owner keeps n/PP, so that every rank does
+// n/PP of a task's work. Every subsequence with such a task is cut by tokens into PP pieces, in the same way
+// for all stages. In slot t the owner of a task runs the task's first t + 1 pieces, and rank j the (j+1)-th, so
+// that a helper keeps its piece from stage to stage until it owns the stage. The backward of a piece runs on
+// the same rank as its forward, so activations are never sent. right.go handles the turnaround.
 func Run(c *pass.Context, p *plan.Plan) error {
 	Off(c, p)
 	if !p.Schedule.SharesTasks() {
@@ -101,7 +101,7 @@ func Off(_ *pass.Context, p *plan.Plan) {
 	}
 }
 
-// stagesFromTo lists a range of stages. A range of one stage is empty, because it has no helper.
+// stagesFromTo lists a range of stages, or none if the range is a single stage, which has no helper.
 func stagesFromTo(first, last int) []int {
 	out := []int{}
 	for s := first; s <= last && first < last; s++ {
@@ -160,8 +160,8 @@ func leftProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// Order returns the tasks of every rank with sharing: first the shared slots at the start, then the tasks of its own
-// stage; the backward pass mirrors this.
+// Order returns the tasks of every rank when ranks share tasks: first the shared slots at the start, then the
+// tasks of its own stage; the backward pass mirrors this.
 func Order(p *plan.Plan) [][]plan.Task {
 	pp := p.Parallel.PP
 	orders := make([][]plan.Task, pp)

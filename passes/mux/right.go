@@ -79,8 +79,8 @@ func checkBlocks(p *plan.Plan) error {
 	return nil
 }
 
-// checkBorders checks the blocks of a stage's k-th task with helpers against the keys that a helper
-// can have, and against the blocks of the previous task.
+// checkBorders checks the blocks of a stage's k-th task with helpers against the keys that a helper can hold by
+// then, and against the blocks of the previous task.
 func checkBorders(p *plan.Plan, stage, k int) error {
 	blocks := p.Mux.Stages[stage].Blocks
 	borders := blocks[k]

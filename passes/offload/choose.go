@@ -115,7 +115,7 @@ func (h *chooser) put(stage int, l letters) {
 	}
 }
 
-// price updates the costs for the current placements, which only simulations read.
+// price updates the costs, which only simulations read, for the current placements.
 func (h *chooser) price() {
 	for stage, changed := range h.stale {
 		for i := range changed {
@@ -594,11 +594,12 @@ type fitting struct {
 	*chooser
 	base, best *snapshot
 	fastest    ir.Seconds
-	since      int64 // work of the search at the start
+	since      int64 // work done before this search
 }
 
-// Amounts of work after which a choice for a large job skips trials: first those of numbers of recomputed units
-// between the numbers of named policies, then all remaining trials. The choice continues until a plan fits.
+// Amounts of work after which a choice for a large job skips trials: first those that recompute a number of
+// units between the numbers of named policies, then all remaining trials. The choice continues until a plan
+// fits.
 const (
 	skipsNumbers = 1_000_000
 	skipsAll     = 2_000_000

@@ -56,7 +56,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// adopt takes over what this pass has decided for the winner of a search, whose schedule is the plan's.
+// adopt takes over what this pass has decided for the winner of a search, a plan with the same schedule.
 func adopt(p, winner *plan.Plan) {
 	p.Offload, p.Stream.Early = winner.Offload, winner.Stream.Early
 	for _, d := range winner.Decisions {
@@ -74,7 +74,7 @@ func explainCaches(p *plan.Plan) {
 	}
 }
 
-// cachesUnder returns the place of K and V of a layer between its forwards and its backward, for an offload policy.
+// cachesUnder returns where an offload policy puts a layer's K and V between forward and backward.
 func cachesUnder(p *plan.Plan, policy string) string {
 	switch {
 	case !p.LayerOrder() || len(p.Stream.Caches) == len(plan.Streamable):
@@ -194,7 +194,7 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 
 // chooseAhead issues reloads as late as possible without cost. It takes the shortest distance that makes the
 // step as fast as the longest distance does. The longest is the number of layers of a task, as in the paper.
-// Later reloads hold their bytes for a shorter time. At the turnaround and with the long first subsequences,
+// Later reloads hold their bytes for a shorter time. At the turnaround and during the long first subsequences,
 // these bytes determine the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })

@@ -151,8 +151,8 @@ func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	return v
 }
 
-// Check checks that N lengths add up to S, that each is divisible as the ranks of a stage require,
-// and that all boundaries are on the grid.
+// Check checks that N lengths add up to S, that each can be divided evenly among the ranks of a stage, and that all
+// boundaries are on the grid.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	s, grid := p.Subsequences, p.RowGrid()
 	if len(s.Lengths) != s.N {

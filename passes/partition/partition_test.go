@@ -116,9 +116,9 @@ func TestImbalance(t *testing.T) {
 	}
 }
 
-// TestPartitionByTime checks that no other boundaries have a shorter longest task, by brute force if
-// possible. On the paper's specs, whose efficiencies do not depend on size, the step must equal that of
-// equal operations, to within a thousandth.
+// TestPartitionByTime checks that no other boundaries have a shorter longest task, by brute force if possible.
+// On the paper's specs, whose efficiencies do not depend on size, the step must be no slower than with equal
+// operations per subsequence, to within a thousandth.
 func TestPartitionByTime(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.partition=time", "schedule.subsequences=3", "train.sequence=64", "schedule.align=4")
 	tt := estimate.NewTaskTime(estimate.NewCache(), p)

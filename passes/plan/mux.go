@@ -100,9 +100,8 @@ func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	return tasks
 }
 
-// Unshared returns the plan of a validation: the forwards of the first microbatch, each on the rank
-// that has its stage. Subsequences stay cut into pieces, because they determine how the ranks of a
-// stage divide rows.
+// Unshared returns the plan for validation: the forwards of the first microbatch, each on the rank that has its
+// stage. Subsequences stay cut into pieces, because they determine how the ranks of a stage divide rows.
 func (p *Plan) Unshared() *Plan {
 	u := *p
 	u.Mux.Left, u.Mux.Right = false, false

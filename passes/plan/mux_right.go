@@ -49,7 +49,7 @@ func (p *Plan) Returns(t Task) (first, end int) {
 	return first, end
 }
 
-// HelpedTasks returns the tasks of a slot that have helpers, of the first microbatch.
+// HelpedTasks returns those tasks of a slot that have helpers, for the first microbatch.
 func (p *Plan) HelpedTasks(kind TaskKind, slot int) (tasks []Task) {
 	for i := slot - p.Subsequences.N + 1; i < p.Parallel.PP; i++ {
 		if t := (Task{Kind: kind, Subsequence: slot - i, Stage: i}); p.Helpers(t) > 0 {

@@ -46,7 +46,7 @@ type Plan struct {
 	Subsequences   Subsequences `json:"subsequences"`
 	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
 	Parameters     Parameters   `json:"parameters"`
-	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers at the start that have no backward
+	Untrained      int          `json:"untrained_layers,omitempty"` // number of layers at the start that have no backward pass
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
@@ -65,12 +65,12 @@ type Plan struct {
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
 }
 
-// Documents is an estimate for a step over the documents of the data. All other times of a plan are
+// Documents is an estimate for a step with the document boundaries of the data. All other times of a plan are
 // for sequences without document boundaries, which take the longest.
 type Documents struct {
 	Share     float64    `json:"share"`             // query-key pairs within documents divided by those in whole sequences
 	Sequences int        `json:"sequences"`         // number of sequences examined, starting with the first
-	StepS     ir.Seconds `json:"step_s"`            // of a step whose attention has this share
+	StepS     ir.Seconds `json:"step_s"`            // of a step with this share of the attention
 	Problem   string     `json:"problem,omitempty"` // why the data could not be read, or empty
 }
 
@@ -131,7 +131,7 @@ const (
 // UnitType is the paper's classification of activations by lifespan.
 type UnitType int
 
-// Types: read by every later subsequence; written in the forward and read in the backward; temporary.
+// Types: read by every later subsequence; written in the forward pass and read in the backward pass; temporary.
 const (
 	Type0 UnitType = iota
 	Type1
@@ -146,15 +146,15 @@ type Unit struct {
 	Values        []string `json:"values"`
 	BytesPerToken float64  `json:"bytes_per_token"` // on one rank, of one layer
 	Written       string   `json:"written"`         // opcode that writes it
-	LastForward   string   `json:"last_forward"`    // last reader in forward
-	FirstBackward string   `json:"first_backward"`  // first reader in backward; empty for Type-2
+	LastForward   string   `json:"last_forward"`    // last reader in the forward pass
+	FirstBackward string   `json:"first_backward"`  // first reader in the backward pass; empty for Type-2
 }
 
 // Letters of Offload.Placement.
 const (
 	PlacementOffload   = 'o' // to the host and back
 	PlacementKeep      = 'k' // on the device
-	PlacementRecompute = 'r' // recomputed by the backward
+	PlacementRecompute = 'r' // recomputed in the backward pass
 	FateUnsaved        = '-' // not saved: the layer's backward does not read it
 )
 
@@ -164,7 +164,7 @@ type Offload struct {
 	Policy    string      `json:"policy"`
 	Alpha     [][]float64 `json:"alpha"`          // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Placement [][]string  `json:"unit_placement"` // [stage][i]
-	Lag       int         `json:"lag"`            // number of tasks that may run after a forward before the device bytes of its offloaded units are reused, which waits for the copies
+	Lag       int         `json:"lag"`            // number of tasks that may run after a forward before the device bytes of its offloaded units are reused; reuse waits for the copies
 	Caches    string      `json:"caches"`         // place of K and V of a layer between its forwards and its backward: device or, in layer order, host or recompute
 	Ahead     int         `json:"ahead"`          // number of backward layers by which a layer's reload is issued in advance
 }
@@ -266,8 +266,8 @@ type Time struct {
 	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
 }
 
-// CriticalPart is the time that one kind of work of one stage takes on the critical path. The critical path is the
-// chain of work, each part waiting for the previous one, that takes the whole step.
+// CriticalPart is the time that one kind of work of one stage takes on the critical path. The critical path is
+// the chain of work that spans the whole step, each part waiting for the previous one.
 type CriticalPart struct {
 	Work    string     `json:"work"`
 	Stage   int        `json:"stage"` // pipeline rank; -1: nothing ran
@@ -446,8 +446,8 @@ func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour returns the same task a number of virtual stages further in its direction; weight gradients are not
-// passed on.
+// neighbour returns the same task, the given number of virtual stages further in its direction; weight
+// gradients are not passed on.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	switch t.Kind {
 	case WeightGrad:

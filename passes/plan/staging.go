@@ -1,9 +1,9 @@
 package plan
 
-// Tensors that one task of a rank passes to another usually stay on the device, because one of the next two tasks
-// reads them. In layer order, the results of a layer are not read until all other subsequences have passed
-// through the layer, and K and V of a layer are not read until all later layers are done. These tensors go to the
-// host, so the device holds such tensors of a sequence for only one layer at a time.
+// Tensors that one task of a rank passes to another usually stay on the device, because one of the next two
+// tasks reads them. In layer order, the results of a layer are not read until all other subsequences have
+// passed through the layer, and K and V of a layer are not read until all later layers are done. These tensors
+// go to the host, so the device holds a sequence's worth of them for only one layer at a time.
 
 // LayerOrder reports whether all subsequences pass through a layer before the next layer begins.
 func (p *Plan) LayerOrder() bool { return p.Parallel.Order == OrderLayer }
@@ -17,15 +17,15 @@ const (
 // InputUnit is the index of a layer's input among its units, which are in the order of their producers.
 const InputUnit = 0
 
-// StagesOut reports whether a result stays on the host until it is read. The result is placed like
-// the input of the later of the two stages, which has the same rows. Gradients are placed like
-// their values, and the head's input is placed like the input of the last stage.
+// StagesOut reports whether a result stays on the host until it is read. The result is placed like the input of
+// the later of the two tasks' stages, which has the same rows. Gradients are placed like their values, and the
+// head's input is placed like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
 }
 
-// Places of K and V of a layer between its last forward and its first backward, the values of Offload.Caches.
+// Where K and V of a layer are kept between its last forward and its first backward: the values of Offload.Caches.
 const (
 	CachesDevice    = "device"
 	CachesHost      = "host"

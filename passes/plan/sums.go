@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Sums lists the decisions that determine in which order numbers are added, as KEY = VALUE. Two plans of one model with equal lists
-// give the same bits on one kind of device. Everything else only moves bytes or repeats arithmetic.
+// Sums lists, as KEY = VALUE, the decisions that determine the order in which numbers are added. Two plans of
+// one model with equal lists give the same bits on one kind of device. Everything else only moves bytes or
+// repeats arithmetic.
 func (p *Plan) Sums() []string {
 	par := &p.Parallel
 	list := []string{
@@ -35,7 +36,8 @@ func (p *Plan) Sums() []string {
 	return append(list, "order of gradients = "+gradients)
 }
 
-// gradientOrder digests the order in which tasks add to the gradients of parameters, and reports whether all stages have the same.
+// gradientOrder digests the order in which tasks add to the gradients of parameters, and reports whether it is
+// the same on all stages.
 func (p *Plan) gradientOrder() (order string, common bool) {
 	orders := make([][]string, p.Parallel.Stages())
 	add := func(t Task) {

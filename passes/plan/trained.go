@@ -14,8 +14,8 @@ import (
 // Tuned reports whether part of the model is not trained.
 func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze) > 0 }
 
-// trained returns the number of initial layers that have no backward, and the numbers of trained
-// and frozen parameters.
+// trained returns the number of initial layers that have no backward pass, and the numbers of trained and
+// frozen parameters.
 func (p *Plan) trained() (untrained int, n Parameters) {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	n.Trained, n.Frozen = g.Parameters()

@@ -69,8 +69,8 @@ func Expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string
 	}
 }
 
-// Kept returns the number of bytes per token that one layer of a rank keeps for later subsequences
-// and for the backward.
+// Kept returns the number of bytes per token that one layer of a rank keeps for later subsequences and for the
+// backward pass.
 func Kept(p *plan.Plan) (bytes float64) {
 	for _, u := range p.Units {
 		if u.Block == graph.BlockLayer && u.Type != plan.Type2 {

@@ -272,7 +272,7 @@ func layerRanges(p *plan.Plan, rank int) string {
 
 func ofCapacity(n, capacity ir.Bytes) string {
 	if capacity <= 0 {
-		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // negative if checkpoints are left more than there is
+		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // negative if more is left for checkpoints than there is
 	}
 	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
 }

@@ -17,8 +17,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// This file computes lower bounds that hold for every plan of a candidate, including candidates of
-// which only the first dimensions are pinned.
+// This file computes lower bounds that hold for every plan of a candidate, even if only the candidate's first
+// dimensions are pinned.
 //
 // Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first
 // subsequence has passed through the earlier virtual stages; after its last task, the gradient of that
@@ -72,9 +72,9 @@ type end struct {
 	visit                  visit
 }
 
-// visit is the time of the collectives on parameters that run during a layer of any task: those of
-// the forward, and the additional ones of the backward. In layer order, not every backward
-// completes gradients, so the additional collectives are not included.
+// visit is the time of the collectives on parameters that run during a layer of any task: those of the forward
+// pass, and the additional ones of the backward pass. In layer order, not every backward completes gradients,
+// so the additional collectives are not included.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -152,7 +152,7 @@ type profile struct {
 	layer, leastLayer ir.Seconds // forward and backward: averaged over all layers, and of the fastest kind
 	embedding, head   ir.Seconds // the same
 	kinds             []*layerProfile
-	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward
+	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward pass
 	embed, embedGrad  ir.Seconds   // of the first subsequence
 	hidden            ir.Bytes     // of a message, of the first subsequence
 }
@@ -533,7 +533,7 @@ func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	return busy * ir.Seconds(p.Parallel.Microbatches)
 }
 
-// mostStages returns the maximum number of stages of a plan, whose number of stages may be open.
+// mostStages returns the number of stages of a plan, or the maximum if the number is open.
 func (b *bounds) mostStages(p *plan.Plan) int {
 	if p.Schedule.PP > 0 {
 		return p.Schedule.PP
@@ -556,7 +556,7 @@ func (b *bounds) mayShare(s *lang.Schedule) bool {
 	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategy.All[0])
 }
 
-// time returns the bound of a plan with its stages.
+// time returns the bound on the time of a plan whose layers have been assigned to stages.
 func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	layers := make([]int, p.Parallel.PP)
 	for rank := range layers {
@@ -624,10 +624,10 @@ func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
 	return counts
 }
 
-// ways returns three latencies. before is that of the first subsequence on its way to a rank's first virtual
-// stage and back, after that of the last subsequence from the rank's last virtual stage to the end and back,
-// and all that of the first subsequence through all virtual stages and back. With deferred weight gradients, a
-// rank has work during the way back.
+// ways returns three latencies: before, of the first subsequence on its way to a rank's first virtual stage and
+// back; after, of the last subsequence from the rank's last virtual stage to the end and back; and all, of the
+// first subsequence through all virtual stages and back. With deferred weight gradients, before omits the way
+// back, during which the rank has work.
 func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
@@ -785,11 +785,10 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
 }
 
-// givingBack returns a lower bound on the time to return the last rank's weight gradients to their
-// owners if the start is shared. In every slot, the gradients of a stage pass through all later
-// ranks one after another, each of which adds its own. No rank begins to send the gradients of the
-// next slot before the last gradients have arrived, because the last rank helps the receiving rank
-// to compute the gradients of keys.
+// givingBack returns a lower bound on the time to return the last rank's weight gradients to their owners if
+// the start is shared. In every slot, the gradients of a stage pass through all later ranks one after another,
+// each of which adds its own. No rank begins to send the gradients of a slot before the last gradients of the
+// previous slot have arrived, because the last rank helps the receiving rank to compute the gradients of keys.
 func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	g, m := b.cache.Model(p), estimate.CostModel(p)
 	var hop ir.Seconds

@@ -75,8 +75,8 @@ func (s *search) soFar() *node {
 	return nil
 }
 
-// distance returns an upper bound on how much faster than a plan any open candidate can be,
-// relative to the plan's time.
+// distance returns an upper bound on how much longer the winner takes than any open candidate, relative to the
+// candidate's time.
 func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
 	s.beat = winner

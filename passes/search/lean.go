@@ -133,9 +133,9 @@ func (s *search) keepLean() bool {
 	return len(lean) > 0
 }
 
-// closest returns the plan of a root to report if nothing fits: the evaluated candidate with the
-// smallest shortfall, or another candidate that needs less memory, if one is found in time. The
-// latter may even fit, if the search by time ended early.
+// closest returns the plan to report for a root if nothing fits: the evaluated candidate with the smallest
+// shortfall, or another candidate that needs less memory, if one is found in time. The latter may even fit, if
+// the search by time ended early.
 func (s *search) closest(root lang.Schedule) *node {
 	b := *s.bounds
 	b.timeless, b.work = true, 0

@@ -53,7 +53,7 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 	}
 }
 
-// pinJob is a request with everything open, and the way to pin a key of it.
+// pinJob is a request with everything open, and a way to pin its keys.
 type pinJob struct {
 	name string
 	base []string // overrides of the spec
@@ -76,12 +76,12 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 	}}
 }
 
-// TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user can write. A plan found
-// in this way that fits, placed as in `sppoc plan`, may be at most 1% faster than the plan found with
-// everything open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth
-// of the random jobs every dimension is open, far more than by default, so 12 values each are enough.
-// SPPO_PINNED selects jobs by part of their names: that of a file, "drawn", or "drawn-07". Each job has its
-// own random source, so one can be repeated alone with the common seed.
+// TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user can write. If the resulting
+// plan fits when placed as in `sppoc plan`, it may be at most 1% faster than the plan found with everything
+// open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth of the random
+// jobs every dimension is open, far more than by default, so 12 values each are enough. SPPO_PINNED selects
+// jobs by part of their names: that of a file, "drawn", or "drawn-07". Each job has its own random source, so
+// one can be repeated alone with the common seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
 	seed, long := irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {

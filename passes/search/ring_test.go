@@ -9,8 +9,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestRing checks that the request is accepted, that a rank keeps the same tensors between forward and
-// backward as with divided weights, and that the number of heads need not be divisible by the number of
+// TestRing checks that the request is accepted, that a rank keeps the same tensors between the forward and
+// backward passes as with divided weights, and that the number of heads need not be divisible by the number of
 // ranks.
 func TestRing(t *testing.T) {
 	megatron, ring := plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4"), plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4", "schedule.sp_mode=ring")

@@ -35,7 +35,7 @@ type roomKey struct {
 // room is the memory that does not depend on the placements of units.
 type room struct {
 	all, resident  caches   // of a layer: all, and those that are not streamed
-	kept, inputs   ir.Bytes // bytes that a layer saves for the backward; the part that is its inputs, which cannot be recomputed
+	kept, inputs   ir.Bytes // bytes that a layer saves for the backward pass; the part that is its inputs, which cannot be recomputed
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
 	head, lastHead ir.Bytes // while the head runs, for the first and for the last
 }
@@ -71,7 +71,7 @@ func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 }
 
 // leanPolicies returns the last policy, which recomputes the most, and the policies under which a layer needs
-// less memory than that while its backward runs. All other policies keep more and need at least as much.
+// even less memory while its backward runs. All other policies keep more and need at least as much.
 func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []string) {
 	most := policies[len(policies)-1]
 	if p := b.sized(*s); p != nil {

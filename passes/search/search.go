@@ -156,8 +156,8 @@ func (s *search) step() *node {
 	return nil
 }
 
-// refine tries the values that the search has skipped on the plan that it found, one dimension
-// after another. It takes a value that is clearly faster.
+// refine tries, on the plan that the search found, the values that the search skipped, one dimension after
+// another. It takes a value that is clearly faster.
 func (s *search) refine(winner *node) *node {
 	for i := range dimensions {
 		d := &dimensions[i]
@@ -291,9 +291,9 @@ func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	return s.of(n.schedule, n.level)
 }
 
-// handicap returns how much faster than a simpler candidate a candidate must be if it splits
-// backwards, shares tasks, has an unusual grid, or uses another value of a wide dimension. The
-// bounds of such candidates are also looser, so simpler ones are considered first.
+// handicap returns how much faster a candidate must be than a simpler one if it splits backwards, shares tasks,
+// has an unusual grid, or uses another value of a wide dimension. The bounds of such candidates are also
+// looser, so simpler ones are considered first.
 func (s *search) handicap(n *node) ir.Seconds {
 	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
 		return 1 + searchHandicap

@@ -95,8 +95,8 @@ func streamSettings(r *rand.Rand) []string {
 		"cluster.device_memory=" + pick("1GiB", "4MiB", "1MiB"), "cluster.h2d_bandwidth=" + pick("10GB/s", "300MB/s"), "schedule.pp=" + pick("1", "auto")}
 }
 
-// complete visits all candidates of a request with the chain of their prefixes. Those tried only if memory is
-// scarce are tight.
+// complete visits all candidates of a request with the chain of their prefixes. It sets tight in candidates
+// that are tried only if memory is scarce.
 func (s *search) complete(chain []node, visit func(chain []node)) {
 	last := chain[len(chain)-1]
 	for last.level < len(dimensions) && dimensions[last.level].text(&last.schedule) != "" {
@@ -168,7 +168,7 @@ func checkSearch(t *testing.T, draw int, text string, set []string, most int) in
 func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) int {
 	t.Helper()
 	any := newSearch(ContextOf(nil, pass.Options{Fitting: true}), request)
-	var best, tight *node // the fastest that fits of all, and of those tried only if memory is scarce
+	var best, tight *node // the fastest that fits: of all, and of those tried only if memory is scarce
 	plans := 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
 		leaf := chain[len(chain)-1]

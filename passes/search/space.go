@@ -152,9 +152,9 @@ func alignText(s *lang.Schedule) string {
 // asSizesHaveIt leaves a dimension open, so that its value follows from the sizes.
 func asSizesHaveIt(*space, *lang.Schedule) []value { return []value{{"", func(*lang.Schedule) {}}} }
 
-// coarser returns grids to try for a candidate whose grid is open. Memory is fullest at the
-// backward of the first subsequence, which is the longest. With each of these grids, it is clearly
-// shorter than with any finer grid.
+// coarser returns grids to try for a candidate whose grid is open. Memory is fullest at the backward of the
+// first subsequence, which is the longest. With each of these grids, that subsequence is clearly shorter than
+// with any finer grid.
 func (b *bounds) coarser(s lang.Schedule) (out []value) {
 	p := b.sized(s)
 	if p == nil || p.Subsequences.N == 1 || len(s.Subsequences.Lengths) > 0 {
@@ -225,7 +225,7 @@ func (sp *space) sp(s *lang.Schedule) []int {
 	})...)
 }
 
-// dividesHeads reports whether ranks can share the heads of a layer, of queries and of keys and values.
+// dividesHeads reports whether n ranks can share both the query heads and the key-value heads of a layer.
 func (sp *space) dividesHeads(n int) bool {
 	return sp.model.Heads%n == 0 && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0)
 }
@@ -245,7 +245,8 @@ func (sp *space) replicas(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/max(1, s.Microbatch)), func(n int) bool { return n <= most })
 }
 
-// tokensOfTask limits the tokens of several sequences in one task. More would not make kernels faster.
+// tokensOfTask is the maximum number of tokens in a task of several sequences. More would not make kernels
+// faster.
 const tokensOfTask = 64 << 10
 
 func (sp *space) microbatches(s *lang.Schedule) []int {
@@ -371,7 +372,7 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 	if sp.timeless { // equal lengths need the least memory: the first subsequence, whose backward determines the peak, is shorter than with equal work
 		return []string{"length"}
 	}
-	if s.SPMode == graph.ModeRing { // whose times, with a message from every rank, take long to compute
+	if s.SPMode == graph.ModeRing { // the times of a ring, with a message from every rank, take long to compute
 		return []string{"flops", "length"}
 	}
 	return []string{"flops", "time", "length"}
@@ -380,8 +381,8 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 // shortestWanted is the average length of subsequences below which slower kernels cost more than
 // smaller bubbles save. For short sequences, up to fewPerSequence subsequences are tried anyway.
 //
-// A step of fewVisits forwards of layers takes a few seconds to place and simulate. A candidate has
-// more of them only if its bubble would otherwise be larger than smallBubble.
+// A step with fewVisits layer visits in its forward pass takes a few seconds to place and simulate. A candidate
+// has more visits only if its bubble would otherwise be larger than smallBubble.
 //
 // Memory hardly decreases with subsequences shorter than shortestFitting, or with more than mostFitting of them.
 const (
@@ -394,8 +395,8 @@ const (
 	smallBubble     = searchGap
 )
 
-// muxes returns the values of mux. It fills the bubbles of one virtual stage per rank; the mux pass
-// checks its other requirements.
+// muxes returns the values of mux. Mux fills the bubbles of pipelines with one virtual stage per rank; the mux
+// pass checks its other requirements.
 func (sp *space) muxes(s *lang.Schedule) []string {
 	switch n := s.Subsequences.Count; {
 	case sp.timeless, s.Order == plan.OrderLayer, s.PP == 1, s.VirtualStages > 1, n > 0 && n < s.PP,

@@ -7,9 +7,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestCounts checks that numbers of subsequences with which a step takes long to place are tried only if
-// bubbles would otherwise be large, that the numbers for an open number of stages include those for every
-// number of stages, and that large batches leave a number to try.
+// TestCounts checks that numbers of subsequences that make a step slow to place are tried only if bubbles would
+// otherwise be large, that the numbers for an open number of stages include those for every number of stages,
+// and that large batches leave a number to try.
 func TestCounts(t *testing.T) {
 	of := func(batch, stages, virtual int, timeless bool) []int {
 		sp := &space{model: lang.Model{Layers: 32}, train: lang.Train{Sequence: 16 << 20, Batch: batch}, timeless: timeless}

@@ -17,9 +17,9 @@ import (
 // value of every open wide dimension. A later stage tries the other values with a fraction of the
 // work. It starts from the plan that the first stage has found, so the result is never worse.
 //
-// If the first stage finds no plan that fits for a while, a search over all values looks for any
-// plan that fits, however slow. If there is one, the first stage goes on, and later starts from that
-// plan if it has found none itself. If nothing fits, the search stops.
+// If the first stage goes for a while without finding a plan that fits, a search over all values looks for any
+// plan that fits, however slow. If there is one, the first stage goes on, and later starts from that plan if it
+// has found none itself. If nothing fits, the search stops.
 
 // Fractions of a search's patience.
 const (
@@ -31,9 +31,9 @@ const (
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
 
-// visitsWeighed is the largest number of forwards of layers in a step for which the offload pass decides the
-// placements of the candidate that needs the least memory. For larger candidates, this would take longer than
-// the rest of the search.
+// visitsWeighed is the largest number of layer visits in the forward pass of a step for which the offload pass
+// decides the placements of the candidate that needs the least memory. For larger candidates, this would take
+// longer than the rest of the search.
 const visitsWeighed = 60_000
 
 // roots returns the request with default values for its open wide dimensions, and one schedule for
@@ -137,7 +137,7 @@ func (s *search) settle(most float64) *node {
 	winner, done := s.explore(most)
 	if !done {
 		if s.ended = true; !s.timeless {
-			s.weigh(s.least) // the result may then be the fastest
+			s.weigh(s.least) // with its placements decided, it may be the fastest
 		}
 		winner = s.soFar()
 	}
@@ -216,8 +216,8 @@ func (s *search) probe(root lang.Schedule) (best *node) {
 	return best
 }
 
-// classes returns the ways to divide the ranks of a root that have the lowest bounds. Among almost equal bounds, those
-// with the fewest stages are first, because they have the smallest bubbles.
+// classes returns, of all ways to divide the ranks of a root, those with the lowest bounds. Among almost equal
+// bounds, those with the fewest stages are first, because they have the smallest bubbles.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
 	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
@@ -245,9 +245,9 @@ func (s *search) classes(root lang.Schedule) (classes []*node) {
 	return classes
 }
 
-// startFrom evaluates the plan that the search for any fitting plan has found, unchanged and with open
-// placements decided by the offload pass. It does the same with the candidate of a root that needs the least
-// memory when its copies are timed. It reports whether there is such a plan.
+// startFrom evaluates the plan that the search for any fitting plan has found: once unchanged, and once with
+// open placements decided by the offload pass. It does the same with the candidate of a root that needs the
+// least memory when its copies are timed. It reports whether the unchanged plan can be evaluated.
 func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
 	s.evaluate(s.weighing(n))

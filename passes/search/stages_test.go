@@ -48,9 +48,9 @@ schedule s { order = sequence sp_mode = megatron }
 
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
-// TestWideDimensions gives a job less and less memory. Whenever the plain values of wide dimensions have a
-// plan, the search must find one that is no slower. For some sizes it fits only with other values. The long
-// form uses twice as many sizes.
+// TestWideDimensions gives a job less and less memory. Whenever there is a plan with the plain values of wide
+// dimensions, the search must find one that is no slower. For some sizes, the job fits only with other values.
+// The long form uses twice as many sizes.
 func TestWideDimensions(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int
@@ -94,8 +94,8 @@ func TestStoppedSearch(t *testing.T) {
 	}
 }
 
-// TestStagesOfFrozenLayers checks that the first stage gets more layers if some have no backward and take about a third of
-// the others' time. Stages must be busy for equal times, up to half the time of a layer.
+// TestStagesOfFrozenLayers checks that the first stage gets more layers if some have no backward pass and take
+// about a third of the others' time. The busy times of the stages may differ by at most the time of one layer.
 func TestStagesOfFrozenLayers(t *testing.T) {
 	set := []string{"model.layers=16", "schedule.pp=2", "schedule.sp=1", "schedule.dp=1", "schedule.subsequences=4", "schedule.virtual_stages=1", "schedule.strategy=sppo",
 		"schedule.offload=none", "schedule.recompute=none", "schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops", "cluster.device_memory=4GiB"}

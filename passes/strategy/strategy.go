@@ -228,9 +228,8 @@ func firstRound(forward []plan.Task) int {
 	return n
 }
 
-// backwardInForwards is the duration of a backward divided by that of a forward: two by operations,
-// and more if attention dominates, because its backward has 2.5 times the operations at a lower
-// rate.
+// backwardInForwards is the duration of a backward divided by that of a forward: two by operation count, and
+// more if attention dominates, because its backward has 2.5 times the operations at a lower rate.
 const backwardInForwards = 3
 
 // Mirrored returns the backwards of the given forwards in reverse order.
@@ -333,9 +332,9 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	return order
 }
 
-// weave alternates forwards and backwards after a number of initial forwards: those before the
-// first backward on the last rank, that is, all subsequences on all virtual stages except the last,
-// plus a number for each hop to the last rank. It also returns the backwards separately.
+// weave alternates forwards and backwards after a number of initial forwards: on the last rank, a whole round
+// on every virtual stage except the last, and on that stage all but one of the subsequences of the first
+// microbatch; on every other rank, hops more for each rank after it. It also returns the backwards separately.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))

@@ -8,11 +8,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file describes the loads of K and V that do not stay on the device. A forward copies the
-// rows that it computes to the host. Attention in later subsequences loads the earlier rows that it
-// sees, one block of tokens after another, and then frees them. In the backward, dK and dV of a
-// block are loaded with it, unless nothing has been added to them yet, and copied back with the
-// contribution of the subsequence.
+// This file describes the loads of K and V that do not stay on the device. A forward copies the rows that it
+// computes to the host. Attention in later subsequences loads the earlier rows that it sees, one block of
+// tokens after another, and then frees them. In the backward pass, dK and dV of a block are loaded with it,
+// unless nothing has been added to them yet, and copied back with the contribution of the subsequence.
 
 // Load is the transfer of rows of K and V for one layer of a task: a block of earlier rows or, in
 // the backward pass, the task's own rows.
@@ -40,7 +39,7 @@ func Blocks(block int64, z graph.Size) []Load {
 	return out
 }
 
-// CountBlocks returns the number of Blocks.
+// CountBlocks returns the number of blocks that Blocks would return.
 func CountBlocks(block int64, z graph.Size) int {
 	if z.Earliest() == z.Prefix {
 		return 0
@@ -135,7 +134,7 @@ type gradRows struct {
 	end         int64
 }
 
-// NewLoadQueue returns the queue for a rank's tasks in a section, or nil if nothing is streamed.
+// NewLoadQueue returns the queue for a rank's tasks in a section. It is empty if nothing is streamed.
 func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
 	q := &LoadQueue{plan: p, graph: g, known: map[VisitKind][]Load{}}
 	if !p.Streams() {
@@ -199,7 +198,7 @@ func (q *LoadQueue) ready(l Load) bool {
 		return false
 	}
 	g := q.grads[at]
-	by := l.Task.Subsequence + 1 // all of its blocks are on the device once the load's own task has sent any
+	by := l.Task.Subsequence + 1 // this one has sent all of its blocks once the load's own task has sent any
 	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
 }
 

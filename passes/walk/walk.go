@@ -44,7 +44,7 @@ type Node struct {
 	Subsequence    int32    // of a microbatch
 	Stage          int32    // virtual
 	At             int32    // index of its tokens among pieces and whole subsequences
-	Rank, Home     int32    // the rank that runs it; the rank that has its stage
+	Rank, Home     int32    // the rank that runs it; the rank that holds its stage
 	First, End     int32    // range of the layers of its stage among all layers of its home rank
 	from, To, Next int32    // the tasks before and after it in the pipeline, and the rank that runs the latter; -1: none
 	Undone         int32    // the forward that a backward belongs to; -1: none
@@ -117,7 +117,7 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 	return w.list
 }
 
-// Pipeline returns the input of the schedules of all ranks.
+// Pipeline returns the input from which the schedules of all ranks are written.
 func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
 
 // PipelineOf returns the same input for the given tasks and number of shared slots.
@@ -127,7 +127,7 @@ func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipelin
 	return of
 }
 
-// stopOf returns the node of a task. The same task of the next stage has the next place.
+// stopOf returns the node of a task. The same task on the next stage has the next place.
 func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 	p, place := c.Plan, c.placeOf(t)
 	kinds := len(c.places) / len(schedule.Kinds)

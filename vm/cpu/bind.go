@@ -59,8 +59,8 @@ type binder struct {
 	err    error
 }
 
-// guarded is bind, but turns a panic caused by an unverified program, such as a division by its batch of 0, into
-// an error.
+// guarded is bind, but turns a panic caused by an unverified program, such as a division by a batch size of 0,
+// into an error.
 func (b *binder) guarded() (out bound) {
 	defer func() {
 		if r := recover(); r != nil {

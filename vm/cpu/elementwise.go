@@ -138,7 +138,7 @@ func dropout(b *binder) func() {
 }
 
 // halves returns the positions of the first token of each half of x. The tokens of x start at a position and
-// are in order; with chunks, they are two of the chunks of a subsequence that starts there.
+// are in order; with chunks, the halves are two of the chunks of a subsequence that starts there.
 func (b *binder) halves(position int) [2]int {
 	rows, _ := b.shape("x")
 	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")
@@ -148,7 +148,7 @@ func (b *binder) halves(position int) [2]int {
 	return [2]int{position, position + half}
 }
 
-// sumSq sums in f64. f32 values are first summed in f32 in blocks.
+// sumSq sums in f64; f32 values are first summed in f32 within blocks.
 func sumSq(b *binder) func() {
 	y, x, weight, pool := b.floats("y"), b.mat("x"), b.float("weight"), b.device.pool
 	return func() {

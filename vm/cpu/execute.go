@@ -6,9 +6,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// Execute runs instructions that are not part of the program, one after another, and returns when they are done.
-// Their operands are buffers of the code that the device has loaded; their streams are ignored. No section may be
-// running. After an error the contents of the buffers that they write are undefined.
+// Execute runs instructions that are not part of the program, one after another, and returns when they are
+// done. Their operands are buffers of the code that the device has loaded; their streams are ignored. No
+// section may be running. After an error, the contents of the buffers that the instructions write are
+// undefined.
 func (d *Device) Execute(instrs []ir.Instr) error {
 	if d.direct == nil {
 		d.direct = newStream(d, ir.Compute)

@@ -18,10 +18,10 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// builder writes a code by hand.
+// builder builds an ir.Code by hand.
 type builder struct{ code ir.Code }
 
-// buffer places a new buffer after the last of its arena.
+// buffer places a new buffer after the last in its arena.
 func (b *builder) buffer(name string, arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
@@ -568,8 +568,8 @@ func TestBadProgramsAreRefused(t *testing.T) {
 	}
 }
 
-// TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and
-// compares with sequential execution. The race detector notices an event that does not order.
+// TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and compares
+// with sequential execution. The race detector notices an event that fails to order its streams.
 func TestEventsOrderStreams(t *testing.T) {
 	const seed = 19
 	for round := range 20 {

@@ -68,8 +68,8 @@ func (b *binder) shifted(gamma vector) func() []float32 {
 	}
 }
 
-// residual copies the gradient of the residual path into dx, to which the norm adds. It reports whether there is
-// one.
+// residual returns a function that copies the gradient of the residual path, if there is one, into dx, to which
+// the norm then adds. The function reports whether there is one.
 func (b *binder) residual() func() bool {
 	if !b.has("residual") {
 		return func() bool { return false }

@@ -40,7 +40,7 @@ func adamW(b *binder) func() {
 	}
 }
 
-// gradFactor returns the factor of gradients, which is 1 without a norm.
+// gradFactor returns the factor that multiplies gradients: 1 without a norm.
 func (b *binder) gradFactor() func() float32 {
 	if !b.has("norm") {
 		return func() float32 { return 1 }

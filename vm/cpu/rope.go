@@ -18,8 +18,8 @@ type ropeKey struct {
 	rotation int
 }
 
-// ropeTable holds cosine and sine of every angle, times the rotation's scale, by position and pair. An angle
-// depends only on the position, not on the subsequence.
+// ropeTable holds the cosine and sine of every angle, times the rotation's scale, by position and pair. An
+// angle depends only on the position, not on the subsequence.
 type ropeTable struct {
 	ir.Rotation
 	positions int

@@ -54,7 +54,7 @@ const whatRanksDo = `\n  rank 0 waits in all_reduce for ranks 0, 1 \(coll, pc \d
 	`\n  rank 1 executes load_tokens \(compute, pc \d, [^)]*\)$`
 
 // A step that makes no progress ends the job, even if a rank cannot be woken. The error reports what each rank
-// waits for.
+// is doing.
 func TestStalledStep(t *testing.T) {
 	job, told := openSlow(t, 1500*time.Millisecond, func() { select {} })
 	steps(t, job, 2)
@@ -97,8 +97,7 @@ func TestSlowStep(t *testing.T) {
 	}
 }
 
-// pipeInstead is a device that puts a full pipe in place of a file of the checkpoint that is about to be
-// written.
+// pipeInstead is a device that puts a full pipe in place of one file in the checkpoint about to be written.
 type pipeInstead struct {
 	vm.Device
 	pipe, dir, file string

@@ -41,8 +41,8 @@ const (
 	idle         int32 = -3 // the queue is empty
 )
 
-// event has been recorded if its generation equals that of the device. Each stream that blocks on the event has
-// set its bit.
+// event has been recorded if its generation equals that of the device. A stream that blocks on the event first
+// sets its bit in waiters.
 type event struct {
 	generation atomic.Uint64
 	waiters    atomic.Uint32

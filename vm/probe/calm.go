@@ -9,9 +9,9 @@ import (
 
 // Other programs disturb measurements. A virtual machine loses a third of a core's speed as soon as another
 // virtual machine uses the core's other hyperthread, for a tenth of a second or for minutes. The measurement
-// itself does not show this, because slow measurements must not be dropped for being slow. Instead, a pulse
-// that is independent of the measured work is timed before and after each measurement, and only measurements
-// with fast pulses are used.
+// itself cannot serve to detect this, because slow measurements must not be dropped for being slow. Instead, a
+// pulse that is independent of the measured work is timed before and after each measurement, and only
+// measurements with fast pulses are used.
 
 // Sample is a measurement with the slower of the pulses before and after it.
 type Sample struct {

@@ -108,8 +108,8 @@ func (p *prober) own(item Item) Timing {
 	return p.take(item, p.facts.Ranks)
 }
 
-// start returns the time to start an instruction. On shared processors, this is the time to spread
-// a kernel over several processors, which measurements of all ranks at once do not include.
+// start returns the time to start an instruction. On shared processors it is 0: the kernel latency is then the
+// time to spread a kernel over several processors, which measurements of all ranks at once do not include.
 func (p *prober) start() float64 {
 	if p.facts.Processors > 0 {
 		return 0
@@ -142,7 +142,7 @@ func (p *prober) latency() {
 	}
 	resident := min(cmp.Or(median(shares), 1), 1) // for a kernel that finds its own results in each processor's cache
 
-	late, sum := 0.0, 0.0 // errors of measurements are relative, so short kernels are more informative
+	late, sum := 0.0, 0.0 // measurement errors are relative, so short kernels are more informative
 	for _, item := range small {
 		alone, own := p.take(item, 1).Seconds, p.own(item).Seconds
 		weight := 1 / (own * own)
@@ -215,7 +215,8 @@ func (p *prober) layersAlone(rows []int64) {
 	p.note("spread_efficiency", "share that a rank alone reaches in layers of these numbers of tokens: %v", many)
 }
 
-// spread returns the kernels that are worth spreading over processors: the largest of each kind, and others.
+// spread returns the kernels that are worth spreading over processors: in large the largest of each kind, in
+// small the others.
 func (p *prober) spread() (small, large []Item) {
 	s := p.scale
 	for i, rows := range s.Rows[1:] {

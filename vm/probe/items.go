@@ -74,8 +74,8 @@ type layer struct {
 	items  []Item
 }
 
-// kept holds the values that the forward pass keeps for the backward pass: a value before each product and each
-// non-linear kernel.
+// kept holds the values that the forward pass keeps for the backward pass, mainly the inputs of each product
+// and each non-linear kernel.
 type kept struct {
 	x, a, queries, keys, values, o, lse Arg // x is the layer's input, o the output of attention
 	m, b, h, g                          Arg // m is the input of the MLP half, h and g the input and output of gelu
@@ -163,7 +163,7 @@ func (l *layer) shared(key string, cols int64) Arg {
 	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
 }
 
-// border returns the value between the layer with an index and the one before it.
+// border returns the value between the layer at index and the one before it.
 func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
@@ -230,7 +230,8 @@ func (l *layer) rope(x Arg, inverse bool) {
 }
 
 // MemoryBound returns kernels limited by memory bandwidth, on operands of about the given bytes and columns.
-// Results of the previous kernel are in the cache; values saved for the backward pass, weights and moments are not.
+// Results of the previous kernel are in the cache; values saved for the backward pass, weights and moments are
+// not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	rows := max(bytes/int64(t.Bytes())/cols, 1)
 	x := Arg{Type: t, Shape: []int64{rows, cols}}

@@ -52,7 +52,7 @@ type binding struct {
 // prices caches the duration of each distinct piece of work.
 type prices struct {
 	model cost.Model
-	one   bool // durations are on one of several processors that ranks share
+	one   bool // ranks share processors, and durations are for one processor
 	scale map[ir.WorkKind]float64
 	alone map[ir.Work]float64
 	index map[ir.Work]int32
@@ -90,7 +90,7 @@ func (p *prices) price(w ir.Work, l cost.Link) float64 {
 	return t
 }
 
-// peak returns the FLOP rate for the type of the matmuls: the fastest if there are several.
+// peak returns the peak FLOP rate for the data type of the matmuls: the highest if there are several types.
 func (p *prices) peak() float64 {
 	rate := 0.0
 	for w := range p.alone {

@@ -38,7 +38,7 @@ type rank struct {
 	idle     float64                // time for which the compute stream waits while the awaited stream also waits
 	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
-	wake     chan error // used by a device: its goroutine blocks on it
+	wake     chan error // used only by a device, whose goroutine blocks on it
 }
 
 // begin resets a rank to the start of a section.
@@ -81,8 +81,8 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While the
-// stream waits for its turn, it is considered busy, so a wait for it counts as a wait for a transfer.
+// copied records a stream's copy to or from the host that took turns with copies in the other direction. While
+// the stream waits for its turn, it is considered busy, so a wait for it counts as a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin

@@ -92,8 +92,8 @@ func (j *Job) meet(w *world, r *rank) error {
 	return <-r.wake
 }
 
-// rest removes a rank from the running ranks. If none is left, the blocked ranks would wait forever: it reports
-// a deadlock.
+// rest removes a rank from the running ranks. If none is left, any blocked ranks would wait forever, so it
+// reports a deadlock.
 func (j *Job) rest(w *world) error {
 	if j.running--; j.running > 0 {
 		return nil

@@ -111,8 +111,8 @@ func (f *folding) look(r int32, mine *port, meets int32) *ends {
 	return e
 }
 
-// find returns the first port of a rank that meets a team, or a peer in a direction, as a given port does, or -1 if there
-// is none.
+// find returns rank r's first port that is like a given port, but has the given direction and meets the given
+// peer or team; -1: none.
 func (f *folding) find(r int32, like *port, sends bool, meets int32) int32 {
 	for i, p := range f.binding(int(r)).ports {
 		if p.team == like.team && p.sends == sends && p.stream == like.stream && p.channel == like.channel && f.ways[r][i].meets == meets {
@@ -199,7 +199,7 @@ func (f *folding) sound() bool {
 	for r := range f.ways {
 		for i, p := range f.binding(r).ports {
 			x := &f.ways[r][i]
-			if p.team && int(x.ranks[0]) != r { // its first member checks
+			if p.team && int(x.ranks[0]) != r { // once for each team
 				continue
 			}
 			if f.twisted(r, p.team, x.ends) {

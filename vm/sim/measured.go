@@ -101,7 +101,7 @@ func (r *rank) replay(pc int, st *step, span Span) {
 	r.spans[pc] = span
 }
 
-// encounter identifies a meeting by its ranks and its number among theirs: each rank issues them in order.
+// encounter identifies a meeting by its ranks and its number among their meetings, which all issue in order.
 type encounter struct {
 	from, to int // ranks of a message; -1 for a collective
 	channel  vm.Channel
@@ -163,7 +163,7 @@ func (b *Books) align(spans [][]Span) {
 	}
 }
 
-// SpansOf sorts the reports of devices on a section by rank and pc, in seconds since the first rank began.
+// SpansOf arranges the devices' reports on a section by rank and pc, in seconds since the first rank began.
 // Ranks without a timeline have no spans.
 func SpansOf(p *ir.Program, timelines []*vm.Timeline) [][]Span {
 	spans := make([][]Span, len(timelines))

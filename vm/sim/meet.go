@@ -19,7 +19,7 @@ type meeting struct {
 	arrived []arrival
 }
 
-// arrival is a rank at its instruction of a meeting.
+// arrival is a rank that has reached its instruction for a meeting.
 type arrival struct {
 	*rank
 	pc int
@@ -66,7 +66,7 @@ func (w *world) arrive(a arrival) (*meeting, error) {
 	return m, nil
 }
 
-// duration returns the duration of a meeting for the link among its ranks.
+// duration returns the duration of a meeting over the link between its ranks.
 func (w *world) duration(m *meeting) float64 {
 	price := &m.price[m.arrived[0].step().work]
 	if *price != *price {

@@ -38,7 +38,7 @@ func (t *Timeline) Causes() *Causes {
 // codeOrder is the order of the instructions of a section on each stream.
 type codeOrder struct {
 	before []int32                // by pc: the instruction before it on its stream, or -1
-	record []int32                // by pc of a wait: that of the record
+	record []int32                // by pc of a wait: the pc of its record
 	copies [ir.NumStreams][]int32 // copies to and from the host, by stream
 }
 
@@ -82,7 +82,7 @@ type rankMeetings struct {
 	kinds map[int32]meetingKind
 }
 
-// meetingKind distinguishes the meetings of a rank, except for their order.
+// meetingKind and a number identify a meeting of a rank.
 type meetingKind struct {
 	team    bool
 	group   int32 // the first with these members

@@ -78,7 +78,7 @@ func (s *script) then(a, b ir.Stream) {
 	s.wait(b, event)
 }
 
-// program joins one script for each rank; group 0 has all of them.
+// program joins one script for each rank; group 0 contains all ranks.
 func program(scripts ...*script) *ir.Program {
 	p := &ir.Program{Name: "script", Machine: machine, Groups: []string{"all"}, Lines: []string{""}}
 	var all []int32
@@ -93,8 +93,8 @@ func program(scripts ...*script) *ir.Program {
 	return p
 }
 
-// pipeline returns a sequence pipeline with given times for the forward and backward of each subsequence, and
-// messages that take no time.
+// pipeline returns a sequence pipeline with given times for the forward and backward passes of each
+// subsequence, and messages that take no time.
 func pipeline(stages int, f, b []int) *ir.Program {
 	var scripts []*script
 	for i := range stages {

@@ -7,15 +7,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// This file simulates resources that the ranks of a node share: processors, if ranks are threads of one computer,
-// and copies to and from the host. Every instruction uses one processor. If more processors are needed than
-// exist, all instructions slow down equally. There is one worker for each processor beyond the first. One kernel
-// at a time has the workers, which run parts of it while processors are idle. When it ends, the kernel that has
-// run longest gets the workers. The duration of an instruction thus depends on everything that runs, including
-// unrelated ranks. Clocks that run ahead independently cannot express that. Here all clocks advance together,
-// from the end of one instruction to the next.
+// This file simulates resources that the ranks of a node share: processors, if ranks are threads on one
+// computer, and copies to and from the host. Every instruction uses one processor. If more processors are
+// needed than exist, all instructions slow down equally. There is one worker for each processor beyond the
+// first. One kernel at a time has the workers, which run parts of it while processors are idle. When it ends,
+// the kernel that has run longest gets the workers. The duration of an instruction thus depends on everything
+// that runs, including unrelated ranks. Clocks that run ahead independently cannot express that. Here all
+// clocks advance together, from the end of one instruction to the next.
 
-// sharing is a section being simulated in order of time.
+// sharing is a section being simulated in chronological order.
 type sharing struct {
 	*world
 	now    float64
@@ -173,7 +173,7 @@ func (p *pool) pop(now float64, helped bool) (t task) {
 	return t
 }
 
-// Pools. The first is unlimited; each node has one of the others.
+// Pools. The first is unlimited; each node has its own set of the others.
 const (
 	poolFree       = 0
 	poolProcessors = 1
@@ -300,8 +300,8 @@ func (s *sharing) help(p *pool, seconds float64, t task) {
 	}
 }
 
-// work starts the next instruction of a stream that involves no other rank, unless it must wait for its turn. A
-// kernel gets the workers if they are free and it is large enough to benefit.
+// work starts the current instruction of a stream, which involves no other rank, unless it must wait for its
+// turn. A kernel gets the workers if they are free and it is large enough to benefit.
 func (s *sharing) work(r *rank, stream ir.Stream) {
 	q := &s.queues[r.class][stream]
 	pc := int(q.pcs[q.at])
@@ -320,7 +320,7 @@ func (s *sharing) work(r *rank, stream ir.Stream) {
 	s.start(p, takes, seconds, t)
 }
 
-// finish advances to the first end in a pool, and continues with the streams that took part.
+// finish advances to the end of the task that ends first in a pool, and continues the task's streams.
 func (s *sharing) finish(p *pool) error {
 	end, helped := p.ends()
 	s.now = max(s.now, end)

@@ -59,11 +59,11 @@ func TestSharedByHand(t *testing.T) {
 	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
 }
 
-// TestSpreadByHand checks that a kernel has the workers if no other has them when it begins: they take parts of
-// it while processors are idle. A copy takes one processor. Seconds are those of one processor.
+// TestSpreadByHand checks that a kernel gets the workers if no other kernel has them when it begins: they take
+// parts of it while processors are idle. A copy takes one processor. Seconds are those of one processor.
 func TestSpreadByHand(t *testing.T) {
 	a, b := &script{}, &script{}
-	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 per second, one of which is the latency
+	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 per second, plus 1 s of latency
 	b.recv(ir.RecvNext, 2, 0)
 	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two are left for the kernel, which does 3 of its 14.25
 	b.then(ir.RecvNext, ir.Compute)
@@ -167,7 +167,7 @@ func openSimulated(t *testing.T, p *ir.Program) *vm.Job {
 	return j
 }
 
-// The device with the interpreter loop shares as Run does, step after step.
+// Devices with the interpreter loop share processors as Run does, step after step.
 func TestSharedDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo", "cluster.parallelism=1.25")
 	want := run(t, p, sim.Options{})
@@ -201,14 +201,14 @@ func half(p *ir.Program) *ir.Program {
 	return &q
 }
 
-// Copies requested both ways at once run side by side, or take turns. A wait of the compute stream for either
-// is a wait for a transfer.
+// Copies requested in both directions at once run side by side, or take turns. A wait of the compute stream for
+// either is a wait for a transfer.
 func TestHalfDuplex(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)      // 0 .. 2
 	s.then(ir.Compute, ir.D2H) //
 	s.d2h(4)                   // 2 .. 6 both ways
-	s.h2d(3)                   // 0 .. 3; in turns there is no gap before the other, which comes first in the program: 6 .. 9
+	s.h2d(3)                   // 0 .. 3; in turns, it is too long for the gap before the d2h: 6 .. 9
 	s.h2d(1)                   // 3 .. 4; 0 .. 1 would be free, but a direction keeps its order: 9 .. 10
 	s.then(ir.H2D, ir.Compute) //
 	s.work(ir.Compute, 1)      // 4 .. 5; 10 .. 11
@@ -223,7 +223,7 @@ func TestHalfDuplex(t *testing.T) {
 	near(t, "time of copies", float64(tl.Rank(0).Busy[ir.D2H]+tl.Rank(0).Busy[ir.H2D]), 8)
 }
 
-// With one clock for all ranks, the copy that is ready first goes first: a copy to the device of 3 precedes the
+// With one clock for all ranks, the copy that is ready first goes first: a 3 s copy to the device precedes the
 // one to the host.
 func TestHalfDuplexShared(t *testing.T) {
 	s := &script{}
@@ -243,7 +243,7 @@ func TestHalfDuplexShared(t *testing.T) {
 	near(t, "the other rank's copy", float64(tl.Rank(1).Spans[0].End), 5)
 }
 
-// Both directions also share a node's limit: a copy out of one rank slows down one into another.
+// Both directions also share a node's limit: a copy from one rank's device slows down a copy to another's.
 func TestHalfDuplexContention(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4) // 0 .. 7: half speed until 6
@@ -254,7 +254,7 @@ func TestHalfDuplexContention(t *testing.T) {
 	tl := run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy back", float64(tl.Rank(1).Spans[0].End), 6)
 	near(t, "the copy out", float64(tl.Rank(0).Spans[0].End), 7)
-	p.Machine.H2DBandwidth = 0.5 // takes 6 alone, and half of the node's limit: full speed would need 1.5 of it
+	p.Machine.H2DBandwidth = 0.5 // takes 6 alone and half the limit: at full speed, both would need 1.5 limits
 	tl = run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy out beside a slow one", float64(tl.Rank(0).Spans[0].End), 6)
 	near(t, "the slow copy back", float64(tl.Rank(1).Spans[0].End), 8)

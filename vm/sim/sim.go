@@ -7,7 +7,7 @@
 //	meet.go      messages and collectives, where clocks of several ranks meet; deadlocks
 //	fold.go      ranks that provably do the same work at the same times, so that one is simulated for all
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
-//	share.go     the same if ranks share processors or copies over time: one clock for all
+//	share.go     the same if ranks share processors or copies dynamically: one clock for all
 //	device.go    the same as a vm.Device, with the interpreter loop of every device
 //	timeline.go  results: times, waits, bubble, memory
 //	path.go      the cause of each instruction's wait, and the critical path
@@ -16,8 +16,8 @@
 // The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing with
 // other groups. The cost model divides a node's bandwidth by the number of the job's ranks on that node, because
 // these ranks copy at the same time. Two streams of a rank do not slow each other down, except for copies that
-// take turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
-// copies, share.go divides resources by the work in progress.
+// take turns. If ranks are threads on one computer, this model is far off. In that case, and on request for
+// copies, share.go divides resources among the work in progress.
 //
 // The package does not depend on plans, specs or data.
 package sim
@@ -44,8 +44,9 @@ type Options struct {
 	// 1.
 	Scale  map[ir.WorkKind]float64
 	NoFold bool // simulate every rank, even if one could represent several
-	// Contention makes the ranks of a node share copies to and from the host dynamically, instead of having a
-	// fixed share each. Processors that the machine declares shared are always shared dynamically.
+	// Contention makes the ranks of a node share the bandwidth of copies to and from the host dynamically,
+	// instead of having a fixed share each. Processors that the machine declares shared are always shared
+	// dynamically.
 	Contention bool
 }
 
@@ -171,7 +172,7 @@ func (w *world) jitter(r *rank, pc int) float64 {
 	return math.Exp(w.options.Jitter * normal)
 }
 
-// jitterOf returns the jitter of a meeting: of the instruction of its lowest rank.
+// jitterOf returns the jitter of a meeting: that of its lowest rank's instruction.
 func (w *world) jitterOf(m *meeting) float64 {
 	if w.options.Jitter == 0 {
 		return 1

@@ -48,8 +48,8 @@ type Rank struct {
 type Pipeline struct {
 	Ranks   int
 	End     ir.Seconds // end of the last task
-	Busy    ir.Seconds // time of all ranks in which the compute stream works, or waits for a running collective of its task
-	Exposed ir.Seconds // time of all ranks in which it waits for copies to or from the host
+	Busy    ir.Seconds // total time in which compute streams work or wait for their task's running collectives
+	Exposed ir.Seconds // total time in which they wait for copies to or from the host
 }
 
 // Add joins the pipeline times of two sets of ranks.
@@ -57,7 +57,7 @@ func (p Pipeline) Add(q Pipeline) Pipeline {
 	return Pipeline{p.Ranks + q.Ranks, max(p.End, q.End), p.Busy + q.Busy, p.Exposed + q.Exposed}
 }
 
-// Idle returns the time of all ranks in which they have nothing to run. Exposed copies are not part of it.
+// Idle returns the total time in which ranks have nothing to run. Exposed copies are not part of it.
 func (p Pipeline) Idle() ir.Seconds {
 	return max(0, p.End*ir.Seconds(p.Ranks)-p.Busy-p.Exposed)
 }
@@ -78,8 +78,8 @@ func (p Pipeline) IdleShare() float64 {
 	return float64(p.Idle() / (p.End * ir.Seconds(p.Ranks)))
 }
 
-// Split divides the time of a section, from its start to its end, over all ranks. It includes the optimizer, so
-// its bubble is not that of the Pipeline.
+// Split divides the time of a section, from its start to its end, summed over all ranks. It includes the
+// optimizer, so its bubble is not that of the Pipeline.
 type Split struct {
 	Ranks         int
 	End           ir.Seconds // end of the section

@@ -297,7 +297,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// readTorch loads all tensors by torch.distributed.checkpoint and prints their sums of squares.
+// readTorch loads all tensors with torch.distributed.checkpoint and prints their sums of squares.
 const readTorch = `
 import sys, torch
 import torch.distributed.checkpoint as dcp

@@ -33,7 +33,7 @@ type place struct {
 	Offsets []int64 `json:"saved_offsets"`
 }
 
-// span returns the parts' shape or place for readers of the file; vectors have one dimension.
+// span returns a part's shape or place as readers of the file expect it: vectors have one dimension.
 func (p *Part) span(rows, cols int64) []int64 {
 	if p.Of.Shape[1] == 1 {
 		return []int64{rows}

@@ -9,10 +9,10 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// attentionShapes covers a single token, a prefix, several sequences, grouped heads, more tokens than a tile,
-// blocks of keys that all queries see or that only later queries see in full, and heads wide enough for tensor
-// cores. Windows have one key, are shorter than a block, end at a block's border, before and across the first
-// query, and are longer than the sequence. Soft caps are far above, among and far below the scores.
+// attentionShapes covers a single token, a prefix, several sequences, grouped heads, more tokens than a tile
+// holds, blocks of keys that all queries see or that only later queries see in full, and heads wide enough for
+// tensor cores. Windows hold one key, are shorter than a block, end at a block's border, before and across the
+// first query, and are longer than the sequence. Soft caps are far above, among and far below the scores.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -235,7 +235,7 @@ func (s *suite) blocks() blocks {
 // applies to the first block, because some queries do not see it; the existing results then have no weight.
 func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
 
-// hides reports whether queries may see no key of a block.
+// hides reports whether some queries may see none of a block's keys.
 func (b *blocks) hides() bool { return b.Window > 0 || b.Positions != nil }
 
 // before returns the results to which the first block adds.
@@ -249,7 +249,7 @@ func (b *blocks) before(s *suite) (o, lse *value) {
 	return o, lse
 }
 
-// each visits the blocks of which some query sees a key, with the block's shape, its first key, and the first
+// each visits the blocks in which some query sees a key, with the block's shape, its first key, and the first
 // query that sees one of its keys.
 func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	first := 0
@@ -277,8 +277,8 @@ func (b *blocks) put(v *value, token int, data []float64) {
 	copy(v.data[token*b.Batch*v.shape[1]:], data)
 }
 
-// attentionInBlocks goes through the blocks twice: once each instruction continues from the previous one, and once
-// the separate results of the blocks are joined. In f32 both must equal undivided attention.
+// attentionInBlocks computes attention over the blocks in two ways: each instruction continues from the
+// previous one, or the separate results of the blocks are joined. In f32 both must equal undivided attention.
 func (s *suite) attentionInBlocks() {
 	b := s.blocks()
 	o, lse := b.before(s)
@@ -386,7 +386,7 @@ func caseAttentionDelta(s *suite) {
 	s.equal("delta", out["delta"], innerProducts(do.data, o.data, dim), ir.F32)
 }
 
-// attentionWindowOfAll requires the same bits with a window that covers all keys as without a window.
+// attentionWindowOfAll requires a window that covers all keys to give the same bits as no window.
 func (s *suite) attentionWindowOfAll() {
 	for _, a := range []naive.AttentionShape{
 		{Queries: 37, Prefix: 120, Batch: 2, Heads: 2, KVHeads: 1, HeadDim: 12}, {Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: tensorDim},

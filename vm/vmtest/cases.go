@@ -210,7 +210,7 @@ func casePositionEmbed(s *suite) {
 	}
 }
 
-// inPlace runs a case with a separate result and with the result in the place of an operand.
+// inPlace runs a case with a separate result and with the result in place of an operand.
 func (s *suite) inPlace(c call, y, x string, want []float64) {
 	s.sub("apart", func(s *suite) { s.equal(y, s.run(c)[y], want, s.dtype) })
 	s.sub("in place", func(s *suite) {
@@ -506,7 +506,7 @@ func caseCast(s *suite) {
 	}
 }
 
-// The vocabulary in the cases of the loss has two parts, the second with padding.
+// The vocabulary in the loss cases has two parts, the second with padding.
 const (
 	lossRows, lossWidth, lossValid, lossFirst = 9, 40, 33, 40
 	lossVocab                                 = lossFirst + lossValid
@@ -807,8 +807,8 @@ func caseNormalize(s *suite) {
 	s.equal("y", out["y"], want, s.dtype)
 }
 
-// caseDropout uses tokens in order, those of a member in order, and two chunks, with even and odd first columns.
-// No element of its inputs is 0, so the zeros of a result are the dropped elements.
+// caseDropout lays out tokens in order, in order for a later member, and as two chunks. The first column is
+// odd. No element of its inputs is 0, so the zeros in a result are the dropped elements.
 func caseDropout(s *suite) {
 	const batch, n, first, replica, position, col = 2, 6, 1, 3, 5, 7
 	for _, cols := range []int{9, 300} {

@@ -96,8 +96,8 @@ func with[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// types returns the types of the operands that a call has: the round's for all, and the other type for each that
-// may have it, with and without optional operands.
+// types returns the choices of operand types for a call: the round's type for all operands, and the other type
+// for each operand that may have it, with and without each optional operand.
 func (s *suite) types(info *ir.OpInfo) []map[string]ir.DType {
 	list := []map[string]ir.DType{{}}
 	for _, o := range info.Operands {
@@ -156,8 +156,8 @@ func (s *suite) elementwise(op ir.Op, f formula, a attrs, types map[string]ir.DT
 	}
 }
 
-// places returns all ways to put results in the place of operands with the same shape and type, each in the
-// place of a different operand.
+// places returns all ways to put results in place of operands with the same shape and type, each in place of a
+// different operand.
 func places(info *ir.OpInfo, inputs, results args) []map[string]string {
 	list := []map[string]string{{}}
 	for name, result := range results {

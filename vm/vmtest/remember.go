@@ -16,7 +16,7 @@ import (
 // device.
 var models sync.Map // [32]byte -> [][]float64
 
-// remembered returns the result of a model, and calls it only if the result is not cached.
+// remembered returns the result of a model, which it calls only if the result is not cached.
 func remembered(name string, a naive.AttentionShape, operands [][]float64, model func() [][]float64) [][]float64 {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %+v\n", name, a)

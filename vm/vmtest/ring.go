@@ -70,7 +70,8 @@ func (r ring) put(v *value, tokens []int, data []float64) {
 	}
 }
 
-// turns visits the work of each member, turn by turn: whose keys it has, and the attributes of its instruction.
+// turns visits the work of each member, turn by turn: whose keys it holds and the attributes of its
+// instruction.
 func (r ring) turns(visit func(member, source int, at attrs)) {
 	for k := range r.members {
 		for j := range r.members {
@@ -152,9 +153,9 @@ func minus(a, b []float64) []float64 {
 	return out
 }
 
-// windows returns windows for the queries of a member: none, only its own key, within a chunk, as long as a chunk,
-// into the chunk before, and longer than everything. For chunks longer than a tile it returns only windows at
-// which the tiles skipped by a kernel change, because emulated kernels are slow on them.
+// windows returns windows for the queries of a member: none, only its own key, within a chunk, as long as a
+// chunk, into the chunk before, and longer than everything. For chunks longer than a tile it returns only
+// windows that change which tiles a kernel skips, because emulated kernels are slow on such chunks.
 func (r ring) windows() []int {
 	if r.chunk > tile {
 		return []int{0, 1, r.chunk - 1, r.chunk + 1}

@@ -62,7 +62,7 @@ func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) 
 // f32 returns a normally distributed operand that is f32 in every round.
 func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
 
-// otherType returns the type of elements that is not the round's.
+// otherType returns the element type that is not the round's.
 func (s *suite) otherType() ir.DType {
 	if s.dtype == ir.F32 {
 		return ir.BF16
@@ -348,8 +348,8 @@ func (s *suite) checkGuards(d vm.Device, code *ir.Code, all uint32) {
 }
 
 // equal compares a result with naive values. The tolerance is that of f32 sums relative to the largest value,
-// plus half a unit in the last place of the stored type, or a whole unit if the value was rounded by storage
-// before.
+// plus half a unit in the last place of the stored type, or a whole unit if storage had already rounded the
+// value.
 func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 	s.Helper()
 	s.within(what, got, want, t, nil)

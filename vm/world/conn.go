@@ -41,7 +41,7 @@ const (
 	kindWire     = "wire"    // a connection for bytes
 	kindOrder    = "order"
 	kindAnswer   = "answer"
-	kindStop     = "stop"   // a user requests that the job stops
+	kindStop     = "stop"   // a user asks for the job to stop
 	kindFailed   = "failed" // a process cannot continue
 	kindAbort    = "abort"  // the job cannot continue
 	kindEnd      = "end"    // the job has ended

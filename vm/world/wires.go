@@ -308,7 +308,7 @@ func (w *World) call(ctx context.Context, process int) error {
 	return c.write(message{Kind: kindWire, Text: w.key, Hello: &hello{Process: w.options.Process}}, nil)
 }
 
-// called accepts the connection of a process after this one and rejects any other.
+// called accepts a connection from a process with a higher number and rejects any other.
 func (w *World) called(raw net.Conn) bool {
 	c := newConn(raw)
 	_ = c.SetReadDeadline(time.Now().Add(introduction))

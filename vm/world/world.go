@@ -54,7 +54,7 @@ type Member struct {
 	Address string // address of its wires; without a host, the host is that of the rendezvous
 }
 
-// World is the set of processes of a job, as seen by one of them. It is the vm.Crew of their jobs.
+// World is the set of processes of a job, as seen by one of them. It is the vm.Crew of the job.
 type World struct {
 	Members []Member
 
@@ -151,8 +151,8 @@ func (w *World) Failed(reason error) {
 	}
 }
 
-// fail stops everything in this process; process 0 tells the others. It reports whether the reason is the
-// first.
+// fail stops everything in this process; process 0 tells the others. It reports whether this is the first
+// failure.
 func (w *World) fail(cause error) bool {
 	w.mu.Lock()
 	if w.cause != nil {

@@ -323,8 +323,8 @@ func TestFailureReachesAll(t *testing.T) {
 	}
 }
 
-// A connection for bytes that breaks while both processes live is a failure too, and is reported to all that
-// wait for bytes.
+// A connection for bytes that breaks while both processes are alive is a failure too, and is reported to all
+// that wait for bytes.
 func TestBrokenWire(t *testing.T) {
 	t.Parallel()
 	worlds := mustJoin(t, 2, 2)
@@ -424,7 +424,7 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// Every reason that keeps processes from connecting is one sentence, reported to all processes concerned.
+// Every reason why processes cannot connect is one sentence, reported to all processes concerned.
 func TestRendezvous(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -69,8 +69,7 @@ func visible(text []byte) []byte {
 	return out
 }
 
-// Overwrite replaces the current line of a terminal with a text of one line, or clears the line if the text is
-// empty.
+// Overwrite replaces the current line of a terminal with one line of text, or clears it if the text is empty.
 func Overwrite(w io.Writer, text string) {
 	if s, ok := w.(*screen); ok {
 		w = s.w

@@ -74,8 +74,8 @@ func (j *Job) estimateDocuments() error {
 	return nil
 }
 
-// Peaks returns the contents of the arenas of each code at their peaks. Lifetimes are those of placement or, for a
-// program read from a file, those implied by its instructions.
+// Peaks returns the contents of each code's arenas at their peaks. Lifetimes are those that placement used or,
+// for a program read from a file, those implied by its instructions.
 func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	peaks := make([][ir.NumArenas]ir.Peak, len(j.Program.Codes))
 	for i := range peaks {

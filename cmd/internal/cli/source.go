@@ -118,7 +118,7 @@ func (j *Job) Measure() error {
 	return codegen.Measure(j.Plan)
 }
 
-// maxPlan is the size limit of a plan's file in bytes.
+// maxPlan is the maximum size of a plan file, in bytes.
 const maxPlan = 1 << 30
 
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
@@ -181,7 +181,8 @@ func (j *Job) Compile() (err error) {
 	return Wrong(err)
 }
 
-// Verify proves a program read from a file. With force it tolerates only a memory shortfall.
+// Verify runs the verifier on a program read from a file. With force it tolerates a memory shortfall and
+// nothing else.
 func Verify(file string, p *ir.Program, force bool) error {
 	err := ir.VerifyOptions{AllowOverCapacity: force}.Verify(p)
 	if err == nil {

@@ -30,7 +30,7 @@ type Watch struct {
 	over      bool
 }
 
-// Times of the progress line, and its maximum length. The line must not wrap, because only one line can be
+// Timing of the progress line, and its maximum length. The line must not wrap, because only one line can be
 // rewritten.
 const (
 	firstShown   = time.Second
@@ -41,7 +41,7 @@ const (
 // errStopped is the result of work that the user has ended.
 var errStopped = errors.New("stopped at the user's request")
 
-// NewWatch returns the watch of a command. End must be called before anything else is printed.
+// NewWatch returns a Watch for a command. End must be called before anything else is printed.
 func NewWatch(env *Env) *Watch {
 	w := &Watch{context: env.Context, out: env.Stderr, done: make(chan struct{})}
 	if IsTerminal(env.Stderr) {
@@ -102,7 +102,8 @@ func (w *Watch) Say(format string, args ...any) {
 	w.doing, w.best, w.searching = fmt.Sprintf(format, args...), pass.Progress{}, false
 }
 
-// Options adds the functions that show and stop a search to its options. The search is the current work.
+// Options sets the options of a search so that the Watch can show and stop it. The search becomes the current
+// work.
 func (w *Watch) Options(o passes.Options) passes.Options {
 	if w == nil {
 		return o
@@ -123,7 +124,7 @@ func (w *Watch) Options(o passes.Options) passes.Options {
 // returns another error immediately. The function then continues until the process ends, so its results must not
 // be read.
 func (w *Watch) Do(f func() error) error {
-	if w == nil || w.context == nil || w.Stopped() { // a search has been stopped already, and its result is wanted
+	if w == nil || w.context == nil || w.Stopped() { // if a search was stopped, its result is still needed
 		return f()
 	}
 	type result struct {

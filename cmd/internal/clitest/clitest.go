@@ -11,7 +11,7 @@
 //	cp FROM TO             copy a file
 //	truncate FILE BYTES    keep only the first bytes
 //	flip FILE OFFSET       invert one byte; from the end if negative
-//	replace FILE OLD NEW   replace a text, which must be there
+//	replace FILE OLD NEW   replace text, which must be present
 //	compile FILE TO        compile a spec to a program
 package clitest
 
@@ -32,7 +32,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run runs all transcripts of a folder, each in a new folder with a copy of base.
+// Run runs all transcripts that match pattern, each in a new folder with a copy of base.
 func Run(t *testing.T, pattern, base string, app *cli.App, update bool) {
 	names, err := filepath.Glob(pattern)
 	if err != nil || len(names) == 0 {

@@ -176,8 +176,8 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// render draws the chart, and reports whether there is anything to draw. The page's script reads the values that
-// it shows from data-lines.
+// render draws the chart, and reports whether there is anything to draw. The page's script shows the values in
+// data-lines.
 func (c *chart) render() bool {
 	for i := range c.lines {
 		c.lines[i].points = thin(c.lines[i].points)

@@ -41,7 +41,7 @@ type Compare struct {
 // Limits of deviations.
 const (
 	compareSteps = 10   // number of steps compared
-	mostRatio    = 1.25 // of the median step time to the predicted one, or the inverse
+	mostRatio    = 1.25 // ratio of the median step time to the predicted one, or its inverse
 	mostShare    = 0.10 // difference between a part's mean share and the predicted one
 )
 

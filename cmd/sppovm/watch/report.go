@@ -175,7 +175,7 @@ func median(steps []*Step, of func(*Step) float64) float64 {
 	return all[len(all)/2]
 }
 
-// curveOf returns a figure of every step.
+// curveOf returns the curve of one figure over all steps.
 func curveOf(l *Log, of func(*Step) Number) (points []point) {
 	for _, s := range l.Steps {
 		points = append(points, point{X: float64(s.Step), Y: float64(of(s))})

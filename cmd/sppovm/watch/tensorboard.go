@@ -45,7 +45,7 @@ func NewTensorBoard(dir string) (*TensorBoard, error) {
 		host = "localhost"
 	}
 	began := time.Now()
-	// Readers read the files of a folder in the order of their names.
+	// Readers read the files in a folder in the order of their names.
 	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", began.Unix(), filepath.Base(host), os.Getpid(), began.Nanosecond())
 	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {

@@ -81,7 +81,7 @@ func written(t *testing.T, dir string) map[string]curve {
 
 // A file contains every event, framed with correct checksums.
 func TestFrames(t *testing.T) {
-	// Length and event of 3 bytes, with the checksums that tensorboard's masked_crc32c computes.
+	// The frame of a 3-byte event, with the checksums that tensorboard's masked_crc32c computes.
 	if got := frame([]byte("abc")); !slices.Equal(got, []byte{3, 0, 0, 0, 0, 0, 0, 0, 0xb0, 0x99, 0x49, 0x0e, 'a', 'b', 'c', 0x6e, 0x57, 0xf1, 0x21}) {
 		t.Errorf("% x", got)
 	}

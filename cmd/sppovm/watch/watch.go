@@ -44,7 +44,7 @@ type Run struct {
 	Parameters   int64       `json:"parameters"`
 	Sequence     int64       `json:"sequence"`
 	Batch        int         `json:"batch"`
-	Steps        int         `json:"steps"` // number of the last one
+	Steps        int         `json:"steps"` // number of the last step
 	First        int         `json:"first"` // steps done before
 	DeviceMemory Memory      `json:"device_memory"`
 	HostMemory   Memory      `json:"host_memory"`
@@ -125,7 +125,7 @@ func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
 	return out
 }
 
-// Note is a remark of the run: a checkpoint, a warning, a stop.
+// Note is a remark about the run: a checkpoint, a warning, a stop.
 type Note struct {
 	Note string    `json:"note"`
 	Step int       `json:"step"` // steps done before it

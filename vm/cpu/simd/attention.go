@@ -5,11 +5,11 @@ import (
 	"unsafe"
 )
 
-// Attention is causal self-attention of Tokens query tokens over Keys key tokens. The keys are all tokens so far
-// or a block of them. The first key is Prefix tokens before the first query: query token t sees key tokens
-// Prefix+t-Window+1 to Prefix+t, if they exist. Every query sees at least one. Sequences of a batch are
-// interleaved: row t*Batch+b of a matrix is token t of sequence b. Query head h uses key head h/(Heads/KVHeads).
-// Scores s become Softcap*tanh(s/Softcap) unless Softcap is 0.
+// Attention is causal self-attention of Tokens query tokens over Keys key tokens. The keys are all tokens so
+// far or a block of them. The first key is Prefix tokens before the first query: query token t sees key tokens
+// Prefix+t-Window+1 to Prefix+t, if they exist. Without Positions, every query sees at least one. Sequences of
+// a batch are interleaved: row t*Batch+b of a matrix is token t of sequence b. Query head h uses key head
+// h/(Heads/KVHeads). Scores s become Softcap*tanh(s/Softcap) unless Softcap is 0.
 //
 // Positions, if not nil, holds the position of each query token in its document, laid out like rows of queries.
 // Each is 0 or one more than that of the preceding token. A query sees no key of another document, so it may see
@@ -51,9 +51,9 @@ const (
 	partsOfThread          = 4
 )
 
-// Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the scaled
-// scores, one float32 for each row of q and head. If accumulate is set, it continues from the o and lse of other
-// keys.
+// Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the
+// scaled scores, one float32 for each head of each row of q. If accumulate is set, it continues from the o and
+// lse of other keys.
 func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	size := a.chunk(a.Batch*a.Heads, p.Threads())
 	chunks := ceilDiv(a.Tokens, size)
@@ -136,8 +136,8 @@ func (f *attentionPart) tokens(m Mat, head, first int) Mat {
 
 func (f *attentionPart) kvHead() int { return f.head / (f.Heads / f.KVHeads) }
 
-// strips packs queries, or their gradients, as strips of nr: element (d, query) of a strip at d*nr + query. Lanes
-// beyond the last query are zero.
+// strips packs queries, or their gradients, as strips of nr: element (d, query) of a strip is at d*nr + query.
+// Lanes beyond the last query are zero.
 func (f *attentionPart) strips(dst []float32, m Mat) {
 	nr, d := active.nr, f.words(f.HeadDim)
 	m = f.tokens(m, f.head, f.q0)

@@ -28,7 +28,8 @@ func AttentionMerge(p *Pool, o Mat, lse []float32, parts Mat, lses []float32, ro
 	})
 }
 
-// joinedLSE returns the logarithm of the sum of the exponentials of every stride-th value, starting at index at.
+// joinedLSE returns the logarithm of the sum of the exponentials of every stride-th value, starting at index
+// `at`.
 func joinedLSE(values []float32, at, stride int) float32 {
 	largest, sum := float32(math.Inf(-1)), 0.0
 	for i := at; i < len(values); i += stride {

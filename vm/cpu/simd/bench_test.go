@@ -10,7 +10,6 @@ import (
 // The benchmarks run on two threads. Comparisons alternate within one run and report medians, because the
 // machine's speed varies more between runs than between the compared functions.
 
-// benchPool also grows the caches of scratch to their final size.
 func benchPool(b *testing.B) *Pool {
 	p := NewPool(2)
 	b.Cleanup(p.Close)
@@ -25,7 +24,7 @@ func benchFloats(n int) []float32 {
 	return x
 }
 
-// median calls f until enough time has passed and returns the median of its seconds.
+// median sorts times and returns their median.
 func median(times []float64) float64 {
 	slices.Sort(times)
 	return times[len(times)/2]
@@ -37,8 +36,8 @@ func seconds(f func()) float64 {
 	return time.Since(start).Seconds()
 }
 
-// BenchmarkMatmulVsOpenBLAS checks the required speed of the cpu device: at least 0.75 of OpenBLAS on the same two
-// cores.
+// BenchmarkMatmulVsOpenBLAS checks the required speed of the cpu device: at least 0.75 times that of OpenBLAS
+// on the same two cores.
 func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -84,8 +83,8 @@ func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkMatmulShapes measures the products of the training goals: forward, gradient of the input, gradient
-// of the weight. It includes OpenBLAS if installed.
+// BenchmarkMatmulShapes measures the products of the training goals: forward pass, gradient of the input,
+// gradient of the weight. It includes OpenBLAS if installed.
 func BenchmarkMatmulShapes(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)

@@ -16,9 +16,9 @@ const (
 	ncMax = 2048
 )
 
-// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias). b is in slivers of nr
-// columns; a has any strides. Strides are in bytes. a and b have k words along k. The assembly depends on the
-// offsets of the fields.
+// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias). b is in slivers of
+// nr columns; a may have any strides. Strides are in bytes. a and b have k words along k. The assembly depends
+// on the offsets of the fields.
 type tile struct {
 	a          unsafe.Pointer
 	aRow, aK   int
@@ -33,9 +33,9 @@ type tile struct {
 	// Memory to prefetch for later calls: offsets from aheadBase, one for every second step of k. The list runs
 	// from ahead to aheadEnd and is followed by as many zeros.
 	ahead, aheadBase, aheadEnd unsafe.Pointer
-	// If not zero, the words of a and b are pairs. For each pair an element of c becomes RN(RN(c + high*high) +
-	// low*low), where RN rounds to nearest even. Products are not rounded; denormal operands and results are
-	// flushed to zero.
+	// If not zero, the words of a and b are pairs. For each pair, an element of c becomes
+	// RN(RN(c + high*high) + low*low), where RN rounds to nearest even. Products are not rounded;
+	// denormal operands and results are flushed to zero.
 	pairs int
 }
 
@@ -118,8 +118,8 @@ const (
 	keptWords   = 1 << 18 // packed words of op(a) for all parts of the same rows: half of a second-level cache
 )
 
-// refine divides parts further if that has no cost: rows at the ends of blocks, and columns if a thread can keep
-// its packed rows of op(a) from one part to the next.
+// refine divides parts further if that costs nothing: rows at the ends of blocks, and columns if a thread can
+// keep its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)

@@ -89,7 +89,7 @@ func Widen(dst []float32, src []uint16) {
 	active.widen2D(dst, n, src[:n], n, 1, n)
 }
 
-// Narrow converts float32 to bfloat16, to nearest even: dst[i] = src[i] for every element of src.
+// Narrow converts float32 to bfloat16, rounding to nearest even: dst[i] = src[i] for every element of src.
 func Narrow(dst []uint16, src []float32) {
 	n := len(src)
 	active.narrow2D(dst[:n], n, src, n, 1, n)

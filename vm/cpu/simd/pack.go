@@ -121,7 +121,7 @@ func (l *lookAhead) point(t *tile, next Mat) {
 	}
 }
 
-// nothing is an empty list, long enough for any starting point.
+// nothing is an empty list and the zeros that the micro-kernel reads after its end.
 var nothing [1024]int
 
 // noAhead disables prefetching in the micro-kernel.

@@ -2,10 +2,10 @@ package simd
 
 import "unsafe"
 
-// An instruction set with interleave multiplies bfloat16 without converting it. Along k, two elements form a pair,
-// one word of 32 bits with the first element in its lower half. If k is odd, the second element of the last pair
-// is zero. The operands of a product then consist of words, as float32 operands do, and are half as long. Slices
-// of float32 hold the words.
+// An instruction set whose kernels include interleave multiplies bfloat16 without converting it. Along k, two
+// elements form a pair, one word of 32 bits with the first element in its lower half. If k is odd, the second
+// element of the last pair is zero. The operands of a product then consist of words, as float32 operands do,
+// and are half as long. Slices of float32 hold the words.
 
 // perWord returns the number of elements in a word of a product's operands: 2 if they are
 // multiplied in pairs, otherwise 1.

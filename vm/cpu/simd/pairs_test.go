@@ -21,7 +21,7 @@ func fusedBF16(a, b uint16, c float32) float32 {
 	product := float64(flushed(FromBF16(a))) * float64(flushed(FromBF16(b))) // exact
 	x := float64(flushed(c))
 	sum := product + x
-	// Rounding to odd ensures that the second rounding, to float32, gives the rounded exact sum.
+	// Rounding to odd ensures that the second rounding, to float32, gives the exact sum rounded once.
 	if big, small := product, x; !math.IsInf(sum, 0) && sum == sum {
 		if math.Abs(big) < math.Abs(small) {
 			big, small = small, big

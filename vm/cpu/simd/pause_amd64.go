@@ -2,7 +2,7 @@
 
 package simd
 
-// pause idles the core for some tens of nanoseconds.
+// pause idles the core for a few tens of nanoseconds.
 //
 //go:noescape
 func pause()

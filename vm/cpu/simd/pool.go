@@ -16,7 +16,7 @@ type Pool struct {
 	jobs    sync.Pool
 }
 
-// worker is one goroutine. It looks for jobs unless it is working, asleep or ended.
+// worker is one goroutine. It looks for jobs unless it is busy, parked or closed.
 type worker struct {
 	state  atomic.Int32
 	errand atomic.Pointer[func()] // a function to run before anything else
@@ -60,8 +60,8 @@ const spinRounds = 500
 // computer. Further jobs run without workers.
 const mostOpen = 16
 
-// NewPool creates a pool that runs at most threads parts of one Run at once, including the caller's. A number
-// below one means GOMAXPROCS.
+// NewPool creates a pool that uses at most the given number of threads for one Run, including the caller's. A
+// number below one means GOMAXPROCS.
 func NewPool(threads int) *Pool {
 	if threads < 1 {
 		threads = runtime.GOMAXPROCS(0)
@@ -133,8 +133,8 @@ func (p *Pool) Run(parts int, f func(part int)) {
 	j.release(p)
 }
 
-// publish makes a job visible to workers and wakes as many workers as there are parts. It returns
-// the job's place, which is negative if there is none.
+// publish makes a job visible to workers and rouses one worker for each part except the caller's first. It
+// returns the job's place in open, or a negative number if none is free.
 func (p *Pool) publish(j *job) (place int) {
 	for place = range p.open {
 		if p.open[place].Load() == nil && p.open[place].CompareAndSwap(nil, j) {
@@ -233,7 +233,7 @@ func (j *job) wait() {
 	<-j.finish
 }
 
-// join acquires a job that another goroutine holds. It fails if the job has been reused since it was found.
+// join acquires a job that another goroutine holds. It fails if all holders have released the job.
 func (j *job) join() bool {
 	for n := j.holders.Load(); n > 0; n = j.holders.Load() {
 		if j.holders.CompareAndSwap(n, n+1) {

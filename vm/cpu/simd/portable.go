@@ -272,9 +272,9 @@ func adamwPortable(w, m, v, g []float32, c *adamwConstants) {
 	}
 }
 
-// softmaxStripPortable converts the scores of rows keys by nr queries to probabilities relative to
-// the new running maximum, and updates the running sums. alpha receives the factor for earlier
-// probabilities.
+// softmaxStripPortable converts a block of scores, with a row for each key and a column for each of nr queries,
+// to probabilities relative to the new running maximum, and updates the running sums. alpha receives the factor
+// for earlier probabilities.
 func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float32, scale float32) {
 	for j := range portableNR {
 		m := rowMax[j]
@@ -293,8 +293,8 @@ func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float3
 	}
 }
 
-// softmaxGradsPortable converts the scores of rows keys by nr queries to probabilities, and
-// gradients of probabilities to gradients of the unscaled scores.
+// softmaxGradsPortable converts such a block of scores to probabilities, and gradients of probabilities to
+// gradients of the unscaled scores.
 func softmaxGradsPortable(s, ds []float32, ld, rows int, lse, delta []float32, scale float32) {
 	for i := range rows {
 		for j := range portableNR {

@@ -109,8 +109,8 @@ func RMSNormBackward(p *Pool, dx Mat, dgamma []float32, dy, x Mat, rstd, gamma [
 	normBackward(p, dx, dgamma, nil, dy, x, nil, rstd, gamma, rows, cols, accumulate)
 }
 
-// normBackward implements both norms; RMSNorm has mean zero and no beta. Blocks of rows have separate sums for
-// gamma and beta, which are then added in order.
+// normBackward implements the backward pass of both norms; RMSNorm has mean zero and no beta. Blocks of rows
+// have separate sums for gamma and beta, which are then added in order.
 func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	blocks := (rows + rowBlock - 1) / rowBlock
@@ -133,8 +133,7 @@ func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rst
 			if mean != nil {
 				meanG = sumG / float32(cols)
 			}
-			// The result must not overwrite x or dy of the same row before both are read, nor a dx that is added
-			// to.
+			// The result goes to a buffer first: dx may share memory with x or dy, or may be added to.
 			out := dxBuf[:cols]
 			active.normBackward(out, dg, db, d, r, gamma[:cols], mu, rstd[i], meanG, sumGX/float32(cols))
 			if accumulate {

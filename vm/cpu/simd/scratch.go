@@ -18,7 +18,7 @@ type scratch struct {
 
 // scratches holds all scratches. A processor reuses the one that it used last, which is in its own cache.
 var scratches struct {
-	recent sync.Pool // by processor; scratches that it drops are still in all
+	recent sync.Pool // by processor; scratches that the pool drops remain in all
 	sync.Mutex
 	all []*scratch
 }

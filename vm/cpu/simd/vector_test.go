@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// someLength returns lengths of whole vectors, of tails, and 0.
+// someLength returns a random length: 0, only a tail, or whole vectors with or without a tail.
 func someLength(r *rand.Rand) int { return r.IntN(3) * r.IntN(70) }
 
 // checkClose allows an error relative to the larger of want and floor.

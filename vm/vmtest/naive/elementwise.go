@@ -8,10 +8,10 @@ type Attrs struct {
 	Numbers  map[string]float64 // by the attribute's name
 }
 
-// Elementwise has, by name, the formulas of opcodes that compute each element of the result from the same element
-// of the operands. x has one number for each operand that the opcode reads, in the order of its row, or 0 if the
-// operand is absent. Package vmtest derives the cases of the opcode from the formula, and those of its gradient,
-// NAME_grad, from the formula's derivative.
+// Elementwise holds, by name, the formulas of opcodes that compute each element of the result from the same
+// element of the operands. x holds one number for each operand that the opcode reads, in the order of its row,
+// or 0 if the operand is absent. Package vmtest derives the cases of the opcode from the formula, and those of
+// its gradient, NAME_grad, from the formula's derivative.
 var Elementwise = map[string]func(x []float64, a Attrs) float64{
 	"activation": func(x []float64, a Attrs) float64 { return Activate(a.Function, x)[0] },
 	"glu":        func(x []float64, a Attrs) float64 { return GLU(a.Function, x[:1], x[1:])[0] },

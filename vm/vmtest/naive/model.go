@@ -1,6 +1,6 @@
 // Package naive implements the models' published formulas in float64, as plainly as possible. Tests compare
-// compiled programs with it. It covers decoders from GPT-2 (Radford et al., 2019) to Llama (Touvron et al., 2023),
-// Gemma, Qwen and OLMo by their traits, hand-written gradients, and the optimizers.
+// compiled programs with it. It covers decoders, described by their traits, from GPT-2 (Radford et al., 2019)
+// to Llama (Touvron et al., 2023), Gemma, Qwen and OLMo, with hand-written gradients, and the optimizers.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
 //   - norm.go, matmul.go, rope.go, attention.go, elementwise.go, dropout.go, embed.go, loss.go: the formulas of
@@ -81,7 +81,7 @@ func (cfg *Config) layerRotation(layer int) Rotation {
 	return r.rotation(cfg.HeadDim, cfg.Sequence)
 }
 
-// normsBefore and normsAfter report whether the norms of attention and of the MLP come before or after them.
+// normsBefore and normsAfter report whether attention and the MLP have a norm before and after them.
 func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
 func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
 
@@ -299,7 +299,7 @@ type model struct {
 
 // tape holds the values of one layer's forward pass that its backward pass needs.
 type tape struct {
-	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK are before their norms
+	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK: before their norms
 	attention, attentionOut       []float64
 	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
 	mlpOut                        []float64
@@ -393,8 +393,8 @@ func (m *model) forward() (loss float64, dx []float64) {
 	return loss, m.normGrad(x, MatMul(dlogits, m.w[head], nil, rows, h, v, false, false), "ln_f")
 }
 
-// layer computes y = x + attention(norm(x)), then y + mlp(norm(y)). Each norm is before or after attention or MLP,
-// or both.
+// layer computes y = x + attention(norm(x)), then y + mlp(norm(y)). Depending on NormPlace, the norms come
+// before attention and the MLP, after them, or both.
 func (m *model) layer(l int, x []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	t.x = x
@@ -465,8 +465,8 @@ func (m *model) attentionShape(layer int) AttentionShape {
 	return s
 }
 
-// queryScale returns the factor of queries that replaces Attention's division of scores by sqrt(HeadDim) with
-// AttnScale.
+// queryScale returns the factor for queries that turns Attention's division of scores by sqrt(HeadDim) into a
+// multiplication by AttnScale.
 func (m *model) queryScale() float64 { return m.cfg.AttnScale * math.Sqrt(float64(m.cfg.HeadDim)) }
 
 func scaled(x []float64, factor float64) []float64 {

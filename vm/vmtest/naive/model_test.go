@@ -24,7 +24,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 	return cfg
 }
 
-// traits lists models that differ from a tiny one in more than their kinds.
+// traits holds changes to a tiny model that the arguments of tiny do not cover.
 var traits = map[string]func(*Config){
 	"gemma": func(c *Config) {
 		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
@@ -49,7 +49,7 @@ var traits = map[string]func(*Config){
 	},
 }
 
-// tinyConfigs returns every family with every kind of positions and of head groups, alternately tied and untied.
+// tinyConfigs returns every family with every kind of positions and head grouping, alternately tied and untied.
 func tinyConfigs() []Config {
 	var list []Config
 	for _, family := range []string{"gpt", "llama"} {
@@ -247,8 +247,8 @@ func TestBatchIsTheMeanOfItsSequences(t *testing.T) {
 	}
 }
 
-// TestCausal changes only the last input. The input of the last layer's MLP for earlier rows must not change by a
-// bit.
+// TestCausal changes only the last input. For earlier rows, the input to the last layer's MLP must not change
+// in any bit.
 func TestCausal(t *testing.T) {
 	r := newRand(t)
 	for _, cfg := range tinyConfigs() {

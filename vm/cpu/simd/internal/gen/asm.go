@@ -37,8 +37,8 @@ func (p param) size() int {
 	return 24
 }
 
-// kernel describes one function. results has the form of Go results, all float32. A kernel with field is put into
-// the kernel table under its name.
+// kernel describes one function. results has the form of Go results, all float32. If field is set, the kernel
+// goes into the kernel table under its name.
 type kernel struct {
 	name    string
 	params  []param

@@ -152,9 +152,9 @@ func (f *fn) panel(h int) {
 	f.p("JMP next")
 }
 
-// sums adds the products of h rows over k, two steps at a time, and jumps to end. Every second step prefetches a
-// line; the first steps also prefetch a row of c each: prefetching all rows at once would fill the buffers that
-// the loads of a need. multiply computes d += a*b on words.
+// sums adds the products of h rows over k, two steps at a time, and jumps to end. Every second step prefetches
+// a line; the first steps also prefetch a row of c each: prefetching all rows at once would fill the buffers
+// needed for loads from a. multiply computes d += a*b on words.
 func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string) {
 	name := func(label string) string { return fmt.Sprintf("%s%s%d", label, words, h) }
 	first, loop, odd := name("first"), name("sum"), name("odd")

@@ -47,7 +47,7 @@ var vectorKernels = []kernel{
 	{name: "transpose", params: params("dst []float32; dstLd int; src []float32; srcLd, steps int"), body: transpose},
 }
 
-// slices loads the addresses of slices, the length of the first into CX.
+// slices loads the addresses of slices, and the length of the first into CX.
 func (f *fn) slices(names ...string) []string {
 	var regs []string
 	for _, name := range names {
@@ -437,8 +437,8 @@ func adamw(f *fn) {
 	})
 }
 
-// strip loads the registers that both softmax kernels need: addresses of s and of the other slices, the row stride
-// in DX, the rows in CX.
+// strip loads the registers that both softmax kernels need: addresses of s and of the other slices, the row
+// stride in DX, the number of rows in CX.
 func (f *fn) strip() (ld string) {
 	ld = f.word("ld")
 	f.p("SHLQ $2, %s", ld)
