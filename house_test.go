@@ -20,11 +20,11 @@ import (
 	"sppo.dev"
 )
 
-// floors lists which of our packages each package may import; every package must be listed. "*" means all on lower
-// floors. Test files may also import the test helpers and their imports.
-var floors = []struct {
+// levels lists which of our packages each package may import; every package must be listed. "*" means all at lower
+// levels. Test files may also import the test helpers and their imports.
+var levels = []struct {
 	folder  string
-	floor   int
+	level   int
 	imports string
 }{
 	{"infile", 0, ""},
@@ -84,7 +84,7 @@ var floors = []struct {
 	{"cmd/sppovm/watch", 12, "*"},
 }
 
-// helpers are for tests of every floor.
+// helpers are for tests at every level.
 var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
 
 // libraries lists where each external package may be imported; "test" means any test file.
@@ -211,17 +211,17 @@ func forbiddenOurs(s source, ours string) string {
 		if within(ours, "cmd") && !within(s.folder, "cmd") {
 			return "nobody imports a command"
 		}
-		return "" // tests compare floors with each other
+		return "" // tests compare levels with each other
 	case isHelper(ours):
 		return "it is for tests only"
 	}
-	for _, f := range floors {
+	for _, f := range levels {
 		if f.folder != s.folder && !(strings.HasPrefix(s.folder, "cuda/") && f.folder == "cuda") && !(f.folder == "vm/cpu/simd/internal" && within(s.folder, f.folder)) {
 			continue
 		}
 		if f.imports == "*" {
-			if g := floorOf(ours); g >= f.floor && !within(ours, f.folder) {
-				return "it is not on a lower floor"
+			if g := levelOf(ours); g >= f.level && !within(ours, f.folder) {
+				return "it is not at a lower level"
 			}
 			return ""
 		}
@@ -232,13 +232,13 @@ func forbiddenOurs(s source, ours string) string {
 		}
 		return f.folder + " may import of ours: " + f.imports
 	}
-	return "the folder " + s.folder + " has no row in the table of floors"
+	return "the folder " + s.folder + " has no row in the table of levels"
 }
 
-func floorOf(folder string) int {
-	for _, f := range floors {
+func levelOf(folder string) int {
+	for _, f := range levels {
 		if f.folder == folder {
-			return f.floor
+			return f.level
 		}
 	}
 	return 0
@@ -247,14 +247,14 @@ func floorOf(folder string) int {
 func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
 
 // The table names only existing packages.
-func TestFloorsExist(t *testing.T) {
-	for _, f := range floors {
+func TestLevelsExist(t *testing.T) {
+	for _, f := range levels {
 		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
-			t.Errorf("the table of floors names %s: %v", f.folder, err)
+			t.Errorf("the table of levels names %s: %v", f.folder, err)
 		}
 		for _, i := range strings.Fields(f.imports) {
-			if i != "*" && floorOf(i) > f.floor {
-				t.Errorf("%s on floor %d may import %s on floor %d", f.folder, f.floor, i, floorOf(i))
+			if i != "*" && levelOf(i) > f.level {
+				t.Errorf("%s on level %d may import %s on level %d", f.folder, f.level, i, levelOf(i))
 			}
 		}
 	}

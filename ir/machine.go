@@ -19,7 +19,7 @@ type Machine struct {
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
 	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
 	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; the other rates are then per processor. 0: each rank has its own
-	SpreadEfficiency     float64      `json:"spread_efficiency"`      // share of the rate of several processors that a kernel reaches on them
+	SpreadEfficiency     float64      `json:"spread_efficiency"`      // fraction of their combined rate that a kernel reaches on several processors
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
 	NodeNetworkBandwidth float64      `json:"node_network_bandwidth"` // bytes/s per node, each way
 	NVLinkLatency        float64      `json:"nvlink_latency"`         // seconds

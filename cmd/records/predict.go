@@ -15,7 +15,7 @@ import (
 // prediction is the result of the compiler and the simulator for a record's job.
 type prediction struct {
 	fits     bool  // the published number of tokens fits
-	sequence int64 // the published number of tokens, or the longest that fits; 0: none does
+	sequence int64 // the published number of tokens, or the largest that fits; 0: none does
 	stepS    float64
 	tgs, mfu float64
 	ceiling  ceiling // ceiling for the published number of tokens
@@ -34,8 +34,8 @@ func (r *record) spec(sequence int64) (*lang.Spec, error) {
 	return sppo.Parse("examples/today/record.sppo", []byte(text))
 }
 
-// predict plans and simulates the job with the published number of tokens or, if that does not fit, the
-// longest that does.
+// predict plans and simulates the job with the published number of tokens or, if that does not fit, the largest number
+// that does.
 func (r *record) predict() (prediction, error) {
 	spec, err := r.spec(r.sequence)
 	if err != nil {

@@ -326,7 +326,7 @@ func (m *pageMemory) fill(peak *ir.Peak) {
 	}
 }
 
-// code adds the instructions of a code; spans are those of a rank that runs it.
+// code adds the instructions that a group of ranks runs; spans are those of one of these ranks.
 func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	instrs := code.Sections[ir.SectionStep]
 	n := len(instrs)

@@ -88,7 +88,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 	})
 	err := r.write(ctx, order)
 	cancel()
-	for b := range order { // batches that the reader still sends
+	for b := range order { // batches that the reader has yet to send
 		<-b.ready
 	}
 	wait.Wait()

@@ -6,5 +6,5 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunWith is passes.Run, from a package on a higher floor.
+// RunWith is passes.Run, from a package at a higher level.
 var RunWith func(*lang.Spec, *plan.Plan, pass.Options) error

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunWith is passes.Run, and ContextOf creates a context as it does; both are in packages on a higher floor.
+// RunWith is passes.Run, and ContextOf creates a context as it does; both are in packages at a higher level.
 var (
 	RunWith   func(*lang.Spec, *plan.Plan, pass.Options) error
 	ContextOf func(*lang.Spec, pass.Options) *pass.Context

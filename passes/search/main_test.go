@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// TestMain gives tests access to packages on higher floors.
+// TestMain gives tests access to packages at higher levels.
 func TestMain(m *testing.M) {
 	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
 	plantest.Verify = passes.Verify

@@ -186,7 +186,7 @@ func whatFits(sp *lang.Spec) *plan.Plan {
 	return p
 }
 
-// Place is codegen.MeasureFit, from a package on a higher floor.
+// Place is codegen.MeasureFit, from a package at a higher level.
 var Place func(*plan.Plan) (*plan.Shortfall, error)
 
 // place fills a plan's Memory: by the bound that placement respects if it fits, because that is faster, and

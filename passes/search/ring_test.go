@@ -66,7 +66,7 @@ func TestRingBeyondHeads(t *testing.T) {
 	}
 }
 
-// TestRingConflicts checks that requests that conflict with a ring are refused at their key.
+// TestRingConflicts checks that a request that conflicts with a ring is refused, and that the error is at its key.
 func TestRingConflicts(t *testing.T) {
 	for _, c := range []struct {
 		code       lang.Code
