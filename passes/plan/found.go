@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math"
 
 	"sppo.dev/ir"
 )
@@ -48,30 +49,35 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// What Than returns for steps that take as long as the plan's.
-const (
-	NoFaster = "no faster" // the step time is a bound
-	AsFast   = "as fast"
-)
+// Slower returns by how many percent the step of a rejected value takes longer than that of the plan, rounded to
+// tenths. If Bound is set, it takes at least that much longer, or is at most that much faster.
+func (r *Rejection) Slower(step ir.Seconds) float64 {
+	return math.Round(1000*float64(r.StepS/step-1)) / 10
+}
 
-// Than describes a rejected value in comparison with the step time of the plan.
+// Than compares a rejected value with the plan, whose step takes the given time, or returns its shortfall.
 func (r *Rejection) Than(step ir.Seconds) string {
-	longer := 100 * max(0, float64(r.StepS/step)-1)
 	switch {
-	case r.StepS > 0 && step <= 0: // the plan is not complete
-		return r.StepS.String()
-	case r.StepS > 0 && r.Bound && longer < 0.05:
-		return NoFaster
-	case r.StepS > 0 && longer < 0.05:
-		return AsFast
-	case r.StepS > 0 && r.Bound:
-		return fmt.Sprintf("at least %.1f%%", longer)
-	case r.StepS > 0:
-		return fmt.Sprintf("%.1f%%", longer)
-	case r.Shortfall != nil:
+	case r.StepS <= 0 && r.Shortfall != nil:
 		return r.Shortfall.String()
+	case r.StepS <= 0:
+		return "not possible"
+	case step <= 0: // the plan is not complete
+		return r.StepS.String()
 	}
-	return "not possible"
+	switch slower := r.Slower(step); {
+	case slower > 0 && r.Bound:
+		return fmt.Sprintf("at least %.1f%%", slower)
+	case slower > 0:
+		return fmt.Sprintf("%.1f%%", slower)
+	case slower < 0 && r.Bound:
+		return fmt.Sprintf("at most %.1f%% faster", -slower)
+	case slower < 0:
+		return fmt.Sprintf("%.1f%% faster", -slower)
+	case r.Bound:
+		return "no faster"
+	}
+	return "as fast"
 }
 
 // Shortfall is a memory shortfall.

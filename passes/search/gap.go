@@ -85,7 +85,7 @@ func (s *search) distance(winner *node) float64 {
 	}
 	for _, n := range s.frontier {
 		if n.plan == nil {
-			least = min(least, n.bound/s.handicap(n))
+			least = min(least, s.timeOf(n))
 		}
 	}
 	return float64(winner.plan.Time.StepS/least) - 1

@@ -42,7 +42,7 @@ const mostAlternatives = 5
 type node struct {
 	schedule lang.Schedule
 	level    int        // number of pinned dimensions
-	bound    ir.Seconds // of all plans that it represents
+	bound    ir.Seconds // of all plans that it represents, times their handicap
 	number   int        // order of creation; among equal bounds, the lowest number is first
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
@@ -53,13 +53,8 @@ type node struct {
 	wanted   wanted     // order in a search that ignores time
 }
 
-// time returns the time of a node, or its bound.
-func (n *node) time() ir.Seconds {
-	if n.plan != nil {
-		return n.plan.Time.StepS
-	}
-	return n.bound
-}
+// time returns the step time of a complete candidate.
+func (n *node) time() ir.Seconds { return n.plan.Time.StepS }
 
 // rank returns the bound of a candidate. If memory is scarce, it is rounded down to a multiple of
 // the gap: candidates with the same sizes hardly differ in their bounds, but many of them do not fit.
@@ -131,9 +126,7 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	winner = s.refine(winner)
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
-		if n.plan != nil || !s.regrids(n) { // the usual grid is more informative
-			s.note(n, nil)
-		}
+		s.note(n, nil)
 	}
 	return winner, alternatives
 }
@@ -480,13 +473,21 @@ func (s *search) note(n *node, shortfall *plan.Shortfall) {
 			v = &plan.Rejection{Key: d.key, Value: value}
 			values[value] = v
 		}
-		switch t := n.time(); {
+		switch t := s.timeOf(n); {
 		case shortfall != nil && (v.Shortfall == nil || shortfall.Bytes < v.Shortfall.Bytes):
 			v.Shortfall = shortfall
 		case shortfall == nil && (v.StepS == 0 || t < v.StepS):
 			v.StepS, v.Bound = t, n.plan == nil
 		}
 	}
+}
+
+// timeOf returns the time of a candidate, or a lower bound on it.
+func (s *search) timeOf(n *node) ir.Seconds {
+	if n.plan != nil {
+		return n.time()
+	}
+	return n.bound / s.handicap(n)
 }
 
 // class returns the values that distinguish a candidate as an alternative.
@@ -614,14 +615,19 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 	}
 	next := &others[0]
 	setting := key + " = " + next.Value
-	switch than := next.Than(winner.plan.Time.StepS); {
+	step := winner.plan.Time.StepS
+	than := next.Than(step)
+	switch slower := next.Slower(step); {
 	case next.StepS == 0:
 		return fmt.Sprintf("auto: nothing else fits; with %s, %s", setting, than)
-	case than == plan.AsFast:
-		return "auto: tied for fastest with " + setting
-	case than == plan.NoFaster:
-		return fmt.Sprintf("auto: the fastest; %s cannot be faster", setting)
-	default:
+	case slower > 0:
 		return fmt.Sprintf("auto: the fastest; a step takes %s longer with %s", than, setting)
+	case slower < 0 && next.Bound:
+		return fmt.Sprintf("auto: the fastest found; %s is %s", setting, than)
+	case slower < 0: // too little for the accuracy of estimates
+		return fmt.Sprintf("auto: %s is only %s", setting, than)
+	case next.Bound:
+		return fmt.Sprintf("auto: the fastest; %s cannot be faster", setting)
 	}
+	return "auto: tied for fastest with " + setting
 }
