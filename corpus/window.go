@@ -135,8 +135,8 @@ func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	return nil
 }
 
-// Labels is like Train, but puts none in place of the first token of a document in the sequence, of padding, and of tokens
-// that the mask excludes.
+// Labels is like Train, but writes the value none for the first token of each document in the sequence, for padding,
+// and for tokens that the mask excludes.
 func (s Sequence) Labels(position int64, out []int32, stride int, none int32) error {
 	if err := s.c.read(s.window, position, out, stride); err != nil {
 		return err
@@ -218,7 +218,7 @@ func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	})
 }
 
-// startCache caches the starts of the documents of sequences: many ranks read a sequence piece by piece.
+// startCache caches where the documents in a sequence start, because many ranks read a sequence piece by piece.
 type startCache struct {
 	sync.Mutex
 	known map[window][]int64

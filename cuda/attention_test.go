@@ -322,7 +322,7 @@ func TestTrialOfVariants(t *testing.T) {
 	}
 }
 
-// A kernel that gives up a wait leaves the line of the wait in pinned memory, and the error names that line.
+// A kernel that gives up waiting leaves the source line of the wait in pinned memory, and the error names that line.
 func TestEndlessWaitIsNamed(t *testing.T) {
 	fake, emulated := useFake(t), emu.Need(t)
 	m, err := open(Options{OwnProducts: true, Check: true}, fixedCode(emulated.Path))

@@ -25,7 +25,7 @@ const (
 	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
 )
 
-// place is the place at which a tensor is stored. In a fused tensor it follows the tensors in after.
+// place is the place at which a tensor is stored. In a fused tensor, it follows the tensors listed in after.
 type place struct {
 	name  string // * is the number of a layer
 	how   how
@@ -209,7 +209,7 @@ func (s *stored) add(t ir.Tensor, turned bool, at int64) {
 
 const layerPrefix = "layer."
 
-// splitName removes the number from the name of a layer's tensor: "layer.3.wq" is "layer.wq" and "3".
+// splitName removes the number from the name of a layer's tensor: "layer.3.wq" becomes "layer.wq" and "3".
 func splitName(name string) (key, layer string) {
 	rest, ok := strings.CutPrefix(name, layerPrefix)
 	number, rest, found := strings.Cut(rest, ".")

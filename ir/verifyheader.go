@@ -273,7 +273,7 @@ func (h held) outermost() []rectangle {
 	return out
 }
 
-// covers returns why a role's rectangles do not cover a tensor once, or "".
+// covers returns the reason why a role's rectangles do not cover a tensor exactly once, or "".
 func (h held) covers(t *Tensor) string {
 	if len(h) == 0 {
 		return "are held by no rank"

@@ -555,7 +555,7 @@ var dataKeys = []*Key{
 		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes an extra 8 bytes of host memory.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
-		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be `on`; or `ignore`, which trains on all labels.",
+		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be either `on` or `ignore`; `ignore` trains on all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
@@ -631,7 +631,7 @@ var scheduleKeys = []*Key{
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` works best with a small number of subsequences, or when the number of heads is not divisible by `sp`. `auto` tries the first two, and `ring` where more ranks can share a layer than its heads divide evenly among.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These ranks are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
+		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These are the ranks of different replicas and, with `ulysses` or `ring`, also those of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
 			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all values if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
@@ -657,8 +657,8 @@ var scheduleKeys = []*Key{
 		Doc: "Boundaries between subsequences are multiples of this number. It must be a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches for sizes, it also tries values that make the first subsequence shorter.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
-		Doc: "Which of K and V stay on the device between forward and backward. Those not listed are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
-			"in the backward pass together with their gradients. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
+		Doc: "Which of K and V stay on the device between forward and backward. Those not listed are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block; " +
+			"in the backward pass, it reloads their gradients as well. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return

@@ -216,9 +216,9 @@ func (l *list) String() string {
 	case item.list != nil:
 		return "a list of (rows, share) pairs"
 	case len(item.names) > 0 && item.text:
-		return "a list of " + joinOr(append(quoted(item.names), "strings"))
+		return "a list of " + joinAnd(append(quoted(item.names), "strings"))
 	case len(item.names) > 0:
-		return "a list of " + joinOr(quoted(item.names))
+		return "a list of " + joinAnd(quoted(item.names))
 	}
 	count := ""
 	if l.min == l.max {

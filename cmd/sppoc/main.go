@@ -66,10 +66,10 @@ var app = cli.App{
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
-			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. A folder needs --cluster but no weights. If\n" +
-				"the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3. Ctrl-C ends a\n" +
-				"search: the best answer so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work,\n" +
-				"aborts the command.\n\n" +
+			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. For a folder, --cluster is required, but\n" +
+				"weights are not. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is\n" +
+				"3. Ctrl-C ends a search: the best answer so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one\n" +
+				"during other work, aborts the command.\n\n" +
 				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
 				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
 				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work that takes\n" +

@@ -86,7 +86,7 @@ var app = cli.App{
 				"--profile measures the start and end of every instruction of the last step, with GPU events or the CPU's clock, and\n" +
 				"writes a trace for viewers such as Perfetto; sppoc view FILE TRACE shows it below the simulation. At the end, the run\n" +
 				"prints the measured and the simulated time of each opcode.\n\n" +
-				"A job can run in several processes, on one or more hosts. Each process has an equal, contiguous part of the ranks.\n" +
+				"A job can run in several processes, on one or more hosts. Each process runs an equal, contiguous block of ranks.\n" +
 				"Start the same command everywhere with torchrun --no-python, srun or mpirun, or by hand with --processes, --process\n" +
 				"and --rendezvous. Process 0 listens at MASTER_ADDR and MASTER_PORT, or on Slurm's first node, and the others connect\n" +
 				"to it. All processes need the same program, version and data. Only process 0 prints. On CPUs, ranks of different\n" +

@@ -14,8 +14,9 @@ import (
 	"sppo.dev/corpus"
 )
 
-// TestMasks writes prompts with answers, and segments. It compares tokens and masks with those of each text
-// separately, for any number of workers, in shards of a few documents.
+// TestMasks prepares documents of both kinds: prompts with answers, and lists of segments. It compares tokens and masks
+// with those obtained by tokenizing each text on its own, for several numbers of workers and with a few documents per
+// shard.
 func TestMasks(t *testing.T) {
 	tok := open(t, "gpt2.json")
 	words := strings.Fields("the of 12 naïve 你好 return x, <tool> word ... 🙂")
@@ -95,7 +96,7 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// maskedDocuments reads a folder directly, by the definition of its format.
+// maskedDocuments reads a folder directly, following the definition of its format.
 func maskedDocuments(t *testing.T, dir string, m *corpus.Manifest) (out []string) {
 	t.Helper()
 	for _, s := range m.Shards {

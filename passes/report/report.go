@@ -170,7 +170,7 @@ func subsequencesInWords(p *plan.Plan) string {
 	case len(sub.Lengths) == 0: // stopped before partition
 		return fmt.Sprint(sub.N)
 	}
-	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
+	return fmt.Sprintf("%d, of %d to %d tokens each, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
@@ -290,7 +290,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		}
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
-		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
+		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% model FLOPs utilization (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
 }

@@ -623,7 +623,7 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 	case slower > 0:
 		return fmt.Sprintf("auto: the fastest; a step takes %s longer with %s", than, setting)
 	case slower < 0 && next.Bound:
-		return fmt.Sprintf("auto: the fastest found; %s is %s", setting, than)
+		return fmt.Sprintf("auto: the fastest found; %s could be %s", setting, than)
 	case slower < 0: // too little for the accuracy of estimates
 		return fmt.Sprintf("auto: %s is only %s", setting, than)
 	case next.Bound:

@@ -93,7 +93,8 @@ func TestCriticalPath(t *testing.T) {
 	}
 }
 
-// The cause of a wait is the work before its event; that of a late message is the sender's work before it.
+// A wait is caused by the work before the event that it waits for. A late message is caused by the work that its sender
+// did before.
 func TestCauses(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 7)           // pc 0: 0 .. 7

@@ -30,7 +30,7 @@ import (
 // Options of a world.
 type Options struct {
 	Process, Processes int
-	Ranks              int               // number in the program; each process has an equal, contiguous part
+	Ranks              int               // number in the program; each process runs an equal, contiguous block
 	Rendezvous         string            // HOST:PORT where process 0 listens
 	Timeout            time.Duration     // time limit for all processes to connect
 	Job                string            // name of the job, which separates jobs at the same address
