@@ -191,7 +191,7 @@ var modelKeys = []*Key{
 		Doc: "Number of query heads. Heads are divided over the SP ranks.",
 		set: func(s *Spec, v value) { s.Model.Heads = v.Int() }},
 	{Block: blockModel, Name: "kv_heads", takes: whole(1, maxRanks), Derived: "heads", Example: "8",
-		Doc:    "Number of key and value heads; fewer than `heads` means grouped-query attention. It must divide `heads`.",
+		Doc:    "Number of key and value heads; a value below `heads` means grouped-query attention. It must divide `heads`.",
 		set:    func(s *Spec, v value) { s.Model.KVHeads = v.Int() },
 		derive: func(s *Spec) { s.Model.KVHeads = s.Model.Heads }},
 	{Block: blockModel, Name: "head_dim", takes: whole(1, 1<<16), Derived: "hidden / heads", Example: "128",
@@ -323,10 +323,10 @@ var clusterKeys = []*Key{
 		Doc: "Number of devices per machine; for the cpu device, number of ranks.",
 		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
 	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
-		Doc: "Memory of one device that sppo may use: its total memory minus the memory used by the driver and libraries.",
+		Doc: "Memory that sppo may use on each device: its total memory minus the memory used by the driver and libraries.",
 		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
-		Doc: "Host memory of one node that sppo may use, for all its ranks together.",
+		Doc: "Host memory that sppo may use on each node, for all ranks of the node together.",
 		set: func(s *Spec, v value) { s.Cluster.HostMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "peak_bf16", takes: positive(dimCompute), Example: "312TFLOPS",
 		Doc: "Peak rate of dense bf16 matrix products on one device. Data sheets also list sparse rates, which are twice as high.",
@@ -631,7 +631,7 @@ var scheduleKeys = []*Key{
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` works best with a small number of subsequences, or when the number of heads is not divisible by `sp`. `auto` tries the first two, and `ring` where more ranks can share a layer than its heads divide evenly among.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "ZeRO stage, which determines what the ranks that hold the same matrix divide among themselves. These are the ranks of different replicas and, with `ulysses` or `ring`, also those of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
+		Doc: "ZeRO stage, which determines what is divided among the ranks that hold the same matrix. These are the ranks of different replicas and, with `ulysses` or `ring`, also those of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
 			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all values if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {

@@ -39,7 +39,7 @@ var Families = []Family{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
 		"head_dim": "256", "attn_softcap": "50", "logit_softcap": "30", "tied": "true",
 		"window": "4K", "layer_types": "[sliding, full]"}},
-	{"gemma3", "Gemma-3 text; models of 4B and larger also need `rope_scaling = linear` and `rope_factor = 8`", map[string]string{
+	{"gemma3", "Gemma-3 text; models with 4B parameters or more also need `rope_scaling = linear` and `rope_factor = 8`", map[string]string{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
 		"head_dim": "256", "qk_norm": "head", "rope_theta": "1000000", "tied": "true",
 		"window": "1K", "layer_types": "[sliding, sliding, sliding, sliding, sliding, full]", "rope_local_theta": "10000"}},

@@ -55,7 +55,7 @@ func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 
 
 // defineStart defines the flags that select the initial values of a run.
 func (f *runFlags) defineStart(flags *pflag.FlagSet) {
-	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
+	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the --save folder, if there is one")
 	flags.StringVar(&f.weights, "weights", "", "start from the weights in this Hugging Face model `FOLDER`, at step 0 with zero moments")
 	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start from the adapters in this `FOLDER`, in PEFT's format")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")

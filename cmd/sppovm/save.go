@@ -31,7 +31,7 @@ type saveFlags struct {
 func (f *saveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.dir, "save", "", "write checkpoints to this `FOLDER`, as step-N: at the end, and during the run with --save-every")
 	flags.StringVar(&f.every, "save-every", "", "also write a checkpoint after this many steps or this much time: 100, 30s, 10m, 2h")
-	flags.IntVar(&f.keep, "keep", 2, "number of checkpoints to keep in the folder of --save; older ones are removed")
+	flags.IntVar(&f.keep, "keep", 2, "number of checkpoints to keep in the --save folder; older ones are removed")
 	flags.BoolVar(&f.wait, "save-wait", false, "pause training while a checkpoint is written; needs no copy of the state in host memory")
 }
 
@@ -121,7 +121,7 @@ func (s *saver) newest() int64 {
 	return -1
 }
 
-// stepsSaved lists the steps of the checkpoints in the folder of --save.
+// stepsSaved lists the steps of the checkpoints in the --save folder.
 func (r *training) stepsSaved() (steps []int64, err error) {
 	err = r.job.OnDisk(r.f.saves.dir, func() (err error) { steps, err = store.Steps(r.f.saves.dir); return err })
 	if err != nil {

@@ -170,8 +170,13 @@ func subsequencesInWords(p *plan.Plan) string {
 	case len(sub.Lengths) == 0: // stopped before partition
 		return fmt.Sprint(sub.N)
 	}
-	return fmt.Sprintf("%d, of %d to %d tokens each, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
-		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
+	least, most := slices.Min(sub.Lengths), slices.Max(sub.Lengths)
+	long := fmt.Sprintf("%d to %d", least, most)
+	if least == most {
+		long = fmt.Sprint(most)
+	}
+	return fmt.Sprintf("%d of %s tokens each, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
+		sub.N, long, sub.Align, 100*sub.Imbalance)
 }
 
 // streamedInWords explains why K and V take host memory.

@@ -20,7 +20,7 @@ const clusterPrefix = "cluster="
 // the machines and the number of tokens. The returned function returns the equivalent overrides, appended to
 // those of --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
-	cluster := flags.String("cluster", "", "for a model folder: a shipped `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
+	cluster := flags.String("cluster", "", "for a model folder: a built-in `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
 	sequence := flags.String("sequence", "", "for a model folder: number of `TOKENS` per sequence, such as 1M; default: the longest that its config supports")
 	return func(set []string) ([]string, error) {
