@@ -43,7 +43,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		if a.Value == graph.Missing || e.block.Values[a.Value].Kind != graph.Cache || ir.Ops[n.Op].Operands[i].Dir == ir.Read {
 			continue
 		}
-		if !e.block.Finishes(n, a) {
+		if !e.block.Finishes(n, a.Value) {
 			continue
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
@@ -52,6 +52,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) || !e.block.Attends {
 				continue
 			}
+			a.Span = graph.Tail // a ring writes the halves of these rows one after the other
 		} else if !s.training || !e.block.Attends {
 			if first = e.readLater(); first == end {
 				continue

@@ -197,11 +197,11 @@ func (b *Block) ReadsBack(value int) bool {
 	})
 }
 
-// Finishes reports whether a forward node is the last one that writes to an operand's rows.
-func (b *Block) Finishes(n *Node, a Arg) bool {
+// Finishes reports whether a forward node is the last one that writes to a value.
+func (b *Block) Finishes(n *Node, value int) bool {
 	for i := range slices.Backward(b.Forward) {
-		for k, other := range b.Forward[i].Args {
-			if other == a && ir.Ops[b.Forward[i].Op].Operands[k].Dir != ir.Read {
+		for k, a := range b.Forward[i].Args {
+			if a.Value == value && ir.Ops[b.Forward[i].Op].Operands[k].Dir != ir.Read {
 				return &b.Forward[i] == n
 			}
 		}
