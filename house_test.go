@@ -1,6 +1,5 @@
 // Package sppo_test checks rules for the whole repository: which package may import which, how long a function may be,
-// which words documents avoid, and that no file names the machine it was written on. The tables below are the rules;
-// ARCHITECTURE.md gives the reasons.
+// which words documents avoid, and that no file names the machine it was written on. The tables below are the rules.
 package sppo_test
 
 import (

@@ -6,8 +6,9 @@
 // error in a spec is a Diagnostic (diag.go, codes.go). format.go defines the standard style; explain.go describes
 // keys, values and terms.
 //
-// The package defines which specs are well formed. It does not know what a schedule does, which
-// values the compiler supports, or whether a plan fits. It imports no other package of this module.
+// The package defines which specs are well formed. It does not know what a schedule does, which values the compiler
+// supports, or whether a plan fits. Of this module, it imports only infile, and ir for the types that specs and
+// programs share.
 package lang
 
 import (

@@ -32,7 +32,7 @@ type Block struct {
 
 // Blocks lists the kinds of blocks in their usual order.
 var Blocks = []Block{
-	{blockModel, "The neural network: `model NAME { ... }`. All sizes are those of the whole model, before it is divided over ranks.", true},
+	{blockModel, "The neural network: `model NAME { ... }`. All sizes are those of the whole model, before it is divided among the ranks.", true},
 	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for an instance of a cluster that has parameters. To use a shipped cluster, import it: `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
 	{blockSchedule, "The scheduling choices that you want to fix: `schedule NAME { ... }`. The block may be omitted, because the compiler chooses everything that is `auto`. Schedules of other systems are available for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
@@ -182,13 +182,13 @@ var modelKeys = []*Key{
 		Doc: "The family of published models that determines the defaults of the other keys. It has no other effect, and every key can be overridden.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of transformer layers. Layers are divided over the pipeline stages, so the model needs at least as many layers as there are stages.",
+		Doc: "Number of transformer layers. Layers are divided among the pipeline stages, so the model needs at least as many layers as there are stages.",
 		set: func(s *Spec, v value) { s.Model.Layers = v.Int() }},
 	{Block: blockModel, Name: "hidden", takes: whole(1, 1<<24), Example: "4096",
 		Doc: "Width of the residual stream. It must be divisible by `heads` unless `head_dim` is given.",
 		set: func(s *Spec, v value) { s.Model.Hidden = v.Int() }},
 	{Block: blockModel, Name: "heads", takes: whole(1, maxRanks), Example: "32",
-		Doc: "Number of query heads. Heads are divided over the SP ranks.",
+		Doc: "Number of query heads. Heads are divided among the SP ranks.",
 		set: func(s *Spec, v value) { s.Model.Heads = v.Int() }},
 	{Block: blockModel, Name: "kv_heads", takes: whole(1, maxRanks), Derived: "heads", Example: "8",
 		Doc:    "Number of key and value heads; a value below `heads` means grouped-query attention. It must divide `heads`.",
@@ -203,7 +203,7 @@ var modelKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.FFN = v.Int() },
 		derive: deriveFFN},
 	{Block: blockModel, Name: "vocab", takes: whole(2, maxCount), Example: "50304",
-		Doc: "Number of tokens in the vocabulary. Text read as bytes needs 256. The compiler pads it to a multiple of `sp`, so any number is allowed.",
+		Doc: "Number of tokens in the vocabulary. Text read as bytes needs 256. The compiler pads the vocabulary to a multiple of `sp`, so any number is allowed.",
 		set: func(s *Spec, v value) { s.Model.Vocab = v.Int() }},
 	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
 		Doc: "Data type of stored weights and activations. Sums and weight gradients are always f32. Optimizer state is f32 unless `train.optimizer.moments` is set.",
@@ -380,10 +380,10 @@ var clusterKeys = []*Key{
 		Doc: "Share of the peak that attention reaches in the backward pass: one number, or pairs (query rows, share) in increasing order of query rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionGradEff = setCurve(v) }},
 	{Block: blockCluster, Name: "copy_efficiency", takes: share(), Example: "0.85",
-		Doc: "Share of `memory_bandwidth` that memory-bound kernels reach.",
+		Doc: "Fraction of `memory_bandwidth` that memory-bound kernels reach.",
 		set: func(s *Spec, v value) { s.Cluster.CopyEfficiency = v.num }},
 	{Block: blockCluster, Name: "collective_efficiency", takes: share(), Example: "0.8",
-		Doc: "Share of a link's rate that collectives reach.",
+		Doc: "Fraction of a link's bandwidth that collectives reach.",
 		set: func(s *Spec, v value) { s.Cluster.CollectiveEfficiency = v.num }},
 }
 
@@ -392,7 +392,7 @@ var trainKeys = []*Key{
 		Doc: "Number of tokens in one training sample. K stands for 1024 tokens, M for 1024K.",
 		set: func(s *Spec, v value) { s.Train.Sequence = int64(v.num) }},
 	{Block: blockTrain, Name: "batch", takes: whole(1, maxCount), Default: "1", Example: "8",
-		Doc: "Number of sequences per step, over all replicas together.",
+		Doc: "Number of sequences per step, of all replicas together.",
 		set: func(s *Spec, v value) { s.Train.Batch = v.Int() }},
 	{Block: blockTrain, Name: "steps", takes: whole(1, maxTokens), Default: "100", Example: "1000",
 		Doc: "Number of optimizer steps.",
@@ -427,7 +427,7 @@ var trainKeys = []*Key{
 		Doc: "Number of steps over which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
-		Doc: "The learning-rate schedule after the warm-up; the names are those of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, which reduce it. " +
+		Doc: "The learning-rate schedule after the warm-up; the names are those of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, over which it falls. " +
 			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
 		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
@@ -526,10 +526,10 @@ var dataKeys = []*Key{
 		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by its magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Order of sequences. `off`: sequence g is the window that starts at token g * `train.sequence`, plus one token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into the same windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly, however it is divided among ranks.",
+		Doc: "Order of sequences. `off`: sequence g is the window that starts at token g * `train.sequence`, plus one token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into the same windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly where it stopped, however it is divided among ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Weights of a mixture: the share of sequences drawn from each file pattern, in the order of the patterns. Sequences are distributed evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
+		Doc: "Weights of a mixture: the share of sequences drawn from each file pattern, in the order of the patterns. The parts are interleaved evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
@@ -613,7 +613,7 @@ var optimizerKeys = []*Key{
 			}
 		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
-		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16 moments, Llama 3 with f32. A bf16 number has a precision of about three digits, so smaller changes would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
+		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16 moments, Llama 3 with f32. A bf16 number has a precision of about three digits, so changes smaller than that would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
@@ -648,7 +648,7 @@ var scheduleKeys = []*Key{
 		Doc: "Number of sequences that one task processes together. `auto` tries several if sequences are short.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
-		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, until chunks are as short as 1K tokens. If the strategy needs whole sequences, it also tries 1.",
+		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, until chunks are as short as 1K tokens. If the strategy needs whole sequences, `auto` also tries 1.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "auto", Example: "length",
 		Doc: "Quantity that is made equal for all subsequences: floating-point operations (later subsequences are then shorter, because they attend to more tokens), predicted time, or length. `auto` is `flops`, unless another value is clearly faster for the chosen plan. If `subsequences` is a list of lengths, it overrides this key.",
@@ -679,7 +679,7 @@ var scheduleKeys = []*Key{
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns from forward to backward. The other strategies are for comparison. " +
 			"Some of them also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forward and backward tasks; `zb-h1` and `zb-h2` also defer weight gradients, " +
 			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. Others need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +
-			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries every strategy that can change the result for the job.",
+			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries every strategy that could lead to a different plan.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. " +

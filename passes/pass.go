@@ -2,9 +2,8 @@
 // passes of one list to it, one after another, until it contains every decision with its reason, and the
 // predicted result.
 //
-// pass.go lists the passes; most of them have their own package. No package below this one depends
-// on instructions, addresses or devices: codegen turns a plan into instructions and fills in the
-// exact memory.
+// pass.go lists the passes; most of them have their own package. No package below this one depends on programs,
+// addresses or devices: codegen turns a plan into instructions and fills in the exact memory.
 package passes
 
 import (

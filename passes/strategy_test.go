@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode"
 
 	"sppo.dev/examples"
 	"sppo.dev/lang"
@@ -284,10 +283,8 @@ func actions(p *plan.Plan) string {
 
 // TestStrategyNames checks that the language has the names of all strategies and no others.
 func TestStrategyNames(t *testing.T) {
-	text, _ := lang.Explain("schedule.strategy")
-	_, takes, _ := strings.Cut(text, "takes:")
-	takes, _, _ = strings.Cut(takes, "default:")
-	known := strings.FieldsFunc(strings.ReplaceAll(takes, " or ", " "), func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
+	k := lang.FindKey("schedule.strategy")
+	known := k.Words()
 	if names := append([]string{"auto"}, strategy.Names()...); !slices.Equal(known, names) {
 		t.Errorf("the language has %v, the passes have %v", known, names)
 	}

@@ -43,7 +43,7 @@ var app = cli.App{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc:      "check a spec and report its errors",
-			Details:  "If there are no errors, check says so on a terminal, and prints nothing elsewhere. If FILE is -, standard input is read.",
+			Details:  "If there are no errors, nothing is printed, except that a terminal gets a message. If FILE is -, standard input is read.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{

@@ -27,7 +27,7 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 }
 
 func planJob(flags *pflag.FlagSet) cli.Action {
-	asJSON := flags.Bool("json", false, "print the plan as JSON, which build accepts")
+	asJSON := flags.Bool("json", false, "print the plan as JSON, for sppoc build")
 	set := cli.SetFlag(flags, "set")
 	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)

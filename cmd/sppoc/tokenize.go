@@ -20,7 +20,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
 	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder with one")
 	flags.StringVar(&job.Field, "field", "text", "jsonl field or parquet column that contains the text")
-	flags.StringVar(&job.Prompt, "prompt", "", "jsonl field with the text that precedes --field; runs do not train on it")
+	flags.StringVar(&job.Prompt, "prompt", "", "jsonl field with the prompt, which precedes the text of --field and is not trained on")
 	flags.StringVar(&job.Segments, "segments", "", "jsonl field that contains the text of a document in segments, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
 	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not name it")

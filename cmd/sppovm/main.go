@@ -91,9 +91,9 @@ var app = cli.App{
 				"and --rendezvous. Process 0 listens at MASTER_ADDR and MASTER_PORT, or on Slurm's first node, and the others connect\n" +
 				"to it. All processes need the same program, version and data. Only process 0 prints. On CPUs, ranks of different\n" +
 				"processes communicate over TCP; losses and weights are bitwise equal to those of a single process. On GPUs, they use\n" +
-				"NCCL, with one GPU for each rank. If a process fails or is lost, all others exit and name it. If no rank makes progress\n" +
-				"in a step for --stall-timeout, the job ends and reports what each rank is waiting for. If SPPO_JOB_SECRET is set, only\n" +
-				"processes with the same secret can join the job.\n\n" +
+				"NCCL, with one GPU for each rank. If a process fails or is lost, all others exit with an error that\n" +
+				"names it. If no rank makes progress in a step for --stall-timeout, the job ends and reports what each rank is waiting\n" +
+				"for. If SPPO_JOB_SECRET is set, only processes with the same secret can join the job.\n\n" +
 				"With --weights, the run starts from the weights of a Hugging Face model folder (safetensors). Its config.json must\n" +
 				"describe the program's model. Each rank reads only its own parts of the weights. Tensors in the folder that the model\n" +
 				"does not need are listed and ignored.\n\n" +

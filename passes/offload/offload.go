@@ -1,6 +1,5 @@
-// Package offload decides the placement of every saved tensor between its forward and its backward: kept on
-// the device, offloaded to the host, or recomputed. It also decides when copies begin and how long they may
-// take.
+// Package offload decides the placement of every saved tensor between its forward and its backward: kept on the device,
+// offloaded to the host, or recomputed. It also chooses how far copies may lag and how far ahead reloads begin.
 //
 // offload.go implements policies that specify shares, and choose.go those that compare placements.
 package offload

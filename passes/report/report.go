@@ -451,11 +451,11 @@ func checkpointInWords(m *plan.Memory) string {
 	if c == nil {
 		return ""
 	}
-	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy of up to %s per rank in host memory ", slices.Max(c.Bytes))
+	words := fmt.Sprintf("Checkpoints during training (--save-every): a copy of up to %s per rank ", slices.Max(c.Bytes))
 	if c.Fits {
-		return words + "fits as well.\n"
+		return words + "also fits in host memory.\n"
 	}
-	return words + fmt.Sprintf("does not fit: stage %d needs %s more for every rank; schedule.checkpoint_copy = on leaves room for it, and --save-wait needs no copy.\n",
+	return words + fmt.Sprintf("does not fit in host memory: stage %d needs %s more for every rank; schedule.checkpoint_copy = on leaves room for it, and --save-wait needs no copy.\n",
 		c.ShortStage, c.ShortBytes)
 }
 

@@ -4,8 +4,8 @@
 //	cpu.go        Device: arenas, load, begin, join
 //	stream.go     streams and events: goroutines, their queues, how they block and wake
 //	execute.go    runs instructions outside a program, one after another
-//	bind.go       from an instruction to a closure over slices
-//	kernels.go    the table of kernels by opcode; each family has its own file
+//	bind.go       from an instruction to a closure over slices, and the table of kernels by opcode
+//	              (each family of kernels has its own file)
 //	arena_*.go    memory
 //	pulse.go      the current speed of the processors, for measurements
 //	race_*.go     differences under the race detector
