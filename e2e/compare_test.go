@@ -109,18 +109,23 @@ func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got 
 	}
 }
 
-// otherGradients compares each tensor relative to its own norm, and all together relative to the total norm.
+// otherGradients compares each tensor relative to its own norm, and all together relative to the total norm. If
+// the terms of a tensor's gradient almost cancel, their rounding errors may exceed its norm. An error that is
+// small even for the total norm is therefore allowed.
 func otherGradients[F float32 | float64](c Case, got map[string][]float32, want map[string][]F, names []string, tol tolerance) (problems []string) {
+	const small = 0.01 // of the allowed error of all tensors together
 	difference, size := 0.0, 0.0
 	for _, name := range names {
 		d, s := distance(got[name], want[name])
-		difference, size = difference+d*d, size+s*s
-		if !zeroGradient(c, name) && !(d <= tol.tensor*s) {
+		difference, size = math.Hypot(difference, d), math.Hypot(size, s)
+	}
+	if !(difference <= tol.global*size) {
+		problems = append(problems, fmt.Sprintf("the gradient is off by %.2g of its norm %.2g", difference/size, size))
+	}
+	for _, name := range names {
+		if d, s := distance(got[name], want[name]); !zeroGradient(c, name) && !(d <= max(tol.tensor*s, small*tol.global*size)) {
 			problems = append(problems, fmt.Sprintf("gradient of %s is off by %.2g of its norm %.2g", name, d/s, s))
 		}
-	}
-	if !(math.Sqrt(difference) <= tol.global*math.Sqrt(size)) {
-		problems = append(problems, fmt.Sprintf("the gradient is off by %.2g of its norm %.2g", math.Sqrt(difference/size), math.Sqrt(size)))
 	}
 	return problems
 }
@@ -159,9 +164,8 @@ func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *vm.Jo
 }
 
 // checkBound compares the memory bound of the passes with the live bytes of the program, which must never
-// exceed it, and with the placed bytes. The bound includes a margin for gaps in the placement. In an arena with
-// few buffers the gaps may exceed this margin, by less than the largest buffer, and by less than the 5% that
-// placement guarantees.
+// exceed it, and with the placed bytes. The bound includes a margin for gaps in the placement. In the tiny arenas
+// of these cases the gaps may exceed this margin, by less than 5% of the bound.
 func checkBound(t testing.TB, c Case, plan *plan.Plan, p *ir.Program) {
 	t.Helper()
 	bound := memory.FootprintOf(plan)
@@ -170,13 +174,7 @@ func checkBound(t testing.TB, c Case, plan *plan.Plan, p *ir.Program) {
 			if live := mostLive(&p.Codes[s], arena); live > got {
 				t.Errorf("%v: stage %d is bound to %d bytes of the %s arena, and %d live at once", c, s, got, arena, live)
 			}
-			largest := ir.Bytes(0)
-			for _, b := range p.Codes[s].Buffers {
-				if b.Arena == arena {
-					largest = max(largest, b.Size)
-				}
-			}
-			if placed-got > min(largest, got/20) {
+			if placed-got > got/20 {
 				t.Errorf("%v: stage %d is bound to %d bytes of the %s arena, and %d are placed", c, s, got, arena, placed)
 			}
 		}
