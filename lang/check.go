@@ -146,12 +146,12 @@ func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
 	switch {
-	case s.SPMode == "ring": // every rank has all heads
+	case s.SPMode == "ring" || s.SPMode == "auto" && c.Train.Sequence%int64(2*sp) == 0: // in a ring, every rank has all heads
 	case m.Heads%sp != 0:
-		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d", nearDivisors(m.Heads, sp), m.Heads),
+		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d; or sp_mode = ring", nearDivisors(m.Heads, sp), m.Heads),
 			"%d heads are not divisible by sp = %d", m.Heads, sp)
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0:
-		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be a multiple of it: sp = %s", nearDivisors(m.KVHeads, sp)),
+		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be a multiple of it: sp = %s; or sp_mode = ring", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
 	if stages := int64(pp) * int64(max(1, s.VirtualStages)); stages > int64(m.Layers) {

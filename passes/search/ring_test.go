@@ -66,6 +66,15 @@ func TestRingBeyondHeads(t *testing.T) {
 	}
 }
 
+// TestRingOfPinnedRanks checks that auto takes a ring for a pinned number of ranks among which the heads do not
+// divide.
+func TestRingOfPinnedRanks(t *testing.T) {
+	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=3", "schedule.sp_mode=auto", "schedule.pp=1", "schedule.dp=1", "schedule.align=auto", "train.sequence=384")
+	if p.Parallel.SP != 3 || p.Parallel.SPMode != graph.ModeRing {
+		t.Errorf("sp is %d, sp_mode %s", p.Parallel.SP, p.Parallel.SPMode)
+	}
+}
+
 // TestRingConflicts checks that a request that conflicts with a ring is refused, and that the error is at its key.
 func TestRingConflicts(t *testing.T) {
 	for _, c := range []struct {

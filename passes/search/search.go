@@ -175,6 +175,28 @@ func (s *search) refine(winner *node) *node {
 	return winner
 }
 
+// solve runs the search for a plan. Bounds of candidates whose sequence is not cut by operations take long to
+// compute. If another way to cut it is pinned, the search therefore first cuts it by operations, and then in the
+// pinned way on the plan that it has found. Only if that does not fit is the pinned way searched itself.
+func (s *search) solve(p *plan.Plan) (winner *node, alternatives []*node) {
+	const plain = "flops"
+	if s.timeless || mayBe(p.Schedule.Partition, plain) {
+		return s.run()
+	}
+	request := *p
+	request.Schedule.Partition = plain
+	first := newSearch(s.context, &request)
+	if winner, _ := first.run(); winner != nil {
+		n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}
+		n.schedule.Partition = p.Schedule.Partition
+		if first.finish(n) && n.need.Shortfall(n.plan.Memory) == nil && first.fits(n) {
+			*s = *first
+			return n, nil
+		}
+	}
+	return s.run()
+}
+
 // weigh lets the offload pass decide the placements of the candidate with the smallest shortfall, if it then
 // fits.
 func (s *search) weigh(n *node) *node {

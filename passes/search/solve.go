@@ -34,7 +34,8 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	}
 	s := newSearch(c, p)
 	if !s.pinOnly(p) {
-		if winner, alternatives := s.run(); winner != nil {
+		winner, alternatives := s.solve(p)
+		if winner != nil {
 			s.choose(p, winner, alternatives)
 			c.Winner = winner.plan
 		}
