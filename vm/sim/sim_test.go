@@ -504,6 +504,21 @@ func TestAgreesWithPrediction(t *testing.T) {
 
 func TestMemory(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
+	checkMemory(t, p)
+	_, p = compile(t, "tiny.sppo", "schedule.offload=full", "schedule.recompute=full", "model.hidden=256", "train.batch=1", "schedule.pp=1", "schedule.subsequences=1")
+	checkMemory(t, p)
+	s := &script{}
+	s.work(ir.Compute, 2) // 2 buffers of 2 bytes, 0 .. 2
+	s.work(ir.Compute, 3) // 2 of 3, 2 .. 5
+	want := []sim.Level{{At: 0, Bytes: 4}, {At: 2, Bytes: 6}, {At: 5, Bytes: 0}}
+	if diff := cmp.Diff(want, run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// checkMemory compares the bytes that ranks hold over time with the size of their arenas.
+func checkMemory(t *testing.T, p *ir.Program) {
+	t.Helper()
 	tl := run(t, p, sim.Options{Spans: true})
 	for r := range p.Ranks {
 		code := &p.Codes[p.Ranks[r].Code]
@@ -516,13 +531,6 @@ func TestMemory(t *testing.T) {
 				t.Errorf("rank %d holds up to %d bytes of %s memory, placed are %d", r, highest, a, code.Arenas[a])
 			}
 		}
-	}
-	s := &script{}
-	s.work(ir.Compute, 2) // 2 buffers of 2 bytes, 0 .. 2
-	s.work(ir.Compute, 3) // 2 of 3, 2 .. 5
-	want := []sim.Level{{At: 0, Bytes: 4}, {At: 2, Bytes: 6}, {At: 5, Bytes: 0}}
-	if diff := cmp.Diff(want, run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device)); diff != "" {
-		t.Error(diff)
 	}
 }
 

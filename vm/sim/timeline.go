@@ -204,11 +204,13 @@ type Level struct {
 }
 
 // Memory returns the live bytes of an arena of rank r over time. Each buffer is live from the start
-// of the first instruction that uses it to the end of the last one. Buffers that other sections or
-// checkpoints use are always live. It needs spans.
+// of the first instruction that uses it to the end of the last one. If an instruction writes its result over an
+// operand, the bytes count once. Buffers that other sections or checkpoints use are always live. It needs spans.
 func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	code := &t.program.Codes[t.program.Ranks[r].Code]
-	lives := t.lives(code, t.Rank(r).Spans)
+	spans := t.Rank(r).Spans
+	lives := t.lives(code, spans)
+	endWhenTakenOver(code, t.Section, spans, lives)
 	var changes []Level
 	for b := range lives {
 		if buffer := &code.Buffers[b]; buffer.Arena == a && lives[b].End >= lives[b].Begin {
@@ -230,6 +232,27 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	return curve
 }
 
+// endWhenTakenOver ends the lifetime of an operand's buffer when an instruction begins to write its result over it.
+func endWhenTakenOver(code *ir.Code, section ir.Section, spans, lives []Span) {
+	for pc := range code.Sections[section] {
+		args := code.Sections[section][pc].Args
+		for _, x := range args {
+			for _, y := range args {
+				if !x.Present() || !y.Present() || x.Buffer >= y.Buffer {
+					continue
+				}
+				older, newer := x.Buffer, y.Buffer
+				if lives[newer].Begin < lives[older].Begin {
+					older, newer = newer, older
+				}
+				if a, b := &code.Buffers[older], &code.Buffers[newer]; a.Arena == b.Arena && a.Offset < b.Offset+b.Size && b.Offset < a.Offset+a.Size {
+					lives[older].End = min(lives[older].End, spans[pc].Begin)
+				}
+			}
+		}
+	}
+}
+
 // lives returns the lifetimes of the buffers of a code. If a buffer is never live, its end is before its start.
 func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 	lives := make([]Span, len(code.Buffers))
@@ -242,7 +265,9 @@ func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 		}
 	}
 	for i := range code.States {
-		whole(code.States[i].View)
+		if code.States[i].Role != ir.RoleGrad { // which exists only until the update
+			whole(code.States[i].View)
+		}
 	}
 	for i := range code.Results {
 		if code.Results[i].Name != ir.ResultLosses { // this result exists only in validations

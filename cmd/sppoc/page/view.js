@@ -301,7 +301,7 @@
   // drawMemory draws for each pixel the most bytes held during it.
   function drawMemory(row, y) {
     const { at, bytes, peak, memory } = row, h = row.height - 4, base = y + row.height - 2, scale = h / most[memory.arena];
-    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText(`${bytesText(peak)} of ${bytesText(memory.capacity)}`, 28, y + row.height / 2 + 7);
+    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText(`${bytesText(memory.placed)} of ${bytesText(memory.capacity)}`, 28, y + row.height / 2 + 7);
     g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
     const end = Math.min(width, x(row.rank.program.makespan));
     let i = levelAt(row, from), column = labelWidth, highest = bytes[i];
