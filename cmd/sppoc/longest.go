@@ -83,7 +83,7 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	if fits == 0 {
 		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
 	}
-	text := fmt.Sprintf("%s tokens fit (%d), in steps of %d, with\n  %s\n", tokens(fits*s.grid), fits*s.grid, s.grid, settings(s.best))
+	text := fmt.Sprintf("%s tokens fit (%d), with\n  %s\n", tokens(fits*s.grid), fits*s.grid, settings(s.best))
 	if s.best.LayerOrder() {
 		text += "order: " + report.OrderInWords(s.best) + "\n"
 	}

@@ -42,8 +42,9 @@ var app = cli.App{
 	Commands: []cli.Command{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
-			Doc:      "check a spec and report its errors",
-			Details:  "If there are no errors, nothing is printed, except that a terminal gets a message. If FILE is -, standard input is read.",
+			Doc: "check a spec and report its errors",
+			Details: "If there are no errors, nothing is printed, except that a terminal gets a message. Errors that\n" +
+				"depend on how the job is planned are reported by plan. If FILE is -, standard input is read.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{

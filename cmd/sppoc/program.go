@@ -16,6 +16,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes"
 	"sppo.dev/passes/report"
+	"sppo.dev/passes/words"
 )
 
 func build(flags *pflag.FlagSet) cli.Action {
@@ -124,8 +125,8 @@ func verify(*pflag.FlagSet) cli.Action {
 				instructions += len(section)
 			}
 		}
-		_, err = fmt.Fprintf(env.Stdout, "%s: %d ranks, %d codes, %d instructions: verified\n",
-			args[0], len(program.Ranks), len(program.Codes), instructions)
+		_, err = fmt.Fprintf(env.Stdout, "%s: %s, %s, %s: verified\n",
+			args[0], words.Plural(len(program.Ranks), "rank"), words.Plural(len(program.Codes), "code"), words.Plural(instructions, "instruction"))
 		return err
 	}
 }
