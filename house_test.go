@@ -19,8 +19,9 @@ import (
 	"sppo.dev"
 )
 
-// levels lists which of our packages each package may import; every package must be listed. "*" means all at lower
-// levels. Test files may also import the test helpers and their imports.
+// levels lists which of our packages each package may import; every package must be listed. "*" means every
+// package at a lower level, and those inside the folder itself. Test files may also import the test helpers and
+// their imports.
 var levels = []struct {
 	folder  string
 	level   int
@@ -83,7 +84,7 @@ var levels = []struct {
 	{"cmd/sppovm/watch", 12, "*"},
 }
 
-// helpers are for tests at every level.
+// helpers are packages that only tests may import, at any level.
 var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
 
 // libraries lists where each external package may be imported; "test" means any test file.
@@ -140,7 +141,7 @@ func sources(t *testing.T) []source {
 	return out
 }
 
-// files lists all files except hidden folders and build outputs.
+// files lists all files except build outputs and hidden ones; .ci counts as visible.
 func files(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -172,7 +173,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forbidden returns why a file may not import a package, or "".
+// forbidden returns why a file must not import a package, or "" if it may.
 func forbidden(s source, name string) string {
 	if name+"/" == module {
 		return forbiddenOurs(s, ".")
@@ -245,7 +246,7 @@ func levelOf(folder string) int {
 
 func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
 
-// The table names only existing packages.
+// The table lists only packages that exist, and none of them imports from a higher level.
 func TestLevelsExist(t *testing.T) {
 	for _, f := range levels {
 		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
@@ -259,7 +260,7 @@ func TestLevelsExist(t *testing.T) {
 	}
 }
 
-// A function is at most a screen long; tables of tests and composite literals may be longer.
+// A function fits on a screen, not counting composite literals. Tests may be longer.
 func TestFunctionLength(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.test || strings.Contains(s.path, "vmtest/") || generator(s) {
@@ -296,8 +297,8 @@ func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
 	return n
 }
 
-// Every golden file has a test that compares it: each folder in a package's testdata is named by a test of that
-// package.
+// Every golden file has a test that compares it: the tests of a package name each folder in its testdata, or
+// each file in it.
 func TestNoOrphanGoldens(t *testing.T) {
 	tests := map[string]string{} // by folder: the text of its tests
 	for _, s := range sources(t) {
@@ -328,7 +329,7 @@ func TestNoOrphanGoldens(t *testing.T) {
 // machineWords matches file paths and registry hosts that not every machine has.
 var machineWords = regexp.MustCompile(`/home/|/Users/|/wor[k]/|/tmp/[a-z]|/roo[t]/|proxy\.golang\.org|sum\.golang\.org|goproxy\.|registry\.npmjs|pypi\.org`)
 
-// unfinishedWords mark unfinished work. They are concatenated here so that this file passes its own test.
+// unfinishedWords mark unfinished work. They are split here so that this file passes its own test.
 var unfinishedWords = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`)
 
 func TestWords(t *testing.T) {
@@ -397,7 +398,7 @@ func prose(text string) string {
 	return " " + strings.Join(words, " ") + " "
 }
 
-// The changelog begins with the version of the source.
+// The first entry of the changelog is about the version of the source.
 func TestChangelogNamesVersion(t *testing.T) {
 	text, err := os.ReadFile("CHANGELOG.md")
 	if err != nil {

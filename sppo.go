@@ -33,11 +33,11 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Version is the release of this source, current or next. CHANGELOG.md begins with it.
+// Version is the release that contains this source, published or not. It is the first entry of CHANGELOG.md.
 const Version = "0.1.0"
 
-// Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". Shipped clusters and
-// baselines can be imported from any folder. An error about the spec is a lang.Diagnostics.
+// Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". A spec in any folder can
+// import the shipped clusters and baselines. An error about the spec is a lang.Diagnostics.
 func Load(file string, overrides ...string) (*lang.Spec, error) {
 	return lang.Load(file, languageOptions(overrides))
 }
@@ -55,7 +55,8 @@ func languageOptions(overrides []string) lang.Options {
 // Plan decides what the spec leaves open and predicts a step. Plan.Memory is an estimate until the plan is built.
 func Plan(spec *lang.Spec) (*plan.Plan, error) { return PlanWith(spec, passes.Options{}) }
 
-// PlanWith is Plan with a choice of passes. The search measures candidates by placing their buffers.
+// PlanWith is Plan with a choice of passes. Unless o.Measure is set, the search places a candidate's buffers to
+// find out whether it fits.
 func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 	if o.Measure == nil {
 		o.Measure = codegen.MeasureFit
@@ -67,9 +68,9 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 	return plan, nil
 }
 
-// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks. It
-// sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. If the
-// program fails the proof, the error is a *BugError.
+// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
+// It sets Plan.Memory to the peaks of the placed buffers. It also builds programs that exceed their cluster's
+// memory. If the program fails the proof, the error is a *BugError.
 func Build(plan *plan.Plan) (*ir.Program, error) {
 	program, err := codegen.Build(plan)
 	if err != nil {
@@ -91,7 +92,7 @@ func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: tr
 
 // BugError reports a bug in the compiler: a program that it generated fails verification or cannot be simulated.
 // The job is not at fault.
-type BugError struct{ Err error } // an *ir.VerifyError, or the reason why a step cannot run
+type BugError struct{ Err error } // an *ir.VerifyError, or the reason why the program cannot be simulated
 
 func (e *BugError) Error() string {
 	what := "the program that it compiled cannot run: " + e.Err.Error()
@@ -129,7 +130,8 @@ type FitError struct{ Memory plan.Memory }
 
 func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
 
-// Shortfall names the stage with the highest peak in each kind of memory that is exceeded, or "".
+// Shortfall names, for each kind of memory that is exceeded, the stage with the highest peak. It returns "" if
+// the job fits.
 func Shortfall(m *plan.Memory) string {
 	var out []string
 	for _, a := range []struct {
@@ -187,8 +189,8 @@ func (j *Job) Close() error {
 	return j.Job.Close()
 }
 
-// Run trains on the CPU from initial weights to the program's last step and, if each is not nil, calls
-// it after every step. Relative data files are looked up in the working folder.
+// Run trains on the CPU from initial weights to the program's last step. It calls the function each, which may
+// be nil, after every step. Relative paths of data files start at the working folder.
 func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
 	job, err := Open(p, 0)
 	if err != nil {

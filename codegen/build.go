@@ -1,8 +1,8 @@
-// Package codegen turns a plan into a program: lower.go expands tasks to instructions, place.go assigns addresses to
-// buffers, sync.go inserts the events, and build.go combines the code of each stage with the constants of each
-// rank.
+// Package codegen turns a plan into a program: lower.go expands tasks into instructions, place.go assigns
+// addresses to buffers, sync.go inserts the events, and build.go combines the code of each stage with the
+// constants of each rank.
 //
-// The package does not depend on devices. The plan makes all decisions.
+// The package does not depend on devices, and makes no decisions of its own: all of them are in the plan.
 package codegen
 
 import (
@@ -30,9 +30,9 @@ func Measure(plan *plan.Plan) error {
 	return err
 }
 
-// MeasureFit is like Measure, for a plan that may not fit. It returns the shortfall, or nil if the
-// plan fits. If the live bytes already exceed an arena, no placement can fit, so it places nothing
-// and does not change p.Memory.
+// MeasureFit is like Measure, but for a plan that might not fit in memory. It returns the shortfall, or nil if
+// the plan fits. If the bytes that are live at once already exceed the capacity of an arena, no placement can
+// fit, so MeasureFit places nothing and does not change p.Memory.
 func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 	if err := passes.Verify(p); err != nil {
 		return nil, err
@@ -81,10 +81,10 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	return program, ir.VerifyHeader(program) // an edited plan may have invalid figures for its run and machine
 }
 
-// each calls do for every stage, on all processors.
+// each calls do(i) for every stage i, in parallel on all processors.
 func each(stages int, do func(i int)) {
 	var wg sync.WaitGroup
-	var panicked any // the panic of one of the goroutines, raised again here, where callers can recover it
+	var panicked any // the first panic of a goroutine; it is raised again below, where callers can recover it
 	var once sync.Once
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range stages {
@@ -107,7 +107,7 @@ func each(stages int, do func(i int)) {
 	}
 }
 
-// fillMemory records the peaks that placement found, and their contents.
+// fillMemory fills plan.Memory with the peaks after placement, what each consists of, and whether they fit.
 func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
 	m := &plan.Memory
 	m.Placed, m.Fits = true, true
@@ -142,7 +142,7 @@ func (s *stage) place() (lives []ir.Life) {
 	return lives
 }
 
-// mostLive returns a lower bound on each arena: the maximum number of bytes that are live at once,
+// mostLive returns a lower bound on the size of each arena: the maximum number of bytes that are live at once,
 // without padding after the highest buffer.
 func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	base := s.placePersistent()
@@ -157,7 +157,7 @@ func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	return most
 }
 
-// lives returns the lifetimes by which the buffers were placed.
+// lives returns the lifetimes that placement used.
 func (s *stage) lives() []ir.Life {
 	lives := make([]ir.Life, len(s.buffers))
 	for section, p := range s.parts {
@@ -172,7 +172,7 @@ func (s *stage) lives() []ir.Life {
 	return lives
 }
 
-// placePersistent returns the ends of the buffers that it places.
+// placePersistent places the persistent buffers at the bottom of their arenas, and returns where they end.
 func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
 	for i := range s.buffers {
 		if b := &s.buffers[i]; b.persistent {
@@ -205,8 +205,8 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	return extent
 }
 
-// livesOf returns a section's buffers in an arena, and their lifetimes. If a buffer takes over the bytes of
-// another, their lifetimes are joined.
+// livesOf returns the lifetimes of the buffers that a section places in an arena, and the indices of these
+// buffers. If a buffer takes over the bytes of another, the two share one lifetime.
 func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
 		if b := &s.buffers[i]; b.over > 0 {
@@ -253,7 +253,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 	return p
 }
 
-// rank fills the constants and groups of one rank: rank = (d*PP + i)*SP + k.
+// rank returns the constants and groups of rank r = (d*PP + i)*SP + k.
 func (l *layout) rank(r int) ir.Rank {
 	pp, sp := l.plan.Parallel.PP, l.plan.Parallel.SP
 	k, i, d := r%sp, r/sp%pp, r/sp/pp

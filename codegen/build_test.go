@@ -30,7 +30,7 @@ func planOf(t testing.TB, file string, set ...string) *plan.Plan {
 	return plan
 }
 
-// tryPlan is planOf for specs that may have no plan; it then returns nil.
+// tryPlan is like planOf, but returns nil if the spec has no valid plan.
 func tryPlan(file string, set ...string) *plan.Plan {
 	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
@@ -68,7 +68,7 @@ func TestBuildsAreIdentical(t *testing.T) {
 	}
 }
 
-// The placed extent must stay within 5% of the maximum number of live bytes.
+// After placement, an extent must be at most 5% above the maximum number of bytes that are live at once.
 func TestExtentsAreNearTheBound(t *testing.T) {
 	files, err := filepath.Glob("../examples/*.sppo")
 	if err != nil {
@@ -80,7 +80,7 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 			l := newLayout(planOf(t, file, "schedule.offload="+offload))
 			for i := range l.plan.Parallel.PP {
 				if testing.Short() && i > 1 && i < l.plan.Parallel.PP-1 {
-					continue // like the second stage
+					continue // the stages between are like the second
 				}
 				checkExtent(t, file+" "+offload, l.lower(i))
 			}
@@ -108,7 +108,7 @@ func checkExtent(t *testing.T, name string, s *stage) {
 }
 
 // BenchmarkBuild compiles, verifies and encodes the paper's specs, from small to large. A constant ns/instr
-// shows that compile time grows linearly.
+// shows that compile time grows linearly with the number of instructions.
 func BenchmarkBuild(b *testing.B) {
 	for _, name := range []string{"gpt-7b-512k", "gpt-7b-1m", "gpt-13b-1280k", "gpt-65b-1m"} {
 		b.Run(name, func(b *testing.B) {

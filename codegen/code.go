@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// position counts instructions of a section in issue order.
+// position is the index of an instruction in its section, in issue order.
 type position = int32
 
 // buffer describes a buffer before it has an address.
@@ -17,8 +17,8 @@ type buffer struct {
 	size       ir.Bytes
 	persistent bool     // live in every section
 	offset     ir.Bytes // given by place
-	start, end position // first and last instruction of its section that uses its bytes
-	over       uint32   // 1 plus the index of the buffer of the same size that it replaces; 0: none
+	start, end position // first and last position in its section at which its bytes are in use
+	over       uint32   // 1 plus the index of the buffer whose bytes it takes over; 0: none
 }
 
 // emitter collects the instructions of a section and the lifetimes of the buffers that they use.
@@ -32,14 +32,14 @@ type emitter struct {
 // now returns the position of the next instruction.
 func (e *emitter) now() position { return position(len(e.instrs)) }
 
-// allocate creates a buffer that is live from now on.
+// allocate creates a buffer that is live from the next instruction on.
 func (e *emitter) allocate(name string, arena ir.Arena, size ir.Bytes) uint32 {
 	*e.buffers = append(*e.buffers, buffer{name: name, arena: arena, size: size, start: e.now(), end: e.now()})
 	return uint32(len(*e.buffers) - 1)
 }
 
-// takeOver creates a buffer for the next version of a value. It takes over the bytes of the previous version,
-// which is no longer read.
+// takeOver creates a buffer for the next version of a value. The buffer takes over the bytes of the previous
+// version, which is no longer read.
 func (e *emitter) takeOver(old uint32) uint32 {
 	name, version := (*e.buffers)[old].name, 2
 	if base, n, ok := strings.Cut(name, versionMark); ok {
@@ -52,7 +52,7 @@ func (e *emitter) takeOver(old uint32) uint32 {
 	return b
 }
 
-// versionMark separates the name of a buffer from the number of its version, which starts at 2.
+// versionMark separates a buffer's name from its version number, which the first version does not have.
 const versionMark = "-"
 
 // persist creates a device buffer that is live in every section.
@@ -73,8 +73,8 @@ func (e *emitter) reserve(b uint32, from position) {
 	(*e.buffers)[b].start = min((*e.buffers)[b].start, from)
 }
 
-// hold extends the lifetime of a buffer to the current position. An instruction that reuses its bytes comes
-// later, and waits for any copy of the buffer that is still running.
+// hold extends the lifetime of a buffer to the instruction emitted last. Only later instructions can reuse its
+// bytes, and they wait for any copy or message of the buffer that is still in progress.
 func (e *emitter) hold(b uint32) { (*e.buffers)[b].end = max((*e.buffers)[b].end, e.now()-1) }
 
 // emit appends an instruction and extends the lifetimes of its buffers.
@@ -90,8 +90,8 @@ func (e *emitter) emit(in ir.Instr) {
 	e.instrs = append(e.instrs, in)
 }
 
-// op emits an instruction with operands and attributes in the order of the opcode's row. Absent operands at the
-// end may be omitted.
+// op emits an instruction with operands and attributes in the order of the opcode's row in ir.Ops. Absent
+// operands at the end may be omitted.
 func (e *emitter) op(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Attr) {
 	row := &ir.Ops[op]
 	for len(args) < len(row.Operands) {

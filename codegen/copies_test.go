@@ -6,8 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestCopiesFollowTheirProducers checks that the copy of a unit is issued right after the instruction that completes the
-// unit, not at the end of its layer or task.
+// TestCopiesFollowTheirProducers checks that the copy of a unit to the host is issued right after the
+// instruction that completes the unit, not at the end of its layer or task.
 func TestCopiesFollowTheirProducers(t *testing.T) {
 	for _, set := range [][]string{{"schedule.offload=full"}, {"schedule.offload=memory"}, {"schedule.offload=full", "train.batch=2", "schedule.strategy=seq1f1b"}} {
 		p := buildOf(t, planOf(t, "../examples/gpt-docs.sppo", set...))

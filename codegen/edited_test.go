@@ -11,8 +11,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A plan can be edited as JSON. If any number is replaced with any other, the plan must either be refused or
-// build a program that the verifier accepts, except perhaps for its memory use.
+// A plan can be edited as JSON. If one of its numbers is replaced, the plan must either be refused or compile
+// to a program that the verifier accepts, except perhaps for its memory use.
 func TestEditedPlans(t *testing.T) {
 	var b bytes.Buffer
 	if err := planOf(t, "testdata/two-stages.sppo").WriteJSON(&b); err != nil {
@@ -25,7 +25,7 @@ func TestEditedPlans(t *testing.T) {
 			continue
 		}
 		values := []string{"-1", "0", "1", "3", "1000", "4611686018427387904"}
-		if testing.Short() { // one for each number, in turn
+		if testing.Short() { // one value for each number, in rotation
 			values = values[tried%len(values):][:1]
 		}
 		tried++
@@ -50,7 +50,8 @@ func TestEditedPlans(t *testing.T) {
 
 func inString(text string, at int) bool { return strings.Count(text[:at], `"`)%2 == 1 }
 
-// buildEdited reports whether the plan was accepted. It returns an error for a result that must not occur.
+// buildEdited reports whether the plan was accepted. It returns an error for what must not happen: a panic or
+// an invalid program.
 func buildEdited(text string) (ok bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {

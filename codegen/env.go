@@ -25,10 +25,10 @@ type env struct {
 	layer     int // global, or ir.None
 	size      graph.Size
 	at        []place
-	unitOf    []int              // value -> unit of the block that is saved, or -1
+	unitOf    []int              // value -> the saved unit that contains it, or -1
 	read      []bool             // value -> whether an instruction has read it since it was written
 	wrote     map[graph.Arg]bool // operands that an instruction has written
-	backward  bool               // a layer's backward pass
+	backward  bool               // emits the backward pass of a layer
 	begun     bool               // in a backward task with streamed K and V: later subsequences have added to the gradients of its own rows
 	suffix    string
 	lossScale float64
@@ -74,7 +74,7 @@ func (e *env) runBackward() {
 	e.completeGrads()
 }
 
-// runWeightGrads emits the second half.
+// runWeightGrads emits the second half of a backward pass.
 func (e *env) runWeightGrads() {
 	e.s.visits.number++
 	e.run(e.block.Halves[graph.WeightGradient])
@@ -132,8 +132,8 @@ func (e *env) node(n *graph.Node) {
 	e.stageCachesOut(n)
 }
 
-// rename gives a value a new buffer with the same bytes if a node overwrites the value, because
-// each buffer represents a single value.
+// rename gives each value that a node overwrites a new buffer with the same bytes, because each buffer stands
+// for a single version of a value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	written := in.Info().Written()
 	for i, a := range n.Args {
@@ -243,8 +243,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 	panic("internal: attribute without a source")
 }
 
-// touchAll reports whether the values into which a node accumulates have already been written in
-// this step, and marks them as written.
+// touchAll reports whether any value to which a node adds has already been written in this section, and marks
+// all of them as written.
 func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false
 	for i, o := range ir.Ops[n.Op].Operands {

@@ -24,7 +24,7 @@ type hostState struct {
 	dtype        ir.DType
 }
 
-// passing is the queue of a step's blocks.
+// passing is the queue of the blocks of optimizer state that a step updates.
 type passing struct {
 	s      *stage
 	blocks []stateBlock // not yet updated
@@ -76,7 +76,8 @@ func (b *stateBlock) onHost(x *hostState, bytes ir.Bytes) ir.View {
 	return in(x.host, asBytes(ir.Bytes(b.first*b.p.Local[1])*x.dtype.Bytes(), bytes))
 }
 
-// store issues the copy of the first block back to the host, and frees the device bytes of the one before.
+// store issues the copies of the first block in the queue back to the host, and frees the device bytes of the
+// block stored before it.
 func (q *passing) store() {
 	b, s := &q.blocks[0], q.s
 	s.decidedBy("solve", "schedule.optimizer_offload")
@@ -92,8 +93,8 @@ func (q *passing) store() {
 	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
 }
 
-// updateBlocks updates a parameter block by block. weight is the matrix that the forward pass reads, limited to
-// the rows whose optimizer state this rank holds.
+// updateBlocks updates a parameter block by block. The view weight is of the matrix that the forward pass
+// reads, limited to the rows whose optimizer state this rank holds.
 func (s *stage) updateBlocks(p *param, weight ir.View) {
 	q := s.passing
 	for len(q.blocks) > 0 && q.blocks[0].p == p {

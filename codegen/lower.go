@@ -25,20 +25,20 @@ type stage struct {
 
 	embedding []*param
 	layer     map[int][]*param // [global layer]
-	borrowed  map[int][]*param // [global layer] of other stages
+	borrowed  map[int][]*param // [global layer]: parameters borrowed from other stages
 	head      []*param
 	loss      uint32
 	evalLoss  uint32
-	losses    uint32 // of the tokens in a validation
+	losses    uint32 // of each token in a validation microbatch
 	stepBuf   uint32
-	weights   [2]uint32      // weights of labels, in a step and in a validation
+	weights   [2]uint32      // factor of a label's loss if labels may be masked, in a step and in a validation
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
-	spike     ir.View        // the largest gradient norm that updates weights, or absent
+	spike     ir.View        // the largest gradient norm at which weights are still updated, or absent
 	norm      uint32
 	dropout   uint32 // key of the step's dropout
 
 	split     map[plan.Task]bool   // backward tasks whose weight gradients are separate tasks
-	deferred  map[plan.Task][]*env // envs whose second halves these tasks have yet to run
+	deferred  map[plan.Task][]*env // [task]: envs whose second halves it has yet to emit
 	touched   map[touch]bool       // accumulators that this section has written
 	caches    map[cacheKey]uint32  // buffers of K, V and their gradients
 	parked    map[cacheKey]uint32  // K and V on the host
@@ -51,9 +51,9 @@ type stage struct {
 	outputs   map[plan.Task]uint32   // results that have not been sent yet
 	lent      map[lentKey]*lentBlock // keys of other stages
 	rows      uint32                 // the current rows of the running task, or their gradients
-	beside    *help                  // help with others' tasks, during the running task
+	beside    *help                  // work for other stages' tasks, beside the running task
 	lagging   []uint32               // buffers whose messages may still be in transit: held until the end of the next task
-	passing   *passing               // optimizer state in host memory
+	passing   *passing               // queue of the blocks of optimizer state in host memory
 	training  bool
 }
 
@@ -123,7 +123,7 @@ func (s *stage) end() {
 	s.parts = append(s.parts, part{first, len(s.buffers)})
 }
 
-// decidedBy sets the pass and the spec key of the following instructions.
+// decidedBy sets the pass and the spec key in the provenance of the instructions that follow.
 func (s *stage) decidedBy(pass, key string) {
 	s.prov.Pass, s.prov.Line = passIndex(pass), s.lines.of(key)
 }
@@ -172,7 +172,7 @@ func (s *stage) resultOf(name string, d ir.DType, n int64) uint32 {
 	return b
 }
 
-// layerOfModel returns the dataflow of a layer that recomputes nothing.
+// layerOfModel returns the dataflow of a layer without recomputation.
 func (s *stage) layerOfModel(layer int) *graph.Block { return s.model.LayerOf(s.model.KindOf(layer)) }
 
 func (s *stage) newParams(b *graph.Block, prefix string) []*param {
@@ -183,7 +183,7 @@ func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 	return ps
 }
 
-// sharedWith returns the embedding that a tied head on the same stage uses.
+// sharedWith returns the embedding that a tied head on the same stage uses, or nil.
 func (s *stage) sharedWith(g *graph.Param) *param {
 	for _, p := range s.embedding {
 		if g.Tied && p.Name == g.Name {
@@ -209,7 +209,7 @@ func (s *stage) lowerStep() {
 	s.end()
 }
 
-// setTasks sets the tasks of a section, and writes their schedule.
+// setTasks sets the tasks of a section, and lists their actions.
 func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
 	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks)}
@@ -237,7 +237,7 @@ func (s *stage) step(st step) {
 	s.nowhere()
 }
 
-// runTask expands the actions of a task. Buffers that messages may still read are held until it ends.
+// runTask expands the actions of a task. Buffers that messages may still read are held until the task ends.
 func (s *stage) runTask(st step, expand func(schedule.Action)) {
 	start, lagging := s.now(), s.lagging
 	s.lagging = nil
@@ -284,7 +284,7 @@ func (s *stage) act(a schedule.Action) {
 // layerOf returns the global number of an action's layer.
 func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.tasks[a.Task].Stage][a.Layer] }
 
-// nowhere removes the task from the provenance.
+// nowhere removes the task from the provenance of the instructions that follow.
 func (s *stage) nowhere() {
 	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
 }
@@ -305,7 +305,7 @@ func (s *stage) at(t plan.Task) {
 	}
 }
 
-// hidden returns the size and view of the rows that stages pass on.
+// hidden returns the size of the rows that stages pass on, and a function that views a buffer as these rows.
 func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
 	rows, cols, d := z.Tokens*z.Batch/z.SP, int64(s.plan.Model.Hidden), s.model.DType()
 	return ir.Bytes(rows*cols) * d.Bytes(), func(b uint32) ir.View { return matrix(b, d, rows, cols) }
@@ -327,7 +327,8 @@ func (s *stage) label(t plan.Task, layer int, value string) string {
 	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
-// endTask passes the task's result on, if any: to a task of the same rank, or to a message.
+// endTask passes the task's result on, if any: to a task of the same rank, to a message or, in a validation, to
+// the head.
 func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
 	_, _, feeds := s.order.Target(t)
 	switch {
@@ -347,7 +348,7 @@ func (s *stage) input(t plan.Task) uint32 {
 	return x
 }
 
-// runEmbedding emits the embedding in the direction of a task.
+// runEmbedding emits the embedding for a task: forward, backward or weight gradients.
 func (s *stage) runEmbedding(t plan.Task) {
 	switch {
 	case t.Kind == plan.Forward:
@@ -367,7 +368,7 @@ func (s *stage) embed(t plan.Task) uint32 {
 	return e.at[s.model.Embedding.Output].buffer
 }
 
-// visit emits a layer in the direction of a task.
+// visit emits a layer for a task: forward, backward or weight gradients.
 func (s *stage) visit(t plan.Task, layer int) {
 	switch t.Kind {
 	case plan.Forward:
@@ -554,7 +555,7 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 }
 
 // weigh sets the factor of a token's loss: 1 divided by the number of tokens in the given number of sequences,
-// or a parameter of the step.
+// or, if labels may be masked, a number that the VM sets.
 func (e *env) weigh(sequences float64, weight uint32) {
 	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
 	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {
@@ -563,8 +564,8 @@ func (e *env) weigh(sequences float64, weight uint32) {
 	}
 }
 
-// loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that need
-// them. They are live until the end of the section.
+// loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that
+// need them. They stay live until the last attention reads them.
 func (s *stage) loadDocuments(microbatches int) {
 	s.documents = map[int]uint32{}
 	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {

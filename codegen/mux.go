@@ -10,22 +10,21 @@ import (
 	"sppo.dev/schedule"
 )
 
-// This file emits tasks that the ranks of several stages share. schedule/slot.go defines the order
-// of actions. All ranks issue the messages of a slot in the same order: slot by slot, layer by
-// layer, stage by stage.
+// This file emits tasks that the ranks of several stages share. schedule/slot.go defines the order of actions.
+// All ranks issue their messages in the same order: slot by slot, layer by layer, stage by stage.
 
 // sharedSlot is a rank's work in a slot.
 type sharedSlot struct {
 	*stage
-	mine, all []plan.Task          // tasks of this rank, and of all ranks
+	mine, all []plan.Task          // tasks in the slot, of this rank and of all ranks
 	x         map[plan.Task]uint32 // the current rows of tasks, or their gradients
-	envs      map[plan.Task]*env   // for the current layer of tasks
+	envs      map[plan.Task]*env   // of tasks, for their current layer
 	adds      map[int][]sum        // [stage]: received contributions to gradients that are not yet added
 	working   int                  // stage whose pieces the rank is working on; -1: none
 	since     position             // start of that work
 }
 
-// newSharedSlot returns the slot of a task.
+// newSharedSlot returns the slot that contains a task.
 func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 	w := &sharedSlot{
 		stage: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
@@ -89,7 +88,7 @@ func (w *sharedSlot) tasksOf(stage int) []plan.Task {
 	return slices.DeleteFunc(slices.Clone(w.all), func(t plan.Task) bool { return t.Stage != stage })
 }
 
-// enterShared begins the visit of the k-th layer of the rank's own tasks.
+// enterShared begins the visit to the k-th layer of the rank's own tasks.
 func (w *sharedSlot) enterShared(stage, k int) {
 	t := w.tasksOf(stage)[0]
 	layer := w.path(t)[k]
@@ -97,8 +96,8 @@ func (w *sharedSlot) enterShared(stage, k int) {
 	w.enter(layer)
 }
 
-// exchange issues the messages of the k-th layer of the tasks of a stage. Incoming messages may arrive while
-// this rank works on the stage.
+// exchange issues the messages that the tasks of a stage need in their k-th layer. Incoming messages may arrive
+// while this rank works on the stage.
 func (w *sharedSlot) exchange(stage, k int) {
 	tasks := w.tasksOf(stage)
 	layer := w.path(tasks[0])[k]
@@ -113,8 +112,8 @@ func (w *sharedSlot) exchange(stage, k int) {
 	}
 }
 
-// leave ends the visit of the k-th layer of the rank's own tasks. If the slot has the last shared tasks of the stage, the visit ends
-// when the gradients of the helpers have been received.
+// leave ends the visit to the k-th layer of the rank's own tasks. If the slot has the last shared tasks of the
+// rank's stage, the visit ends later, when the gradients of the helpers have been received.
 func (w *sharedSlot) leave(k int) {
 	t := w.mine[0]
 	slot := t.Slot()
@@ -128,7 +127,7 @@ func (w *sharedSlot) leave(k int) {
 	}
 }
 
-// addUp adds received contributions to gradients of K and V.
+// addUp adds the received contributions to the gradients of K and V.
 func (w *sharedSlot) addUp(t plan.Task, layer int) {
 	w.provide(t, layer)
 	for _, a := range w.adds[t.Stage] {
@@ -137,7 +136,7 @@ func (w *sharedSlot) addUp(t plan.Task, layer int) {
 	delete(w.adds, t.Stage)
 }
 
-// runOf returns the number of tasks at the start of a list that have the same key.
+// runOf returns how many tasks at the start of a list have the same key.
 func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	n := 1
 	for n < len(tasks) && key(tasks[n]) == key(tasks[0]) {
@@ -146,7 +145,7 @@ func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	return n
 }
 
-// provide sets the provenance of the instructions that lend, share or return.
+// provide sets the provenance of instructions that lend weights, share rows or return gradients.
 func (s *stage) provide(t plan.Task, layer int) {
 	s.at(t)
 	s.prov.Layer = int32(layer)
@@ -161,7 +160,7 @@ func (w *sharedSlot) layerEnv(t plan.Task, layer int) *env {
 	return e
 }
 
-// firstHalf emits a layer until K and V, or their gradients, are computed.
+// firstHalf emits the part of a layer that precedes the exchange of K and V, or of their gradients.
 func (w *sharedSlot) firstHalf(t plan.Task, layer int) {
 	w.at(t)
 	if _, known := w.x[t]; !known {
@@ -222,7 +221,7 @@ func (s *stage) helpedTokens(t plan.Task) int64 {
 	return end
 }
 
-// toRank and fromRank issue the two ends of a message to the same rank of another stage.
+// toRank and fromRank issue the two ends of a message between this rank and its counterpart in another stage.
 func (s *stage) toRank(stage int, v ir.View) {
 	s.op(ir.Send, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
 }
@@ -261,8 +260,9 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange visits, for each cache or each gradient of a cache, each pair of ranks of which one runs pieces
-// of a stage and the other reads their rows. On both ranks of a pair, the view covers the rows of the pieces.
+// eachExchange calls visit for each cache, or each gradient of a cache, and for each pair of ranks of which one
+// runs pieces of a stage and the other reads their rows. On both ranks, the view covers the rows of these
+// pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
@@ -293,7 +293,7 @@ func (w *sharedSlot) envOfStage(stage int) *env {
 	panic("internal: mux: a rank shares rows of a stage without a task on it")
 }
 
-// rowsOf returns the rows of a cache, or of a gradient of one, that belong to consecutive pieces.
+// rowsOf returns the rows of a cache or of its gradient that belong to consecutive pieces.
 func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	z := w.plan.SizeOf(run[0])
 	for _, t := range run[1:] {
@@ -304,7 +304,8 @@ func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	return e.view(a, e.block.View(a, z))
 }
 
-// handOut embeds the subsequence that enters the pipeline, and sends its pieces to the ranks that begin with them.
+// handOut embeds the subsequence that enters the pipeline, and sends its pieces to the ranks that run them in
+// the first stage.
 func (w *sharedSlot) handOut() {
 	for _, t := range w.all {
 		if t.Stage > 0 {
@@ -397,9 +398,10 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	}
 }
 
-// lendingWay lists the ranks that pass on a stage's weights in a slot: the rank that holds the stage, then
-// those that begin to help it. For each helper, needed lists the parameters of the layer that it or a later
-// helper reads. If this rank is a helper, it gets new params.
+// lendingWay lists the ranks through which a stage's weights pass in a slot: the rank that holds the stage,
+// then those that begin to help it. It also returns, for each helper, the parameters of the layer that this or
+// a later helper reads. If the rank itself is one of these helpers, lendingWay creates the params that it
+// borrows.
 func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed []plan.ParamSet) {
 	way = append([]int{w.plan.Home(t.Stage)}, w.plan.Sharing().Borrowers(t.Kind, t.Stage, slot)...)
 	needed = make([]plan.ParamSet, len(way)+1)
@@ -435,8 +437,8 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 
 // returnGradients sends the gradients of borrowed weights to the rank that holds the weights. The last helper
 // sends its gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one
-// round later than the next helper, so no rank waits for the whole chain. The stage is the one with the same
-// number as the slot, because it has no shared tasks left.
+// round later than the next helper, so no rank waits for the whole chain. The weights are those of the stage
+// with the same number as the slot, because that stage has no shared tasks after the slot.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()
@@ -459,7 +461,8 @@ func (w *sharedSlot) returnGradients(round int) {
 	}
 }
 
-// addGradient adds a gradient on the stream of its message, because no other instruction waits for the sum.
+// addGradient receives a helper's gradient and adds it on the stream of the message, because no other
+// instruction waits for the sum.
 func (w *sharedSlot) addGradient(p *param, from, microbatch int) {
 	sum := p.whole(w.gradBuffer(p), ir.F32)
 	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, from)

@@ -9,16 +9,16 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file emits shared attention at the turnaround (mux = right). Helpers compute part of the
-// attention of a task, over blocks of its stage's keys that they hold. This applies to layers
-// without a window; attention with a window is short and not shared. Rank k of a helper works with
-// rank k of the owner, which has the same heads.
+// This file emits shared attention at the turnaround (mux = right). Helpers compute part of a task's attention,
+// namely over the blocks of the stage's keys that they hold. This applies to layers without a window; attention
+// with a window is short and not shared. Rank k of a helper works with rank k of the owner, which has the same
+// heads.
 //
 // Stages go through a slot together: in each layer all owners send to all helpers, every rank computes, and all
 // helpers send back. The instructions of every rank follow this single order, stage by stage, even if a rank
 // helps others while it runs its own task. Queries and results use the streams mux and mux_in, because ranks
-// wait for them. Blocks of keys use send_prev and their gradients send_next, opposite to the main traffic of
-// the pass.
+// wait for them. Blocks of keys use the stream send_prev and their gradients send_next, opposite to the main
+// traffic of the pass.
 
 // lentKey identifies the keys of a layer that a helper holds.
 type lentKey struct{ microbatch, layer int }
@@ -30,7 +30,7 @@ type lentBlock struct {
 	begun        bool
 }
 
-// rows returns the rows of a view of the whole block that belong to a range of keys.
+// rows limits a view of the whole block to the rows of a range of keys.
 func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
 	return graph.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
 }
@@ -66,7 +66,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 			}
 		}
 	}
-	for r := range items { // together with the rank's own task, if it has one
+	for r := range items { // help at the start of a task of the rank's own becomes part of that task's step
 		for k := range items[r] {
 			it := &items[r][k]
 			if key := (slot{it.at.time, r}); it.kind == running && helped[key] != nil {
@@ -80,7 +80,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 	}
 }
 
-// share issues a step for other ranks' tasks, or a transfer of keys.
+// share emits a step that helps with other ranks' tasks, or that transfers keys.
 func (s *stage) share(st step) {
 	switch st.kind {
 	case helping:
@@ -91,7 +91,7 @@ func (s *stage) share(st step) {
 	s.nowhere()
 }
 
-// lend sends or receives a block of the keys of every layer of a stage.
+// lend sends or receives a block of keys and values for each of a stage's layers without a window.
 func (s *stage) lend(t plan.Task, helper int, owner bool) {
 	lent, z := s.plan.Lent(t.Stage, helper), s.plan.Size(t.Subsequence)
 	s.at(t)
@@ -156,7 +156,7 @@ func plane(v ir.View, i int) ir.View {
 	return v
 }
 
-// swap sends operands to another stage's rank, or receives them.
+// swap sends operands to this rank's counterpart in another stage, or receives them from there.
 func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
 	for _, v := range views {
 		if op == ir.Send {
@@ -205,7 +205,7 @@ func setAttr(in *ir.Instr, name string, v ir.Attr) {
 	}
 }
 
-// phase returns the number of this layer's attention, or of its gradient, within the slot.
+// phase returns the number of the phase (see help) that is this layer's attention, or its gradient.
 func (e *env) phase(op ir.Op) int {
 	return phaseOf(slices.Index(e.s.path(e.task), e.layer), op)
 }
@@ -277,7 +277,7 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 }
 
 // clearKeys clears the gradients of the keys that move from the helpers to the stage itself in this task,
-// because the helpers' blocks now end earlier. Later tasks add to some of these gradients.
+// because the helpers' blocks now end earlier. Tasks that run later add to some of these gradients.
 func (e *env) clearKeys(in ir.Instr, helpers int) {
 	s, x := e.s, e.task.Subsequence
 	if x == s.plan.Subsequences.N-1 || e.task.Piece > 0 && e.task.Piece < len(s.plan.Pieces(e.task)) {
@@ -298,10 +298,10 @@ func (s *stage) clear(in ir.Instr) {
 	}
 }
 
-// takeBack receives the gradients of the keys that a helper held. For the helper's current block,
-// the stage has no gradients yet, so the received values initialise them. For keys after that
-// block, the helper has gradients from later tasks, which are added, because the stage or the next
-// helper already has contributions.
+// takeBack receives the gradients of the keys that a helper held. For the helper's current block, the stage has
+// no gradients yet, so the received values initialise them. For keys after that block, the helper has gradients
+// from the tasks of later subsequences. These are added, because the stage or the next helper already has
+// contributions.
 func (e *env) takeBack(in ir.Instr, helper int) {
 	s, borders, lent := e.s, e.s.plan.HelpedBlocks(e.task), e.s.plan.Lent(e.task.Stage, helper)
 	fresh, more := graph.OverKeys(in, e.size, lent.First, borders[helper+1]), graph.OverKeys(in, e.size, borders[helper+1], lent.End)
@@ -339,7 +339,7 @@ func (s *stage) helpWith(tasks []plan.Task) *help {
 	return h
 }
 
-// rest runs all remaining phases. In each phase, it receives from all stages, computes for all, and sends to all.
+// rest emits all remaining phases: each receives from all stages, computes for all, and sends to all.
 func (h *help) rest() {
 	for h.next < h.phases {
 		parts := h.at(h.next)
@@ -350,7 +350,7 @@ func (h *help) rest() {
 	}
 }
 
-// at runs all earlier phases and returns the parts of the given phase.
+// at emits the remaining phases before the given one, and returns the parts of that phase.
 func (h *help) at(phase int) (parts helpedParts) {
 	defer func(prov ir.Provenance) { h.s.prov = prov }(h.s.prov)
 	last := *h
@@ -369,7 +369,8 @@ func (h *help) at(phase int) (parts helpedParts) {
 	return parts
 }
 
-// helpedParts holds a rank's parts in a phase. After each step, the rank continues its own task.
+// helpedParts holds a rank's parts in a phase. Between receive, compute, send and giveBack, the rank continues
+// its own task.
 type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {
@@ -385,7 +386,7 @@ func (parts helpedParts) compute()  { parts.each((*helped).compute) }
 func (parts helpedParts) send()     { parts.each((*helped).send) }
 func (parts helpedParts) giveBack() { parts.each((*helped).giveBack) }
 
-// helped is this rank's part of the attention of a layer of another stage's task.
+// helped is the part that this rank computes of the attention of another stage's task in one layer.
 type helped struct {
 	s     *stage
 	task  plan.Task
@@ -396,7 +397,8 @@ type helped struct {
 	first, end int64 // tokens of these keys
 }
 
-// helped returns the part in the at-th layer that a task visits, or nil if the layer has no such instruction.
+// helped returns this rank's part of an instruction in the at-th layer that a task visits, or nil if the layer
+// has no such instruction to share.
 func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]
 	if at >= len(layers) {
@@ -483,8 +485,8 @@ func (h *helped) compute() {
 	h.s.emit(h.in)
 }
 
-// beginGradients allocates the gradients of all lent keys. It clears those that this part, the last in the
-// sequence, does not cover.
+// beginGradients allocates the gradients of all lent keys. It clears those that this part, the first in the
+// backward pass, does not cover.
 func (h *helped) beginGradients() {
 	z, b := h.s.plan.SizeOf(h.task), h.block
 	name := fmt.Sprintf("m%d.l%d", h.task.Microbatch, h.layer)
@@ -505,8 +507,8 @@ func (h *helped) send() {
 	h.s.swap(ir.Send, h.task.Stage, h.in.Arg("dq"))
 }
 
-// giveBack returns the gradients of the keys to their stage after the last task that adds to them, those of the helper's
-// current block first.
+// giveBack returns the gradients of the lent keys to their stage, after the last task that adds to them. Those
+// of the helper's current block go first.
 func (h *helped) giveBack() {
 	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.index0 < first || h.s.index0 >= end {
 		return

@@ -22,8 +22,8 @@ func (s *stage) params() []*param {
 	return append(ps, s.head...)
 }
 
-// gradBuffer returns the gradient of a parameter. It is live from its first use in a step to the end of the
-// step or, with ZeroGradients, of the visit.
+// gradBuffer returns the buffer of a parameter's gradient. It is live from its first use in a step to the end
+// of the step or, from ZeroGradients on, to the end of the visit.
 func (s *stage) gradBuffer(p *param) uint32 {
 	if !p.gradReady {
 		name := p.name + ".grad"
@@ -103,7 +103,8 @@ func (s *stage) update(p *param) int {
 	return int(weight.Buffer)
 }
 
-// applyUpdate emits the optimizer's instructions for a parameter. The caller passes some of the tensors by name.
+// applyUpdate emits the optimizer's instructions for a parameter. The caller passes tensors by name;
+// applyUpdate allocates the others.
 func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
 	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)
@@ -138,8 +139,8 @@ func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	}
 }
 
-// averageOverReplicas sums the loss over the replicas. Each has already divided its share by the tokens of
-// all replicas.
+// averageOverReplicas sums the loss over the replicas. Each has already divided its share by the number of
+// tokens of all replicas.
 func (s *stage) averageOverReplicas(loss uint32) {
 	if s.plan.Parallel.DP > 1 {
 		s.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
@@ -150,8 +151,8 @@ func (s *stage) allReduce(v ir.View, group int64) {
 	s.op(ir.AllReduce, ir.Coll, []ir.View{v}, ir.Int(group))
 }
 
-// completeGradients sums each gradient over the ranks that hold a part of it: the stage's ranks, the other half of the tied
-// embedding, the replicas.
+// completeGradients sums each gradient over the ranks that have partial sums of it: the ranks of the stage,
+// those with the other copy of a tied embedding, and the replicas.
 func (s *stage) completeGradients() {
 	s.settle()
 	for _, p := range s.trained() {
@@ -178,7 +179,7 @@ func (s *stage) completeGradients() {
 }
 
 // gradNorm sums squares by tensor and part, in an order that does not depend on the stages. Every rank fills
-// the slots of its own tensors and clears the others. The stages sum their vectors, in which zeros change
+// the slots of its own tensors and clears the others. The stages then add up their vectors; the zeros change
 // nothing. The parts are concatenated by replica and then by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))

@@ -9,10 +9,10 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// TestOutlines compares the order of work in four programs with golden files. For each task and layer they contain the
-// operations in the order in which a rank issues them, with the buffers that copies, messages and collectives move. For each
-// rank they contain its peaks and its numbers of buffers and events. Addresses, shapes and events follow from that order;
-// the verifier checks them.
+// TestOutlines compares the order of work in four programs with golden files. For each task and layer, the
+// files contain the operations in the order in which a rank issues them, with the buffers that copies, messages
+// and collectives move. For each rank, they contain its peaks and its numbers of buffers and events. Addresses,
+// shapes and events follow from that order; the verifier checks them.
 func TestOutlines(t *testing.T) {
 	for _, name := range []string{"two-stages", "groups", "layer-order", "stream"} {
 		p := buildOf(t, planOf(t, "testdata/"+name+".sppo"))

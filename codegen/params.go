@@ -19,12 +19,12 @@ type layout struct {
 	tensors   []ir.Tensor
 	index     map[string]int32 // tensor by name
 	consts    []string
-	ranges    []tokenRange // ranges whose rows the ranks of a stage divide: subsequences, or their pieces
+	ranges    []tokenRange // token ranges that a stage's ranks divide: of subsequences, or of their pieces
 	lines     *lineTable
-	slices    map[string]slicePlace // constants of slices by name
+	slices    map[string]slicePlace // by name of a constant: the slice whose first row it holds
 	pipeline  *schedule.Pipeline
 	steps     [][]step   // of every pipeline rank
-	eval      *plan.Plan // the tasks of a validation
+	eval      *plan.Plan // the plan whose tasks a validation runs
 	evalSteps [][]step
 	stages    [][]int // layers of every virtual stage
 }
@@ -65,7 +65,7 @@ type tokenRange struct {
 	reversed      bool // the last rank has the first tokens
 }
 
-// firstOf returns the first token of rank k of sp.
+// firstOf returns the first token of the k-th of sp ranks.
 func (r tokenRange) firstOf(k, sp int) int64 {
 	if r.reversed {
 		k = sp - 1 - k
@@ -77,7 +77,7 @@ func (r tokenRange) firstOf(k, sp int) int64 {
 const (
 	constPrev   = "prev"    // rank of the previous stage
 	constNext   = "next"    // rank of the next stage
-	constPosRow = "pos_row" // first row of the position table for a range of tokens: "pos_row.3"
+	constPosRow = "pos_row" // this rank's first row of the position table in a range of tokens: "pos_row.3"
 	constRank   = "rank"    // this rank's counterpart in a stage: "rank.3"
 )
 
@@ -139,16 +139,17 @@ type param struct {
 	grad      uint32
 	gradReady bool // grad has been allocated in this step
 	cut       plan.Slicing
-	zero      int     // ZeRO stage, which defines what the rank holds only for its slice
+	zero      int     // ZeRO stage, which determines what the rank holds only a slice of
 	sum       ir.View // the complete gradient, or its slice
 	owner     bool    // included in the gradient norm (false for a tied copy)
-	shared    *param  // the embedding whose weight this tied parameter uses on the same stage
+	shared    *param  // the embedding on the same stage to which this parameter is tied, or nil
 }
 
 // elements returns the number of elements of the local part.
 func (p *param) elements() int64 { return p.Local[0] * p.Local[1] }
 
-// view returns the local part of one of the parameter's buffers, as the forward pass reads it.
+// view returns a view of one of the parameter's buffers with the shape of the local part, as the forward pass
+// reads it.
 func (p *param) view(b uint32, d ir.DType) ir.View {
 	if p.Vector {
 		return vector(b, d, p.Local[0])
@@ -156,7 +157,7 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 	return matrix(b, d, p.Local[0], p.Local[1])
 }
 
-// newParam allocates the buffers that live through the whole run.
+// newParam creates a parameter and allocates those of its buffers that live through the whole run.
 func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
 	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent()}
 	p.cut, p.zero, p.optimizer = s.plan.Slicing(g), s.plan.ZeroOf(b, g), s.plan.OptimizerOf(b, g)
@@ -276,7 +277,7 @@ func (l *layout) pieces(p *graph.Param) []piece {
 	return []piece{{0, p.Local[0], ""}}
 }
 
-// rectangles maps a local view to the tensor.
+// rectangles divides a local view into rectangles with their positions in the tensor.
 func (s *stage) rectangles(p *param, v ir.View) []rectangle {
 	var list []rectangle
 	for _, part := range s.pieces(p.Param) {
@@ -292,7 +293,8 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	return v
 }
 
-// keptRectangles maps the kept part of the weight, in the buffer of the given view, to the tensor.
+// keptRectangles returns the rectangles of the weight as it is kept, whole or this rank's slice, in the buffer
+// of the given view.
 func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
 	if p.zero >= plan.ZeroWeights {
 		return s.stateRectangles(p, v.Buffer, v.DType)
@@ -314,7 +316,8 @@ func (s *stage) colAttr(p *param) ir.Attr {
 	return ir.Int(0)
 }
 
-// addStates lists the parameter's buffers for checkpoints. The f32 master, if divided, is listed as another copy of the weight.
+// addStates lists the parameter's buffers for checkpoints. If weights are f32 and have a divided master, it is
+// listed as another copy of the weight.
 func (s *stage) addStates(p *param, act ir.DType) {
 	s.addState(p, ir.RoleWeight, s.keptRectangles(p, p.whole(p.kept, act)))
 	if p.master != p.kept {
@@ -329,8 +332,7 @@ func (s *stage) addStates(p *param, act ir.DType) {
 	}
 }
 
-// whole returns the local part of one of the parameter's buffers with its shape in checkpoints, where vectors
-// are n by 1.
+// whole is like view, but with the shape that checkpoints use: vectors are n by 1.
 func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Local[0], p.Local[1]) }
 
 func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {

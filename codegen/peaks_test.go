@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// peakVariants returns specs whose memory is used for different purposes.
+// peakVariants returns specs that use memory for different purposes.
 func peakVariants(t *testing.T) [][]string {
 	examples, err := filepath.Glob("../examples/*.sppo")
 	if err != nil || len(examples) < 3 {
@@ -32,12 +32,13 @@ func peakVariants(t *testing.T) [][]string {
 }
 
 // The parts of an arena add up to its peak, both with the lifetimes used in placement and with those derived
-// from the instructions. The states in a checkpoint are counted in the part of their role.
+// from the instructions. Buffers that a checkpoint saves are counted in the part for their role, such as
+// weights or optimizer.
 func TestPartsAddUp(t *testing.T) {
 	checked := 0
 	for _, v := range peakVariants(t) {
 		plan := tryPlan(v[0], v[1:]...)
-		if plan == nil { // the strategy does not support the other settings
+		if plan == nil { // the example does not support the setting
 			continue
 		}
 		p := buildOf(t, plan)
@@ -97,8 +98,8 @@ func checkPeak(t *testing.T, name string, code *ir.Code, arena ir.Arena, peak *i
 	}
 }
 
-// On a stage of the plain pipeline, K and V of a sequence have the sizes given by their shapes; their gradients
-// are f32.
+// On a stage of the plain pipeline, K and V of a sequence take as many bytes as their shapes need; their
+// gradients have the same shapes in f32.
 func TestPartsOfCaches(t *testing.T) {
 	plan := planOf(t, "../examples/paper/gpt-7b-512k.sppo")
 	buildOf(t, plan)

@@ -8,10 +8,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is
-// NP-hard. It runs first fit in several orders, because the order determines the quality of the
-// result. skyline makes every order fast: it finds the lowest gap over a span of time without
-// visiting the lives in that span. If gaps remain, ejector moves lives above the target down.
+// This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is NP-hard. The
+// phase runs first fit in several orders, because the order determines the quality of the result. A skyline
+// makes each run fast: it finds the lowest gap over a span of time without visiting the lives in that span. If
+// gaps remain, an ejector moves down the lives that reach above the target.
 
 // Every offset is a multiple of placeAlign.
 const placeAlign = ir.Alignment
@@ -29,9 +29,9 @@ func (l life) area() float64 { return float64(l.padded()) * (float64(l.end) - fl
 
 func aligned(b ir.Bytes) ir.Bytes { return (b + placeAlign - 1) &^ (placeAlign - 1) }
 
-// placeLives assigns every life an offset of at least base, so that lives that overlap in time share no
-// bytes. The extent is the end of the highest byte in use. The result is deterministic. The stages of a
-// program share the steps of its ejectors. Capacity is the size of the arena.
+// placeLives assigns every life an offset of at least base, so that lives that overlap in time share no bytes.
+// The extent is the offset just past the highest byte in use. The result is deterministic. The stages of a
+// program share the limit on ejector steps. The argument capacity is the size of the arena.
 func placeLives(lives []life, base, capacity ir.Bytes, stages int) (offsets []ir.Bytes, extent ir.Bytes) {
 	if len(lives) == 0 {
 		return nil, base
@@ -54,10 +54,10 @@ func placeLives(lives []life, base, capacity ir.Bytes, stages int) (offsets []ir
 // lives overlap if and only if both contain the later of their starts.
 type calendar struct {
 	spans []span     // by life
-	load  []ir.Bytes // by instant: bytes live
+	load  []ir.Bytes // by instant: number of live bytes
 }
 
-// span is a range of instants from <= t < to. It is never empty.
+// span is the range of instants t with from <= t < to. It is never empty.
 type span struct{ from, to int32 }
 
 func newCalendar(lives []life) *calendar {
@@ -126,9 +126,11 @@ func newPlacer(lives []life) *placer {
 	return &placer{calendar: c, lives: lives, bound: c.peak(), most: stepsAtMost, offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
-// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors. A
-// step takes about 50 ns. The limit is a number of steps, not a time, so that the result is the same on every
-// machine. With many lives, where every order takes a second, an extent within 1/boundPerRoom that fits is enough.
+// The search ends when the extent exceeds the bound by at most 1/boundPerSlack of it, or when the ejectors have
+// taken stepsPerLife steps for each life or stepsAtMost in total. A step takes about 50 ns. The limit is a
+// number of steps, not a time, so that the result is the same on every machine. With manyLives or more, where
+// each order takes a second, an extent that fits the arena and exceeds the bound by at most 1/boundPerRoom is
+// enough.
 const (
 	boundPerSlack = 256
 	boundPerRoom  = 64
@@ -200,8 +202,8 @@ func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 	return offsets
 }
 
-// orders lists comparison functions; lives that compare less are placed first. crowd is the maximum number of
-// bytes that are live at once during each life.
+// orders lists comparison functions; lives that compare less are placed first. crowd holds, for each life, the
+// maximum number of bytes that are live at once during it.
 //
 // When memory is fullest, there is no room for gaps, so the lives at that moment are placed first,
 // then those at the next fullest moment. This places lives outward in time from each peak and

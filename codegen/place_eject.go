@@ -18,7 +18,7 @@ type ejector struct {
 	offsets []ir.Bytes // nowhere for a life that is not placed
 	out     []int32    // lives that are not placed; the last one is next
 	cost    []float64  // of ejecting each life
-	near    []int32    // scratch of relay: the lives that overlap in time
+	near    []int32    // scratch of relay: the lives that overlap one life in time
 	rims    []rim      // scratch of spot
 	steps   int        // rims visited since the start; deterministic
 	budget  int        // maximum number of steps
@@ -36,10 +36,10 @@ func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *eje
 }
 
 // price returns the initial cost of ejecting a life. Larger and longer lives are harder to place, but the
-// difficulty grows less than proportionally.
+// difficulty grows more slowly than their area.
 func (e *ejector) price(i int32) float64 { return math.Sqrt(e.lives[i].area()) }
 
-// pack moves all lives below top, and reports whether the budget was sufficient.
+// pack moves all lives below the offset top, and reports whether the budget was sufficient.
 func (e *ejector) pack(top ir.Bytes) bool {
 	e.out = e.out[:0]
 	for i, at := range e.offsets {
@@ -63,7 +63,7 @@ func (e *ejector) takeOut(i int32) {
 	e.out = append(e.out, i)
 }
 
-// relay places a life and ejects those in its way.
+// relay places a life and ejects the lives in its way.
 func (e *ejector) relay(i int32, top ir.Bytes) {
 	e.near = e.meets.with(i, e.near[:0])
 	at := e.spot(i, top)
@@ -77,7 +77,7 @@ func (e *ejector) relay(i int32, top ir.Bytes) {
 	e.offsets[i] = at
 }
 
-// spot returns the offset below top at which the displaced lives cost least; ties go to the one that leaves
+// spot returns the offset below top at which the displaced lives cost least; ties go to the offset that leaves
 // the least free space.
 func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	size := e.lives[i].padded()
@@ -115,11 +115,11 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	return best
 }
 
-// rim is an offset at which the k-th life of near starts or stops being displaced. It is packed into a
-// single number because most of the time is spent sorting rims.
+// rim is an offset at which the k-th life in the list near starts or stops being in the way of the life to
+// place. It is packed into a single number because most of the time is spent sorting rims.
 type rim uint64
 
-const rimBits = 24 // for k and its direction
+const rimBits = 24 // for k, and one bit that tells the two kinds of rims apart
 
 func rimOf(at ir.Bytes, k int, ends bool) rim {
 	r := rim(at/placeAlign)<<rimBits | rim(k)<<1
@@ -133,11 +133,11 @@ func (r rim) at() ir.Bytes             { return ir.Bytes(r>>rimBits) * placeAlig
 func (r rim) life() (k int, ends bool) { return int(r >> 1 & (1<<(rimBits-1) - 1)), r&1 == 1 }
 
 // meetings finds the lives that overlap a given one in time. It is a balanced tree of the lives, ordered by
-// start. Each node is the middle of a range and stores the latest end within the range.
+// start. Each node is the middle life of a range and stores the latest end of all lives in the range.
 type meetings struct {
 	spans  []span
 	order  []int32
-	latest []int32 // by middle of a range of order
+	latest []int32 // [middle of a range of order]: latest end in the range
 }
 
 func newMeetings(spans []span) meetings {
@@ -159,7 +159,7 @@ func (m *meetings) build(lo, hi int) (latest int32) {
 	return m.latest[middle]
 }
 
-// with appends the lives that overlap life i.
+// with appends the lives that overlap life i to a list.
 func (m *meetings) with(i int32, list []int32) []int32 { return m.withIn(i, 0, len(m.order), list) }
 
 func (m *meetings) withIn(i int32, lo, hi int, list []int32) []int32 {

@@ -9,7 +9,7 @@ import (
 // byteRange is a range of bytes [lo, hi).
 type byteRange struct{ lo, hi ir.Bytes }
 
-// ranges is a set of bytes, stored as disjoint ranges in ascending order that do not touch.
+// ranges is a set of bytes, stored as ranges in ascending order that neither overlap nor touch.
 type ranges []byteRange
 
 // after returns the index of the first range that ends past an offset.
@@ -45,12 +45,12 @@ func (r *ranges) add(b byteRange) {
 
 // skyline records which bytes are in use at which instants. It is a segment tree over the instants: each node
 // covers a span, and its children cover the halves. Any span is the union of a few nodes, and the bytes of a
-// node are a few ranges if lives are packed tightly. A query is therefore cheap for any number of lives that
-// overlap the span.
+// node are a few ranges if lives are packed tightly. A query is therefore cheap, however many lives overlap the
+// span.
 type skyline struct {
 	leaves int
-	whole  []ranges // by node: taken by lives that cover the node's span
-	any    []ranges // by node: taken at some instant of the node's span
+	whole  []ranges // by node: bytes taken by lives that cover the node's span
+	any    []ranges // by node: bytes taken at some instant of the node's span
 	asked  []ranges // scratch of lowestGap: the bytes to avoid
 }
 

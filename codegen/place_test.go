@@ -49,8 +49,8 @@ func TestPlaceLivesRandom(t *testing.T) {
 	}
 }
 
-// TestPlaceLivesDrawn checks the quality of placements. It always uses the same seed, because the extent varies
-// by a few percent from draw to draw.
+// TestPlaceLivesDrawn checks the quality of placements. It always uses the same seeds, because the extent
+// varies by a few percent from seed to seed.
 func TestPlaceLivesDrawn(t *testing.T) {
 	for kind, most := range []float64{1.01, 1.04, 1.03} {
 		t.Run(lifeKinds[kind], func(t *testing.T) {
@@ -107,8 +107,8 @@ func liveBound(lives []life) ir.Bytes {
 	return newCalendar(lives).peak()
 }
 
-// checkPlaces sweeps over time, keeps the live ranges in order of offset, and compares each range only with its
-// neighbours.
+// checkPlaces checks that lives that overlap in time share no bytes. It sweeps over time, keeps the live ranges
+// in order of offset, and compares each new range only with its neighbours.
 func checkPlaces(t *testing.T, lives []life, offsets []ir.Bytes, base, extent ir.Bytes) {
 	t.Helper()
 	top := base
@@ -177,7 +177,7 @@ type pipeline struct {
 	ffn, kv      float64 // widths as multiples of hidden
 	offloaded    float64 // share of the units' bytes
 	rising       float64 // increase of the share with each subsequence
-	ahead        int     // forward tasks before the first backward; 0: a whole sequence
+	ahead        int     // forward tasks before the first backward task; 0: those of a whole sequence
 }
 
 var pipelines = []pipeline{
@@ -215,7 +215,8 @@ type stageTask struct {
 	backward              bool
 }
 
-// tasks alternates forward and backward tasks after the first p.ahead forward tasks.
+// tasks returns the tasks in the order in which the rank runs them: p.ahead forward tasks, then backward and
+// forward tasks in turn. If p.ahead is 0, it runs one sequence after another.
 func (p *pipeline) tasks() []stageTask {
 	var forward, backward, out []stageTask
 	for s := range p.sequences {
@@ -283,8 +284,8 @@ func (g *pipelineLives) add(start, end int, bytes float64) {
 	g.out = append(g.out, life{int32(start), int32(max(start, end)), ir.Bytes(max(bytes, 4))})
 }
 
-// at returns the position of an operation of a layer. op counts operations as in the forward pass; in the
-// backward pass, distances are twice as long.
+// at returns the position of an operation of a layer. op counts the operations of the layer; in the backward
+// pass, each takes two positions.
 func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	start := g.starts[g.index[task]] + messageOps/2
 	if task.backward {
@@ -293,8 +294,8 @@ func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	return start + forwardOps*layer + op
 }
 
-// caches adds K and V, which live for a whole sequence, and their f32 gradients, which live for its backward
-// pass.
+// caches adds K and V, which live during the whole sequence, and their f32 gradients, which live during its
+// backward pass.
 func (g *pipelineLives) caches(sequence int) {
 	first, turn, last := stageTask{sequence, 0, false}, stageTask{sequence, g.subsequences - 1, true}, stageTask{sequence, 0, true}
 	bytes := g.tokens * g.hidden / g.sp * 2 * g.kv
@@ -336,8 +337,8 @@ func (g *pipelineLives) task(task stageTask) {
 	}
 }
 
-// layerUnits keeps units until their backward task, or offloads and reloads them. Offloaded units leave when
-// the next task has run the same layer, and return one task before their own backward task.
+// layerUnits adds the units of a layer: kept until their backward task, or offloaded and reloaded. Offloaded
+// units leave when the next task has run the same layer, and return one task before their own backward task.
 func (g *pipelineLives) layerUnits(task stageTask, l int, row float64) {
 	back := stageTask{task.sequence, task.subsequence, true}
 	share := min(1, g.offloaded+g.rising*float64(task.subsequence))
@@ -366,7 +367,7 @@ func BenchmarkPlaceLives(b *testing.B) {
 	}
 	for _, p := range pipelines {
 		if p.name == "seq1f1b-half" {
-			benchmarkPlace(b, p.name, p.lives()) // first fit is not good enough
+			benchmarkPlace(b, p.name, p.lives()) // first fit alone does not come close enough to the bound here
 		}
 	}
 }

@@ -6,15 +6,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestRingIsBalanced counts the visible query-key pairs in the forward passes of a step. In every turn each
-// rank must have the same number, and all turns together must have exactly the pairs of causal attention. The
-// cost model must count the same number, except for the diagonal.
+// TestRingIsBalanced counts the visible query-key pairs in the forward passes of a step. In every turn of the
+// ring, all ranks must have the same number of pairs. All turns together must have as many pairs as causal
+// attention. The cost model must count the same number.
 func TestRingIsBalanced(t *testing.T) {
 	for _, sp := range []string{"2", "4"} {
 		plan := planOf(t, "../examples/gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.pp=1", "schedule.align=8", "schedule.sp="+sp, "schedule.subsequences=3")
 		p := buildOf(t, plan)
 		var total int64
-		turns := map[int]int64{} // by instruction, of the first rank
+		turns := map[int]int64{} // by instruction: pairs of the first rank
 		for r := range p.Ranks {
 			rank := &p.Ranks[r]
 			section := p.Codes[rank.Code].Sections[ir.SectionStep]
@@ -44,7 +44,7 @@ func TestRingIsBalanced(t *testing.T) {
 	}
 }
 
-// visible counts the visible pairs of a sequence.
+// visible counts the visible pairs of one sequence in an attention instruction.
 func visible(in *ir.Instr, consts []int64) (n int64) {
 	for _, p := range in.AttentionParts(consts) {
 		for q := range p.Queries {

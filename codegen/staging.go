@@ -7,8 +7,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// This file copies tensors that are kept on the host in layer order: hidden states between layers, gradients
-// between layers, and K and V of a layer between its forward and its backward tasks.
+// This file emits the copies of tensors that a plan with order = layer keeps on the host: hidden states between
+// layers, gradients between layers, and K and V of a layer between its forward and its backward tasks.
 
 // stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
 func (s *stage) stageOut(reader plan.Task, x uint32) {
@@ -67,8 +67,8 @@ func (e *env) stageCachesOut(n *graph.Node) {
 	}
 }
 
-// readLater returns the first token of the subsequence whose K and V are streamed by later subsequences, or the
-// end of the subsequence if none are.
+// readLater returns the first of this subsequence's tokens whose K and V later subsequences stream, or the end
+// of the subsequence if there is none.
 func (e *env) readLater() int64 {
 	end, next := e.size.Prefix+e.size.Tokens, e.task.Subsequence+1
 	if next == e.s.plan.Subsequences.N {
@@ -113,8 +113,8 @@ func (s *stage) cachesIn(t plan.Task) {
 	}
 }
 
-// recomputeCaches computes K and V of a layer from its inputs, if the backward task begins with that. Inputs on
-// the host are loaded a few at a time, in advance.
+// recomputeCaches recomputes K and V of a layer from the layer's inputs, if that is how the plan begins the
+// backward task. Inputs on the host are loaded a few at a time, in advance.
 func (s *stage) recomputeCaches(t plan.Task, layer int) {
 	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
 	if !s.plan.RecomputesCaches(t) || !b.Attends {

@@ -17,7 +17,7 @@ import (
 type streams struct {
 	queue    *walk.LoadQueue
 	arrivals []arrival   // issued and not yet used
-	sent     [2][]uint32 // blocks of dK and dV in transit to the host: of the load before the last, and of the last
+	sent     [2][]uint32 // dK and dV in transit to the host: sent before the last load was taken, and since
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
@@ -38,8 +38,8 @@ func streaming(b *graph.Block, grads bool) []*graph.Value {
 	return out
 }
 
-// hostRows returns the host bytes that hold some tokens of K, V or one of their gradients, for all ranks or
-// this one.
+// hostRows returns the host bytes that hold a range of tokens of K, V or one of their gradients. If the ranks
+// divide the tokens, these are the bytes of this rank's share.
 func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
 	z := s.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
@@ -51,7 +51,7 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	if !ok {
 		rows := z.Sequence
 		switch {
-		case v.Kind == graph.CacheGrad: // the last subsequence has no successor
+		case v.Kind == graph.CacheGrad: // no later subsequence adds to the rows of the last one
 			rows = s.plan.Size(s.plan.Subsequences.N - 1).Prefix
 		case !s.layerOfModel(layer).Attends:
 			rows = s.rowsOfForwards(layer)
@@ -62,7 +62,7 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
 }
 
-// rowsOfForwards returns the number of rows of K and V of a layer that forward tasks load, counted from the
+// rowsOfForwards returns the end of the rows of a layer's K and V that forward tasks load, counted from the
 // start of the sequence.
 func (s *stage) rowsOfForwards(layer int) int64 {
 	for i := s.plan.Subsequences.N - 1; i > 0; i-- {
@@ -103,7 +103,7 @@ func (s *stage) take() arrival {
 	return a
 }
 
-// load issues the copies of a load.
+// load allocates the buffers of a load and issues its copies.
 func (s *stage) load(l walk.Load) map[string]uint32 {
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.at(l.Task)
@@ -125,7 +125,7 @@ func (s *stage) load(l walk.Load) map[string]uint32 {
 	return buffers
 }
 
-// loadName returns the prefix that distinguishes the buffers of a task's loads.
+// loadName names a value's buffer in a load; each load of a task has different names.
 func loadName(l walk.Load, v *graph.Value) string {
 	switch {
 	case l.Own:
@@ -138,13 +138,15 @@ func loadName(l walk.Load, v *graph.Value) string {
 	return fmt.Sprintf("%s.at%d", v.Name, l.First)
 }
 
-// takeOwn loads the own rows of a backward task: K and V, and dK and dV if later subsequences have begun them.
+// takeOwn loads a backward task's own rows: of K and V, and of dK and dV if later subsequences have added to
+// them.
 func (e *env) takeOwn() {
 	own := e.s.take()
 	e.begun = own.Grads
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
-		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First { // only those of V, for example, if only K is streamed
+		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First {
+			// for example dV, if only K is streamed
 			row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
 			unseen := in(e.cache(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
 			e.s.op(ir.Fill, ir.Compute, []ir.View{unseen}, ir.Float(0))
@@ -198,8 +200,8 @@ func (e *env) attend(n *graph.Node) {
 	}
 }
 
-// attendBlock emits the part for the next block. All other operands are those of the part for the subsequence's
-// own rows.
+// attendBlock emits the part for the next block. Operands that do not depend on the block are those of the part
+// for the subsequence's own rows.
 func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()
@@ -211,7 +213,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 		}
 		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
 		b := s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
-		e.clearUnread(b, bytes, block.Grads) // these rows have no gradient yet, or it is never read
+		e.clearUnread(b, bytes, block.Grads) // the gradient of these rows has not begun, or is never read
 		block.buffers[v.Name] = b
 	}
 	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
@@ -239,10 +241,10 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 // attends reports whether a node is emitted in parts.
 func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Attends() }
 
-// part returns the instruction of a node for the keys of some tokens.
+// part returns the instruction of an attention node for the keys of a range of tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
 	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
-		return ir.Bool(a.Name == "accumulate" && e.begun) // adds to the dK and dV of later subsequences
+		return ir.Bool(a.Name == "accumulate" && e.begun) // adds to the sums of later subsequences
 	})
 	in.Stream = ir.Compute
 	return in
@@ -264,7 +266,7 @@ func (e *env) sendGrads(block arrival) {
 	s.decidedBy("lower", e.key())
 }
 
-// scratch returns a temporary buffer of the same kind as that of a node's operand.
+// scratch returns a view like the given one in a new temporary buffer, which is named after a node's operand.
 func (e *env) scratch(a graph.Arg, name string, like ir.View) ir.View {
 	like.Buffer = e.s.allocate(e.s.label(e.task, e.layer, e.block.Values[a.Value].Name+"."+name+e.suffix), ir.Device, like.Bytes())
 	like.Offset = 0

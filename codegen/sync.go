@@ -16,8 +16,8 @@ import (
 
 // synchronise inserts records and waits into a section that has none. Instructions of different streams that
 // touch the same bytes, at least one of them writing, then run in the order of the slice. It returns the new
-// section and the number of its events. Each record or wait has the provenance of the instruction that it
-// follows or precedes, with the given pass.
+// section and the number of its events. A record has the provenance of the instruction before it, and a wait
+// that of the instruction after it, but with the given pass.
 func synchronise(instrs []ir.Instr, buffers []ir.Buffer, pass uint8) ([]ir.Instr, int32) {
 	return insertEvents(instrs, neededWaits(instrs, buffers), pass)
 }
@@ -36,7 +36,7 @@ func (c *clock) join(other *clock) {
 	}
 }
 
-// beyond returns the latest instruction of c that known does not cover, or 0.
+// beyond returns the latest instruction of c that the clock known does not cover, or 0.
 func (c *clock) beyond(known *clock) tick {
 	latest := tick(0)
 	for s := range c {
@@ -52,9 +52,8 @@ type edge struct{ producer, consumer tick }
 
 // neededWaits returns the waits in the order of their consumers.
 //
-// The waits of an instruction are chosen in order of producers, latest first. Because an
-// instruction can only wait for earlier ones, all orders that another wait implies are then already
-// known.
+// The waits of an instruction are chosen in order of producers, latest first. A wait can be implied only by a
+// wait for a later producer, which has been chosen by then.
 func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	var edges []edge
 	var last clock                       // last instruction of each stream
@@ -92,7 +91,7 @@ func insertEvents(instrs []ir.Instr, edges []edge, pass uint8) ([]ir.Instr, int3
 	for i := range attrs {
 		attrs[i] = ir.Int(int64(i - 1))
 	}
-	lines, lined := make([]uint16, count+1), make([]bool, count+1) // by event: of its record
+	lines, lined := make([]uint16, count+1), make([]bool, count+1) // by event: spec line of its record
 	for _, e := range edges {
 		if n := event[e.producer]; !lined[n] {
 			lined[n], lines[n] = true, crossing(&instrs[e.producer-1], &instrs[e.consumer-1])
@@ -203,8 +202,8 @@ func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
 	}
 }
 
-// write turns the range into one segment. Accesses after this write also come after all accesses that it
-// replaces.
+// write turns the range into one segment and forgets earlier accesses: whatever follows this write also follows
+// them.
 func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
 	for k := first; k < end; k = h.starts.next(k + 1) {
 		needs.join(&h.segments[k].touched)

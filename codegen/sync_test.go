@@ -55,7 +55,7 @@ func TestSynchroniseSharesEventsAndDropsImpliedWaits(t *testing.T) {
 	instrs := []ir.Instr{
 		copyInstr(ir.CopyD2D, ir.Compute, view(1, 0, 256), view(0, 0, 256)),
 		copyInstr(ir.CopyD2D, ir.Mux, view(2, 0, 256), view(1, 0, 256)), // waits for 0
-		copyInstr(ir.CopyD2H, ir.D2H, view(3, 0, 256), view(1, 0, 256)), // waits for 0 by the same event
+		copyInstr(ir.CopyD2H, ir.D2H, view(3, 0, 256), view(1, 0, 256)), // waits for 0, by the same event
 		copyInstr(ir.CopyH2D, ir.H2D, view(1, 0, 256), view(3, 0, 256)), // waits for 1 and 2; 0 is implied
 	}
 	out, events := synchronise(instrs, buffers, testPass)
@@ -81,8 +81,8 @@ func TestSynchroniseProvenance(t *testing.T) {
 	}
 }
 
-// checkEvents requires the original instructions in their order. Every event must have one record, right after its
-// producer, and waits only after the record and on other streams.
+// checkEvents checks that the original instructions are all there, in their order. Every event must have one
+// record, right after its producer, and waits only after the record and on other streams.
 func checkEvents(t *testing.T, instrs, out []ir.Instr, events int32) {
 	t.Helper()
 	rest, recorded := 0, map[int64]ir.Stream{}
@@ -115,7 +115,7 @@ func checkEvents(t *testing.T, instrs, out []ir.Instr, events int32) {
 }
 
 // findRace looks for a conflicting pair without a path between them. It computes the transitive closure of the
-// order of streams and events.
+// order that streams and events impose.
 func findRace(instrs []ir.Instr, buffers []ir.Buffer) (a, b int, found bool) {
 	before := make([][]bool, len(instrs)) // before[i][j]: j is done when i starts
 	lastOf, recordOf := map[ir.Stream]int{}, map[int64]int{}
@@ -163,7 +163,7 @@ func conflict(a, b *ir.Instr, buffers []ir.Buffer) bool {
 	return false
 }
 
-// randomSection returns instructions on few bytes, with overlapping buffers and every kind of access.
+// randomSection returns instructions that use few bytes, with overlapping buffers and every kind of access.
 func randomSection(rng *rand.Rand) ([]ir.Instr, []ir.Buffer) {
 	const extent = 64
 	buffers := make([]ir.Buffer, 2+rng.IntN(8))

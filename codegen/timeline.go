@@ -10,13 +10,13 @@ import (
 	"sppo.dev/schedule"
 )
 
-// step is one item of a rank's issue order: a task, or a message with a task's input or result. With mux it may
-// also be a part of other ranks' tasks, or a message that such parts need.
+// step is one item of a rank's issue order: a task, or a message with a task's input or result. With mux, it
+// may also be help with other ranks' tasks, or a message that such help needs.
 type step struct {
 	kind   stepKind
 	task   int         // index into the rank's tasks
-	shared []plan.Task // tasks of other ranks that this one helps; for lending and borrowing, the task after which the block of keys is complete
-	helper int         // index of the block of keys
+	shared []plan.Task // helped tasks; for lending and borrowing, the task that completes the block of keys
+	helper int         // for lending and borrowing: the rank that receives the block of keys
 }
 
 type stepKind uint8
@@ -25,7 +25,7 @@ const (
 	receiving stepKind = iota // the task's input
 	sending                   // the task's result
 	running
-	sharing   // all of the rank's tasks in a shared slot; task is the first
+	sharing   // all of the rank's tasks in a shared slot; step.task is the first
 	helping   // parts of other ranks' tasks
 	lending   // sends a block of keys to a helper
 	borrowing // receives it
@@ -34,8 +34,8 @@ const (
 // own reports whether a step belongs to one of the rank's own tasks.
 func (k stepKind) own() bool { return k <= sharing }
 
-// moment orders the steps of all ranks by time. Of the steps at one time, messages come first, in the order of
-// their numbers, then tasks that start.
+// moment orders the steps of all ranks by time. Among steps at the same time, messages come first, in the order
+// of their numbers, then tasks that start.
 type moment struct {
 	time    int
 	running bool

@@ -10,8 +10,7 @@ import (
 // leave the device, and when they return. A unit is the smallest group of saved tensors that is offloaded or
 // recomputed as one.
 
-// saveUnits makes a forward env store the values of each unit together. The block's input already has its
-// buffer.
+// saveUnits makes a forward env store the values of each unit together. The block's input already has a buffer.
 func (e *env) saveUnits() {
 	e.unitOf = make([]int, len(e.block.Values))
 	for v := range e.unitOf {
@@ -29,7 +28,8 @@ func (e *env) saveUnits() {
 	}
 }
 
-// saveInput saves the block's input. If the input came from the host, it is already there.
+// saveInput saves the block's input. If the input came from the host, it is still there and is not copied
+// again.
 func (e *env) saveInput(u int) {
 	input := savedUnit{device: e.at[e.block.Input].buffer}
 	if e.layer == e.s.stages[e.task.Stage][0] {
@@ -105,22 +105,22 @@ func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
 	return views
 }
 
-// asBytes returns the view that copies use for a range of a buffer.
+// asBytes returns a view of n bytes at an offset, as copies use it; the caller sets its buffer.
 func asBytes(offset, n ir.Bytes) ir.View {
 	v := vector(0, ir.U8, int64(n))
 	v.Offset = offset
 	return v
 }
 
-// in returns a view with another buffer.
+// in returns the view v, but of buffer b.
 func in(b uint32, v ir.View) ir.View {
 	v.Buffer = b
 	return v
 }
 
 // releaseOffloaded frees the device bytes of a layer's units whose copies to the host were issued earlier. An
-// instruction that reuses the bytes waits for the copies. Units that are already being reloaded have new
-// buffers.
+// instruction that reuses the bytes waits for the copies. Units that are already being reloaded are skipped,
+// because they have new buffers.
 func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {
 		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}

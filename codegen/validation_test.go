@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Without held-out data, or without sequences per validation, a program has neither a validation section nor
+// If no data is held out, or if a validation has no sequences, a program has neither a validation section nor
 // its buffers.
 func TestValidationIsSwitchedOff(t *testing.T) {
 	for _, set := range []string{"train.holdout=0", "train.eval_batch=0", "train.eval_every=1"} {

@@ -30,7 +30,7 @@ type visit struct {
 	reads plan.ParamSet
 }
 
-// owed is a sum of gradients that a collective computes.
+// owed is a sum of gradients that a collective is computing.
 type owed struct {
 	p      *param
 	layer  int
@@ -84,7 +84,7 @@ func (s *stage) path(t plan.Task) []int {
 	return layers
 }
 
-// byVisit names a buffer of a parameter that has a separate buffer for each visit.
+// byVisit adds the number of the visit to the name of a buffer that is allocated anew for each visit.
 func (s *stage) byVisit(name string) string {
 	if !s.training {
 		name = "eval." + name
@@ -116,7 +116,7 @@ func (s *stage) enter(layer int) {
 	}
 }
 
-// gatherWeights gathers some weights of a layer, unless they are whole.
+// gatherWeights gathers some weights of a layer, except those that are already whole.
 func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 	reads &^= s.visits.whole[layer]
 	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file divides parameters into slices. Each of the ranks that hold the same matrix completes a
-// slice of its gradient and, with ZeRO, keeps the optimizer state of that slice only. The sums and
-// their order are the same with and without ZeRO.
+// This file divides parameters into slices. Of the ranks that hold the same matrix, each completes the gradient
+// of one slice and, with ZeRO, keeps only the optimizer state of that slice. The sums and their order are the
+// same with and without ZeRO.
 
 // slicePlace determines the first row of a rank's slice.
 type slicePlace struct {
@@ -25,9 +25,8 @@ func (c slicePlace) name() string {
 	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
 }
 
-// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of
-// another constant's name, it names a constant with that value on the first replica and 0 on
-// others.
+// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of another constant's
+// name, it names a constant that has the other's value on the first replica and is 0 on others.
 const constFirst = "first_replica"
 
 func onFirstReplica(name string) string {
@@ -183,7 +182,8 @@ func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	return slice.Buffer
 }
 
-// eachPiece calls a function for each piece that replicas share, with this replica's slice of it.
+// eachPiece calls visit for each piece of a parameter, with the part that replicas share and this replica's
+// slice of it.
 func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
@@ -202,7 +202,8 @@ func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View
 	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
 }
 
-// normWeight returns a constant that is 1 on exactly one of the ranks that hold the same part of a gradient.
+// normWeight returns a number that is 1 on exactly one of the ranks that hold the same part of a gradient, and
+// 0 on the others.
 func (s *stage) normWeight(p *param) ir.Attr {
 	if !p.owner {
 		return ir.Float(0)

@@ -15,8 +15,8 @@ import (
 
 // borders finds where the documents in a file start.
 type borders interface {
-	// between calls yield for the start s of each document, from < s <= to, in order. Positions are counted from
-	// the first token in the file. A document without tokens starts where the next one does.
+	// between calls yield, in order, for each start s of a document with from < s <= to. Positions are counted
+	// from the first token in the file. A document without tokens starts where the next one does.
 	between(from, to int64, yield func(start int64)) error
 	io.Closer
 }
@@ -33,7 +33,7 @@ func (l startList) between(from, to int64, yield func(int64)) error {
 
 func (startList) Close() error { return nil }
 
-// lengthStride is the number of documents between the starts that lengthFile keeps in memory.
+// lengthStride is the distance, in documents, between the starts that a lengthFile keeps in memory.
 const lengthStride = 256
 
 // lengthFile is an index that holds the length of each document as a little-endian uint64.
@@ -109,7 +109,7 @@ type megatronBorders struct {
 	tokens            int64 // of the file
 }
 
-// start returns the first token of a document; the last boundary is the end.
+// start returns the first token of document i or, for the last boundary, the end of the file.
 func (m *megatronBorders) start(i int64) (int64, error) {
 	var b [8]byte
 	if _, err := m.ReadAt(b[:], m.documents+8*i); err != nil {
@@ -143,7 +143,7 @@ func (m *megatronBorders) between(from, to int64, yield func(int64)) error {
 	return failed
 }
 
-// byToken finds the starts after each token with a given ID.
+// byToken finds the documents of a file in which each token with a given ID ends a document.
 type byToken struct {
 	f  *file
 	id int32
@@ -168,7 +168,7 @@ func (b *byToken) between(from, to int64, yield func(int64)) error {
 
 func (*byToken) Close() error { return nil }
 
-// MaskEnding is the suffix of the file with the mask of a shard: one byte for each token, 1 if its label counts, otherwise 0.
+// MaskEnding is the suffix of a shard's mask file: one byte for each token, 1 if its label counts, otherwise 0.
 const MaskEnding = ".mask"
 
 // openMask opens the mask of a token file.

@@ -13,9 +13,9 @@
 //	fingerprint.go   detects changed files
 //	order.go         order of sequences
 //
-// The tokens of sequence number g are a pure function of the files, the options and g. A run can therefore stop anywhere and
-// resume with any number of processes, however the data is divided among them. Memory use does not grow with the files,
-// because only the required ranges are read.
+// The tokens of sequence number g are a pure function of the files, the options and g. A run can therefore stop
+// anywhere and resume with any number of processes, however the data is divided among them. Memory use does not
+// grow with the size of token files, because only the required ranges are read.
 package corpus
 
 import (
@@ -29,10 +29,10 @@ type Options struct {
 	Type      string    `json:"type"`       // auto | uint16 | uint32; for flat files
 	Header    string    `json:"header"`     // auto | none | llmc; for flat files
 	Shuffle   bool      `json:"shuffle"`    // windows in random order, each once per epoch; otherwise in order
-	Weights   []float64 `json:"weights"`    // share of the sequences by pattern; empty: one stream
+	Weights   []float64 `json:"weights"`    // share of the sequences for each pattern; empty: one stream
 	Tokenizer string    `json:"tokenizer"`  // file or folder, for text and jsonl
 	Field     string    `json:"field"`      // jsonl field with the text
-	AppendEOS bool      `json:"append_eos"` // the end-of-sequence token after each document of text and jsonl
+	AppendEOS bool      `json:"append_eos"` // add the end-of-sequence token to each document of text and jsonl
 	Documents string    `json:"documents"`  // off | index | ID of the token that ends a document
 	Pack      string    `json:"pack"`       // cut | whole: whether documents are cut at the end of a sequence
 	Masks     string    `json:"masks"`      // off | on | ignore: which labels count
@@ -118,7 +118,7 @@ func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, erro
 	return c, nil
 }
 
-// divide holds out the end of a part.
+// divide holds out the end of a part for validation.
 func (c *Corpus) divide(i int, shuffle bool) error {
 	p, window := &c.parts[i], c.order.Sequence+1
 	total := p.tokens()
@@ -149,7 +149,7 @@ func (c *Corpus) Tokens() int64 {
 	return n
 }
 
-// Describe identifies the corpus by the sizes of its files and samples of them.
+// Describe identifies the corpus by its numbers of tokens and files, and a checksum of file sizes and samples.
 func (c *Corpus) Describe() string {
 	sum := crc32.New(castagnoli)
 	for _, p := range c.prints {

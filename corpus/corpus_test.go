@@ -30,7 +30,7 @@ func put(t *testing.T, dir, name string, data []byte) string {
 	return full
 }
 
-// packed encodes ids as integers of width bytes.
+// packed encodes token IDs as integers of width bytes.
 func packed(width int, ids []int32) []byte {
 	var out []byte
 	for _, id := range ids {
@@ -39,7 +39,7 @@ func packed(width int, ids []int32) []byte {
 	return out
 }
 
-// megatronIndex returns the index of sequences of the given lengths, each of them a document.
+// megatronIndex returns a Megatron index of sequences with the given lengths, each of them a document.
 func megatronIndex(code byte, width int, lengths []int32) []byte {
 	out := append([]byte(megatronMagic), 1, 0, 0, 0, 0, 0, 0, 0, code)
 	out = binary.LittleEndian.AppendUint64(out, uint64(len(lengths)))
@@ -58,7 +58,7 @@ func megatronIndex(code byte, width int, lengths []int32) []byte {
 	return out
 }
 
-// drawn writes ids in a random format and returns the file's name.
+// drawn writes token IDs in a randomly chosen format, and returns the name of the file or folder.
 func drawn(t *testing.T, r *rand.Rand, dir, name string, width int, ids []int32) string {
 	t.Helper()
 	switch r.IntN(4) {
@@ -186,14 +186,15 @@ func TestShuffleIsEven(t *testing.T) {
 		}
 		sum += math.Abs(float64(a - b))
 	}
-	// For a random permutation, half of the neighbours ascend (standard deviation 29), at an average distance of
-	// n/3 (24).
+	// For a random permutation, half of the neighbours ascend (standard deviation 29), and their average
+	// distance is n/3 (standard deviation 24).
 	if ascending < n/2-150 || ascending > n/2+150 || math.Abs(sum/n-n/3.) > 120 {
 		t.Errorf("%d neighbours ascend, at a distance of %.0f", ascending, sum/n)
 	}
 }
 
-// Each part of a mixture has its share after any number of sequences, and uses its own sequences without gaps.
+// After any number of sequences of a mixture, each part has had its share of them, give or take the number of
+// parts, and has used its own sequences in order, without gaps.
 func TestMixture(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
@@ -220,7 +221,7 @@ func TestMixture(t *testing.T) {
 	}
 }
 
-// The sequences of a mixture are those of its parts used separately.
+// Each part of a mixture has the same sequences as if it were used alone.
 func TestMixtureOfFiles(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	names, _, kind := patternsOf(t, r, 3)
@@ -247,7 +248,8 @@ func TestMixtureOfFiles(t *testing.T) {
 	}
 }
 
-// Held-out tokens are never trained on, and the validation windows extend from the first of them to the last.
+// Held-out tokens are never trained on, and the validation windows extend from the first held-out token to the
+// last.
 func TestHeldOut(t *testing.T) {
 	ids := make([]int32, 1000)
 	for i := range ids {
@@ -340,7 +342,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A changed byte in an index causes an error or changes no token.
+// Changing a byte of an index either causes an error or leaves the tokens as they were.
 func TestMegatronIndexChanged(t *testing.T) {
 	dir := t.TempDir()
 	index := megatronIndex(8, 2, []int32{3, 0, 5})
@@ -366,8 +368,8 @@ func TestMegatronIndexChanged(t *testing.T) {
 	}
 }
 
-// The error for a changed file names it and the place of the change. A file with another name is different
-// data.
+// The error for a changed file names the file and the place of the change. A file with another name counts as
+// different data, which is not an error.
 func TestUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	ids := make([]int32, 200000)
@@ -473,8 +475,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// FuzzOpen checks that hostile files cause errors or are read, without a panic and without using more memory
-// than their size.
+// FuzzOpen checks that hostile files are either read or refused, without a panic and without running out of
+// memory.
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("abcdefgh"), megatronIndex(8, 2, []int32{1, 3}), []byte(`{"format":"sppo tokens 1","type":"uint16","tokens":4,"shards":[{"name":"a","tokens":4}]}`))
 	f.Add(append(binary.LittleEndian.AppendUint32(nil, 20240801), make([]byte, 1028)...), []byte(megatronMagic), []byte(`{}`))

@@ -11,12 +11,12 @@ import (
 
 const (
 	maxLine = 1 << 28 // bytes of a line of jsonl
-	// maxPiece is the maximum length of text that is tokenized at a time. A longer text file is cut after a
-	// line break: a token never spans the cut.
+	// maxPiece is the maximum number of bytes of text that are tokenized at a time. A longer text file is cut
+	// after line breaks; no token spans a cut.
 	maxPiece = 16 << 20
 )
 
-// Document is a text that is tokenized as a whole: a document, or a part of one. Ends is set for the last part.
+// Document is a document or a part of one. Each part is tokenized on its own. Ends is set for the last part.
 type Document struct {
 	Text   string
 	Ends   bool
@@ -58,8 +58,8 @@ func Text(in io.Reader, yield func(Document) error) error {
 	}
 }
 
-// Lines reads jsonl: each line that is not blank is an object whose fields are a document. Errors name the
-// line and its byte.
+// Lines reads jsonl: each line that is not blank is an object with the fields of one document. Errors name the
+// line and the byte at which it starts.
 func Lines(in io.Reader, fields Fields, yield func(Document) error) error {
 	r := bufio.NewReaderSize(in, 1<<20)
 	offset := int64(0)
@@ -99,7 +99,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// of returns the texts of a line's document, first to last.
+// of returns the parts of the document in a line, in order.
 func (f Fields) of(line []byte) ([]Document, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(line, &object); err != nil {

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// samples is the number of positions in a file that a fingerprint reads, sampleBytes the length of each sample.
+// samples is the number of samples of a file that a fingerprint reads, sampleBytes the length of each.
 const samples, sampleBytes = 16, 4 << 10
 
 // Fingerprint detects with high probability whether a file has changed, without reading all of it.
@@ -22,7 +22,7 @@ type Fingerprint struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// fingerprint reads the samples of a file.
+// fingerprint takes the fingerprint of a file.
 func (f *file) fingerprint() (Fingerprint, error) {
 	out := Fingerprint{Name: filepath.Base(f.name), Size: f.size, Tokens: f.count}
 	var err error
@@ -51,11 +51,11 @@ func sample(sums []uint32, name string, data io.ReaderAt, size int64) ([]uint32,
 
 func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), i, samples-1) }
 
-// Fingerprints returns the fingerprints of all files at the time the corpus was opened, in order.
+// Fingerprints returns the fingerprints of all files, in order, as taken when the corpus was opened.
 func (c *Corpus) Fingerprints() []Fingerprint { return c.prints }
 
-// Unchanged reports a file whose content differs from the earlier fingerprint with the same name and position
-// in the order. Files with other names are different data, which is not an error.
+// Unchanged returns an error if the content of a file differs from the earlier fingerprint with the same name
+// and position in the order. A file with another name counts as different data, which is not an error.
 func (c *Corpus) Unchanged(before []Fingerprint) error {
 	n := 0
 	for i := range c.parts {

@@ -19,10 +19,10 @@ type reader struct {
 	Options
 	vocab int
 	tok   *tokenizer.Tokenizer // nil until it is needed
-	text  int64                // bytes of text that were tokenized
+	text  int64                // bytes of text that have been tokenized so far
 }
 
-// open appends the files that a name refers to.
+// open appends to a stream the files that a name refers to.
 func (r *reader) open(s *stream, name string) error {
 	info, err := os.Stat(name)
 	switch {
@@ -47,7 +47,7 @@ func (r *reader) open(s *stream, name string) error {
 // The header of llm.c consists of 256 32-bit integers, of which three are used.
 const headerBytes = 1024
 
-// llmc maps the magic numbers of llm.c's token files to the bytes of a token.
+// llmc maps the magic numbers of llm.c's token files to the number of bytes per token.
 var llmc = map[uint32]int64{20240520: 2, 20240801: 4}
 
 var widths = map[string]int64{"uint16": 2, "uint32": 4}

@@ -10,7 +10,8 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// maxLive is the maximum size in bytes of text that is tokenized when it is opened; its tokens stay in memory.
+// maxLive is the maximum total size, in bytes, of text files that are tokenized when they are opened; their
+// tokens stay in memory.
 const maxLive = 256 << 20
 
 // openText tokenizes a file of text or jsonl.

@@ -19,11 +19,11 @@ const (
 	megatronHeader = len(megatronMagic) + 8 + 1 + 8 + 8
 )
 
-// megatronTypes maps the codes of types that can be tokens to their bytes: uint8, int32, int64, uint16. Signed types of one
-// or two bytes are too small for current vocabularies.
+// megatronTypes maps the codes of the types that tokens can have to their sizes in bytes: uint8, int32, int64,
+// uint16. Signed types of one or two bytes are too small for current vocabularies.
 var megatronTypes = map[byte]int64{1: 1, 4: 4, 5: 8, 8: 2}
 
-// isMegatron reports whether a file begins like an index.
+// isMegatron reports whether a file begins like a Megatron index.
 func isMegatron(name string) bool {
 	f, _, err := infile.Open(name)
 	if err != nil {
@@ -60,7 +60,8 @@ func (r *reader) openMegatron(s *stream, name, index string) error {
 	return nil
 }
 
-// checkMegatron reads the index once, without keeping it, and checks that it describes the whole file.
+// checkMegatron reads the index once, without keeping it in memory, and checks that it describes the whole
+// token file.
 func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	fail := func(offset int64, format string, args ...any) error {
 		return fmt.Errorf("%s: at byte %d: %s", index, offset, fmt.Sprintf(format, args...))

@@ -4,13 +4,12 @@ import (
 	"math/bits"
 )
 
-// pick decides whether a sequence belongs to a part or to one of the later parts. The last part needs no
-// choice.
+// pick decides whether a sequence belongs to a part or to one of the later parts. The last part needs no pick.
 type pick struct{ share uint64 } // of 2^63
 
 const whole = 1 << 63
 
-// deal turns weights into choices between a part and the following ones.
+// deal turns the weights of the parts into picks, one for each part but the last.
 func deal(weights []float64) []pick {
 	var out []pick
 	for i := range max(0, len(weights)-1) {
@@ -31,7 +30,8 @@ func (p pick) first(n uint64) uint64 {
 }
 
 // pick returns the part of sequence g, and its index among that part's sequences. After any number of
-// sequences, the count of each part differs from its share by at most the number of earlier parts.
+// sequences, the count of a part is less than 1 above its exact share, and at most the number of earlier parts
+// below it.
 func (c *Corpus) pick(g int64) (int, int64) {
 	n := uint64(g)
 	for i, p := range c.picks {
@@ -69,7 +69,7 @@ func (p *part) start(g, sequence int64) int64 {
 	return p.turn(g, (p.train-1)/sequence) * sequence
 }
 
-// turn returns the index of the part's g-th window, of n.
+// turn returns which of the part's n windows its sequence g uses.
 func (p *part) turn(g, n int64) int64 {
 	if !p.shuffled {
 		return g % n
@@ -95,7 +95,7 @@ func permute(i, n int64, key uint64) int64 {
 	}
 }
 
-// scramble applies the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step.
+// scramble returns the output of SplitMix64 (Steele, Lea and Flood, 2014) after one step from state z.
 func scramble(z uint64) uint64 {
 	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -16,13 +16,13 @@ type file struct {
 	size   int64 // total bytes
 	offset int64 // offset of the first token in bytes
 	width  int64
-	start  int64 // number of its first token in the stream
+	start  int64 // position of its first token in the stream
 	count  int64
 	vocab  int
 
 	borders borders     // nil: unknown
 	mask    io.ReaderAt // a byte for each token, 1 if its label counts; nil: all count
-	beside  []beside    // files with the borders and the mask
+	beside  []beside    // files that hold the boundaries and the mask
 }
 
 // beside is a file with information about a token file.
@@ -52,7 +52,8 @@ func (s *stream) tokens() int64 {
 	return last.start + last.count
 }
 
-// read puts tokens start+position, ... of the ring of size tokens that begins at base into out[0], out[stride], ...
+// read puts tokens start+position, start+position+1, ... of a ring into out[0], out[stride], ... The ring
+// consists of the stream's tokens base to base+size.
 func (s *stream) read(start, position, base, size int64, out []int32, stride int) error {
 	n := int64((len(out) + stride - 1) / stride)
 	return s.runs(start, position, base, size, n, func(f *file, at, take int64) error {
@@ -62,11 +63,11 @@ func (s *stream) read(start, position, base, size int64, out []int32, stride int
 	})
 }
 
-// runs visits n tokens of a ring, starting at token start+position, in runs within one file: take tokens,
-// starting at token at.
+// runs visits n tokens of such a ring, beginning with token start+position. It calls visit for each run of
+// tokens in one file, with the position of the run's first token in the file and the number of its tokens.
 func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, at, take int64) error) error {
 	for n > 0 {
-		at := (start + position) % size // below 2^61, since start < size
+		at := (start + position) % size // the sum is below 2^61, since start < size
 		run := min(n, size-at)
 		n, position = n-run, position+run
 		at += base

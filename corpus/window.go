@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// window is the range of a sequence's tokens in its part: length tokens, from token start of the ring of size tokens that begins at
-// base. A longer sequence is padded.
+// window tells where the tokens of a sequence are in its part: length tokens, beginning with token start of the
+// ring that consists of the part's tokens base to base+size. Padding fills the rest of the sequence.
 type window struct {
 	part                      int
 	start, base, size, length int64
 }
 
-// padding is the token after the last document of a sequence. Its label does not count.
+// padding is the token that fills a sequence after its last document. Its label does not count.
 const padding = 0
 
 // train returns the window of sequence g.
@@ -51,11 +51,12 @@ func (c *Corpus) held(g int64) (window, error) {
 	return w, nil
 }
 
-// pack returns the window of one of a part's packs.
+// pack returns the window of pack i of a part.
 func (c *Corpus) pack(part int, of *packs, i, base int64) window {
 	w := window{part: part, start: of.starts[i], base: base, size: of.starts[of.count()]}
 	w.length = of.starts[i+1] - w.start
-	if w.length == c.order.Sequence && w.start+w.length < w.size { // the last label, which may belong to the rest of a cut document
+	// A pack of full length includes the last label, because the document that is cut here may continue.
+	if w.length == c.order.Sequence && w.start+w.length < w.size {
 		w.length++
 	}
 	return w
@@ -109,8 +110,8 @@ func (c *Corpus) Validation(g int64) (Sequence, error) {
 	return Sequence{c, w}, err
 }
 
-// Positions puts the positions of tokens in their documents into out. The rest of a document that is cut restarts at 0 in
-// the next sequence, and every padding token is a document of its own.
+// Positions is like Train, but writes the position of each token in its document. The rest of a document that
+// is cut restarts at 0 in the next sequence, and every padding token is a document of its own.
 func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	starts, err := s.starts()
 	if err != nil {
@@ -194,8 +195,8 @@ func (s Sequence) Counted() (int64, error) {
 	return n, nil
 }
 
-// mask reports for each label, starting at position, whether it counts; nil: all do. Values after the last
-// token are 0.
+// mask tells which of n labels, from the given position on, count: 1 if a label counts, otherwise 0. It returns
+// nil if the corpus uses no masks. Values after the last token are 0.
 func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	if !s.c.masked {
 		return nil, nil
@@ -227,7 +228,7 @@ type startCache struct {
 // rememberedWindows is the maximum number of sequences in a cache.
 const rememberedWindows = 256
 
-// starts lists the tokens of the sequence, except the first, at which a document starts.
+// starts lists the tokens of the sequence at which a document starts, except the first token.
 func (s Sequence) starts() ([]int64, error) {
 	if !s.c.documents {
 		return nil, nil
@@ -263,14 +264,15 @@ func (s Sequence) starts() ([]int64, error) {
 	return list, nil
 }
 
-// packs is a list of runs of whole documents: pack i has the tokens from starts[i] to starts[i+1], at most a sequence of them.
+// packs is a list of runs of whole documents: pack i has the tokens from starts[i] to starts[i+1], which fit
+// into a sequence.
 type packs struct{ starts []int64 }
 
 func (p *packs) count() int64 { return int64(len(p.starts) - 1) }
 
 // packsOf packs the documents in tokens base to base+size, in order. A document begins a new pack if it does
-// not fit into the last one. A document longer than a sequence is cut into sequences, and the remainder begins
-// a new pack.
+// not fit into the current one. A document longer than a sequence is cut into sequences, and the remainder
+// begins a new pack.
 func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
 	out := &packs{starts: []int64{0}}
 	begin, from := int64(0), int64(0) // start of the pack, start of the document

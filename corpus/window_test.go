@@ -23,13 +23,13 @@ func drawDocuments(r *rand.Rand, n, longest int) (d documents) {
 			ids = append(ids, int32(1+r.IntN(400)))
 			d.mask = append(d.mask, byte(r.IntN(2)))
 		}
-		ids[len(ids)-1] = 0 // ends the document if required
+		ids[len(ids)-1] = 0 // ends the document if Documents is "0"
 		d.list = append(d.list, ids)
 	}
 	return d
 }
 
-// write writes documents in a format that records their borders.
+// write writes documents in a format that records their boundaries.
 func (d documents) write(t *testing.T, r *rand.Rand, dir, name string, megatron bool) string {
 	t.Helper()
 	ids := slices.Concat(d.list...)
@@ -73,7 +73,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 			for i := range sequence + 1 {
 				at := g*sequence + i
 				p := all[at%len(all)]
-				p.document += at / len(all) * 1_000_000 // the first document of the next round is a different one
+				p.document += at / len(all) * 1_000_000 // a new round of the ring begins a new document
 				s = append(s, p)
 			}
 			out = append(out, s)
@@ -83,7 +83,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 	var packs [][]place
 	for first := 0; first < len(all); {
 		end := first
-		for end < len(all) { // of documents that fit together
+		for end < len(all) { // add documents while they fit
 			next := end
 			for next < len(all) && all[next].document == all[end].document {
 				next++
@@ -96,7 +96,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 		last := end
 		if end == first { // the first document alone does not fit
 			end = first + sequence
-			last = end + 1 // the label of a document that continues
+			last = end + 1 // the last label, since the document continues
 		}
 		s := slices.Clone(all[first:last])
 		for len(s) < sequence+1 {
@@ -111,8 +111,8 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 	return out
 }
 
-// TestSequencesOfDocuments compares positions, labels and their number with the definitions, for documents of any length in files of
-// any form, read in pieces.
+// TestSequencesOfDocuments compares positions, labels and the number of labels that count with the definitions,
+// for documents of random lengths in files of several formats, read in pieces.
 func TestSequencesOfDocuments(t *testing.T) {
 	for seed := range uint64(120) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -225,7 +225,7 @@ func TestShuffledPacks(t *testing.T) {
 	}
 }
 
-// TestBadDocuments checks that indexes and masks that do not match are named.
+// TestBadDocuments checks the errors for options that do not fit the files, and for invalid indexes and masks.
 func TestBadDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	open := func(spoil func(dir string), o Options) error {
@@ -264,7 +264,8 @@ func TestBadDocuments(t *testing.T) {
 	}
 }
 
-// TestChangedMarks checks that an index or a mask that changed since its fingerprint was taken is named.
+// TestChangedMarks checks that the error names an index or a mask that has changed since its fingerprint was
+// taken.
 func TestChangedMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	d, dir := drawDocuments(r, 50, 9), t.TempDir()

@@ -13,7 +13,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// pinned is page-locked host memory, which the GPU copies without the processor. It is outside the Go heap.
+// pinned is page-locked host memory, which the GPU can copy to and from without the processor. It is outside
+// the Go heap.
 type pinned struct {
 	api        *driver.API
 	memory     []byte
@@ -23,12 +24,13 @@ type pinned struct {
 }
 
 // pinBytes is the amount of memory that the driver pins per call. Drivers since release 580 refuse to pin 512
-// GiB or more at once, because the page table would be too large. Hosts whose memory grows with use provide it
+// GiB or more at once, because the page table would be too large. Hosts whose memory grows on demand provide it
 // only gradually. No copy may cross the boundary between two pieces.
 const pinBytes = 4 << 30
 
-// newPinned maps memory, preferably on the NUMA node of the GPU at a bus address, and pins it in pieces. The
-// pages of a piece are allocated just before it is pinned, so an error tells how much memory the host had.
+// newPinned maps memory, preferably on the NUMA node of the GPU with the given bus address, and pins it in
+// pieces. The pages of a piece are allocated just before it is pinned, so an error tells how much the host
+// could provide.
 func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
 	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
@@ -58,8 +60,8 @@ func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
 }
 
-// run returns how many of the given bytes, starting at an address, are in one piece. It returns all of them if the
-// address is not in this memory.
+// run returns how many of the given bytes, from an address on, lie in the same piece as the first. If the
+// address is not in this memory, all of them count.
 func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	start := p.at(0)
 	if at < start || at >= start+driver.Ptr(len(p.memory)) {
@@ -95,7 +97,7 @@ func nodeOf(bus string) int {
 	return node
 }
 
-// hostMemory returns the free memory of the host, or 0 if unknown.
+// hostMemory returns the available memory of the host, or 0 if unknown.
 func hostMemory() int64 {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

@@ -35,7 +35,7 @@ var attentionCases = []attentionCase{
 	{n: 150, prefix: 70, heads: 2, kvHeads: 2, dim: 96, softcap: 1, documents: true},
 }
 
-// items returns the forward and the backward pass, on normally distributed numbers.
+// items returns the forward and the backward pass of a case.
 func (c attentionCase) items() []probe.Item {
 	h := probe.Heads{Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim}
 	forward, backward := probe.Attention(c.n, c.prefix, h, ir.BF16), probe.AttentionGrad(c.n, c.prefix, h, ir.BF16)
@@ -121,7 +121,8 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 	return out
 }
 
-// normal returns the bytes of random numbers around a value, or those of positions in documents of 64 tokens.
+// normal returns the bytes of an operand: normally distributed numbers around a value or, if they are i32,
+// positions in documents of 64 tokens.
 func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	out := make([]byte, v.Bytes())
 	if v.DType == ir.I32 {
@@ -141,7 +142,7 @@ func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	return out
 }
 
-// distance returns the norm of the difference of two results divided by that of the second.
+// distance returns the norm of the difference of two results, divided by the norm of the second.
 func distance(t ir.DType, got, want []byte) float64 {
 	at := func(b []byte, e int) float64 {
 		if t == ir.BF16 {
@@ -169,7 +170,8 @@ func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 	}
 }
 
-// ways are the attention kernels: those for the card's architecture, and the portable ones.
+// ways are the ways to run attention: by the kernels for the card's architecture, whose tiles the copy engine
+// or the threads load, and by the portable kernels.
 var ways = []Options{{OwnProducts: true}, {OwnProducts: true, ThreadsCopy: true}, {OwnProducts: true, Portable: true}}
 
 func attentionOf(o Options) string {
@@ -196,7 +198,7 @@ func TestGPUAttention(t *testing.T) {
 	}
 }
 
-// Where the CPU would take too long, the two kinds of kernels are compared with each other.
+// Where the CPU would take too long, the kernels for the card are compared with the portable ones.
 func TestGPUAttentionOfManyTokens(t *testing.T) {
 	cases := []attentionCase{
 		{n: 4096, prefix: 0, heads: 8, kvHeads: 2, dim: 128}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, dim: 128, accumulatesKeys: true},
@@ -224,8 +226,8 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 // smallTrial is for tests of other features; TestAttentionForTheCard runs the full trial.
 var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 
-// TestAttentionForTheCard runs the same comparison on the stand-in driver, whose card claims to be a Hopper.
-// This tests the test itself, and the selection of kernels.
+// TestAttentionForTheCard compares attention with the CPU as TestGPUAttention does, but on the stand-in driver,
+// whose card claims to be a Hopper. It tests that comparison itself, and the selection of kernels.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -264,7 +266,7 @@ func TestTrial(t *testing.T) {
 	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
 		sources[name] = kernels.Text(name)
 	}
-	wider := regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`) // fails on the first width tried
+	wider := regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`) // the trial fails at width 64
 	for _, name := range []string{"attention_hopper.cu", "attention_hopper_grad.cu"} {
 		sources[name] = wider.ReplaceAllString(sources[name], "")
 	}
@@ -298,7 +300,7 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// Each variant of the kernels has its own trial, when it is first used.
+// Each variant of the kernels is tried when it is first used.
 func TestTrialOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -68,7 +68,7 @@ type binder struct {
 	stream  driver.Stream
 	places  []driver.Ptr // addresses of the operands, 0 if absent
 	plan    *kernels.Plan
-	staged  *int64 // offset of staged tokens in host memory, after the arena
+	staged  *int64 // offset of the next staged tokens in host memory; they follow the arena
 	out     *bound
 }
 
@@ -104,7 +104,8 @@ func (b *binder) bind(out *bound) (err error) {
 	return nil
 }
 
-// operands determines the addresses of the operands, and the highest byte that the instruction touches.
+// operands determines the addresses of the operands, and the highest byte that the instruction touches in each
+// arena.
 func (b *binder) operands() error {
 	b.places = make([]driver.Ptr, len(b.in.Args))
 	for i, v := range b.in.Args {
@@ -135,7 +136,7 @@ func (b *binder) add(c driver.Call) { b.out.actions = append(b.out.actions, &c) 
 func (b *binder) consts() []int64     { return b.device.program.Ranks[b.device.rank].Consts }
 func (b *binder) int(name string) int { return int(b.in.Attr(name).Int(b.consts())) }
 
-// operand returns the address and size of an operand, by its index in the row.
+// operand returns the address and size of the instruction's operand i.
 func (b *binder) operand(i int) span { return span{b.places[i], int64(b.in.Args[i].Bytes())} }
 
 // span is a range of memory.
@@ -168,8 +169,8 @@ func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) 
 }
 
 // tokenLoad copies tokens from the data set to pinned memory while the instruction is issued. The stream then
-// copies them to the device. Each load has its own staging area, so none waits for another. A section ends before
-// its next run refills the areas.
+// copies them to the device. Each load has its own staging area, so none waits for another. A run of a section
+// ends before the next run refills its areas.
 type tokenLoad struct {
 	d      *Device
 	out    []int32
@@ -177,7 +178,7 @@ type tokenLoad struct {
 	copies []driver.Call
 }
 
-// tokenBytes returns the size of the tokens of all loads.
+// tokenBytes returns the total size of the staging areas.
 func (d *Device) tokenBytes() int64 {
 	n := int64(0)
 	for s := range ir.NumSections {
@@ -186,7 +187,7 @@ func (d *Device) tokenBytes() int64 {
 			if in.Op != ir.LoadTokens || len(in.Args) != 1 {
 				continue
 			}
-			if _, _, err := d.code.Locate(&in.Args[0]); err == nil { // otherwise binding refuses it
+			if _, _, err := d.code.Locate(&in.Args[0]); err == nil { // if it fails, bindAll reports it
 				n = ir.Plus(n, stagedBytes(in))
 			}
 		}
@@ -194,7 +195,7 @@ func (d *Device) tokenBytes() int64 {
 	return n
 }
 
-// stagedBytes rounds up to cache lines.
+// stagedBytes returns the size of a load's staging area: whole cache lines, and one more for its alignment.
 func stagedBytes(in *ir.Instr) int64 { return ir.Plus(int64(in.Args[0].Bytes()), 63+64) &^ 63 }
 
 func (b *binder) tokens() error {

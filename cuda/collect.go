@@ -56,7 +56,8 @@ func (c *collective) id(p *place) (nccl.ID, error) {
 	})
 }
 
-// guarded is a communicator that Abort may end at any time: calls hold the lock for reading.
+// guarded is a communicator that may be aborted at any time: a call holds the lock for reading, an abort for
+// writing.
 type guarded struct {
 	mu     sync.RWMutex
 	comm   *nccl.Comm
@@ -66,7 +67,7 @@ type guarded struct {
 	shared *collective
 }
 
-// use makes a call, unless the communicator has been aborted, and waits until it has been accepted.
+// use makes a call, unless the communicator has been aborted, and waits until NCCL has accepted it.
 func (g *guarded) use(f func(c *nccl.Comm) error) error {
 	if err := g.call(f); err != nil {
 		return err
@@ -83,7 +84,8 @@ func (g *guarded) call(f func(c *nccl.Comm) error) error {
 	return f(g.comm)
 }
 
-// settle polls without pausing at first, because most calls are accepted before a sleeping thread would wake.
+// settle waits until NCCL has accepted the last call. It polls without pausing at first, because most calls are
+// accepted before a sleeping thread would wake.
 func (g *guarded) settle() error {
 	const eager = 64
 	pause := 5 * time.Microsecond
@@ -113,7 +115,7 @@ func (c *collective) why() error {
 	return vm.ErrAborted
 }
 
-// abort ends every communicator of the process, even if it is in use.
+// abort aborts all communicators of the process, even those in use.
 func (c *collective) abort(reason error) {
 	c.mu.Lock()
 	if c.failed != nil {
@@ -137,7 +139,7 @@ func (g *guarded) abort() {
 	}
 }
 
-// close ends a communicator: properly, or immediately after an error.
+// close shuts the communicator down cleanly; if that fails or takes too long, it aborts it.
 func (g *guarded) close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -193,7 +195,8 @@ func (c *collective) join(d *Device) (map[int]*guarded, error) {
 	return out, nil
 }
 
-// register makes a communicator known to abort, or fails if an abort has happened.
+// register adds a communicator to those that an abort reaches. If an abort has already happened, it aborts this
+// communicator too and returns the reason.
 func (c *collective) register(g *guarded) error {
 	c.mu.Lock()
 	failed := c.failed
@@ -215,7 +218,8 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 		for _, g := range d.comms {
 			err := g.call(func(comm *nccl.Comm) error { _, err := comm.Poll(); return err })
 			if err != nil && !errors.Is(err, vm.ErrAborted) {
-				d.keep(fmt.Errorf("%s: %w", g.place.name, err)) // aborts all communicators, so that the stream ends
+				// This aborts all communicators, so that the stream finishes.
+				d.keep(fmt.Errorf("%s: %w", g.place.name, err))
 			}
 		}
 		time.Sleep(pause)

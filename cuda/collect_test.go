@@ -20,7 +20,7 @@ func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 	all := natives
 	defer func() { natives = all }()
-	for _, natives = range []map[ir.Op]native{all, nil} { // without NCCL's functions, only messages are used
+	for _, natives = range []map[ir.Op]native{all, nil} { // without NCCL's collectives, messages replace them
 		fake.reset(ranks, 1<<30, 200)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: true})
 		if err := m.Check(p); err != nil {
@@ -46,7 +46,7 @@ func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 }
 
-// lostTokens fails on one rank only.
+// lostTokens is a data set that fails on one rank only.
 type lostTokens struct{ tokens }
 
 var errLost = errors.New("the data set went away")
@@ -58,7 +58,8 @@ func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank fails before the others have met it. NCCL never reports this to them, but abort does.
+// One rank fails before the others have communicated with it. NCCL never reports this to them, but an abort
+// does.
 func TestNCCLAbort(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()
@@ -87,7 +88,7 @@ func TestNCCLAbort(t *testing.T) {
 	}
 }
 
-// An asynchronous error at any poll causes one clear error and no hang.
+// An asynchronous error of NCCL causes one clear error and no hang, whether an early or a late poll reports it.
 func TestNCCLAsynchronousError(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// place identifies a communicator. All ranks of a program derive the same list and join their communicators in its
-// order.
+// place identifies a communicator. All ranks of a program derive the same list of communicators, and join
+// theirs in its order.
 type place struct {
 	name    string
 	members []int32 // ascending for messages; in the order of the group for collectives
@@ -24,9 +24,9 @@ type route struct {
 	channel  vm.Channel
 }
 
-// layout holds the communicators of a program. Every member of a communicator uses it on only one stream, because
-// NCCL runs the calls of a communicator in the order of issue. If it used two streams, a receive that waits for
-// its peer would delay later calls on the other stream.
+// layout holds the communicators of a program. Every member of a communicator uses it on only one stream,
+// because NCCL runs the calls of a communicator in the order of issue. If a member used two streams, a receive
+// that waits for its peer would delay later calls on the other stream.
 //
 // Collectives share a communicator if they have the same members and stream. Messages of a channel leave each rank
 // on one stream and arrive on another, so a communicator is a set of routes from ranks that only send to ranks
@@ -126,13 +126,13 @@ func (l *layout) of(in *ir.Instr, rank int, of *ir.Rank) int {
 	return l.groups[groupName(in, of.Groups[in.Attr("group").Int(of.Consts)])]
 }
 
-// side holds the common properties of a communicator's routes. Routes within a node have separate communicators,
-// because NCCL gives all peers of a communicator the channels of the slowest.
+// side holds the common properties of a communicator's routes. Routes within a node have separate
+// communicators, because NCCL gives every peer of a communicator only as many channels as the slowest gets.
 type side struct {
 	channel vm.Channel
 	remote  bool
 	bit     int   // the lowest bit in which positions differ
-	one     bool  // its value at senders
+	one     bool  // whether this bit is 1 at the senders
 	root    int32 // the smallest rank that the routes connect
 }
 

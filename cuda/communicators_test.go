@@ -85,7 +85,7 @@ var jobsOfManyRanks = []struct {
 	requests  string
 	perRank   int // maximum number of communicators of a rank
 	inAll     int
-	unshared  int     // the same with a separate communicator for each peer and direction
+	unshared  int     // as perRank, with a separate communicator for each peer and direction
 	gigabytes float64 // estimated size of NCCL's buffers
 	slow      bool    // slow to compile
 }{
@@ -99,7 +99,8 @@ var jobsOfManyRanks = []struct {
 	{"shared tasks, 16 stages", 16, "pp=16 sp=1 dp=1 mux=on subsequences=16", 33, 157, 61, 3.42, true},
 }
 
-// TestCommunicatorsOfJobs counts the communicators of jobs on nodes of 8 GPUs, and their memory.
+// TestCommunicatorsOfJobs checks the number of communicators of jobs on nodes of 8 GPUs, and the estimated
+// memory.
 func TestCommunicatorsOfJobs(t *testing.T) {
 	for _, c := range jobsOfManyRanks {
 		t.Run(c.name, func(t *testing.T) {
@@ -156,7 +157,7 @@ func manyRanks(t *testing.T, ranks int, requests string) *ir.Program {
 }
 
 // A program that needs more communicators than a rank may have is refused before anything is allocated. The
-// compiler generates no such program: this one sends to all ranks from streams of every kind.
+// compiler generates no such program, so the test makes up its list of communicators.
 func TestTooManyCommunicators(t *testing.T) {
 	p := manyRanks(t, 8, "pp=8 sp=1 dp=1")
 	fake := useFake(t)
@@ -182,8 +183,8 @@ func TestTooManyCommunicators(t *testing.T) {
 }
 
 // TestTrainingByNCCL checks that a pipeline whose ranks share tasks reaches the losses of the cpu device when
-// it trains over the stand-in for NCCL. The stand-in refuses a second stream on a communicator, and a message
-// waits for its receiver.
+// it trains over the stand-in for NCCL. The stand-in refuses a second stream on a communicator, and makes a
+// message wait for its receiver.
 func TestTrainingByNCCL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 	}
 	if newDevice := func() vm.Device { return m.New(0) }; os.Getenv("SPPO_LONG") != "" {
 		vmtest.Conformance(t, newDevice)
-	} else { // the tests of package kernels run all of it
+	} else { // the tests of package kernels always run the whole suite
 		vmtest.ShortConformance(t, newDevice)
 	}
 	if n, b := fake.live(), fake.products(); n != 0 || b != 0 {
@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 }
 
 // Tuning times the algorithms that cuBLASLt proposes, once for all ranks, skips those that fail, and finds the
-// fastest. Without tuning, the first is used.
+// fastest. Without tuning, the first proposal is used.
 func TestTune(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	for _, tune := range []bool{false, true} {

@@ -18,7 +18,7 @@
 //	report.go     libraries and GPUs found, and how to get missing ones
 //
 // Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes.
-// Issuing one takes one or two driver calls with prepared arguments and allocates nothing.
+// Issuing an instruction takes one or two driver calls with prepared arguments and allocates nothing.
 //
 // Package kernels contains the kernels and defines their launches. This package does not depend on
 // the purpose of an instruction.
@@ -51,11 +51,12 @@ type Options struct {
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
 	Check       bool   // limit each wait of a kernel in time, so that an endless one becomes an error
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
-	CacheDir    string // for compiled kernels; empty: the user's cache
+	CacheDir    string // for compiled kernels and results of tuning; empty: the user's cache
 	World       *World // nil: all ranks are in this process
 }
 
-// World describes the other processes of the job. If there are any, ranks communicate through NCCL.
+// World describes the part of the job that this process runs. If there are other processes, ranks communicate
+// through NCCL.
 type World struct {
 	First, End  int // the ranks of this process: [First, End)
 	FirstOnHost int // number of ranks of earlier processes on this host
@@ -271,7 +272,8 @@ func (m *Machine) Check(p *ir.Program) error {
 	return nil
 }
 
-// buffers estimates the memory that NCCL takes on each GPU. It reports a program with too many communicators.
+// buffers estimates the memory that NCCL takes on each GPU. It returns an error for a program with too many
+// communicators.
 func (m *Machine) buffers(p *ir.Program) (map[*gpu]ir.Bytes, error) {
 	out := map[*gpu]ir.Bytes{}
 	if m.collect == nil {
@@ -330,7 +332,7 @@ type Card struct {
 	Memory          int64 // bytes
 }
 
-// Cards returns the GPUs that ranks are assigned to, in that order.
+// Cards returns the GPUs that ranks are assigned to, in the order of assignment.
 func (m *Machine) Cards() (out []Card) {
 	for _, g := range m.gpus {
 		out = append(out, Card{g.name, g.arch(), g.sms, g.total})
@@ -347,7 +349,7 @@ func (m *Machine) Describe() string {
 	return text
 }
 
-// Kind identifies machines whose results agree bit for bit, apart from the number of cards.
+// Kind returns the same text for machines whose results agree bit for bit, given the same number of cards.
 func (m *Machine) Kind() string {
 	kind := m.gpus[0].name
 	if m.blas == nil {
@@ -387,7 +389,7 @@ type noLink struct{}
 func (noLink) Send([]byte) error { return errNotHost }
 func (noLink) Recv([]byte) error { return errNotHost }
 
-// once computes a value for each key at first use, and remembers it.
+// once computes the value of a key at its first use, and remembers it.
 type once[K comparable, V any] struct {
 	mu   sync.Mutex
 	done map[K]*entry[V]

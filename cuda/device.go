@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Device is one rank on a GPU. The goroutine that loads it is bound to its thread, because contexts belong to
+// Device is one rank on a GPU. Load locks the calling goroutine to its thread, because contexts belong to
 // threads.
 type Device struct {
 	machine *Machine
@@ -37,7 +37,7 @@ type Device struct {
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
 	allowed      map[driver.Func]int64     // dynamic shared memory above the default limit
-	tables       map[string]driver.Ptr     // tables of launches, by content
+	tables       map[string]driver.Ptr     // tables that launches read, by content
 	blas         *cublas.Handle            // nil: our own kernels compute products
 	free         []func() error            // in the order of creation; Close runs them in reverse
 	bound        [ir.NumSections][]bound
@@ -48,7 +48,7 @@ type Device struct {
 	ranges       *ranges          // nil: no profiler is attached
 	graphs       *graphs          // nil: calls are made one by one
 	records      *pinned          // records of waits that gave up; nil: waits are not limited
-	recorded     []string         // the sources with a record, in order
+	recorded     []string         // the sources that have a record, in the order of the records
 
 	section ir.Section
 	round   int64
@@ -125,7 +125,7 @@ func primary(api *driver.API, gpu driver.Device) (driver.Context, error) {
 	return c, err
 }
 
-// reachPeers lets kernels read the memory of other GPUs, for the sums of ranks connected by copies.
+// reachPeers lets kernels read the memory of other GPUs, for sums over ranks that communicate by copies.
 func (d *Device) reachPeers() error {
 	if d.machine.collect != nil {
 		return nil
@@ -149,7 +149,7 @@ func (d *Device) reachPeers() error {
 // later registers a function for Close.
 func (d *Device) later(undo func() error) { d.free = append(d.free, undo) }
 
-// reserve allocates both arenas. Errors give the available and the needed size.
+// reserve allocates both arenas. Errors give the available and the required size.
 func (d *Device) reserve() error {
 	need := d.code.Arenas
 	free, total, err := d.api.MemInfo()
@@ -171,7 +171,7 @@ func (d *Device) reserve() error {
 	return nil
 }
 
-// alloc allocates device memory until Close; nothing for 0 bytes.
+// alloc allocates device memory that Close frees. For 0 bytes, it allocates nothing.
 func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
 	if bytes == 0 {
 		return 0, nil
@@ -337,7 +337,7 @@ func (d *Device) Join() error {
 		d.at.Store(doingAt(doingJoin, s, 0))
 		if err := d.await(ir.Stream(s)); err != nil {
 			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
-			_ = d.api.Synchronize(stream) // peers' memory may be freed next; the first error has been reported
+			_ = d.api.Synchronize(stream) // peers may free their memory next; the first error has been reported
 		}
 	}
 	d.at.Store(0)
@@ -356,8 +356,9 @@ const (
 
 func doingAt(what, of, pc int) uint64 { return uint64(what)<<48 | uint64(of)<<32 | uint64(pc) }
 
-// Doing implements vm.Watched. A GPU does not report the current instruction of a stream, but ranks of one process
-// wait for each other on the host when they issue messages and collectives.
+// Doing implements vm.Watched. A GPU does not report the current instruction of a stream. But ranks of one
+// process wait for each other on the host when they issue messages and collectives, so a rank that waits there
+// is known to be issuing that instruction.
 func (d *Device) Doing() []vm.Doing {
 	at := d.at.Load()
 	of, pc := uint16(at>>32), int32(at)
@@ -424,7 +425,7 @@ func (d *Device) Write(v ir.View, in []byte) error {
 	if err := d.api.ToDevice(p, in); err != nil {
 		return err
 	}
-	// The call returns once the source buffer can be reused. Without this synchronisation, our streams would
+	// ToDevice returns once the source buffer can be reused. Without this synchronisation, our streams would
 	// not wait for the copy to finish.
 	return d.api.Synchronize(0)
 }

@@ -21,10 +21,10 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// builder writes a code by hand.
+// builder assembles the code of a program by hand.
 type builder struct{ code ir.Code }
 
-// buffer places a new buffer after the last of its arena.
+// buffer places a new buffer after the last one in its arena.
 func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
@@ -50,9 +50,8 @@ func (b *builder) event(from, to ir.Stream) {
 	b.put(ir.Wait, to, nil, event)
 }
 
-// meeting is a program for four ranks that loads tokens, copies to the host and back, sends around the ring on
-// both channels, and calls every collective in both types. None of its instructions is a kernel. Every rank
-// runs the same code.
+// meeting is a program for four ranks that loads tokens, copies to the host and back, sends around the ring,
+// and calls every collective in both types. None of its instructions is a kernel.
 const ranks = 4
 
 func meeting() *ir.Program {
@@ -73,8 +72,8 @@ func meeting() *ir.Program {
 	b.event(ir.Compute, ir.Coll)
 	b.event(ir.Compute, ir.SendNext)
 
-	// Even ranks send first, so that all can meet. jobOf makes a second code, with the opposite order, for
-	// odd ranks.
+	// Even ranks send first, so that no two wait for each other. For odd ranks, jobOf makes a second code with
+	// the opposite order.
 	got := view(ir.F32, 1000)
 	b.put(ir.Send, ir.SendNext, []ir.View{copied}, next)
 	b.put(ir.Recv, ir.RecvPrev, []ir.View{got}, prev)
@@ -97,7 +96,8 @@ func meeting() *ir.Program {
 	return jobOf(b)
 }
 
-// jobOf gives four ranks a code. Odd ranks get a copy in which the two sides of the first message are swapped.
+// jobOf returns a program that runs a code on four ranks. Odd ranks get a copy that receives its first message
+// before it sends one.
 func jobOf(b *builder) *ir.Program {
 	odd := b.code
 	section := append([]ir.Instr(nil), odd.Sections[ir.SectionStep]...)
@@ -130,7 +130,7 @@ func (tokens) Tokens(_ ir.Section, round, sequence, position int64, out []int32,
 	return nil
 }
 
-// filled wraps a device, fills its memory before every step and reads it back after it.
+// filled wraps a device, fills its memory before every step and reads the memory back afterwards.
 type filled struct {
 	vm.Device
 	p    *ir.Program
@@ -199,7 +199,7 @@ func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, tran
 // if many other processes are running.
 const hanging = 10 * time.Minute
 
-// within fails a test that hangs, and prints where.
+// within runs f, and fails the test with the stacks of all goroutines if f hangs.
 func within(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -282,7 +282,8 @@ func TestPinnedPieces(t *testing.T) {
 	}
 }
 
-// A kernel gets as much shared memory as the largest of its instructions needs, regardless of their order.
+// A kernel may use as much shared memory as the most demanding of its instructions needs, regardless of their
+// order.
 func TestSharedMemoryIsTheMost(t *testing.T) {
 	m := useFake(t).open(t, Options{OwnProducts: true})
 	d := m.New(0).(*Device)
@@ -315,9 +316,9 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 	}
 }
 
-// Single calls fail, during loading, running and closing: each time there is one error that names the call, no
-// rank hangs, and everything is released. The long form makes every call fail once, the usual one only every
-// third.
+// In each run, a single call fails while the program is loaded, run or closed: there is one error that names
+// the call, no rank hangs, and everything is released. The long test tries every call, the usual one every
+// third, and the one with -short or the race detector every seventh.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
@@ -349,7 +350,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 		within(t, func() {
 			fake.fail(at, 719)
 			err := run()
-			if fake.calls() < at { // the number of polling calls varies
+			if fake.calls() < at { // this run made fewer calls, because it polled less often
 				return
 			}
 			if why := notOneError(err); why != "" {
@@ -366,7 +367,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	t.Logf("%d calls", calls)
 }
 
-// notOneError explains why an error is not that of a single failed call, reported once.
+// notOneError says how an error differs from that of one failed call, reported once; "" means that it does not.
 func notOneError(err error) string {
 	var call *driver.Error
 	switch {
@@ -380,7 +381,7 @@ func notOneError(err error) string {
 	return ""
 }
 
-// TestViewsOutsideAreRefused loads unverified programs whose views wrap around.
+// TestViewsOutsideAreRefused loads unverified programs with impossible views.
 func TestViewsOutsideAreRefused(t *testing.T) {
 	fake := useFake(t)
 	for want, spoil := range map[string]func(v *ir.View){
@@ -418,7 +419,8 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A fault appears when a stream is waited for; with Sync, at its instruction.
+// A fault of the GPU is reported when the host waits for the stream; with Sync, at the instruction that caused
+// it.
 func TestFaultNamesItsInstruction(t *testing.T) {
 	fake := useFake(t)
 	for _, sync := range []bool{false, true} {
@@ -453,7 +455,7 @@ func TestFaultNamesItsInstruction(t *testing.T) {
 	}
 }
 
-// sabotaged makes its first copy use an invalid address.
+// sabotaged is a device whose first copy uses invalid addresses.
 type sabotaged struct{ *Device }
 
 func (s *sabotaged) Begin(section ir.Section, round int64) error {

@@ -29,7 +29,7 @@ type fake struct {
 	forget func()
 
 	products func() int64 // live objects in the stand-in for cuBLASLt
-	fast     func() int64 // number of products by its fast algorithm
+	fast     func() int64 // number of products that its fast algorithm has computed
 }
 
 var (
@@ -82,7 +82,7 @@ func fakePaths() (driver, stubs, nccl, blas, profiler string) {
 	return in("libcuda.so.1"), in("stubs.so"), in("libnccl.so.2"), in("libcublasLt.so.12"), in("profiler.so")
 }
 
-// bindFake opens the built library.
+// bindFake opens the libraries of the stand-ins.
 func bindFake() (*fake, string) {
 	driver, stubs, nccl, blas, profiler := fakePaths()
 	os.Setenv(library.PathVariable, fakeFolder+string(os.PathListSeparator)+os.Getenv(library.PathVariable))
@@ -125,7 +125,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// fixedCode provides machine code for the stand-in: the path of a library that the stand-in loads.
+// fixedCode gives the stand-in driver, instead of machine code, the path of a library to load.
 type fixedCode string
 
 func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }

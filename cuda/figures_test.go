@@ -29,7 +29,7 @@ type figure struct {
 	Share   float64 `json:"share,omitempty"` // of the best algorithm, of the copy bandwidth, or of the step
 }
 
-// sizes are the sizes of instructions: those of models for a GPU, or tiny ones to test the test.
+// sizes are the sizes of instructions: on a GPU those of models, or tiny ones to test the test.
 type sizes struct {
 	span      time.Duration
 	tokens    int64              // of products
@@ -39,7 +39,7 @@ type sizes struct {
 	bytes     int64
 	cols      int64
 	plain     int64  // bytes of copies from memory that is not pinned
-	layers    string // model keys and sequence of the job whose issuing is measured
+	layers    string // model and training of the job whose issuing time is measured
 }
 
 var gpuSizes = sizes{
@@ -165,7 +165,7 @@ func (f *figures) layerProducts() (out []probe.Item) {
 	return out
 }
 
-// attention measures whole sequences, with the kernels for the card first, then with the portable ones.
+// attention measures whole sequences, in each of the ways to run attention.
 func (f *figures) attention(t *testing.T) {
 	for _, o := range ways {
 		bench, err := f.bench(o)
@@ -192,8 +192,8 @@ func (f *figures) attention(t *testing.T) {
 	}
 }
 
-// memory measures the copy bandwidth, the share of it that kernels reach, and copies to and from pinned host
-// memory.
+// memory measures the copy bandwidth, the share of it that kernels reach, and copies to and from host memory,
+// pinned and not pinned.
 func (f *figures) memory(t *testing.T) {
 	bench, err := f.bench(Options{})
 	if err != nil {
@@ -271,7 +271,8 @@ func (f *figures) plainCopies() error {
 	return d.Close()
 }
 
-// issuing measures the share of a program's step time that its rank's goroutine spends issuing instructions.
+// issuing is a device that measures the time of a section, and the part of it that its goroutine spends issuing
+// instructions.
 type issuing struct {
 	*Device
 	began          time.Time
@@ -290,7 +291,8 @@ func (i *issuing) Join() error {
 	return err
 }
 
-// issues measures layers of a model in eight subsequences with full offload, issued call by call and as graphs.
+// issues measures how long issuing takes for layers of a model in eight subsequences with full offload, call by
+// call and as graphs.
 func (f *figures) issues(t *testing.T) {
 	const one = `
 import "clusters/h200.sppo"
@@ -309,7 +311,7 @@ schedule x { pp = 1 sp = 1 dp = 1 subsequences = 8 offload = full }
 	}
 }
 
-// issue writes the issuing time of the steps of a program, for the slowest rank.
+// issue writes the time of a step of a program, and the largest share of it that a rank spends issuing.
 func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	m, err := f.open(o)
 	if err != nil {
@@ -348,7 +350,8 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	return job.Close()
 }
 
-// figuresVariable requests figures: gpu, or small for a rehearsal without a GPU.
+// figuresVariable is the environment variable that requests figures: gpu, or small for a rehearsal without a
+// GPU.
 const figuresVariable = "SPPO_GPU_FIGURES"
 
 // rehearsed reports whether tests of GPUs run on stand-ins, which are slow.

@@ -14,7 +14,7 @@ import (
 
 // The tests in this file need a GPU. `make gpu-check` runs them from a binary that needs no Go installation.
 
-// needGPU opens the machine's GPUs.
+// needGPU opens the machine's GPUs, or skips the test if that fails.
 func needGPU(t *testing.T, options Options) *Machine {
 	t.Helper()
 	m, err := Open(options)
@@ -41,8 +41,8 @@ func TestGPUConformance(t *testing.T) {
 	}
 }
 
-// Ranks on one GPU, each with its own streams, train for a hundred steps as on the CPU; rounding differences
-// accumulate over the steps.
+// Ranks on one GPU, each with its own streams, train for a hundred steps with the losses of the CPU, up to
+// rounding differences, which accumulate over the steps.
 func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	for _, c := range trainings {
 		for _, by := range products {
@@ -71,7 +71,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	}
 }
 
-// Captured and replayed sections train bitwise like individual calls.
+// Training with captured and replayed sections is bitwise equal to training with individual calls.
 func TestGPUGraphs(t *testing.T) {
 	dir, p := wordsFolder(t), trainingProgram(t, "llama", "bf16", "pp=1", "sp=1", "offload=full")
 	p.Run.Steps = 20
@@ -88,7 +88,7 @@ func TestGPUGraphs(t *testing.T) {
 	}
 }
 
-// The highest bytes that a GPU touches are those that the program declares, as on the CPU.
+// A GPU touches each arena up to exactly the size that the program declares, as the CPU does.
 func TestGPUPeaks(t *testing.T) {
 	m := needGPU(t, Options{})
 	p := trainingProgram(t, "gpt", "f32")

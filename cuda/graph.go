@@ -8,10 +8,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// graphs replays sections. The first time, a section is issued call by call, because libraries load and
-// initialise during their first calls, which a capture may forbid. The second time, it is captured. From
-// then on, the driver receives the whole section at once. All arguments are the same every time; tokens are
-// copied to the same place.
+// graphs captures sections as CUDA graphs and replays them. The first time, a section is issued call by call,
+// because libraries load and initialise during their first calls, which a capture may forbid. The second time,
+// it is captured. From then on, the driver receives the whole section at once. All arguments are the same every
+// time; new tokens are copied to the same place.
 type graphs struct {
 	origin    driver.Stream // stream on which captures begin and end and graphs are launched
 	fork      driver.Event
@@ -22,8 +22,8 @@ type graphs struct {
 	replaying bool
 }
 
-// makeGraphs prepares the replay of sections. It is only for ranks without peers, because a peer's part would
-// not be in the graph.
+// makeGraphs prepares the capture and replay of sections, if the options ask for it. It refuses ranks with
+// peers, because a graph would not contain the peers' work.
 func (d *Device) makeGraphs() (err error) {
 	if !d.machine.options.Graphs || d.machine.options.Sync || len(d.code.Sections[ir.SectionStep]) == 0 {
 		return nil
@@ -50,7 +50,8 @@ func (d *Device) makeGraphs() (err error) {
 	return nil
 }
 
-// begin captures or replays a section, unless its instructions are to be timed.
+// begin starts to capture or replay a section, unless it is the init section or its instructions are to be
+// timed.
 func (g *graphs) begin(d *Device) error {
 	if g == nil || d.timing || d.section == ir.SectionInit {
 		return nil
@@ -77,7 +78,7 @@ func (g *graphs) begin(d *Device) error {
 	return err
 }
 
-// end launches the graph captured now or earlier.
+// end launches the section's graph, after ending its capture if that is under way.
 func (g *graphs) end(d *Device) error {
 	if g == nil || !g.capturing && !g.replaying {
 		return nil
@@ -95,7 +96,7 @@ func (g *graphs) end(d *Device) error {
 	return g.launch[d.section].Make()
 }
 
-// keep ends a capture and instantiates the graph. After an instruction fails, there is nothing to keep.
+// keep ends a capture and instantiates the graph. If an instruction has failed, there is no graph to keep.
 func (g *graphs) keep(d *Device) (err error) {
 	var errs []error
 	for s, stream := range d.streams {

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// alone is a program of one rank that moves its tokens through host memory, on four streams; none of its
+// alone is a program of one rank that moves its tokens through host memory, on three streams; none of its
 // instructions is a kernel.
 func alone() *ir.Program {
 	b := &builder{}
@@ -27,7 +27,7 @@ func alone() *ir.Program {
 	return &ir.Program{Name: "alone", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 3}}
 }
 
-// Every replay of a captured section does the same as its calls would, with the current tokens.
+// A replayed section has the same effect as its individual calls, with the current tokens.
 func TestGraphsReplay(t *testing.T) {
 	fake := useFake(t)
 	var all [2][][][]byte
@@ -55,7 +55,7 @@ func TestGraphsReplay(t *testing.T) {
 }
 
 // Training with graphs is bitwise equal to training with calls, including offload and validation; with graphs,
-// a step takes few calls.
+// a step takes few driver calls.
 func TestGraphsTrain(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
@@ -87,7 +87,7 @@ func TestGraphsTrain(t *testing.T) {
 	}
 }
 
-// counted counts the calls of the last step, up to the end of its join.
+// counted counts the driver calls of the last step, including its Join.
 type counted struct {
 	vm.Device
 	fake  *fake

@@ -91,8 +91,8 @@ func (f *figures) groups(t ir.DType) []group {
 	return out
 }
 
-// joined measures groups. Only bytes that must be moved are counted: inputs that the group did not compute, and
-// outputs.
+// joined measures the memory bandwidth of joined kernels. Only bytes that must be moved are counted: a group's
+// outputs, and the inputs that it does not compute itself.
 func (f *figures) joined(t *testing.T, dtype ir.DType, copied float64) {
 	for _, g := range f.groups(dtype) {
 		f.each(t, g.name, func() error { return f.join(g, copied) })
@@ -119,7 +119,7 @@ func (f *figures) join(g group, copied float64) error {
 	return f.out.Encode(x)
 }
 
-// steps runs a program and returns the durations of some steps, shortest first.
+// steps runs a program and returns the durations of five steps, shortest first.
 func (f *figures) steps(p *ir.Program) (took []float64, err error) {
 	m, err := f.open(Options{})
 	if err != nil {

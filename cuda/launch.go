@@ -25,7 +25,7 @@ import (
 // codeSource provides the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
-	// compiled is like code, but without precompiled images, for use when the driver has refused one.
+	// compiled is like image, but without precompiled images, for use when the driver has refused one.
 	compiled(source string, arch int) ([]byte, error)
 	// knowsHopper reports whether kernels for Hopper are available.
 	knowsHopper() bool
@@ -71,15 +71,15 @@ func (d *Device) loadCompiled(source string, refused error) (driver.Module, erro
 	return d.api.LoadModule(image)
 }
 
-// KernelsVariable names a folder of compiled kernels, as written by KeepKernels. Images from there are
-// preferred, so that a machine without a compiler can run them.
+// KernelsVariable is the environment variable with a folder of compiled kernels, as written by KeepKernels.
+// Images from there take precedence over compilation, so a machine needs no compiler to run them.
 const KernelsVariable = "SPPO_CUDA_KERNELS"
 
-// CheckVariable sets Options.Check.
+// CheckVariable is the environment variable that sets Options.Check.
 const CheckVariable = "SPPO_CUDA_CHECK"
 
 // compiler compiles sources with NVRTC, which it opens at first use, and caches the results in a folder. The
-// ranks of a process share one.
+// ranks of a process share one compiler.
 type compiler struct {
 	folder  string // empty: the user's cache
 	carried string // a folder of images compiled elsewhere; empty: none
@@ -163,8 +163,8 @@ func (c *compiler) compiled(source string, arch int) ([]byte, error) {
 	})
 }
 
-// options returns the compiler options of a source, the architecture's first. Only kernels written
-// for one architecture contain waits.
+// options returns the compiler options of a source, starting with the given one for the architecture. Only
+// kernels written for one architecture contain waits to limit.
 func (c *compiler) options(source, architecture string) []string {
 	out := []string{architecture, "--std=c++17", "--fmad=true"}
 	if c.check && kernels.Target(source) != "" {
@@ -173,8 +173,8 @@ func (c *compiler) options(source, architecture string) []string {
 	return out
 }
 
-// carriedImage returns the image of a source for an architecture, such as 90a, that was compiled elsewhere
-// from the same text; nil if there is none.
+// carriedImage returns the image of a source that was compiled elsewhere, from the same text, for an
+// architecture such as 90a; nil if there is none.
 func (c *compiler) carriedImage(source, target string) []byte {
 	if c.carried == "" {
 		return nil
@@ -211,7 +211,7 @@ func writePacked(path string, image []byte) error {
 }
 
 // KeepKernels writes the machine code of every kernel for architectures such as 80 and 90a into a folder, for
-// KernelsVariable. compile compiles a source; nil means NVRTC.
+// use with KernelsVariable. The function compile compiles a source; if it is nil, NVRTC does.
 func KeepKernels(folder string, targets []string, compile func(source string, options []string) ([]byte, error)) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -256,7 +256,7 @@ func KeepKernels(folder string, targets []string, compile func(source string, op
 }
 
 // architecture returns the compiler option for a card: its own machine code if the compiler supports it,
-// otherwise PTX for the newest older architecture, which the driver translates.
+// otherwise PTX for the newest architecture older than the card's, which the driver translates.
 func architecture(known []int, arch int) (string, error) {
 	best := 0
 	for _, a := range known {
@@ -276,7 +276,7 @@ func architecture(known []int, arch int) (string, error) {
 // oldestArch is Ampere, whose instructions the kernels use.
 const oldestArch = 80
 
-// file returns the path of a cached image, or "".
+// file returns the path of a cached image, or "" if there is no cache folder.
 func (c *compiler) file(s nvrtc.Source, options []string) string {
 	folder := cacheFolder(c.folder)
 	if folder == "" {
@@ -285,8 +285,8 @@ func (c *compiler) file(s nvrtc.Source, options []string) string {
 	return filepath.Join(folder, imageName(c.version, s, options))
 }
 
-// imageName returns a name derived from everything that an image depends on: the compiler's release if it
-// matters, options and texts.
+// imageName returns a name derived from everything that an image depends on: the compiler's release unless it
+// is "", options and texts.
 func imageName(version string, s nvrtc.Source, options []string) string {
 	hash := sha256.New()
 	for _, part := range append([]string{version, s.Name, s.Text}, options...) {
@@ -298,7 +298,8 @@ func imageName(version string, s nvrtc.Source, options []string) string {
 	return strings.TrimSuffix(s.Name, ".cu") + "-" + hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-// cacheFolder returns the folder for expensive results: a folder in the user's cache by default, or "".
+// cacheFolder returns the folder for expensive results: the given one, or one in the user's cache, or "" if the
+// user has none.
 func cacheFolder(given string) string {
 	if given != "" {
 		return given

@@ -30,7 +30,7 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
-// The compiler needs no GPU. The next process finds its output, unless the source differs.
+// The compiler needs no GPU. A later process finds its output, unless the source or the options differ.
 func TestCompiledKernelsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	first := &compiler{folder: dir}
@@ -80,8 +80,7 @@ func TestCompilerTellsItsLog(t *testing.T) {
 	}
 }
 
-// Precompiled images are preferred. If the driver refuses one, its source is compiled here, and a note says so;
-// if that fails, the refusal is the error.
+// Precompiled images are preferred. If the driver refuses one, its source is compiled here, and a note says so.
 func TestCarriedKernels(t *testing.T) {
 	fake, folder := useFake(t), t.TempDir()
 	if err := KeepKernels(folder, []string{"90", "90a"}, func(source string, options []string) ([]byte, error) {
@@ -113,7 +112,7 @@ func TestCarriedKernels(t *testing.T) {
 	}
 }
 
-// refusedCode has images that no driver accepts, and a compiler.
+// refusedCode has precompiled images that no driver accepts, and a compiler whose images are accepted.
 type refusedCode struct{ fixedCode }
 
 func (c refusedCode) image(string, int) ([]byte, error) { return []byte("of another release"), nil }

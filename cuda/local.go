@@ -179,8 +179,8 @@ func (r *receiving) take(o offer) error {
 	return r.record.Make()
 }
 
-// team is the meeting point of a collective's members. They meet first after all have published their buffers,
-// then after all have issued their share of the work.
+// team is the meeting point of a collective's members. They meet twice: when all have published their buffers,
+// and when all have issued their share of the work.
 type team struct {
 	members []int32
 	calls   []teamCall
@@ -234,7 +234,7 @@ type member struct {
 	index   int
 	meeting ir.Meeting
 	call    teamCall
-	theirs  []driver.Event // reached when all shares are done
+	theirs  []driver.Event // each signals that one member's share is done
 	there   driver.Call
 	done    driver.Call
 	wait    driver.Call
@@ -350,8 +350,8 @@ func (m *member) waitFor(i int, e driver.Event) error {
 	return m.wait.Make()
 }
 
-// share issues this member's part of the work, in the memory of all members. If the result goes to all members,
-// this member alone copies its part to each of them.
+// share issues this member's part of the work, which may read and write the memory of all members. If the
+// result goes to all members, this member alone copies its part to each of them.
 func (m *member) share() error {
 	return m.meeting.Sums(m.add)
 }
@@ -385,7 +385,8 @@ func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
 	return m.copy.Make()
 }
 
-// sumArgs describes y[row,col] = the sum over calls, in order and in f32, of x[row,col], starting at byte `at`.
+// sumArgs describes y[row,col] = the sum over calls, in order and in f32, of x[row,col], where each x starts at
+// byte `at` of the call's operand.
 type sumArgs struct {
 	y                driver.Ptr
 	calls            []teamCall
@@ -394,7 +395,7 @@ type sumArgs struct {
 	yStride, xStride int64 // row stride, in elements
 }
 
-// sumOf describes a transfer to which several calls contribute.
+// sumOf describes the sum of a transfer to which several calls contribute.
 func sumOf(y driver.Ptr, calls []teamCall, t ir.Transfer, d ir.DType) sumArgs {
 	size := d.Bytes()
 	return sumArgs{y: y + driver.Ptr(t.Y), calls: calls, at: int64(t.X), rows: int64(t.Rows), cols: int64(t.Width / size),
@@ -404,7 +405,7 @@ func sumOf(y driver.Ptr, calls []teamCall, t ir.Transfer, d ir.DType) sumArgs {
 // maxSummands is the number of addresses that the summing kernel accepts.
 const maxSummands = 16
 
-// sumThreads is the width of its blocks, sumBlocks the maximum number of them.
+// sumThreads is the number of threads in a block of that kernel, sumBlocks its maximum number of blocks.
 const (
 	sumThreads = 256
 	sumBlocks  = 1024

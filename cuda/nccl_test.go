@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// oneRank returns a program of one rank, whose collectives return their input.
+// oneRank returns a program for one rank, so that its collectives return their input.
 func oneRank() *ir.Program {
 	b := &builder{}
 	for _, t := range []ir.DType{ir.F32, ir.BF16} {
@@ -22,7 +22,8 @@ func oneRank() *ir.Program {
 		Ranks: []ir.Rank{{Groups: [][]int32{{0}}}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 1}}
 }
 
-// checkOneRank runs collectives of one rank through NCCL and ends its communicator, properly and by an abort.
+// checkOneRank runs the collectives of one rank through NCCL, and shuts the communicator down, once cleanly and
+// once by aborting it.
 func checkOneRank(t *testing.T, m *Machine) {
 	t.Helper()
 	p := oneRank()
@@ -70,10 +71,10 @@ func checkOneRank(t *testing.T, m *Machine) {
 }
 
 // TestGPUNCCL tests the library as far as one GPU allows: its configuration, non-blocking initialisation,
-// collectives, and both ways to end.
+// collectives, and both ways to shut a communicator down.
 func TestGPUNCCL(t *testing.T) { checkOneRank(t, needGPU(t, Options{NCCL: true})) }
 
-// TestNCCLOfOneRank runs the same checks on the stand-ins, which tests the test itself.
+// TestNCCLOfOneRank runs the same checks with the stand-in libraries, to test the checks themselves.
 func TestNCCLOfOneRank(t *testing.T) {
 	fake := useFake(t)
 	fake.reset(1, 1<<30, 100)

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// ranges describe to a profiler what a rank is issuing: the section and, nested in it, the task and layer of the
-// compute stream, in the notation of a program's text form.
+// ranges describe to a profiler what a rank is issuing: the section and, nested in it, the task and layer of
+// the compute stream, in the notation of a program's text form.
 type ranges struct {
 	profiler *nvtx.Profiler
 	sections [ir.NumSections]*nvtx.Name
@@ -50,7 +50,7 @@ func (r *ranges) at(s ir.Section, pc int) {
 	r.inside = true
 }
 
-// issued ends the last of the inner ranges; only waiting follows.
+// issued ends the last inner range once all instructions have been issued; only waiting follows.
 func (r *ranges) issued() {
 	if r != nil && r.inside {
 		r.profiler.Pop()

@@ -13,8 +13,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Report describes the GPUs and the libraries found, with versions and paths, and explains how to install missing
-// ones. It also reports incomplete installations, such as a compiler without a GPU.
+// Report describes the GPUs and the libraries found, with versions and paths, and explains how to install
+// missing ones. It also reports incomplete installations, such as a compiler without a GPU.
 func Report() []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -69,7 +69,7 @@ func reportedGPUs(api *driver.API, say func(string, ...any)) []*gpu {
 	return all
 }
 
-// noDriver explains a driver that finds no GPU.
+// noDriver adds an explanation to the error of a driver that finds no GPU.
 func noDriver(err error) error {
 	if e := (*driver.Error)(nil); errors.As(err, &e) && e.Code == driver.NoDevice {
 		return fmt.Errorf("the NVIDIA driver is installed, but finds no GPU: %w", err)

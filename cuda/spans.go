@@ -8,8 +8,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// spanEvents times instructions with one event before and one after each. The events are read when the section is
-// joined. Times are GPU times, counted from an event at the start of the section.
+// spanEvents times instructions with one event before and one after each. The events are read when the section
+// is joined. Times are GPU times, counted from an event at the start of the section.
 type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
@@ -17,8 +17,8 @@ type spanEvents struct {
 	first ir.Stream // stream that records start
 }
 
-// make creates the events and puts their recording around the actions of each instruction; sections that are
-// not timed skip it.
+// make creates the events, and adds actions that record them before and after those of each instruction.
+// Sections that are not timed skip the added actions.
 func (s *spanEvents) make(d *Device) (err error) {
 	if s.start, err = d.newEvent(true); err != nil {
 		return err

@@ -11,14 +11,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// lateTokens wait on one rank until they are released.
+// lateTokens makes one rank wait for its tokens until they are released.
 type lateTokens struct {
 	tokens
 	let chan struct{}
 }
 
 func (l lateTokens) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
-	if sequence == 6 { // only rank 3 asks for it, see meeting
+	if sequence == 6 { // only rank 3 reads it: see the function meeting
 		<-l.let
 	}
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
@@ -35,7 +35,7 @@ func (l letGo) Abort(err error) {
 	l.let()
 }
 
-// The report of a stalled step names the peers that ranks wait for, as far as the host knows.
+// The report of a stalled step says what each rank executes or waits for, as far as the host knows.
 func TestStall(t *testing.T) {
 	fake := useFake(t)
 	for _, nccl := range []bool{false, true} {

@@ -15,7 +15,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// sumSource contains the communication kernels, which no opcode's table entry names.
+// sumSource is the source of the communication kernels, which no opcode's table entry names.
 const sumSource = "meet.cu"
 
 // sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes.
@@ -26,8 +26,8 @@ func sourceOf(name string) nvrtc.Source {
 	return s
 }
 
-// plansOf returns the launches of every kernel of the code, and allocates for each stream the largest
-// workspace that an instruction needs.
+// plansOf returns the launches of every kernel of the code, and allocates for each stream the largest workspace
+// that any of its instructions needs.
 func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 	var need [ir.NumStreams]int64
 	for s := range ir.NumSections {
@@ -138,7 +138,7 @@ func (d *Device) allowShared(f driver.Func, bytes int64) error {
 	return d.api.AllowShared(f, int(bytes))
 }
 
-// value returns an argument of a launch whose table is at the given address.
+// value returns the value of a launch's argument; table is the address of the launch's table.
 func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	switch a.Kind {
 	case kernels.Operand:
@@ -159,7 +159,7 @@ func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	return a.Value, nil
 }
 
-// from returns the address of an argument's operand, or 0 if it is absent.
+// from returns the address that an argument refers to in the operand at p, or 0 if the operand is absent.
 func from(p driver.Ptr, a kernels.Arg) uint64 {
 	if p == 0 {
 		return 0
@@ -236,8 +236,8 @@ func (b *binder) product() (bool, error) {
 	return true, nil
 }
 
-// timer returns a timer for products on a stream, using events, or nil if they are not to be timed. The
-// products work on memory that no section has written yet.
+// timer returns a function that times products on a stream with events, or nil if products are not to be timed.
+// Timing runs them on their real operands, which no section has written yet.
 func (d *Device) timer(stream driver.Stream) cublas.Timer {
 	if !d.machine.options.Tune {
 		return nil

@@ -80,7 +80,7 @@ func compiled(text string, set ...string) (*ir.Program, error) {
 	return codegen.Build(plan)
 }
 
-// losses trains and returns the loss and gradient norm of every step.
+// losses trains a program and returns the loss and gradient norm of every step.
 func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, transport vm.Transport) (out []float64, err error) {
 	open := func(rank int) (vm.Device, error) { return newDevice(rank), nil }
 	job, err := vm.Open(p, open, vm.Options{Dir: dir, Transport: transport})
@@ -106,7 +106,7 @@ func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, trans
 	return out, nil
 }
 
-// wordsFolder contains the data of trainingSpec, drawn at random from a fixed seed.
+// wordsFolder returns a folder with the data of trainingSpec, drawn at random from a fixed seed.
 func wordsFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -139,7 +139,8 @@ var trainings = []struct {
 	{"layer by layer", "llama", "f32", []string{"pp=1", "order=layer", "offload=full", "recompute=selective"}, 2e-4},
 }
 
-// In whole training runs, ranks on one GPU, whose streams are delayed at random, train as on the CPU.
+// Whole training runs, with all ranks on one GPU whose streams are delayed at random, give the losses and
+// gradient norms of the CPU.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -163,7 +164,7 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	}
 }
 
-// checkTraining compares losses and norms of a program on a machine with those of the cpu device.
+// checkTraining compares a program's losses and gradient norms on a machine with those on the cpu device.
 func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, tolerance float64) {
 	t.Helper()
 	want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
@@ -186,9 +187,9 @@ func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, toleranc
 	})
 }
 
-// TestOptimizerOnHost checks, with streams that are delayed at random, that optimizer state and f32 masters that
-// pass through the device give the same bits as those that stay there. The third step's loss is the first that
-// depends on stored states.
+// TestOptimizerOnHost checks that training gives the same bits whether optimizer state and f32 masters stay on
+// the device or pass through it from the host and back, with streams that are delayed at random. The third
+// step's loss is the first that depends on stored states.
 func TestOptimizerOnHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

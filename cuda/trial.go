@@ -11,18 +11,18 @@ import (
 )
 
 // Kernels for one architecture are tried before use. The results of attention on a small shape, forward and
-// backward, must agree with those of the portable kernels on the same card. If they do not, nothing runs until the
-// user selects the portable kernels.
+// backward, must agree with those of the portable kernels on the same card. If they do not, nothing runs until
+// the user selects the portable kernels.
 
 // PortableVariable sets Options.Portable.
 const PortableVariable = "SPPO_CUDA_PORTABLE"
 
-// trialTolerance is the largest relative distance between results. Both kernels round probabilities to bf16, but
-// at different points of the sum.
+// trialTolerance is the largest relative distance between results. Both kernels round probabilities to bf16,
+// but at different points of the sum.
 const trialTolerance = 2e-2
 
-// trialLimit is the time limit of a trial, because a thread may wait forever at a broken barrier. With limited
-// waits, a trial ends by itself, so checkedLimit covers only other hangs.
+// trialLimit is the time limit of a trial, because a thread may wait forever at a broken barrier. If waits are
+// limited, a trial ends by itself even then, so its limit is checkedLimit, for other hangs.
 const (
 	trialLimit   = 3 * time.Minute
 	checkedLimit = 15 * time.Second
@@ -35,11 +35,11 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial runs once for each variant of the kernels, for all cards with the same name.
+// trial runs once for each variant of the kernels, and holds for all cards with the same name.
 type trial = once[string, struct{}]
 
-// trusted returns an error if the kernels for a GPU's architecture disagree with the portable ones, for the
-// variant to which a source belongs.
+// trusted returns an error if the kernels for a GPU's architecture, in the variant to which a source belongs,
+// disagree with the portable ones.
 func (m *Machine) trusted(g *gpu, source string) error {
 	if m.trying {
 		return nil
@@ -91,8 +91,8 @@ func (m *Machine) alone(g *gpu) *Machine {
 	return &again
 }
 
-// aside runs do in its own goroutine, because the caller's thread has its own context, and waits for it within a
-// time limit.
+// aside runs a function in its own goroutine, because the caller's thread has its own context, and waits for it
+// within a time limit.
 func (m *Machine) aside(do func() error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- do() }()
@@ -107,7 +107,8 @@ func (m *Machine) aside(do func() error) error {
 // triedSoftcap is small enough to change the scores of random operands noticeably.
 const triedSoftcap = 1
 
-// triedPrefix is the smallest prefix of a trial with documents.
+// triedPrefix is the position of a trial's first token in its document. No trial with documents has a shorter
+// prefix.
 const triedPrefix = 10
 
 // triedShape has whole and partial tiles of queries and keys, and heads that share keys.
@@ -137,7 +138,7 @@ func attempt(m *Machine, shape attentionShape) (results [][]float32, err error) 
 	return results, err
 }
 
-// runAlone loads a program of one rank, initialises its inputs, and calls do with it.
+// runAlone loads a program of one rank, initialises its inputs, and calls a function with its device.
 func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) error) (err error) {
 	d := m.New(0).(*Device)
 	defer func() {
@@ -239,7 +240,7 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 	return p, inputs, []ir.View{o, lse, dq, dk, dv}
 }
 
-// apart returns the norm of a difference divided by the norm of the second value.
+// apart returns the norm of the difference of two results, divided by the norm of the second.
 func apart(got, want []float32) float64 {
 	difference, size := 0.0, 0.0
 	for i := range want {

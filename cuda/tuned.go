@@ -13,15 +13,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// tuned caches results of tuning on a card, in the folder of the compiled kernels. Each choice has a small file,
-// whose name is derived from everything that the choice depends on. A file is written whole or not at all, so
-// processes that tune at the same time merely measure twice.
+// tuned caches results of tuning on a card, in the folder of the compiled kernels. Each choice has a small
+// file, whose name is derived from everything that the choice depends on. A file is written whole or not at
+// all, so processes that tune at the same time merely measure twice.
 type tuned struct {
 	folder string
 	about  string // the card, and the releases of driver and libraries
 }
 
-// remember makes the cards of a tuning machine cache their choices.
+// remember makes each card of a machine that tunes cache its choices.
 func (m *Machine) remember() error {
 	folder := cacheFolder(m.options.CacheDir)
 	if !m.options.Tune || folder == "" {
@@ -62,8 +62,8 @@ const (
 	byThreads = "threads"
 )
 
-// engine reports whether the copy engine loads the tiles of attention or of its gradient. By default it
-// does; on a machine that tunes, it does if that is faster for this head width. Both ways give equal bits.
+// engine reports whether the copy engine loads the tiles of attention or of its gradient. By default it does;
+// on a machine that tunes, it does if that is faster for this head width. Both ways give the same bits.
 func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	if m.options.ThreadsCopy || !m.options.Tune || m.trying {
 		return !m.options.ThreadsCopy, nil
@@ -97,7 +97,7 @@ func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	})
 }
 
-// timedShape is the shape on which the ways are compared, for heads of every width.
+// timedShape is the shape on which both ways are timed, for heads of every width.
 var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
 
 // timeAttention returns the duration of attention or its gradient, the shortest of several runs.

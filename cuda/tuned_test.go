@@ -49,7 +49,7 @@ func TestTunedIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow[56], slow[57] = 0x05, 0x51 // the stand-in's first proposal
+	slow[56], slow[57] = 0x05, 0x51 // the algorithm that the stand-in proposes first
 	for _, c := range []struct {
 		name  string
 		bytes []byte

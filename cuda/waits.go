@@ -9,10 +9,10 @@ import (
 	"sppo.dev/cuda/kernels"
 )
 
-// If waits are limited, a kernel that gives up a wait writes the wait's location to pinned memory and continues
-// to its end with invalid results. Each source has its own record.
+// If waits are limited, a kernel that has waited too long records the location of the wait in pinned memory and
+// continues to its end with invalid results. Each kernel source has its own record.
 
-// recordBytes is the size of a record: the line of the wait, the block, and the thread.
+// recordBytes is the size of a record: the wait's line in the source, the block, and the thread.
 const recordBytes = 64
 
 // recordWaits tells a source's module where its record is.
@@ -39,7 +39,7 @@ func (d *Device) recordWaits(module driver.Module, source string) error {
 	return d.api.Synchronize(0) // as in Write
 }
 
-// gaveUp returns an error that names the wait that a kernel gave up, or nil.
+// gaveUp returns an error that names a wait at which a kernel gave up, or nil if none did.
 func (d *Device) gaveUp() error {
 	for i, source := range d.recorded {
 		record := d.records.memory[i*recordBytes:]

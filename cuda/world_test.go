@@ -19,11 +19,11 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// asProcess makes the test binary one of several processes of a job. Its value is the folder of the
-// stand-ins.
+// asProcess is the environment variable that makes the test binary run as one of several processes of a job.
+// Its value is the folder of the stand-ins.
 const asProcess = "SPPO_CUDA_TEST_PROCESS"
 
-// Further settings of such a process.
+// Further variables and settings of such a process.
 const (
 	processVariable = "SPPO_CUDA_TEST_INDEX"
 	placeVariable   = "SPPO_CUDA_TEST_PLACE"
@@ -32,8 +32,8 @@ const (
 	jobSteps        = 2
 )
 
-// beProcess runs its part of the meeting program, and writes the memory of its ranks after each step to the
-// working folder.
+// beProcess runs this process's part of the meeting program, and writes the memory of its ranks after each step
+// to the working folder.
 func beProcess() int {
 	index, err := strconv.Atoi(os.Getenv(processVariable))
 	if err == nil {
@@ -116,7 +116,7 @@ func keepMemory(step string, got [][]byte, first int) error {
 
 func memoryFile(step string, rank int) string { return fmt.Sprintf("memory.%s.%d", step, rank) }
 
-// aborting makes abort reach the other processes.
+// aborting passes an abort on to the other processes.
 type aborting struct {
 	*Machine
 	world *world.World
@@ -127,7 +127,7 @@ func (a *aborting) Abort(reason error) {
 	a.world.Failed(reason)
 }
 
-// processes runs the job in several processes, in its own folder.
+// processes runs the job in several processes, with the given working folder.
 func processes(t *testing.T, folder string, variables ...string) (errs []error, texts []string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -158,8 +158,8 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 	return errs, texts
 }
 
-// Ranks of two processes communicate through NCCL and exchange NCCL's IDs over the rendezvous. All their memory equals
-// that on the CPU in one process.
+// Ranks of two processes communicate through NCCL and exchange NCCL's IDs over the rendezvous. After each step,
+// their memory equals that of a run on the CPU in one process.
 func TestNCCLOfSeveralProcesses(t *testing.T) {
 	useFake(t)
 	want, err := runSteps(meeting(), jobSteps, func(int) vm.Device { return cpu.New(nil) }, nil)
@@ -184,13 +184,13 @@ func TestNCCLOfSeveralProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, team := range left {
-		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // communicators of other tests, which abort theirs
+		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // left by other tests, which abort theirs
 			t.Errorf("nobody has left %s", team)
 		}
 	}
 }
 
-// A rank that fails ends the communicators of all processes, and each process names it.
+// A rank that fails aborts the communicators of all processes, and the error of each process names that rank.
 func TestNCCLAbortOfSeveralProcesses(t *testing.T) {
 	useFake(t)
 	errs, texts := processes(t, t.TempDir(), failVariable+"=1")
@@ -213,7 +213,7 @@ func TestGPUsOfSeveralProcesses(t *testing.T) {
 	for _, c := range []struct {
 		world   World
 		visible int
-		want    []int // of the ranks of the process
+		want    []int // GPU of each rank of the process
 	}{
 		{World{First: 0, End: 2}, 4, []int{0, 1}},
 		{World{First: 2, End: 4, FirstOnHost: 2}, 4, []int{2, 3}},

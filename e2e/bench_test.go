@@ -25,7 +25,7 @@ type gpt struct {
 	name                                          string
 	layers, hidden, heads, sequence, batch, vocab int
 	tied                                          bool
-	goal                                          float64 // share of the matmul peak
+	goal                                          float64 // wanted share of the matmul peak
 }
 
 var gpts = []gpt{
@@ -79,9 +79,9 @@ func (g gpt) flops() float64 {
 }
 
 // BenchmarkTrain measures steps (forward, backward, AdamW) of three GPTs in f32 on one rank with a thread for
-// each processor: tokens/s, and the share of the rate of a large matrix product. The product is measured
-// right before and after each step, so that other programs affect both alike; the median step counts. One
-// iteration is two seconds of steps. With -v it also shows which opcodes take the time.
+// each processor: tokens/s, and the FLOP/s relative to those of a large matrix product. The product is measured
+// right before and after each step, so that other programs affect both alike, and medians are reported. One
+// iteration is two seconds of steps. With -v the benchmark also shows which opcodes take the time.
 func BenchmarkTrain(b *testing.B) {
 	for _, g := range gpts {
 		b.Run(g.name, func(b *testing.B) {
@@ -143,7 +143,7 @@ func newProduct() *product {
 	return p
 }
 
-// rate returns the best of several runs, in FLOP/s.
+// rate returns the best rate of several runs, in FLOP/s.
 func (p *product) rate() float64 {
 	const n = productSize
 	best := 0.0
@@ -155,7 +155,8 @@ func (p *product) rate() float64 {
 	return best
 }
 
-// opTable holds the time of the first rank's instructions by opcode; matrix products also by transposition.
+// opTable holds the time that the first rank's instructions take, by opcode, and for matrix products also by
+// shape and transposition.
 type opTable struct {
 	program *ir.Program
 	spent   map[string]time.Duration
@@ -214,7 +215,7 @@ func (o *opTable) String() string {
 }
 
 // BenchmarkCompile shows that compile time is linear in the number of instructions. Each case doubles the
-// subsequences, and so the instructions, and reports the best time per instruction of each phase.
+// number of subsequences, and thus of instructions, and reports the best time per instruction of each phase.
 func BenchmarkCompile(b *testing.B) {
 	for n := 32; n <= 512; n *= 2 {
 		b.Run(fmt.Sprintf("subsequences=%d", n), func(b *testing.B) {
@@ -266,8 +267,8 @@ var jobs = []struct {
 	{"4096ranks", []string{"cluster.nodes=512", "train.batch=64", "schedule.sp=8", "schedule.pp=16", "schedule.dp=32", "schedule.offload=full"}},
 }
 
-// BenchmarkJobs takes jobs from the spec to the end of the first simulated step, and reports Go's peak
-// memory.
+// BenchmarkJobs measures the time from a job's spec to the end of its first simulated step, and the memory that
+// Go takes from the system.
 func BenchmarkJobs(b *testing.B) {
 	for _, job := range jobs {
 		b.Run(job.name, func(b *testing.B) {
@@ -297,9 +298,10 @@ func BenchmarkJobs(b *testing.B) {
 	}
 }
 
-// BenchmarkSave measures what a checkpoint during training costs if the interval between checkpoints is ten times as long as a write:
-// the time for which steps wait, the processor time of copying and writing, and their share of the wall time. It does so with one core
-// left free, as on the host of a GPU, and with steps that use every core. Steps with and without a write alternate.
+// BenchmarkSave measures what a checkpoint during training costs: the time for which steps wait, the processor
+// time of copying and writing, and the share of the wall time that is lost if the interval between checkpoints
+// is ten times as long as a write. The benchmark does so with one core left free, as on the host of a GPU, and
+// with steps that use every core. Steps with and without a write alternate.
 func BenchmarkSave(b *testing.B) {
 	b.Run("free=0", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)) })
 	b.Run("free=1", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)-1) })

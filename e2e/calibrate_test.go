@@ -51,13 +51,15 @@ schedule s {
 }
 `
 
-// BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares simulated step times with the cpu
-// device's. It reports one line per plan, how many plans are within 15%, the worst difference, how many pairs of plans
-// the measurement distinguishes, how many of those the simulation puts in the same order, and how much other programs
-// disturbed the measurements. Measurements by the probe alternate with steps of the plans, each after a warm-up run.
-// Only undisturbed ones are kept, and their medians are compared. With -v it shows the lines.
+// BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares the simulated step times of
+// plans with those measured on the cpu device. It reports how many plans are within 15%, the worst difference,
+// how many pairs of plans the measurement distinguishes, how many of those the simulation puts in the same
+// order, and how much other programs disturbed the measurements. With -v it also shows a line per plan. Rounds
+// of the probe alternate with steps of the plans, each of which follows a warm-up step. Only undisturbed
+// measurements are kept, and their medians are compared.
 //
-// It takes a quarter of an hour. With fewer rounds, noise decides the order of plans on a busy computer.
+// The benchmark takes a quarter of an hour. With fewer rounds, noise decides the order of plans on a busy
+// computer.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
@@ -121,7 +123,7 @@ func rankCorrelation(plans []calibration) float64 {
 		ranks := make([]float64, len(plans))
 		for i := range plans {
 			for j := range plans {
-				ranks[i] += float64(1+cmp.Compare(of(&plans[i]), of(&plans[j]))) / 2 // equal values share their ranks
+				ranks[i] += float64(1+cmp.Compare(of(&plans[i]), of(&plans[j]))) / 2 // ties share their mean rank
 			}
 		}
 		return ranks
@@ -137,13 +139,13 @@ func rankCorrelation(plans []calibration) float64 {
 	return both / math.Sqrt(of*other)
 }
 
-// order returns -1 if the first list's values are smaller, 1 if they are larger, and 0 if the measurement cannot
-// tell. It is the rank sum test of Mann and Whitney, which assumes no distribution, at a level of 1% for lists
-// that do not differ.
+// order returns -1 if the first list's values are smaller, 1 if they are larger, and 0 if the measurement
+// cannot tell. It is the rank-sum test of Mann and Whitney, which assumes no distribution, at a significance
+// level of 1%.
 func order(a, b []float64) int {
 	const sure = 2.576 // standard deviations
 	n, m := float64(len(a)), float64(len(b))
-	smaller := 0.0 // pairs in which the first value is smaller
+	smaller := 0.0 // pairs in which the first value is smaller; ties count half
 	for _, x := range a {
 		for _, y := range b {
 			smaller += float64(1-cmp.Compare(x, y)) / 2
@@ -156,8 +158,8 @@ func order(a, b []float64) int {
 	return -cmp.Compare(off, 0)
 }
 
-// probed probes this computer with four ranks, and returns the share of disturbed measurements. A step of
-// each plan follows each round of measurements.
+// probed probes this computer with four ranks, and returns what it found and the share of disturbed
+// measurements. After each round of measurements, it measures one step of each plan.
 func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed float64) {
 	pool := simd.NewPool(0)
 	defer pool.Close()
@@ -168,7 +170,7 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 	bench.Between = func() {
 		for i := range plans {
 			p := &plans[i]
-			doSteps(b, p.job, 1) // memory that rested for a round is slow at first
+			doSteps(b, p.job, 1) // memory not used for a round is slow at first
 			s, err := bench.Sample(func() (vm.StepResult, error) { return p.job.Step(b.Context()) })
 			if err != nil {
 				b.Fatal(err)

@@ -33,13 +33,13 @@ type Case struct {
 	Moments                   string // f32 | bf16
 	NoDecay                   string // norms, biases | groups, separated by ", "
 	Tuning                    string // a line of the train block: adapter or freeze
-	// An empty string means the first of the choices.
+	// An empty string means the first of the choices, except for Partition and Offload.
 
 	Steps, Layers, Sequence, Vocab int
 }
 
-// Sizes of the tiny model. Vocabulary and ffn are not divisible by any number of ranks, so both are padded;
-// heads are divisible by all.
+// Sizes of the tiny model. The vocabulary is not divisible by an SP of 2 or 4, and ffn not by 4, so both are
+// padded; heads are divisible by both.
 const (
 	hidden    = 32
 	heads     = 4
@@ -61,7 +61,7 @@ const (
 	momentum          = 0.9
 )
 
-// optimizer returns the call of the case's optimizer in the spec; naiveOptimizer returns the same optimizer for
+// optimizer returns the case's optimizer as written in the spec; naiveOptimizer returns the same optimizer for
 // the independent implementation.
 func (c Case) optimizer() string {
 	common := fmt.Sprintf("lr = %g, weight_decay = %g, no_decay = [%s], moments = %s", lr, weightDecay, orElse(c.NoDecay, "norms, biases"), orElse(c.Moments, "f32"))
@@ -80,7 +80,7 @@ func (c Case) naiveOptimizer() naive.Optimizer {
 		NoDecay: strings.Split(orElse(c.NoDecay, "norms, biases"), ", ")}
 }
 
-// plain returns the model of a case on one rank, undivided, without offload: the reference for every
+// plain returns the case with its model on one rank, undivided, without offload: the reference for every
 // schedule.
 func (c Case) plain() Case {
 	c.Mux = "off"
@@ -91,8 +91,8 @@ func (c Case) plain() Case {
 }
 
 // unpiped returns the case on one stage without offload, recomputation or deferred gradients, and divided among
-// replicas only as far as sums require. By E1 and E2 it is bitwise equal to the case. Strategies that alternate
-// forward and backward passes sum in the order of the simplest such strategy.
+// replicas only if that affects the order of sums. By E1 and E2 its results are bitwise equal to those of the
+// case. All strategies except sppo are replaced by seq1f1b, which sums in the same order.
 func (c Case) unpiped() Case {
 	c.Mux = "off"
 	if c.Strategy != "sppo" && c.Strategy != "" {
@@ -107,16 +107,19 @@ func (c Case) unpiped() Case {
 	return c
 }
 
-// oneTurn reports whether each layer has one backward pass in a step. If it has more, ranks that divide
-// gradients first sum those of each pass among themselves, whereas others first sum over their own passes.
+// oneTurn reports whether each layer has exactly one backward pass in a step. With several passes, the order of
+// sums differs: ranks that divide gradients sum those of each pass across ranks at once, whereas other ranks
+// first add up their own passes.
 func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
 }
 
-// lengths of the list partition of 48 tokens: uneven, rising and falling, multiples of every SP.
+// lengths into which the list partition divides 48 tokens, by number of subsequences: uneven, rising and
+// falling, multiples of every SP.
 var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}
 
-// shares of the list policy: some subsequences are kept, some offloaded, some in part, including the last.
+// shares that the list policy offloads, by number of subsequences: some subsequences stay, some are offloaded,
+// and some, including the last, are offloaded in part.
 var shares = map[int][]float64{1: {0.7}, 3: {0.3, 1, 0.6}, 8: {1, 0, 0.5, 0.25, 1, 0, 1, 0.4}}
 
 func listOf[N int | int64 | float64](values []N) string {
@@ -142,7 +145,7 @@ func (c Case) subsequences() string {
 }
 
 func (c Case) partition() string {
-	if c.Partition == "list" { // the list overrides it
+	if c.Partition == "list" { // the list of lengths overrides it
 		return "flops"
 	}
 	return c.Partition
@@ -224,7 +227,7 @@ schedule tiny {
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
-// positionsLine returns the line with Positions, unless the traits have one.
+// positionsLine returns the spec's line for Positions, or nothing if the traits set positions.
 func (c Case) positionsLine() string {
 	if strings.Contains(c.Traits, "positions = ") {
 		return ""
@@ -232,7 +235,7 @@ func (c Case) positionsLine() string {
 	return "  positions = " + c.Positions + "\n"
 }
 
-// lines indents each line of a text for a block.
+// lines indents each line of a text, as in a block of a spec.
 func lines(text string) (out string) {
 	for line := range strings.Lines(text) {
 		out += "  " + strings.TrimSpace(line) + "\n"
@@ -284,7 +287,7 @@ func (c Case) modelName() string {
 	return c.Family
 }
 
-// kept names the tensors that stay on the device.
+// kept returns the part of a case's name that lists the tensors in Keep.
 func (c Case) kept() string {
 	return "keep" + strings.NewReplacer("[", "", "]", "", ", ", "").Replace(orElse(c.Keep, "[k, v]"))
 }

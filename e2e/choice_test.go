@@ -10,8 +10,9 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestChosenToFit gives devices less memory than a case needs, and lets the passes choose what to keep, offload
-// and recompute. The program must fit, and must be bitwise equal to the one with enough memory.
+// TestChosenToFit gives devices less memory than a case needs without offload or recomputation, and lets the
+// passes choose what to keep, offload and recompute. The program must fit, and must be bitwise equal, in its
+// results, to the one with enough memory.
 func TestChosenToFit(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 6},
@@ -45,8 +46,8 @@ func TestChosenToFit(t *testing.T) {
 	}
 }
 
-// halfway returns a capacity between the memory that a case needs if everything is kept and the memory that it
-// needs if as much leaves the device as the choice allows.
+// halfway returns the mean of the memory that a case needs if everything is kept, and the memory that it needs
+// if as little stays on the device as the case's choices allow.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

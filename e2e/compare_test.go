@@ -142,8 +142,8 @@ func distance[F float32 | float64](got []float32, want []F) (difference, size fl
 	return math.Sqrt(difference), math.Sqrt(size)
 }
 
-// checkPeaks is the first half of E5: the highest byte that a rank touched is the program's declared peak,
-// and the plan's, to the byte.
+// checkPeaks is the first half of E5: the highest byte that a rank touched is exactly the peak that the program
+// declares, which is exactly the plan's.
 func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *vm.Job) {
 	t.Helper()
 	checkBound(t, c, plan, p)
@@ -183,7 +183,8 @@ func checkBound(t testing.TB, c Case, plan *plan.Plan, p *ir.Program) {
 	}
 }
 
-// takesOver reports whether an instruction writes operand i over one that it reads through another buffer.
+// takesOver reports whether an instruction writes operand i to the same address as an operand that it reads
+// from another buffer.
 func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	at := func(v ir.View) ir.Bytes { return c.Buffers[v.Buffer].Offset + v.Offset }
 	_, writes := in.Access(i)
@@ -192,8 +193,8 @@ func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	})
 }
 
-// mostLive returns the largest number of bytes of an arena that are live at once, from the first to the last
-// use of their buffers in the issue order of a section. Buffers used by several sections, or read before they
+// mostLive returns the largest number of bytes of an arena that are live at once. A buffer is live from its
+// first to its last use in the issue order of a section. Buffers used by several sections, or read before they
 // are written, are live throughout.
 func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	type use struct{ section, first, last int }
@@ -210,7 +211,7 @@ func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 				if !known {
 					u = use{int(section), at, at}
 					if takesOver(c, in, i) {
-						u.first++ // until then the bytes belong to the other buffer
+						u.first++ // up to this instruction, the bytes count for the other buffer
 					}
 					throughout[v.Buffer], _ = in.Access(i)
 				}
@@ -266,7 +267,8 @@ func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
 	}
 }
 
-// checkSimulated runs a step and a validation in virtual time, which must have the same order and bytes.
+// checkSimulated runs a step and a validation in virtual time, where every stream must execute the same
+// instructions in the same order.
 func checkSimulated(t testing.TB, c Case, p *ir.Program) {
 	t.Helper()
 	ranks, err := sim.New(p, sim.Options{})

@@ -14,9 +14,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestWhenCopiesGo checks that neither the lag of copies out nor the distance of reloads changes any bit, for any
-// task order. Every such plan must verify, and a run must touch its peaks. Lags and distances are edited into the
-// plan, because the passes choose them by time, and tiny jobs give them no reason to.
+// TestWhenCopiesGo checks, for several task orders, that no bit depends on how long copies to the host lag
+// behind or how far ahead reloads run. Every such plan must verify, and a run must touch exactly the planned
+// peaks. Both numbers are edited into the plan, because the passes choose them by estimated times, and tiny
+// jobs give them no reason to change them.
 func TestWhenCopiesGo(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 1, DP: 1, N: 5, Microbatch: 1, Offload: "full"},
@@ -43,8 +44,8 @@ func TestWhenCopiesGo(t *testing.T) {
 	}
 }
 
-// TestGradientsPutOff splits backward tasks by hand and moves their weight-gradient halves to any later
-// position. If the halves keep their order, no bit changes, whatever else the plan contains.
+// TestGradientsPutOff splits backward tasks by hand and moves their weight-gradient halves to random later
+// positions. If the halves keep their order, no bit changes, whatever else the plan contains.
 func TestGradientsPutOff(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -71,7 +72,8 @@ func TestGradientsPutOff(t *testing.T) {
 	}
 }
 
-// putOff splits a random number of the last backward tasks, and draws the positions of their second halves.
+// putOff splits the last backward tasks, a random number of them, and draws later positions for their second
+// halves.
 func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	backwards := 0
 	for _, t := range tasks {
@@ -95,8 +97,9 @@ func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	return append(out, late...)
 }
 
-// TestBlocksOfKeys checks that the time at which blocks of K and V arrive changes no bit, and that their length
-// changes only rounding, whether they divide the subsequences or are longer than all of them.
+// TestBlocksOfKeys checks that the time at which blocks of K and V arrive changes no bit, and that the length
+// of blocks changes only rounding, whether or not it divides that of a subsequence, and even if it exceeds that
+// of the sequence.
 func TestBlocksOfKeys(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full", Keep: "[]"},
@@ -142,8 +145,8 @@ func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 	return result
 }
 
-// TestMixedPlacements checks that every saved tensor of every layer, subsequence and stage may be kept, offloaded
-// or recomputed independently of others without changing any bit. Placements are drawn at random.
+// TestMixedPlacements checks that every saved tensor of every layer, subsequence and stage may be kept,
+// offloaded or recomputed independently of the others without changing any bit. Placements are drawn at random.
 func TestMixedPlacements(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -170,7 +173,7 @@ func TestMixedPlacements(t *testing.T) {
 	}
 }
 
-// drawPlacements draws a placement for every saved tensor. The first one of a layer, its input, cannot be
+// drawPlacements draws a placement for every saved tensor. A layer's first saved tensor, its input, cannot be
 // recomputed.
 func drawPlacements(r *rand.Rand, p *plan.Plan) {
 	units := slices.DeleteFunc(slices.Clone(p.Units), func(u plan.Unit) bool { return u.Block != "layer" || u.Type != plan.Type1 })
@@ -190,8 +193,8 @@ func drawPlacements(r *rand.Rand, p *plan.Plan) {
 }
 
 // TestRecomputedCaches checks that recomputing K and V in the backward pass from the inputs of their layers
-// changes no bit, wherever those inputs are and however a layer is divided. K and V of each layer are recomputed
-// once, except those of the last group, which are not recomputed.
+// changes no bit, wherever those inputs are and however a layer is divided. K and V are recomputed once in
+// every layer except those of the last virtual stage, where they are not recomputed.
 func TestRecomputedCaches(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 2, Batch: 2, SP: 2, DP: 1, N: 5},
@@ -221,7 +224,7 @@ func TestRecomputedCaches(t *testing.T) {
 	}
 }
 
-// recomputedRows returns the number of recomputations of K in the step of a rank.
+// recomputedRows returns the number of instructions of the first rank's step that recompute K.
 func recomputedRows(p *ir.Program) (n int) {
 	code := &p.Codes[0]
 	for i := range code.Sections[ir.SectionStep] {

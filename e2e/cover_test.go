@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// setting is one dimension of the space: its number of values, and how a case takes one.
+// setting is one dimension of the space: its number of values, and a function that gives a case one of them.
 type setting struct {
 	name string
 	size int
@@ -66,7 +66,7 @@ func strategyAt(index int) *strategy.Strategy {
 // needsFullPipeline reports whether the strategy with that index needs a microbatch for every virtual stage.
 func needsFullPipeline(index int) bool { return strategyAt(index).Name == "dualpipe-v" }
 
-// row holds the value index of every setting; -1: open.
+// row holds, for every setting, the index of its value, or -1 if the setting is open.
 type row []int
 
 func (r row) toCase() Case {
@@ -81,7 +81,7 @@ func (r row) toCase() Case {
 	for _, value := range r {
 		sum += value
 	}
-	if sum%3 == 0 { // in a third of the cases: as a separate setting it would need more cases
+	if sum%3 == 0 { // in a third of the cases; a separate setting would need more cases
 		c.OptimizerOffload = "host"
 	}
 	return c
@@ -90,7 +90,7 @@ func (r row) toCase() Case {
 // forbidden lists pairs of choices that no spec can combine.
 var forbidden = []struct {
 	a, b   string
-	clash  func(a, b int) bool // by the index of the values
+	clash  func(a, b int) bool // takes the indexes of both values
 	reason string
 }{
 	{"batch", "dp", func(batch, dp int) bool { return batch == 0 && dp == 1 }, "a batch of one cannot be divided"},
@@ -131,10 +131,11 @@ func (r row) allowed() bool {
 	return true
 }
 
-// tuple is a combination of values of a few settings: 1 + value by setting, 0 for any.
+// tuple is a combination of values of a few settings. It holds, for every setting, 1 + the index of the value,
+// or 0 for any value.
 type tuple [24]uint8
 
-// tuples yields the parts of a row with the given number of settings.
+// tuples yields every combination of the given number of a row's values.
 func (r row) tuples(strength int) iter.Seq[tuple] {
 	return func(yield func(tuple) bool) { r.extend(tuple{}, 0, strength, yield) }
 }
@@ -156,10 +157,10 @@ func (r row) extend(t tuple, from, left int, yield func(tuple) bool) bool {
 	return true
 }
 
-// coverage holds the tuples of a space that some spec can have, and which of them the rows already contain.
+// coverage holds the tuples that some spec can have, and those of them that no row contains yet.
 type coverage struct {
 	strength int
-	order    []tuple // all of them, in order of settings and values
+	order    []tuple // all tuples, in order of settings and values
 	open     map[tuple]bool
 }
 
@@ -169,7 +170,8 @@ func newCoverage(strength int) *coverage {
 	return v
 }
 
-// fill adds the tuples that a row gains when the given number of further settings take a value.
+// fill adds the tuples of all allowed rows that result from giving values to the given number of further
+// settings.
 func (v *coverage) fill(r row, from, left int) {
 	if left == 0 {
 		if r.allowed() {
@@ -204,8 +206,8 @@ func (v *coverage) add(r row) {
 	}
 }
 
-// next returns a row that contains the first uncovered tuple. It then chooses, setting by setting, the value that
-// covers most other tuples.
+// next returns a row that contains the first uncovered tuple. It then chooses, setting by setting, the value
+// that covers the most other tuples.
 func (v *coverage) next() row {
 	r := openRow()
 	for _, t := range v.order {
@@ -245,8 +247,8 @@ func (v *coverage) best(r row, i int) int {
 	return best
 }
 
-// cover returns rows that contain every pair of values and then, up to a limit, as many triples as a greedy search
-// finds.
+// cover returns rows that contain every possible pair of values and then, up to a limit, as many triples as a
+// greedy search finds.
 func cover(limit int) (rows []row, pairs, triples *coverage) {
 	pairs, triples = newCoverage(2), newCoverage(3)
 	for len(pairs.open) > 0 || len(rows) < limit && len(triples.open) > 0 {
@@ -262,8 +264,8 @@ func cover(limit int) (rows []row, pairs, triples *coverage) {
 	return rows, pairs, triples
 }
 
-// TestCover checks the set by counting again: every pair of values that a spec can combine occurs in a case,
-// and there are at most 90 cases.
+// TestCover checks the covering set independently: every pair of values that a spec can combine occurs in a
+// case, and there are at most 90 cases.
 func TestCover(t *testing.T) {
 	rows, pairs, triples := cover(coverLimit)
 	t.Logf("%d cases cover %d of %d pairs and %d of %d triples", len(rows), pairs.covered(), len(pairs.order), triples.covered(), len(triples.order))

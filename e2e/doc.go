@@ -1,6 +1,6 @@
-// Package e2e tests what must be equal, end to end: a spec's text goes through every phase, its program runs
-// on the cpu device, and the result is compared with another schedule of the same model, or with the
-// published maths. The guarantees are numbered E1 to E6.
+// Package e2e tests guarantees of equality from end to end: a spec's text goes through every phase, its program
+// runs on the cpu device, and the result is compared with that of another schedule of the same model, or with
+// the published maths. The guarantees are numbered E1 to E6.
 //
 //	case_test.go      Case, one point of the space of models and schedules, and its text as a spec
 //	run_test.go       from a case to a result; every program is verified and converted to both file forms and back
@@ -17,6 +17,6 @@
 //	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, if there are any
 //	bench_test.go     training throughput, and compile time by number of instructions
 //
-// The package contains only tests. They use only the exported names of other packages, and do not depend on how
-// those work.
+// The package contains only tests. They use only the exported names of other packages, and do not depend on
+// their internals.
 package e2e

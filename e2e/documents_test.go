@@ -26,8 +26,8 @@ type drawnCorpus struct {
 	mask      []byte // nil: none
 }
 
-// drawCorpus writes at least the given number of tokens below vocab. Documents of one token, and documents longer
-// than a sequence, occur. With byToken each document ends with token 0.
+// drawCorpus writes a corpus of at least the given number of tokens, whose IDs are below vocab. Documents may
+// have a single token or be longer than a sequence. With byToken, each document ends with token 0.
 func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken, masked bool) *drawnCorpus {
 	t.Helper()
 	c := &drawnCorpus{dir: t.TempDir()}
@@ -69,12 +69,12 @@ func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken,
 var attends = []string{"sp_mode = ring", "sp_mode = ulysses", "mux = left", "mux = right", "keep = []", "keep = [k]", "recompute = full",
 	"order = layer", "microbatches of several sequences", "layers of several windows", "a bf16 model"}
 
-// TestDocuments trains random models with random schedules on sequences of several documents. Each draw must have
-// the properties that TestRandomSpecs checks, and the plain program must equal training on each document
-// separately. Borders are anywhere: inside subsequences, at their edges, next to each other.
+// TestDocuments trains random models with random schedules on sequences of several documents. Each draw must
+// have the properties that TestRandomSpecs checks, and its plain program must agree with training on each
+// document separately. Document boundaries are anywhere: inside subsequences, between them, next to each other.
 func TestDocuments(t *testing.T) {
 	wanted := traits
-	if os.Getenv("SPPO_LONG") == "" { // traits in which attention itself differs
+	if os.Getenv("SPPO_LONG") == "" { // only traits that change attention itself
 		wanted = slices.DeleteFunc(slices.Clone(traits), func(x trait) bool { return !slices.Contains(attends, x.name) })
 		if len(wanted) != len(attends) {
 			t.Errorf("%d traits of %d exist", len(wanted), len(attends))
@@ -92,7 +92,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 	t.Helper()
 	for range 20000 {
 		d := drawSpec(r)
-		if strings.Contains(d.text, "longrope") { // its frequencies depend on the length of the sequence
+		if strings.Contains(d.text, "longrope") { // RoPE's frequencies depend on the sequence length
 			continue
 		}
 		spec, err := parse(d.text)
@@ -114,7 +114,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 			continue
 		}
 		each := eachDocument(t, d.inF32())
-		if each.trainsNothing() { // for example, if only first tokens count and only keys have adapters
+		if each.trainsNothing() { // if only first labels count and only keys have adapters, say
 			continue
 		}
 		t.Cleanup(func() {
@@ -135,7 +135,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
 			checkClose(t, d.model, "E3: against the plain program", got, plain)
-			if spec.Model.AdapterDropout == 0 { // it depends on the position of a token in the sequence
+			if spec.Model.AdapterDropout == 0 { // dropout depends on the position of a token in the sequence
 				checkEachDocument(t, d, plain, each)
 			}
 		}
@@ -153,7 +153,7 @@ func (d *drawn) inF32() *drawn {
 
 // checkEachDocument compares the first step of the plain program with the independent implementation on each
 // document separately, weighted by the number of labels that count. Deep models amplify the rounding of bf16,
-// so their gradients are compared in f32.
+// so the gradients of bf16 models are compared in f32.
 func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 	t.Helper()
 	if d.model.DType == "bf16" {
@@ -162,13 +162,13 @@ func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 		checkRelative(t, "loss of step 1, against f32", plain.Losses[0], exact.Losses[0], tolerances["bf16"].loss)
 		return
 	}
-	tol := tolerances[d.model.DType] // of E3: random models round more than those of TestPlainEqualsNaive
+	tol := tolerances[d.model.DType] // that of E3: random models round more than those of TestPlainEqualsNaive
 	checkRelative(t, "loss of step 1, each document by itself", plain.Losses[0], each.loss, tol.loss)
 	checkGradients(t, d.model, "step 1, each document by itself", plain.Grads, each.grads, each.names, tol)
 }
 
-// reference holds the mean loss of the labels of step 1 and its gradients, computed by the independent
-// implementation.
+// reference holds the mean loss over the labels of step 1, and the gradients of that loss, computed by the
+// independent implementation.
 type reference struct {
 	loss  float64
 	grads map[string][]float64
@@ -182,7 +182,8 @@ func (x *reference) trainsNothing() bool {
 	})
 }
 
-// eachDocument computes step 1 of a draw's plain program on each document separately.
+// eachDocument computes step 1 of a draw's plain program with the independent implementation, on each document
+// separately.
 func eachDocument(t *testing.T, d *drawn) *reference {
 	t.Helper()
 	p, model, weights := d.firstStep(t)
@@ -191,8 +192,9 @@ func eachDocument(t *testing.T, d *drawn) *reference {
 	return x
 }
 
-// overDocuments returns the mean loss of the labels of step 1 and its gradients. It finds documents by the
-// positions that the program would load; package corpus tests those positions.
+// overDocuments returns the mean loss over the labels of step 1, and the gradients of that loss. It tells
+// documents apart by the positions that the program would load; the tests of package corpus check those
+// positions.
 func overDocuments(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, naive.Tensors) {
 	t.Helper()
 	data, err := vm.OpenData(&p.Run, "")

@@ -32,14 +32,15 @@ func checkCase(t *testing.T, c Case) {
 	if !numbers {
 		return
 	}
-	if c.Mux == "" { // otherwise the rank that runs a piece determines the order of sums
+	if c.Mux == "" { // with mux, the order of sums depends on which rank runs a piece
 		checkSame(t, "E1 and E2: against one stage without offload", got, run(t, c.unpiped()))
 	}
 	checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
 }
 
-// outside lists cases beyond the space: sequences longer than the tiles of attention, a vocabulary so wide that
-// the head takes several chunks of a subsequence, stages with different numbers of layers, more replicas.
+// outside lists cases beyond the space: sequences longer than the tiles of attention, a vocabulary so large
+// that the head divides a subsequence into several chunks, stages with different numbers of layers, more
+// replicas.
 var outside = []Case{
 	{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, Layers: 2, Sequence: 640, Vocab: tinyVocab,
 		PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Partition: "flops", Offload: "full"},
@@ -82,7 +83,7 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of Q
 		Tuning: "adapter = lora(rank = 2, targets = [k_proj, o_proj], dropout = 0.3)",
 		PP:     2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full"},
-	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor one of attention
+	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor any of attention
 		Tuning: "adapter = lora(rank = 2, alpha = 6, targets = [up_proj, down_proj], dropout = 0.2)",
 		PP:     2, SP: 1, DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab,
@@ -91,7 +92,7 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 4, Layers: 5, Sequence: 48, Vocab: tinyVocab, // not all layers of a stage have a backward pass
 		Tuning: `freeze = [embeddings, "layer.0-1"]`,
 		PP:     2, SP: 2, DP: 2, Zero: "3", N: 3, Microbatch: 1, Partition: "flops", Offload: "0.5", Recompute: "full"},
-	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 6, Layers: 6, Sequence: 48, Vocab: tinyVocab, // no layer of the first stage has one
+	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 6, Layers: 6, Sequence: 48, Vocab: tinyVocab, // no layer of the first stage has a backward pass
 		Tuning: `freeze = ["pos", "embed", "layer.0-2", "layer.*.w2"]`,
 		PP:     3, SP: 2, SPMode: "ring", DP: 1, N: 1, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 6, Layers: 5, Sequence: 48, Vocab: tinyVocab, Optimizer: "muon", OptimizerOffload: "host",
@@ -118,9 +119,9 @@ func TestOutsideTheSpace(t *testing.T) {
 
 // TestProduct runs the full product of the settings that determine arithmetic and order: family, key and value
 // heads, storage, pp, sp, dp, subsequences, offload, batch. The other settings are drawn once for each group of
-// cases that differ only in pp and offload, so that the group shares its references. It runs with SPPO_LONG=1 and
-// ends after 25 minutes, or after the number of minutes in SPPO_LONG. It prints the number of cases; SPPO_SEED
-// repeats a run.
+// cases that differ only in pp and offload, so that the group shares its references. It runs with SPPO_LONG=1
+// and ends after 25 minutes, or after the number of minutes in SPPO_LONG. It prints the number of cases;
+// SPPO_SEED repeats a run.
 func TestProduct(t *testing.T) {
 	minutes, _ := strconv.Atoi(os.Getenv("SPPO_LONG"))
 	switch minutes {
@@ -129,7 +130,7 @@ func TestProduct(t *testing.T) {
 	case 1:
 		minutes = 25
 	}
-	seed := irtest.Seed(t) // a different one each time, in the long form
+	seed := irtest.Seed(t) // a new seed each time, in the long form
 	random := rand.New(rand.NewPCG(seed, 0))
 	groups := productGroups(random)
 	var total, done atomic.Int64
@@ -151,8 +152,8 @@ func TestProduct(t *testing.T) {
 	}
 }
 
-// Settings tested in all combinations: those that a group shares, and those in which its cases differ. The rest
-// is drawn.
+// The settings that a group shares and those in which its cases differ are tested in all combinations; the rest
+// are drawn.
 var (
 	groupSettings = settingIndexes("family", "kv_heads", "dtype", "sp", "dp", "subsequences", "batch")
 	caseSettings  = settingIndexes("pp", "offload")
@@ -184,7 +185,7 @@ func productGroups(random *rand.Rand) [][]row {
 	return groups
 }
 
-// combine extends rows by every combination of values of some settings.
+// combine extends each row by every combination of values of the given settings.
 func combine(rows []row, settings []int) []row {
 	for _, i := range settings {
 		var more []row

@@ -12,10 +12,10 @@ import (
 // Tests whose names begin with TestGPU need a GPU. `make gpu-check` runs them from a binary that needs no Go
 // installation.
 
-// computer provides a job's devices and their transport.
+// computer returns a function that creates the devices of a job, and the transport between them.
 type computer func() (device func(rank int) vm.Device, transport vm.Transport, err error)
 
-// onGPU provides GPUs, or skips the test.
+// onGPU returns a computer with GPUs, or skips the test if there are none.
 func onGPU(t *testing.T, options cuda.Options) computer {
 	t.Helper()
 	m, err := cuda.Open(options)
@@ -52,9 +52,9 @@ func runOn(t *testing.T, c Case, on computer) *Result {
 	return r
 }
 
-// checkOn checks a case on a computer for E1, E2 and E5, and for E3 against the plain program on the CPU. It does
-// not compare bits if the device chooses algorithms for products by the addresses of operands, which differ
-// between schedules.
+// checkOn checks a case on a computer for E1, E2 and E5, and for E3 against the plain program on the CPU. If
+// bits is false, it leaves out E1 and E2: the device then chooses algorithms for products by the addresses of
+// operands, which differ between schedules.
 func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	t.Helper()
 	got := runOn(t, c, on)
@@ -64,7 +64,7 @@ func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	checkClose(t, c, "E3: against the plain program on the cpu", got, run(t, c.plain()))
 }
 
-// resumeOn checks E6 on a computer: a fresh job continues from the checkpoint of half a run.
+// resumeOn checks E6 on a computer: a new job continues from a checkpoint that was saved halfway through a run.
 func resumeOn(t *testing.T, c Case, on computer) {
 	t.Helper()
 	whole := runOn(t, c, on)

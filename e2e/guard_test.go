@@ -11,14 +11,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// stateOf returns the contents of a checkpoint as bits.
+// stateOf returns the bits of everything that a checkpoint of the job would hold.
 func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
 	t.Helper()
 	for i := range p.Tensors {
 		for role := range ir.NumRoles {
 			values, _, err := job.Tensor(p.Tensors[i].Name, role)
 			if err != nil || role == ir.RoleGrad {
-				continue // the optimizer has no such state
+				continue // not part of a checkpoint, or the optimizer has no such state
 			}
 			for _, v := range values {
 				bits = append(bits, math.Float32bits(v))
@@ -28,8 +28,8 @@ func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
 	return bits
 }
 
-// guarded runs steps and checks that a skipped step changes no bit of the state and that every other step changes
-// some.
+// guarded runs steps and checks that a skipped step changes no bit of the state and that every other step
+// changes some bits.
 func guarded(t *testing.T, job *vm.Job, p *ir.Program, steps int) (results []string, skipped int) {
 	t.Helper()
 	before := stateOf(t, job, p)
@@ -51,8 +51,8 @@ func guarded(t *testing.T, job *vm.Job, p *ir.Program, steps int) (results []str
 }
 
 // Steps whose gradients are too large leave weights and optimizer state unchanged, under every optimizer and
-// wherever its state is. All ranks agree, a resumed run skips the same steps, and the division into stages changes
-// no bit.
+// wherever its state is. All ranks agree, a resumed run skips the same steps, and the division into stages
+// changes no bit.
 func TestSpikesAreSkipped(t *testing.T) {
 	for _, x := range []struct {
 		dtype string
@@ -104,7 +104,7 @@ func TestSpikesAreSkipped(t *testing.T) {
 	}
 }
 
-// Gradients that are not finite change nothing, with any guard.
+// With the default guard, a step whose gradients are not finite changes no state.
 func TestNonFiniteStepsAreSkipped(t *testing.T) {
 	for _, optimizer := range []string{"adamw(lr = 1e9)", "muon(lr = 1e18)", "sgd(lr = 1e18)"} {
 		c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",

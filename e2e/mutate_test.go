@@ -10,9 +10,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The verifier must
-// refuse the result if the kind is promised. For other kinds the verifier cannot know the intention, and refusals
-// are counted.
+// mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The verifier
+// must refuse the result if the kind is promised. For other kinds the verifier cannot know what was intended,
+// and the test only counts what it accepts.
 type mutation struct {
 	name     string
 	promised bool
@@ -42,7 +42,7 @@ var mutations = []mutation{
 	{"swap inputs", false, (*mutant).swapInputs},
 }
 
-// TestMutants breaks programs of random specs. Mutations of a promised kind are never accepted.
+// TestMutants breaks programs of random specs. The verifier must never accept a mutation of a promised kind.
 func TestMutants(t *testing.T) {
 	specs, each, seed := 10, 4, uint64(1)
 	if os.Getenv("SPPO_LONG") != "" {
@@ -76,7 +76,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// drawnProgram returns the program of the next spec that can be scheduled.
+// drawnProgram draws specs until one can be scheduled, and returns its program.
 func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
 	t.Helper()
 	for {
@@ -92,7 +92,7 @@ func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
 	}
 }
 
-// mutant is a program with one section of one code that may be changed.
+// mutant is a copy of a program in which one section of one code may be changed.
 type mutant struct {
 	*rand.Rand
 	p    *ir.Program
@@ -119,7 +119,7 @@ func newMutant(r *rand.Rand, p *ir.Program) *mutant {
 
 func (m *mutant) instrs() []ir.Instr { return m.code.Sections[m.s] }
 
-// any returns a random suitable instruction, or -1.
+// any returns the index of a random suitable instruction, or -1 if there is none.
 func (m *mutant) any(suits func(*ir.Instr) bool) int {
 	list := m.instrs()
 	for n, at := 0, m.IntN(len(list)); n < len(list); n++ {
@@ -137,7 +137,7 @@ func isOp(ops ...ir.Op) func(*ir.Instr) bool {
 
 func isCopy(in *ir.Instr) bool { return in.Info().Class == ir.ClassMove }
 
-// onlyWrites reports whether an instruction starts new results and changes nothing in place.
+// onlyWrites reports whether an instruction writes new results and changes nothing in place.
 func onlyWrites(in *ir.Instr) bool {
 	return in.Info().Written() > 0 && !changes(in) && class(in) != ir.ClassSync
 }
@@ -225,7 +225,7 @@ func (m *mutant) overlap(v, w ir.View) bool {
 	return b.Arena == c.Arena && b.Offset+v.Offset < c.Offset+w.Offset+w.Bytes() && c.Offset+w.Offset < b.Offset+v.Offset+v.Bytes()
 }
 
-// readers returns the instructions that come after a given one and read a buffer's bytes under its name.
+// readers returns the instructions after a given one that read some of a view's bytes through the same buffer.
 func (m *mutant) readers(after int, v ir.View) (list []int) {
 	for i := after + 1; i < len(m.instrs()); i++ {
 		in := &m.instrs()[i]
@@ -239,10 +239,10 @@ func (m *mutant) readers(after int, v ir.View) (list []int) {
 	return list
 }
 
-// overwrite repeats a write before its first reader.
+// overwrite repeats a write just before its result is first read.
 func (m *mutant) overwrite() bool { return m.repeat(func(readers []int) int { return readers[0] }) }
 
-// rewrite repeats a write before its last reader.
+// rewrite repeats a write just before its result is last read.
 func (m *mutant) rewrite() bool {
 	return m.repeat(func(readers []int) int { return readers[len(readers)-1] })
 }
@@ -260,12 +260,12 @@ func (m *mutant) repeat(where func([]int) int) bool {
 	return true
 }
 
-// writesHost reports whether an instruction starts new results in host memory.
+// writesHost reports whether an instruction writes new results to host memory.
 func (m *mutant) writesHost(in *ir.Instr) bool {
 	return onlyWrites(in) && m.code.Buffers[in.Args[0].Buffer].Arena == ir.Host
 }
 
-// share moves a buffer onto another one that is in use at the same time.
+// share moves a buffer to the place of another one that is in use at the same time.
 func (m *mutant) share(suits func(*ir.Instr) bool) bool {
 	i := m.any(suits)
 	if i < 0 {
@@ -313,8 +313,8 @@ func (m *mutant) dead() bool {
 	return true
 }
 
-// deadAgain repeats a write after its last reader, so that nothing reads it before it is overwritten. States and
-// results are read after the section.
+// deadAgain repeats a write after its result is last read, so that nothing reads the repeated result. It leaves
+// out states and results, which are read after the section.
 func (m *mutant) deadAgain() bool {
 	i := m.any(func(in *ir.Instr) bool {
 		of := in.Args
@@ -331,7 +331,7 @@ func (m *mutant) deadAgain() bool {
 	return true
 }
 
-// hoist moves a reader before the write that it reads.
+// hoist moves an instruction to before the write whose result it reads.
 func (m *mutant) hoist() bool {
 	i := m.any(func(in *ir.Instr) bool { return onlyWrites(in) && class(in) != ir.ClassComm })
 	if i < 0 {
@@ -365,7 +365,7 @@ func (m *mutant) swapOutputs() bool {
 	return false
 }
 
-// between reports whether anything before instruction k reads what instruction i writes.
+// between reports whether an instruction between i and k reads what instruction i writes.
 func (m *mutant) between(i, k int) bool {
 	readers := m.readers(i, m.instrs()[i].Args[0])
 	return len(readers) > 0 && readers[0] < k

@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// muxCases are pipelines of several sizes that share tasks, with every other setting that interacts with
+// muxCases are pipelines of several sizes whose ranks share tasks, with every other setting that interacts with
 // sharing.
 var muxCases = []Case{
 	{PP: 2, N: 4, SP: 1, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "none", Layers: 4},
@@ -29,7 +29,7 @@ var muxCases = []Case{
 	{PP: 8, N: 16, SP: 2, DP: 1, Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Offload: "none", Layers: 9, Recompute: "selective"},
 }
 
-// completeMux sets the common settings of mux cases.
+// completeMux fills in the settings that mux cases have in common.
 func (c Case) completeMux() Case {
 	c.Mux, c.Batch, c.Microbatch, c.Partition = "left", max(c.Batch, c.DP), max(1, c.Microbatch), "flops"
 	rows := 32
@@ -41,7 +41,7 @@ func (c Case) completeMux() Case {
 	return c
 }
 
-// completeCases returns the mux cases with their open settings filled in.
+// completeCases returns the mux cases with their missing settings filled in.
 func completeCases() []Case {
 	var all []Case
 	for _, c := range muxCases {
@@ -50,8 +50,8 @@ func completeCases() []Case {
 	return all
 }
 
-// TestMuxIsEqual compares shared tasks with the plain program within rounding, and offload and recomputation
-// bitwise.
+// TestMuxIsEqual compares programs with shared tasks with the plain program, within rounding, and with the same
+// program without offload and recomputation, bitwise.
 func TestMuxIsEqual(t *testing.T) {
 	divided := []Case{ // gradients and weights are divided; in the last case, two replicas hold the positions of pieces with an odd number of rows
 		{PP: 2, N: 4, SP: 2, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 5, SPMode: "ulysses", Zero: "2", Batch: 4},
@@ -63,7 +63,7 @@ func TestMuxIsEqual(t *testing.T) {
 		cases := append(slices.Clone(muxCases), divided...)
 		for i, c := range cases {
 			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
-				continue // they share the cases
+				continue // right and on each run every second case
 			}
 			c = c.completeMux()
 			c.Mux = mux
@@ -82,8 +82,8 @@ func TestMuxIsEqual(t *testing.T) {
 	}
 }
 
-// TestMuxShares checks in the program that each rank attends with its share of a task's rows, to within a
-// quantum of SP.
+// TestMuxShares checks in the program that each rank runs attention for its share of a task's rows, to within
+// SP rows.
 func TestMuxShares(t *testing.T) {
 	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
@@ -119,8 +119,9 @@ func TestMuxShares(t *testing.T) {
 	}
 }
 
-// TestMuxKeyShares checks the turnaround in the program. Of the keys that the queries of a task see on average,
-// each helper has its share, to within a step of the grid, and the stage itself has the rest.
+// TestMuxKeyShares checks the turnaround in the program. Each helper attends to its share of the keys that a
+// query of the task sees on average, to within the alignment of subsequences, and the stage itself attends to
+// all other keys.
 func TestMuxKeyShares(t *testing.T) {
 	for _, c := range completeCases() {
 		c.Mux = "right"
@@ -205,7 +206,7 @@ func TestMuxKeepsActivations(t *testing.T) {
 	}
 }
 
-// pieces returns the parts of layers that a code runs with an opcode: "m0.s1p2.l3".
+// pieces names the pieces of layers for which a code has an instruction with the opcode, as in "m0.s1p2.l3".
 func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 	found := map[string]bool{}
 	for _, in := range stepInstrs(code, op, phase) {

@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// workCluster has costs for floating-point operations only.
+// workCluster is a spec whose cluster takes time only for floating-point operations.
 const workCluster = `cluster work {
   nodes = 1
   gpus_per_node = 64
@@ -39,9 +39,9 @@ train { sequence = %d batch = 1 data = random() }
 schedule { strategy = sppo virtual_stages = 1 pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s }
 `
 
-// TestMuxMakespan checks in virtual time, counting only floating-point operations, that shared tasks bring the
-// pipeline close to ideal shares of equal tasks. At the turnaround only attention is shared, so sequences are long
-// enough for it to dominate.
+// TestMuxMakespan checks in virtual time, counting only floating-point operations, that a pipeline with shared
+// tasks takes little longer than one with ideal shares of equally long tasks. At the turnaround only attention
+// is shared, so sequences are long enough for it to dominate.
 func TestMuxMakespan(t *testing.T) {
 	for _, c := range []struct {
 		mux    string

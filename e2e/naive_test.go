@@ -14,20 +14,20 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// yardstick is the tolerance of the plain program compared with the maths in float64.
+// yardstick is the tolerance for comparing the plain program with the maths in float64.
 var yardstick = map[string]tolerance{
 	"f32":  {loss: 2e-6, global: 2e-6, tensor: 1e-5},
 	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
 }
 
-// TestPlainEqualsNaive is E4. It covers every family, kind of positions, and number of key and value heads, tied
-// or not. In every step the plain program must give the same loss and gradients of every tensor as an independent
-// implementation in float64 with the same weights and tokens. Its new weights must be those that the optimizer's
-// formula computes from the old weights and that gradient.
+// TestPlainEqualsNaive is E4. It covers every family, kind of positions, and number of key and value heads,
+// tied or not. In every step the plain program must give the same loss, and the same gradient of every tensor,
+// as an independent implementation in float64 with the same weights and tokens. Its new weights must be those
+// that the optimizer's formula computes from the old weights and these gradients.
 //
-// Weights are not compared with those of a separate training run. The first steps of AdamW move by the learning
-// rate in the direction of a gradient's sign, however small the gradient is, and the sign of a gradient below its
-// rounding error is arbitrary.
+// Weights are not compared with those of a separate training run. The first steps of AdamW move a weight by the
+// learning rate in the direction given by the gradient's sign, however small the gradient is, and the sign of a
+// gradient below its rounding error is arbitrary.
 func TestPlainEqualsNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -50,8 +50,8 @@ func TestPlainEqualsNaive(t *testing.T) {
 	}
 }
 
-// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive does not cover, and for weight decay
-// of other groups.
+// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive does not cover, and for weight
+// decay of other groups.
 func TestOptimizersEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -82,7 +82,7 @@ func naiveModel(t testing.TB, p *ir.Program) naive.Config {
 	return cfg
 }
 
-// TestTraitsEqualNaive is E4 for models that differ further from the two families.
+// TestTraitsEqualNaive is E4 for models with further traits in addition to those of the two families.
 func TestTraitsEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -214,9 +214,9 @@ func cloned(w naive.Tensors) naive.Tensors {
 	return out
 }
 
-// checkRoundedSteps compares the norms of steps that the optimizer computes in bf16 with those of the formula. The
-// Newton-Schulz iterations amplify rounding of 2^-9 by up to 3.4^5 where singular values are small, but there are
-// few of these.
+// checkRoundedSteps compares steps that the optimizer computes in bf16 with those of the formula, by the norm
+// of each tensor's difference. The Newton-Schulz iterations amplify rounding of 2^-9 by up to 3.4^5 where
+// singular values are small, but few of them are.
 func checkRoundedSteps(t *testing.T, when string, before, got, want naive.Tensors, names []string) {
 	t.Helper()
 	for _, name := range names {
@@ -257,9 +257,9 @@ func doubles(tensors map[string][]float32) naive.Tensors {
 	return out
 }
 
-// checkUpdate compares weights after an optimizer step. In f32 the decay factor has an error of half a unit in the
-// place below 1; the product with it and the difference with the step add half a unit each. The step itself, of
-// the order of the rate, has the error of a dozen operations on its moments.
+// checkUpdate compares weights after an optimizer step. In f32 the decay factor, just below 1, is off by up to
+// half a unit in its last place; multiplying by it and subtracting the step add half a unit each. The step
+// itself, of the order of the rate, has the error of a dozen operations on its moments.
 func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []string) {
 	t.Helper()
 	const unit = 1.0 / (1 << 23)

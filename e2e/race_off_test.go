@@ -4,15 +4,16 @@ package e2e
 
 import "os"
 
-// steps is the length of a training run: long enough for every state of an optimizer to be read and written several times.
+// steps is the length of a training run: long enough for every state of an optimizer to be read and written
+// several times.
 var steps = map[bool]int{false: 8, true: 20}[os.Getenv("SPPO_LONG") != ""]
 
 const (
-	numbers = true // whether to run tests that only check numbers, or differ only in sizes
+	numbers = true // whether to run tests that only check numbers, or differ from others only in sizes
 
 	randomDraws = 40 // number of specs that TestRandomSpecs draws
 
-	// coverLimit is the number of cases in the covering set. All pairs need a third of them; the rest are for
+	// coverLimit is the number of cases in the covering set. A third of them cover all pairs; the rest are for
 	// triples.
 	coverLimit = 60
 )

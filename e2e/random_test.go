@@ -23,11 +23,12 @@ import (
 )
 
 // TestRandomSpecs draws random models and schedules, including odd sizes, whereas the covering set has a tiny
-// model and few values of each setting. A draw must be refused with a diagnostic, or it must verify, both file
-// forms must restore it, and it must touch the planned memory in the order of the program, on the cpu device
-// and in virtual time. It must be bitwise equal to a run in which only bytes move differently (E1, E2), and
-// equal to the plain program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws
-// the same specs. Each spec is drawn until it has the next trait in the list, so that the long form omits none.
+// model and few values of each setting. A draw must either be refused with a diagnostic or pass all checks. It
+// must verify, and both file forms must restore it. It must touch exactly the planned memory on the cpu device,
+// and run in the order of the program, there and in virtual time. It must be bitwise equal to a run in which
+// only bytes move differently (E1, E2), and equal to the plain program within rounding (E3). SPPO_SEED repeats
+// a run; without it `make test` always draws the same specs. Drawing is repeated until a spec has the next
+// trait in the list, so that the long form omits none.
 func TestRandomSpecs(t *testing.T) {
 	draws, seed, long := randomDraws, irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	if long {
@@ -49,9 +50,9 @@ func TestRandomSpecs(t *testing.T) {
 type drawn struct {
 	model    Case // determines tolerances
 	text     string
-	batch    int // sequences that replicas process in turn, by microbatches
+	batch    int // number of microbatches that each replica processes in a step
 	schedule []request
-	room     string     // flag that provides less memory than all tensors need
+	room     string     // flag that sets less memory than the draw would take otherwise; empty: none
 	plan     *plan.Plan // set by compile
 }
 
@@ -59,7 +60,7 @@ type drawn struct {
 // differently, and as in the plain program.
 type request struct{ key, value, neutral, plain string }
 
-// set returns the flags that give the schedule's keys one of their three values.
+// set returns the flags that give each key of the schedule one of its three values, which a function selects.
 func (d *drawn) set(which func(request) string) []string {
 	var flags []string
 	for _, r := range d.schedule {
@@ -134,9 +135,9 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	return d
 }
 
-// drawWindow draws attention windows that layers repeat, up to a little longer than the sequence, but mostly
-// none. In a window of one token the gradients of queries and keys are zero in theory, so only their rounding
-// would be compared.
+// drawWindow draws a list of attention windows that layers repeat, but usually draws none. A window may be one
+// token longer than the sequence. It has at least two tokens: with one, the gradients of queries and keys are
+// zero in theory, so only rounding would be compared.
 func drawWindow(r *rand.Rand, sequence int) string {
 	if r.IntN(3) > 0 {
 		return ""
@@ -226,16 +227,16 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		return request{key, fmt.Sprint(value), plain, plain}
 	}
 	mux := draw(r, "mux")
-	if keep != "[k, v]" { // the ends of blocks of K and V depend on everything else, and affect rounding
+	if keep != "[k, v]" { // where blocks of K and V end depends on everything else, and affects rounding
 		moves = same
 	}
 	stages := moves
-	if mux != "off" { // the rank that runs a piece determines the order of its sums
+	if mux != "off" { // the order of sums depends on which rank runs a piece
 		stages = same
 	}
 	zero := draw(r, "zero")
 	divided, order := moves, moves
-	if zero > "1" { // gradients are completed turn by turn
+	if zero > "1" { // gradients are summed across ranks after every backward pass
 		divided, order = same, same
 	}
 	return []request{
@@ -273,7 +274,7 @@ var choices = map[string][]string{
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
 // drawStrategy draws a strategy, most often the first. All strategies sum in the same order, except those that
-// run backward passes in reverse order and those that process sequences one after another.
+// run the backward passes of microbatches in reverse order and those that process one sequence at a time.
 func drawStrategy(r *rand.Rand, n int) request {
 	names := strategiesWith(func(s *strategy.Strategy) bool { return n == 1 || s.Sliced == "" })
 	s := strategy.Find(pick(r, append(names, names[0], names[0])...))
@@ -309,7 +310,8 @@ func divisors(n int) []int {
 	return list
 }
 
-// checkDrawn draws until a spec has a trait and can be scheduled, checks the properties, and returns it.
+// checkDrawn draws specs until one has the wanted trait and can be scheduled. It checks that spec and returns
+// it.
 func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	t.Helper()
 	for range 20000 {
@@ -328,7 +330,7 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
-			if diff := cmp.Diff(same.Sums, got.Sums); diff != "" && d.ask("keep") == "[k, v]" { // otherwise memory affects the ends of blocks
+			if diff := cmp.Diff(same.Sums, got.Sums); diff != "" && d.ask("keep") == "[k, v]" { // otherwise memory affects where blocks end
 				t.Errorf("the plans say that they add in different orders, and the bits are equal:\n%s", diff)
 			}
 			if slices.Equal(plain.Sums, got.Sums) {
@@ -342,10 +344,10 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	return nil
 }
 
-// checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the residual.
-// Where the two programs differ by more than the tolerance, both are compared with the exact gradient. The
-// drawn program may be three times as far from it as the plain program is, so the two may be four times that
-// far apart.
+// checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the
+// residual. Where the two programs differ by more than the tolerance, both are compared with the exact
+// gradient. The drawn program's error may be up to three times the plain program's, so the two may differ by up
+// to four times the plain program's error.
 func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	t.Helper()
 	const times, most = 3, 10
@@ -366,7 +368,7 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	}
 }
 
-// firstStep returns the plain program of a draw, with the naive model and the weights of its first step.
+// firstStep returns the plain program of a draw, its naive model, and its weights before the first step.
 func (d *drawn) firstStep(t *testing.T) (*ir.Program, naive.Config, naive.Tensors) {
 	t.Helper()
 	_, p, err := compile(d.text, d.plain()...)
@@ -383,7 +385,7 @@ func (d *drawn) firstStep(t *testing.T) (*ir.Program, naive.Config, naive.Tensor
 	return p, model, doubles(tensors(t, p, job, ir.RoleWeight))
 }
 
-// offBy returns the distance of the first gradient of a run from the exact one, relative to the norm of the exact one.
+// offBy returns the distance of a run's first gradient from the exact one, relative to the norm of the latter.
 func offBy(r *Result, exact naive.Tensors) float64 {
 	difference, size := 0.0, 0.0
 	for name, want := range exact {
@@ -395,8 +397,8 @@ func offBy(r *Result, exact naive.Tensors) float64 {
 	return math.Sqrt(difference / size)
 }
 
-// compile plans a draw. It returns false if a diagnostic refuses the draw. Every second draw with choices left to
-// the passes gets less memory than all tensors need, if the choices can save enough.
+// compile plans a draw. It returns false if a diagnostic refuses the draw. About every second draw that leaves
+// choices to the passes gets less memory than it would take otherwise, if the choices can save enough.
 func (d *drawn) compile(t *testing.T) bool {
 	t.Helper()
 	var err error

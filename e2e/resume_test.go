@@ -55,8 +55,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestResumeOnLearningRates checks that a run resumes with every learning-rate schedule as if it had not stopped,
-// even under another division.
+// TestResumeOnLearningRates checks, for every learning-rate schedule, that a run continues as if it had not
+// stopped, even with another number of stages.
 func TestResumeOnLearningRates(t *testing.T) {
 	words := lang.FindKey("train.lr_schedule").Words()
 	slices.Sort(words)
@@ -93,8 +93,8 @@ func TestResumeOnLearningRates(t *testing.T) {
 	}
 }
 
-// A checkpoint continues only with its own model. A model whose tensors have the same names and shapes is refused,
-// with the difference named. Data and optimizer settings may change.
+// A run resumes from a checkpoint only with the same model. Another model is refused even if its tensors have
+// the same names and shapes, and the error names the difference. Data and optimizer settings may change.
 func TestResumeOfAnotherModel(t *testing.T) {
 	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
@@ -124,7 +124,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 	}
 }
 
-// A checkpoint continues only under an optimizer with the same states.
+// A run resumes from a checkpoint only with an optimizer that has the same states.
 func TestResumeUnderAnotherOptimizer(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
@@ -148,7 +148,7 @@ func TestResumeUnderAnotherOptimizer(t *testing.T) {
 	}
 }
 
-// save runs some steps, saves, and runs one more step that must have no effect later.
+// save runs some steps, saves, and runs one more step, which must not affect the checkpoint.
 func save(t *testing.T, p *ir.Program, path string, steps int) {
 	t.Helper()
 	job := open(t, p, 1, nil)

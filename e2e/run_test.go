@@ -20,7 +20,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// compile turns a spec's text into a verified program.
+// compile turns a spec's text into a plan and a program.
 func compile(text string, set ...string) (*plan.Plan, *ir.Program, error) {
 	spec, err := parse(text, set...)
 	if err != nil {
@@ -118,7 +118,8 @@ func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job
 	})
 }
 
-// openOn loads a program on devices, which all ranks create at once. The job lives as long as the test.
+// openOn loads a program on the devices that a function creates for its ranks. The job is closed at the end of
+// the test.
 func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Job {
 	t.Helper()
 	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{})
@@ -133,7 +134,7 @@ func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Jo
 	return job
 }
 
-// Result holds all results of a run that are compared.
+// Result holds everything that is compared between runs.
 type Result struct {
 	Names    []string             // names of the tensors, in the program's order
 	Losses   []float64            // loss of every step
@@ -142,18 +143,18 @@ type Result struct {
 	Grads    map[string][]float32 // gradients of step 1
 	Weights  map[string][]float32 // f32 masters, after the last step
 	Rounded  map[string][]float32 // weights as the forward pass reads them
-	Sums     []string             // order of sums in a random program's plan
+	Sums     []string             // order of sums, of a random program only
 }
 
-// holds reports whether ranks hold a tensor in a role. Frozen tensors have no gradient.
+// holds reports whether any rank holds a tensor in a role. Frozen tensors have no gradient.
 func holds(p *ir.Program, tensor string, role ir.Role) bool {
 	return slices.ContainsFunc(p.Codes, func(c ir.Code) bool {
 		return slices.ContainsFunc(c.States, func(s ir.State) bool { return p.Tensors[s.Tensor].Name == tensor && s.Role == role })
 	})
 }
 
-// raiseAdapters sets the second matrices of adapters, which start as 0, to other values, so that gradients reach
-// the first matrices.
+// raiseAdapters sets the second matrices of adapters, which start as 0, to other values, so that gradients
+// reach the first matrices.
 func raiseAdapters(t testing.TB, p *ir.Program, job *vm.Job) {
 	t.Helper()
 	for _, tensor := range p.Tensors {
@@ -170,7 +171,7 @@ func raiseAdapters(t testing.TB, p *ir.Program, job *vm.Job) {
 	}
 }
 
-// tensors reads one role of every tensor that has it.
+// tensors reads all tensors in one role; for gradients, it leaves out frozen tensors.
 func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string][]float32 {
 	t.Helper()
 	all := map[string][]float32{}
@@ -187,7 +188,7 @@ func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string]
 	return all
 }
 
-// train runs all steps of a program and then a validation, each followed by a call of after.
+// train runs all steps of a program and then a validation, and calls the function after at the end of each.
 func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
 	t.Helper()
 	if err := job.Init(t.Context()); err != nil {

@@ -16,8 +16,8 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// sampled opens a random model with the given keys for sampling, and returns it with the input of the independent
-// model.
+// sampled opens a random model with the given keys for sampling, and returns it, together with its
+// configuration and weights for the independent implementation.
 func sampled(t *testing.T, keys string, sequence int) (*sample.Model, naive.Config, naive.Tensors) {
 	t.Helper()
 	text := fmt.Sprintf("import \"clusters/local.sppo\"\nmodel m { %s dtype = f32 }\ncluster c = local(ranks = 1)\n"+
@@ -59,7 +59,7 @@ func closeLogits(t *testing.T, at int, got []float32, want []float64) {
 	}
 }
 
-// sampledModels returns the models that transformers checks, and others with traits that none of them has.
+// sampledModels returns the models of TestTransformers, and others with traits that none of these has.
 func sampledModels(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(oracleFolder + "/*.json")
@@ -125,7 +125,7 @@ func TestSampleIsTheFullForwardPass(t *testing.T) {
 }
 
 // TestSampleOfLongPrompts checks that feeding a prompt in several chunks gives the logits that the independent
-// model computes for the whole prompt.
+// model computes for the prompt as a whole.
 func TestSampleOfLongPrompts(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

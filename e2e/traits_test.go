@@ -62,7 +62,7 @@ func (d *drawn) ask(key string) string {
 	return value
 }
 
-// windows lists the different windows of the plan's layers, 0 for those that see the whole sequence.
+// windows lists the different windows of the plan's layers; 0 stands for layers that see the whole sequence.
 func (d *drawn) windows() (list []int64) {
 	m := &d.plan.Model
 	for layer := range m.Layers {
@@ -77,10 +77,10 @@ func (d *drawn) windows() (list []int64) {
 	return list
 }
 
-// over reports whether a number is more than one.
+// over reports whether the schedule requests more than one for a key.
 func (d *drawn) over(key string) bool { return d.ask(key) != "1" }
 
-// matters reports whether a choice other than the plainest has any effect.
+// matters reports whether a key's value makes a difference, given the other choices.
 func (d *drawn) matters(key, value string) bool {
 	switch key {
 	case "sp_mode":
@@ -97,7 +97,7 @@ func (d *drawn) matters(key, value string) bool {
 	return true
 }
 
-// placed returns a function that reports whether a plan gives some unit the placement.
+// placed returns a function that reports whether a draw's plan gives any unit the placement.
 func placed(placement byte) func(*drawn) bool {
 	return func(d *drawn) bool {
 		return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Placement), rune(placement))

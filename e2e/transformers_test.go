@@ -19,7 +19,7 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// oracleFolder contains the results of transformers for tiny models, and the script that wrote them.
+// oracleFolder contains what the library transformers computes for tiny models, and the script that wrote it.
 const oracleFolder = "testdata/transformers"
 
 // Sizes of all these models.
@@ -29,7 +29,7 @@ const (
 	oracleClose    = 1e-4 // tolerance of a loss, and of a gradient relative to its norm
 )
 
-// oracle holds the results of transformers for a model whose spec has these keys.
+// oracle holds the results of transformers for the model that these keys of a spec describe.
 type oracle struct {
 	Keys      string               `json:"keys"`
 	Losses    [][]float64          `json:"losses"`    // loss of every token, by sequence
@@ -49,8 +49,8 @@ var oracleSchedules = map[string]string{
 	"replicas": "dp = 2 zero = 3 strategy = 1f1b pp = 2",
 }
 
-// TestTransformers compares our programs with transformers, under every schedule: the losses of all tokens, and the gradient of every
-// tensor.
+// TestTransformers compares our programs with transformers, under every schedule: the losses of all tokens, and
+// the gradient of every tensor.
 func TestTransformers(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -77,7 +77,8 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-// TestTransformersFiles rewrites the files with the Python interpreter in SPPO_TRANSFORMERS.
+// TestTransformersFiles runs the script with the Python interpreter in SPPO_TRANSFORMERS, and compares what it
+// writes with the files.
 func TestTransformersFiles(t *testing.T) {
 	python := os.Getenv("SPPO_TRANSFORMERS")
 	if python == "" {
@@ -125,7 +126,7 @@ schedule s { %s }
 `, o.Keys, oracleSequence, oracleBatch, o.schedule(schedule))
 }
 
-// schedule returns the schedule as a spec, with every choice made.
+// schedule adds to a schedule's keys the plain choice for every other key.
 func (o *oracle) schedule(keys string) string {
 	for _, plain := range []string{"sp = 1", "pp = 1", "dp = 1", "microbatch = 1", "subsequences = 1", "offload = none", "recompute = none", "strategy = sppo",
 		"mux = off", "zero = 0", "sp_mode = megatron", "virtual_stages = 1"} {
@@ -173,14 +174,15 @@ func (o *oracle) check(t *testing.T, schedule string) {
 		t.Errorf("the loss is %.6f, transformers has %.6f", step.Loss, mean)
 	}
 	o.checkGradients(t, tensors(t, p, job, ir.RoleGrad))
-	if len(p.Ranks) == 1 { // every token, computed by the naive implementation that other tests compare our programs with
+	if len(p.Ranks) == 1 { // also check the naive implementation, with which other tests compare our programs
 		for i, row := range naive.TokenLosses(naiveModel(t, p), start, source.batch()) {
 			compareLosses(t, fmt.Sprint("sequence ", i), row, o.Losses[i])
 		}
 	}
 }
 
-// checkTokens compares the loss of every token of an eval section, as our program computes it.
+// checkTokens compares the loss of every token, as the eval section of our program computes it, with
+// transformers.
 func (o *oracle) checkTokens(t *testing.T, job *vm.Job, sequences int) {
 	t.Helper()
 	if _, err := job.Eval(t.Context()); err != nil {
@@ -209,8 +211,8 @@ func compareLosses(t *testing.T, what string, got, want []float64) {
 	}
 }
 
-// checkGradients estimates the distance of each tensor from that of transformers. The square of the dot product of
-// a difference with a random vector of signs has the square of the difference's norm as its mean.
+// checkGradients estimates how far each tensor's gradient is from that of transformers. If d is the difference
+// and s a random vector of signs, the mean of (d·s)² is the square of d's norm.
 func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
 	t.Helper()
 	if len(grads) != len(o.Gradients) {
@@ -235,10 +237,10 @@ func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
 	}
 }
 
-// drawnModel provides weights and tokens drawn as in the script.
+// drawnModel provides weights and tokens, which it draws in the same way as the script.
 type drawnModel struct{ p *ir.Program }
 
-// oracleDraw draws by SplitMix64 from the FNV-1a hash of a name.
+// oracleDraw is a SplitMix64 generator whose seed is the FNV-1a hash of a name.
 type oracleDraw uint64
 
 func newDraw(name string) oracleDraw {
@@ -247,7 +249,7 @@ func newDraw(name string) oracleDraw {
 	return oracleDraw(h.Sum64())
 }
 
-// at returns the i-th draw, of 24 bits.
+// at returns the i-th draw, a number of 24 bits.
 func (d oracleDraw) at(i int) uint64 {
 	z := uint64(d) + uint64(i+1)*0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

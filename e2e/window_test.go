@@ -10,8 +10,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// windowed lists schedules of models whose layers alternate between attention windows: shorter and longer than
-// a subsequence, up to a border, and longer than the sequence.
+// windowed lists schedules of models whose layers alternate between attention windows. Some windows are shorter
+// than a subsequence, some longer, some reach exactly to a boundary, and some are longer than the sequence.
 var windowed = []Case{
 	{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full"},
 	{Family: "llama", Window: "[8, 0]", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, PP: 2, SP: 4, SPMode: "ulysses", DP: 2, Zero: "3", N: 3, Partition: "length", Offload: "0.5"},
@@ -55,7 +55,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestWindowOfAll checks that a window that covers the sequence changes only the header of the program.
+// TestWindowOfAll checks that a window that covers the whole sequence changes no instruction of the program.
 func TestWindowOfAll(t *testing.T) {
 	c := windowed[0].completed()
 	c.Window = ""

@@ -17,9 +17,9 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// TestWorlds checks that a job whose ranks are in several processes is bitwise equal to the job in one, with
-// collectives and messages of every kind between processes. The processes are worlds inside this one, joined only
-// by connections.
+// TestWorlds checks that a job whose ranks are in several processes gives the same bits as the job in one
+// process, with collectives and messages of every kind between processes. The processes are simulated by worlds
+// inside this one, which communicate only over connections.
 func TestWorlds(t *testing.T) {
 	for _, c := range []struct {
 		Case
@@ -47,8 +47,8 @@ type party struct {
 	err   error
 }
 
-// openWorld opens a program in several worlds, each with its own tokens. The first gives the orders, which the
-// others follow until the end; wait waits for them.
+// openWorld opens a program in several worlds, each with its own tokens. The first world gives the orders,
+// which the others follow until the job ends; the function wait waits for the others.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
 	all, wait = openParties(t, p, processes, func(process int, o *vm.Options) func() vm.Device {
@@ -115,7 +115,7 @@ func runWorld(t *testing.T, p *ir.Program, processes int) *Result {
 	return result
 }
 
-// lost provides tokens until the second step, in which reading them fails.
+// lost provides tokens, but fails to read those of the second step.
 type lost struct{ data vm.Tokens }
 
 var errLost = errors.New("the data went away")
@@ -127,8 +127,8 @@ func (l lost) Tokens(s ir.Section, round, sequence, position int64, out []int32,
 	return l.data.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank that fails in the middle of a step ends the job in every process. All processes report which rank failed,
-// and at which instruction.
+// A rank that fails in the middle of a step ends the job in every process. All processes report which rank
+// failed, and at which instruction.
 func TestWorldFails(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
@@ -180,8 +180,8 @@ func (h hanging) Tokens(s ir.Section, round, sequence, position int64, out []int
 	return h.data.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank that hangs stalls the job. Process 0 learns from the others what each rank waits for, and all processes
-// end, including that of the rank that hangs.
+// A rank that hangs stalls the job. Process 0 learns from the others what each rank waits for, and all
+// processes end, including the one whose rank hangs.
 func TestWorldStalls(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
@@ -222,7 +222,7 @@ func TestWorldStalls(t *testing.T) {
 	}
 }
 
-// frozen is a device with one method that never returns once now is set.
+// frozen is a device with one method that never returns once the flag now is set.
 type frozen struct {
 	vm.Device
 	method string
@@ -255,8 +255,8 @@ func (f *frozen) Close() error {
 	return f.Device.Close()
 }
 
-// A process that hangs outside steps stalls the job, too: while it loads the program, saves or loads a checkpoint,
-// or ends. All processes end, and process 0 reports which process did not finish.
+// A process that hangs outside steps stalls the job, too: while it loads the program, saves or loads a
+// checkpoint, or closes the job. All processes end, and process 0 reports which process did not finish.
 func TestWorldStallsOutsideSteps(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 1, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}

@@ -7,7 +7,7 @@ import (
 )
 
 // TestDividedParameters checks that dividing optimizer state, gradients and weights changes no bit if a step
-// has one backward pass through each layer. State is live throughout, and weights almost throughout, so
+// has only one backward pass through each layer. State is live throughout, and weights almost throughout, so
 // dividing them lowers the peak of live bytes. Gradients are not always live at the peak, so dividing them may
 // leave it unchanged.
 func TestDividedParameters(t *testing.T) {

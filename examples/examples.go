@@ -1,5 +1,5 @@
-// Package examples holds the specifications that ship with the commands: clusters that any spec can import,
-// and examples. The package contains nothing else.
+// Package examples holds the specifications that ship with the commands: clusters and schedules that any spec
+// can import, and examples. The package contains nothing else.
 package examples
 
 import "embed"

@@ -116,8 +116,8 @@ func (b *Block) View(a Arg, s Size) ir.View {
 	return out
 }
 
-// Instr builds the instruction of a node. It calls view to place each operand, and attr for each
-// attribute that does not follow from Size, in the order of the opcode's row.
+// Instr builds the instruction of a node. It calls view to place each operand, and attr for each attribute that
+// is not a literal and does not follow from Size, in the order of the opcode's table entry.
 func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
 	in := ir.Instr{Op: n.Op, Args: make([]ir.View, len(n.Args)), Attrs: make([]ir.Attr, len(n.Attrs))}
 	for i, a := range n.Args {
@@ -152,7 +152,7 @@ func (b *Block) Work(n *Node, s Size) ir.Work {
 	return in.Work()
 }
 
-// ForwardFlops sums the FLOPs of the forward pass, by kind of work, for all rows of a size at once.
+// ForwardFlops sums the FLOPs of the forward pass, by kind of work, with all rows of the head in one chunk.
 func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
 	s.Rows = s.Tokens * s.Batch
 	sums := map[ir.WorkKind]ir.Flops{}
@@ -163,7 +163,8 @@ func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
 	return sums
 }
 
-// UnitLayout returns the offsets of a unit's values in its storage, one after another, each aligned, and their total size.
+// UnitLayout returns the offsets of a unit's values in its storage, one after another, each aligned, and their
+// total size.
 func (b *Block) UnitLayout(u *Unit, s Size) (offsets []ir.Bytes, size ir.Bytes) {
 	for _, v := range u.Values {
 		at := Align(size)
@@ -209,9 +210,9 @@ func (b *Block) Finishes(n *Node, value int) bool {
 	return true
 }
 
-// BeforeAttention returns the number of forward nodes before the first one that reads K or V.
-// BeforeCacheGrads returns the number of backward nodes before the first one that reads their
-// gradients. Contributions of other ranks must arrive before these nodes.
+// BeforeAttention returns the number of forward nodes before the first one that reads K or V. BeforeCacheGrads
+// returns the number of backward nodes before the first one that reads the gradient of K or V. The
+// contributions of other ranks must arrive before these nodes run.
 func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
 func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
 

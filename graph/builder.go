@@ -16,8 +16,8 @@ type builder struct {
 	chunked bool           // nodes belong to the head's loop
 	grads   map[int]Arg    // gradient of a forward value, while differentiating
 	remat   map[int]int    // forward value -> its copy recomputed in the backward pass
-	casts   map[Arg]Arg    // f32 gradients in the activation type
-	downs   map[string]int // results of adapters' first matrices, by matrix
+	casts   map[Arg]Arg    // f32 gradient -> its copy in the activation type
+	downs   map[string]int // matrix of the model -> result of its adapter's first matrix
 	keep    map[int]bool   // forward nodes whose results are saved; nil: all except those that only move data
 }
 
@@ -73,7 +73,8 @@ func (b *builder) param(p Param) int {
 // weightGrad returns the gradient value of a weight value.
 func (b *builder) weightGrad(w int) int { return w + 1 }
 
-// node appends an operation. args are in the order of the opcode's row; absent operands at the end may be omitted.
+// node appends an operation. The operands are in the order of the opcode's table entry; absent ones at the end
+// may be omitted.
 func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, Arg{Value: Missing})
@@ -124,7 +125,8 @@ func (b *builder) reduceScatter(x int, name string) int {
 	return b.regroup(ir.ReduceScatter, Local, x, name)
 }
 
-// regroup appends a collective that changes the rows of x on each rank, unless the group has one member.
+// regroup appends a collective that changes which rows of x each rank holds, unless the group has only one
+// member.
 func (b *builder) regroup(op ir.Op, rows Rows, x int, name string) int {
 	if b.split.SP == 1 {
 		return x

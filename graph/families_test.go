@@ -6,8 +6,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestParameterCounts builds published models from their families and sizes. The number of their parameters
-// must be exactly that on their model cards.
+// TestParameterCounts builds published models from their families and sizes. Their numbers of parameters must
+// be exactly those on their model cards.
 func TestParameterCounts(t *testing.T) {
 	for _, c := range []struct {
 		model string
@@ -45,7 +45,7 @@ func TestParameterCounts(t *testing.T) {
 	}
 }
 
-// parameters counts the parameters of a block that belong to it alone.
+// parameters counts the parameters of a block, without those tied to another block's.
 func parameters(b *Block) (n int64) {
 	for _, p := range b.Params {
 		if !p.Tied {

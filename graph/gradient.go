@@ -7,9 +7,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// gradient is a rule: it appends to the backward pass the nodes that carry the gradients of a node's results to its
-// inputs. Rules are called from the last forward node to the first, so every reader of a value has contributed before
-// its producer is reached.
+// gradient is a rule: it appends to the backward pass the nodes that carry the gradients of a node's results to
+// its inputs. Rules are called from the last forward node to the first, so every reader of a value has
+// contributed to its gradient before the rule of its producer is called.
 type gradient func(b *builder, n Node)
 
 var gradients = [ir.NumOps]gradient{
@@ -29,7 +29,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Cast:          castGradient,
 	ir.Axpby:         scaleGradient,
 	ir.Dropout:       dropoutGradient,
-	ir.Rotate:        func(*builder, Node) {}, // the rule for attention passes keys and their gradients around together
+	ir.Rotate:        func(*builder, Node) {}, // attention's rule sends keys and their gradients around the ring
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
@@ -39,12 +39,12 @@ type saving uint8
 const (
 	byPlacement    saving = iota // kept, offloaded or recomputed, by the placement of their unit
 	cheap                        // the same; recompute = selective recomputes them
-	never                        // recomputed: the node only converts data that is kept in another form
+	never                        // recomputed: the node only converts data of which another form is kept
 	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
 )
 
-// savings has no entry for opcodes whose results are saved according to their placement. Attention's gradient needs
-// Q by heads, and nothing needs Q by rows, so the two directions of all_to_all differ.
+// savings has no entry for opcodes whose results are saved according to their placement. Attention's gradient
+// needs Q by heads, and nothing needs Q by rows, so the two directions of all_to_all differ.
 var savings = [ir.NumOps]saving{
 	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
 	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,
@@ -112,7 +112,9 @@ func (b *builder) halve() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	gathers, again := map[int]Node{}, map[int]int{} // gathers: gathered value of the first half -> its node; again: the same -> its copy in the second half
+	// The map gathers holds the node of each value gathered in the first half, the map again its copy in the
+	// second half.
+	gathers, again := map[int]Node{}, map[int]int{}
 	for _, n := range b.Backward {
 		if n.Weights {
 			b.putOff(n, gathers, again)
@@ -177,7 +179,8 @@ func (b *builder) writes(n *Node) []int {
 	return values
 }
 
-// need returns a forward value for use in the backward pass: the value itself if it is saved, or a recomputed copy.
+// need returns a forward value for use in the backward pass: the value itself if it is saved, or a recomputed
+// copy.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
 	if i < 0 || b.Values[v].Kind == Cache || b.saves(i, &n) {
@@ -254,7 +257,8 @@ func (b *builder) producer(v int) (int, Node) {
 	return -1, Node{}
 }
 
-// grad returns the gradient of a forward value; every value of a forward pass contributes to its output.
+// grad returns the gradient of a forward value; there must be one, because every value of a forward pass
+// contributes to its output.
 func (b *builder) grad(a Arg) Arg {
 	g, ok := b.grads[a.Value]
 	if !ok {
@@ -305,7 +309,8 @@ func (b *builder) takeGrad(v int) Arg {
 	return g
 }
 
-// linear appends the gradient of a linear function of an operand x: an instruction on the gradient of the result.
+// linear appends the gradient of a function that is linear in x: one instruction, applied to the gradient of
+// the result.
 func (b *builder) linear(n Node, op ir.Op, attrs []Attr, dy Arg, more ...Arg) {
 	x := n.Args[1].Value
 	dx := b.newGrad(x)
@@ -344,7 +349,7 @@ func rmsNormGradient(b *builder, n Node) {
 	b.contribute(x, all(dx))
 }
 
-// matmulGradient is the rule for y = x w + bias, with weights stored in the layout in which they multiply.
+// matmulGradient is the rule for y = x w + bias, where w is stored as it multiplies, not transposed.
 func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
 	dy := b.inActivationType(b.grad(n.Args[0]))
@@ -423,7 +428,7 @@ func (b *builder) cacheGrads(k, v int) (d [2]int) {
 	return d
 }
 
-// castGradient passes the gradient on in its own type.
+// castGradient passes the gradient on without converting it.
 func castGradient(b *builder, n Node) { b.contribute(n.Args[1].Value, b.grad(n.Args[0])) }
 
 func activationGradient(b *builder, n Node) {
@@ -505,7 +510,8 @@ func (u *Unit) addValue(v int) {
 	}
 }
 
-// orderUnits sorts units by producer and their values by number. It names each unit after its first value and numbers the units.
+// orderUnits sorts units by producer and their values by number. It names each unit after its first value and
+// numbers the units.
 func (b *builder) orderUnits() {
 	slices.SortFunc(b.Units, func(x, y Unit) int { return x.Producer - y.Producer })
 	for i := range b.Units {

@@ -1,6 +1,6 @@
-// Package graph expresses a model as dataflow: the computation of one rank for one subsequence in the embedding, in a
-// layer and in the head, forward and backward. The backward half is derived from the forward half by one rule for
-// each opcode (gradient.go). The saved values are derived from the dataflow as well.
+// Package graph expresses a model as dataflow: the computation of one rank for one subsequence in the
+// embedding, in a layer and in the head, forward and backward. The backward half is derived from the forward
+// half by one rule for each opcode (gradient.go). The saved values are derived from the dataflow as well.
 //
 // model.go builds the layer and its variants, and block.go turns nodes into instructions of a given
 // size. The package does not depend on stages, offload or addresses.
@@ -11,17 +11,17 @@ import "sppo.dev/ir"
 // Rows defines how the first dimension of a value depends on the subsequence.
 type Rows uint8
 
-// Kinds of first dimensions. n is the number of tokens in the subsequence, b the number of
-// sequences in the microbatch, and t the SP size.
+// Kinds of first dimensions. n is the number of tokens in the subsequence, S that in the whole sequence, b the
+// number of sequences in the microbatch, and t the SP size.
 const (
-	Fixed       Rows = iota // Value.Count, for any subsequence
+	Fixed       Rows = iota // Value.Count, the same for all subsequences
 	Local                   // n*b/t: this rank's rows
 	Full                    // n*b: the rows of the whole SP group
 	LocalTokens             // n/t: one row per token, for any number of sequences
-	Whole                   // rows of the whole sequence, S*b: K, V and their gradients
+	Whole                   // S*b: the rows of the whole sequence, for K, V and their gradients
 	WholeTokens             // S/t: the rank's rows of the position table
-	WholeLocal              // S*b/t: in a ring, the rank's rows of the whole sequence of K, V and their gradients
-	SeenLocal               // a rank's rows up to the end of the subsequence, which are passed around the ring
+	WholeLocal              // S*b/t: in a ring, the rank's rows of K, V and their gradients
+	SeenLocal               // in a ring, one rank's rows up to the end of the subsequence, as passed around
 	ChunkRows               // rows of the current chunk of the head's loop
 )
 
@@ -35,8 +35,8 @@ const (
 	Cache                  // K or V of the whole sequence, or of the subsequence if it is streamed: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter
-	WeightGrad             // its gradient, accumulated over the step
-	Loss                   // the sum that the head adds to
+	WeightGrad             // gradient of a parameter, accumulated over the step
+	Loss                   // the sum to which the head adds losses, or the losses of single tokens
 	Given                  // a value of the step, the same for all layers: see ValuePositions
 )
 
@@ -60,8 +60,8 @@ const (
 	All       Span = iota
 	Tail           // the rows of this subsequence; all rows if the value belongs to one subsequence
 	Seen           // the rows up to the end of this subsequence; all rows if the value belongs to one subsequence
-	Flat           // without the leading dimension of planes, which is 1
-	Chunk          // the rows of the current chunk of the head's loop; also for values of Rows Full
+	Flat           // all rows, without the dimension of planes, which has size 1
+	Chunk          // the rows of the current chunk of the head's loop, in a value that outlives the chunk
 	FrontHalf      // the first half of the rows of this subsequence
 	BackHalf       // the second half
 )
@@ -79,18 +79,18 @@ const Missing = -1
 // AttrSource is the source of an attribute's number.
 type AttrSource uint8
 
-// Sources of attributes that are not literals.
+// Sources of attributes.
 const (
 	Literal         AttrSource = iota
 	FromBatch                  // sequences of the microbatch
 	FromPrefix                 // tokens before the subsequence
-	FromLocalPrefix            // tokens among them that each rank of a ring holds
+	FromLocalPrefix            // tokens before the subsequence that each rank of a ring holds
 	FromWindow                 // the attention window of the layer
 	FromFirst                  // index of the microbatch's first sequence
-	FromConst                  // the rank's constant with that name
+	FromConst                  // the rank's constant that Attr.Const names
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
-	FromTensor                 // the tensor of the layer's parameter with that name
+	FromTensor                 // the tensor of the layer's parameter that Attr.Const names
 	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
 )
 
@@ -98,11 +98,11 @@ const (
 type Attr struct {
 	Name   string
 	Source AttrSource
-	Value  ir.Attr // Literal; FromPrefix adds its integer
-	Const  string  // FromConst, FromTensor; FromLayer: RotationQ or RotationK
+	Value  ir.Attr // for Literal: the value; for FromPrefix: an integer to add
+	Const  string  // for FromConst or FromTensor: a name; for FromLayer: RotationQ or RotationK
 }
 
-// Node is one operation. Args are in the order of the opcode's row.
+// Node is one operation. Args are in the order of the operands in the opcode's table entry.
 type Node struct {
 	Op      ir.Op
 	Args    []Arg
@@ -124,7 +124,7 @@ const (
 
 // Param is a parameter of a block.
 type Param struct {
-	Name    string   // within the block: "wq"; the tensor's full name adds "layer.3."
+	Name    string   // within the block, such as "wq"; the full name of the tensor is "layer.3.wq"
 	Shape   [2]int64 // of the whole tensor; vectors are {n, 1}
 	Vector  bool     // its views have one dimension
 	Local   [2]int64 // on one rank, padded
@@ -134,8 +134,8 @@ type Param struct {
 	Fill    float64
 	Adapter bool   // belongs to an adapter, not to the model itself
 	Frozen  bool   // not trained: it has no gradient and no optimizer state
-	Reduce  string // group over which gradients of this parameter must still be summed: "sp", "kv" or none
-	Once    string // constant that is 1 on the rank whose copy counts towards the gradient norm; empty: every rank's copy counts
+	Reduce  string // group over which its gradients must still be summed: "sp" or "kv"; empty: none
+	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all count
 	Tied    bool   // the head's copy of the embedding
 }
 
@@ -143,10 +143,10 @@ type Param struct {
 // values that one forward node saves for the backward pass.
 type Unit struct {
 	Name     string
-	Number   int // number among the units of the layer that recomputes none
+	Number   int // number of this unit in Model.Layer, which recomputes no units
 	Values   []int
 	Producer int // forward node, or -1 for the block's input
-	Reader   int // first backward node that reads it
+	Reader   int // first backward node that reads one of its values
 }
 
 // Block is a part of the model on one rank.
@@ -157,8 +157,8 @@ type Block struct {
 	Forward  []Node
 	Backward []Node
 	Halves   [2][]Node // Backward in two parts, for schedules that run the second part later: see halve
-	Between  []int     // values that the second half reads but does not compute, except weights
-	Caching  []Node    // the nodes of Forward that compute K and V from the input; empty if K and V are freed with the task
+	Between  []int     // values that the second half reads but does not compute, except weights and given ones
+	Caching  []Node    // nodes of Forward that compute K and V from the input; empty if K, V are not caches
 	Input    int       // value x; Missing for the embedding
 	Output   int       // forward result; Missing for the head
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head

@@ -89,10 +89,11 @@ func TestDataflow(t *testing.T) {
 	}
 }
 
-// TestHalves checks that the two halves together make up the whole backward pass, each in the original order,
-// except for repeated gathers and collectives that begin earlier. Whichever order is used, every value that the
-// weights' half reads must already be final. No other node may read the values that this half writes. In a
-// layer, it must contain every product with a transposed first factor.
+// TestHalves checks that the two halves together make up the whole backward pass, and that the nodes of each
+// half keep their original order, except for repeated gathers and collectives that begin earlier. Once a node
+// of the weights' half has written a value or read an activation, no node of the other half may write it,
+// because the weights' half may run later. In a layer, the weights' half must contain every matmul whose first
+// factor is transposed.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
@@ -160,7 +161,7 @@ func (b *Block) name(a Arg) string {
 	return b.Values[a.Value].Name
 }
 
-// Every instruction of every block has the shapes and types that its opcode's row demands.
+// Every instruction of every block has the shapes and types that its opcode's table entry requires.
 func TestShapes(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, sp := range []int{1, 2, 4} {
@@ -176,7 +177,7 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// splits lists every mode with several numbers of ranks, for a divided sequence.
+// splits combines every mode with each of the given numbers of ranks, for a divided sequence.
 func splits(ranks ...int) (all []Split) {
 	for _, mode := range SPModes {
 		for _, sp := range ranks {
@@ -186,8 +187,8 @@ func splits(ranks ...int) (all []Split) {
 	return all
 }
 
-// TestWhole checks that in an undivided sequence K and V are kept or recomputed like any other activation, and that neither
-// they nor their gradients outlive the task's layer.
+// TestWhole checks that the K and V of an undivided sequence are kept or recomputed like any other activation,
+// and that neither they nor their gradients are caches, which would outlive the task.
 func TestWhole(t *testing.T) {
 	for _, split := range splits(1, 2, 4) {
 		split.Whole = true
@@ -206,8 +207,9 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestCaching checks that K and V can be computed from only the input of a layer and its weights, by nodes of
-// the forward pass in their order, and that none of these nodes can be omitted.
+// TestCaching checks that the nodes in Block.Caching compute K and V from nothing but the input of the layer
+// and its weights, that they are nodes of the forward pass in the same order, and that none of them can be
+// omitted.
 func TestCaching(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2, 4) {
@@ -246,8 +248,8 @@ func TestCaching(t *testing.T) {
 	}
 }
 
-// TestCachesAreNotRepeated checks that repeating a norm of K for its statistics does not write to the cache,
-// whose contents still exist.
+// TestCachesAreNotRepeated checks that a norm of K that is repeated to obtain its statistics writes K to a new
+// value, not to the cache, which still holds it.
 func TestCachesAreNotRepeated(t *testing.T) {
 	for _, norm := range []string{lang.QKNormHead, lang.QKNormAll} {
 		for _, split := range splits(1, 2, 4) {
@@ -281,8 +283,8 @@ func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 	}
 }
 
-// The paper counts 32 bytes per token and hidden element over all ranks for a GPT layer in bf16, without the logsumexp
-// and the statistics of the norms.
+// The SPPO paper counts 32 bytes per token and hidden element over all ranks for a GPT layer in bf16, without
+// the logsumexp and the statistics of the norms.
 func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small("gpt", lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
@@ -308,8 +310,8 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	}
 }
 
-// TestLayerWithout draws sets of units. A layer that recomputes them must have the same forward pass as every
-// layer, and keep the other units unchanged.
+// TestLayerWithout tries all sets of units or, if there are too many, random ones. A layer that recomputes such
+// a set must have the same forward pass as every other layer, and keep the other units unchanged.
 func TestLayerWithout(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2) {
@@ -341,7 +343,7 @@ func checkLayerWithout(t *testing.T, g *Model, recomputed Units) {
 			continue
 		}
 		if (at == len(b.Units) || b.Units[at].Number != u.Number) && g.Layer.isStatistics(&u) {
-			continue // because the norm's result is needed to recompute others
+			continue // the norm is recomputed as well, because other units need its result
 		}
 		if at == len(b.Units) || b.Units[at].Number != u.Number || !slices.Equal(b.Units[at].Values, u.Values) {
 			t.Fatalf("%s without %b: unit %s is not kept as it is", g.Family, recomputed, u.Name)

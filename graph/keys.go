@@ -2,12 +2,13 @@ package graph
 
 import "sppo.dev/ir"
 
-// BlockInstr returns the instruction of a node without addresses.
+// BlockInstr returns the instruction that a node becomes, without addresses.
 func BlockInstr(b *Block, n *Node, z Size) ir.Instr {
 	return b.Instr(n, z, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(0) })
 }
 
-// OverKeys returns an instruction of attention, or of its gradient, over a block of its keys.
+// OverKeys narrows an instruction of attention, or of its gradient, to the keys and values of the tokens from
+// first up to end.
 func OverKeys(in ir.Instr, z Size, first, end int64) ir.Instr {
 	row := in.Info()
 	in.Args, in.Attrs = append([]ir.View(nil), in.Args...), append([]ir.Attr(nil), in.Attrs...)

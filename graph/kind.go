@@ -6,9 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Kinds of layers. All layers have the same forward dataflow. Kinds differ in the attention window, which is
-// part of the size that determines work and shapes, and in the role, which defines the required part of the
-// backward dataflow.
+// Kinds of layers. All layers have the same forward dataflow. Kinds differ in the attention window, which is a
+// field of Size, and in the role, which defines the part of the backward dataflow that a layer needs.
 
 // kind is a set of layers that take the same time and the same amount of memory.
 type kind struct {
@@ -56,7 +55,7 @@ func (g *Model) FullKind() int {
 // Full reports whether a layer has no window.
 func (g *Model) Full(layer int) bool { return g.windowOf(layer) == 0 }
 
-// Mean returns the mean over all layers of a value given for each kind.
+// Mean returns the mean over all layers of a value that depends only on the kind of a layer.
 func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	if len(g.kinds) == 1 {
 		return of(0)
@@ -68,13 +67,13 @@ func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	return sum / ir.Seconds(g.Layers)
 }
 
-// OfKind returns the size for layers of the given kind.
+// OfKind returns s with the attention window of layers of the given kind.
 func (g *Model) OfKind(s Size, kind int) Size {
 	s.Window = g.kinds[kind].window
 	return s
 }
 
-// OfLayer returns the size for a layer.
+// OfLayer returns s with the attention window of a layer.
 func (g *Model) OfLayer(s Size, layer int) Size {
 	s.Window = g.windowOf(layer)
 	return s

@@ -24,7 +24,7 @@ const (
 // GroupNames lists the names of the groups in the order of the constants.
 var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
 
-// Constants of a rank that depend only on its position k in the SP group.
+// Constants of a rank. All except the last two depend only on its position k in the SP group.
 const (
 	ConstHeads      = "heads_first"    // first column of the rank's query heads
 	ConstKV         = "kv_first"       // first column of its key and value heads
@@ -35,11 +35,11 @@ const (
 	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
 	ConstMember     = "sp_member"      // k itself
 	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it like the vocabulary
-	ConstReplica    = "replica"        // number of sequences of the batch before this replica's share
+	ConstReplica    = "replica"        // index in the batch of the replica's first sequence
 	ConstEvalFirst  = "eval_replica"   // the same in a validation
 )
 
-// SPConstNames lists the constants that SPConst accepts.
+// SPConstNames lists the constants that every model needs. Some models need others as well: see MemberConsts.
 var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
 
 // Split defines how the work of a stage is divided among its ranks and along the sequence.
@@ -58,11 +58,11 @@ type Split struct {
 	Gathers bool
 }
 
-// Stream selects which of K and V are on the device only for the current subsequence. Their rows for earlier
+// Stream selects which of K and V stay on the device only for the current subsequence. Their rows for earlier
 // tokens pass through the device in blocks, for attention. The zero value streams neither.
 type Stream struct{ K, V bool }
 
-// cache returns K or V: of the whole sequence, or of the subsequence if it is streamed.
+// cache adds the value of K or V: for the whole sequence or, if it is streamed, only for the subsequence.
 func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	rows := Whole
 	switch {
@@ -74,9 +74,9 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
-// Modes of dividing a layer. In all of them, rows are divided outside attention. In the first two,
-// heads are divided inside attention, and K and V caches hold the heads of a rank. In a ring, they
-// hold all heads of a rank's rows.
+// Modes of dividing a layer. In all of them, ranks divide the rows of the residual stream. In the first two,
+// they divide the heads inside attention, and a rank's caches of K and V hold only its own heads. In a ring,
+// the caches hold all heads, of the rank's own rows or, with Split.Gathers, of all rows.
 const (
 	ModeMegatron = "megatron" // weights of a layer are divided; rows are gathered before them and scattered after them
 	ModeUlysses  = "ulysses"  // weights of a layer are whole on every rank; rows are exchanged for heads around attention
@@ -92,7 +92,9 @@ type Model struct {
 	Split
 	Freeze    []string // of lang.Train
 	Embedding *Block
-	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; all layers have its forward pass and a part of its backward pass
+	// Layer trains every parameter that any layer trains, and recomputes no unit. All layers have its forward
+	// pass and a part of its backward pass.
+	Layer     *Block
 	Head      *Block
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
 	Untrained int           // number of layers at the start that have no backward pass
@@ -111,7 +113,7 @@ type Model struct {
 // adapters. SP divides heads; vocabulary and FFN are padded to a multiple of SP.
 func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
 
-// NewTuned is like New, without training the tensors that freeze selects: see lang.Train.
+// NewTuned is like New, but does not train the tensors that freeze selects: see lang.Train.
 func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model {
 	g := &Model{
 		Model: m, Split: split, Freeze: freeze, recomputing: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
@@ -213,8 +215,8 @@ func (g *Model) columns(name string, in, out, local int64, start string) Param {
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd})
 }
 
-// rows returns a matrix whose product is added to the residual stream. Its initial values decrease
-// with depth, as in GPT-2.
+// rows returns the parameter of a matrix, divided by rows, whose product is added to the residual stream. Its
+// initial values decrease with depth, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std})
@@ -224,7 +226,7 @@ func (g *Model) slicedBias(name string, whole, local int64, start string) Param 
 	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// divided returns a parameter of a layer, divided if the mode divides such parameters.
+// divided returns a parameter of a layer: divided as p describes or, if every rank holds whole weights, whole.
 func (g *Model) divided(p Param) Param {
 	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
@@ -233,7 +235,8 @@ func (g *Model) divided(p Param) Param {
 	return p
 }
 
-// reduced returns a parameter that every rank holds. Each rank computes the gradient from its own rows.
+// reduced returns a parameter that every rank holds. Each rank computes a gradient from its own rows, and the
+// ranks must sum these gradients.
 func (g *Model) reduced(p Param) Param {
 	if g.SP > 1 {
 		p.Reduce, p.Once = GroupNames[GroupSP], ConstOwner
@@ -269,12 +272,13 @@ const (
 
 // Values of kind Given.
 const (
-	ValuePositions = "positions"   // positions of the tokens of a microbatch in their documents, in the order of the sequence
-	ValueWeight    = "loss.weight" // 1 / number of labels that count
+	ValuePositions = "positions"   // position of each token of a microbatch in its document, in sequence order
+	ValueWeight    = "loss.weight" // 1 / number of labels that count in the loss
 	ValueDropout   = "dropout.key" // key of the step's dropout
 )
 
-// positions returns the argument for the positions of a subsequence's tokens in their documents, or Missing without documents.
+// positions returns the operand that holds the position of each token of the subsequence in its document. The
+// operand is Missing if sequences have no documents.
 func (g *Model) positions(b *builder) Arg {
 	if !g.Documents {
 		return Arg{Value: Missing}
@@ -314,7 +318,7 @@ func (g *Model) embedding(sequence int64, r *role) *Block {
 	return &b.Block
 }
 
-// embedPositions adds the rows of the position table. With documents, any token may have any
+// embedPositions adds each token's row of the position table to x. With documents, any token may have any
 // position, so ranks divide the table like the vocabulary.
 func (g *Model) embedPositions(b *builder, x int) int {
 	h, rows := int64(g.Hidden), ceilDiv(g.sequence, int64(g.SP))
@@ -334,7 +338,7 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
-// layer returns a layer of a role that saves the results of the forward nodes in keep, or of all if keep is
+// layer builds a layer of a role. It saves the results of the forward nodes in keep, or of all nodes if keep is
 // nil.
 func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
@@ -395,7 +399,7 @@ func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group st
 	return y
 }
 
-// bias adds a parameter if the linear maps of a group have biases.
+// bias adds a parameter if the linear maps of a group have biases, and returns it or an absent operand.
 func (g *Model) bias(b *builder, group string, p Param) Arg {
 	if !g.HasBias(group) {
 		return Arg{Value: Missing}
@@ -477,7 +481,7 @@ func (g *Model) leave(b *builder, x int, name string) int {
 // projection describes the computation of Q, K or V from a layer's rows.
 type projection struct {
 	name     string
-	into     Arg   // all rows, this rank's heads
+	into     Arg   // the result: this rank's heads; in a ring, of only its own rows
 	heads    int64 // of this rank
 	copies   int   // ranks that hold the same heads
 	bias     Param
@@ -485,20 +489,21 @@ type projection struct {
 	rotation string // RotationQ or RotationK; empty: V, which is neither normalized nor rotated
 }
 
-// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, where
-// the model has them. Each of these nodes except the last writes a separate value.
+// project appends the matmul and, where the model has them, the norm of heads, the exchange between ranks and
+// the rotation. Each of these nodes except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
 	rotated := p.rotation != "" && g.rotation(p.rotation) != plainNone
 	normed := p.rotation != "" && g.QKNorm != lang.QKNormNone
-	whole := normed && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1 // other ranks have the row's other heads
+	// If the norm covers all heads of a row, ranks that hold only some heads must exchange them first.
+	whole := normed && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1
 	width := p.heads * int64(g.HeadDim)
 	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
 	into := p.into
 	if rotated {
 		into = all(b.activation(p.name+".flat", g.attentionRows(), width))
 	}
-	exchanged := into // rows with this rank's heads
+	exchanged := into // the rows of attention, with this rank's heads
 	product := into
 	switch {
 	case g.ulysses() && normed:
@@ -543,7 +548,8 @@ func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 	b.node(ir.RMSNorm, g.normAttrs(), by(heads, to), by(heads, all(stats)), by(heads, x), all(gamma))
 }
 
-// exchange turns all heads of a rank's own rows into the rank's own heads of all rows, or the reverse.
+// exchange returns the attributes of an all_to_all that turns all heads of a rank's own rows into the rank's
+// own heads of all rows, or the reverse.
 func exchange(copies int, inverse bool) []Attr {
 	attrs := []Attr{group(GroupSP), integer("copies", int64(copies))}
 	if inverse {
@@ -592,9 +598,9 @@ func (g *Model) mlp(b *builder, x int) int {
 	return g.leave(b, part, "mlp.sum")
 }
 
-// head builds the final norm, the output projection and the loss. Training runs all of it in the
-// backward pass, one chunk of rows at a time. Only x outlives a chunk, and the logits of a whole
-// subsequence never exist at once. The forward half is for validation.
+// head builds the final norm, the output projection and the loss. Training runs all of it in the backward pass,
+// one chunk of rows at a time. No logits outlive their chunk, so those of a whole subsequence never exist at
+// once. The forward pass is only for validation.
 func (g *Model) head(r *role) *Block {
 	b := g.newBuilder("head")
 	b.role = r
@@ -619,8 +625,8 @@ func (g *Model) head(r *role) *Block {
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 
-	// The backward pass begins with the same nodes and continues in the same loop. Only validation
-	// uses the losses of single tokens.
+	// The backward pass begins with the nodes of the forward pass and continues in the same loop over chunks.
+	// Only validation uses the losses of single tokens.
 	b.Backward = append(b.Backward, b.Forward...)
 	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
 	last := &b.Forward[len(b.Forward)-1]
@@ -641,7 +647,7 @@ func (g *Model) head(r *role) *Block {
 	return &b.Block
 }
 
-// losses holds the values that the two halves of the head's loop share.
+// losses holds the values that chunkGradient takes over from chunkLoss.
 type losses struct {
 	logits, stats int
 	labels        Arg // labels of the chunk, if some are excluded from the loss
@@ -684,7 +690,7 @@ func (g *Model) vocabAttrs() []Attr {
 }
 
 func (g *Model) chunkGradient(b *builder, l losses, xg, w, labels int) int {
-	dlogits := l.logits // in place, if the type allows
+	dlogits := l.logits // overwrites the logits if both are f32
 	if b.act != ir.F32 {
 		dlogits = b.value(Value{Name: "d.logits", Rows: ChunkRows, Cols: g.vocabLocal(), DType: b.act})
 	}

@@ -46,7 +46,8 @@ var rounded = func() (list []Optimizer) {
 	return list
 }()
 
-// OptimizerOf returns the row that updates a parameter of a block under an optimizer with these settings.
+// OptimizerOf returns the row of the optimizer that updates a parameter of a block in a run with these
+// settings.
 func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
 	rows := Optimizers
 	if settings.Moments == "bf16" {
@@ -66,7 +67,7 @@ func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
 	return o
 }
 
-// Inputs of an update: values of the parameter, the optimizer and the step. States have their own names.
+// Inputs of an update: values of the parameter, the optimizer and the step. For the names of states, see State.
 const (
 	UpdateWeight = "w"    // the f32 master of the rows whose optimizer state this rank holds
 	UpdateCopy   = "copy" // the same rows, rounded, if weights are bf16
@@ -81,7 +82,8 @@ const ConstSlice = "slice"
 
 // Update returns the dataflow that updates a parameter at the end of a step, on a rank that holds the optimizer
 // state of one of several equal slices of its local rows. The nodes of its block are in Forward, and the inputs
-// are of kind Weight. An all_gather collects the slices of all ranks.
+// are of kind Weight. If the optimizer needs whole matrices, an all_gather in the block collects the slices of
+// all ranks.
 func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -166,9 +168,9 @@ func sgd(u *updater) {
 		u.of(UpdateWeight), u.of("m"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
 }
 
-// muonSteps is the number of Newton-Schulz iterations, muonNorm the number added to the norm of the matrix before
-// them, and muonA, muonB and muonC the coefficients of each iteration, all from Jordan et al. 2024. muonScale gives
-// the step the same length as a step of AdamW (Liu et al. 2025).
+// muonSteps is the number of Newton-Schulz iterations; muonA, muonB and muonC are their coefficients. Before
+// the iterations, the matrix is divided by its norm plus muonNorm. All these numbers are from Jordan et al.
+// 2024. muonScale gives the step the same length as a step of AdamW (Liu et al. 2025).
 const (
 	muonSteps           = 5
 	muonNorm            = 1e-7

@@ -74,14 +74,15 @@ func (b *Block) isStatistics(u *Unit) bool {
 	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
 }
 
-// remakeKey is a layer of a role that recomputes units.
+// remakeKey identifies a layer by its role and the units that it recomputes.
 type remakeKey struct {
 	role       *role
 	recomputed Units
 }
 
-// LayerWithout returns a layer of the given kind whose backward pass recomputes some of its units. Its forward
-// pass is the same as in every layer. Its units are the remaining ones, with their original numbers.
+// LayerWithout returns a layer of the given kind whose backward pass recomputes the given units, as far as this
+// kind allows. Its forward pass is the same as in every layer. It saves only the other units, which keep their
+// original numbers.
 func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, recomputed)
 }
@@ -109,10 +110,10 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 	}
 }
 
-// larger returns the units of a layer that keep more than the same units of the plain layer. If the
-// backward pass of the plain layer does not read the result of a norm, the plain layer keeps only
-// the norm's statistics. Values that depend on the result cannot be recomputed from the statistics,
-// so the norm is recomputed as well.
+// larger returns the units of a layer that hold more values than the same units of the plain layer, which
+// recomputes nothing. If the backward pass of the plain layer does not read the result of a norm, the plain
+// layer keeps only the norm's statistics. Values that depend on the result cannot be recomputed from the
+// statistics, so the norm is recomputed as well.
 func (g *Model) larger(b *Block) (units Units) {
 	for i := range b.Units {
 		u := &b.Units[i]
@@ -123,7 +124,7 @@ func (g *Model) larger(b *Block) (units Units) {
 	return units
 }
 
-// allUnits returns the units of Model.Layer. Those of any layer are a subset.
+// allUnits returns the units of Model.Layer. The units of any layer are a subset of these.
 func (g *Model) allUnits() Units { return 1<<len(g.Layer.Units) - 1 }
 
 // number assigns numbers to the units of a layer.

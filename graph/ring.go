@@ -37,7 +37,8 @@ func zigzag(turn string, k int) int64 {
 	return ir.ZigzagBehind
 }
 
-// MemberConsts returns the additional constants that SPConst knows if ranks of a stage compute with different tokens.
+// MemberConsts returns the constants needed in addition to SPConstNames if ranks of a stage compute with
+// different tokens.
 func (g *Model) MemberConsts() (names []string) {
 	if g.ring() || g.Replicates() && g.AdapterDropout > 0 {
 		names = append(names, ConstMember)
@@ -70,8 +71,8 @@ func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient adds the gradient of a gather by gatherChunks, for one half of the rows. Every rank
-// contributes to each row, and the contributions are added in f32.
+// chunksGradient adds the gradient of one of the two gathers of gatherChunks, each of which covers half of the
+// rows. Every rank contributes to each row, and the contributions are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
 	if _, ok := b.grads[x.Value]; !ok {
@@ -83,7 +84,8 @@ func chunksGradient(b *builder, n Node) {
 	b.node(ir.ReduceScatter, n.Attrs, dx, b.grad(n.Args[0]))
 }
 
-// Chunks returns the number of chunks in zigzag order of a subsequence, or 0 if its tokens are in order.
+// Chunks returns the number of chunks of a subsequence in zigzag order, or 0 if its tokens are in sequence
+// order.
 func (s Split) Chunks() int64 {
 	if s.ring() {
 		return 2 * int64(s.SP)
@@ -94,7 +96,7 @@ func (s Split) Chunks() int64 {
 // Grid returns a number by which the length of each subsequence must be divisible.
 func (s Split) Grid() int64 { return max(int64(s.SP), s.Chunks()) }
 
-// attentionRows returns the rows that attention reads.
+// attentionRows returns the kind of rows of attention's queries and results.
 func (s Split) attentionRows() Rows {
 	if s.ring() {
 		return Local
@@ -115,7 +117,7 @@ func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	}
 }
 
-// rotate receives the previous rank's part of a value.
+// rotate passes a value to the next rank and receives that of the previous rank.
 func (b *builder) rotate(x Arg, name string) Arg {
 	y := all(b.value(Value{Name: name, Rows: SeenLocal, Cols: b.Values[x.Value].Cols, DType: b.Values[x.Value].DType}))
 	b.node(ir.Rotate, []Attr{group(GroupSP)}, y, x)
@@ -146,7 +148,8 @@ func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	}
 }
 
-// ringGradient computes the gradients of all turns. It is called once, for the node of the first turn.
+// ringGradient computes the gradients of all turns. It appends all of them when it is called for the node of
+// the first turn, and nothing for the other turns.
 func ringGradient(b *builder, n Node) {
 	if n.Attrs[attrIndex(n.Op, "zigzag")].Source == FromConst {
 		return
@@ -164,7 +167,7 @@ func ringGradient(b *builder, n Node) {
 	own := b.cacheGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
 	travelling, parts, names := home, home, [2]string{"k", "v"}
-	for i, name := range names { // one buffer for all turns, so that no turn overwrites a value still in transit
+	for i, name := range names { // contributions have their own buffer, because the sums are in transit
 		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
 	}
 	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])

@@ -15,7 +15,8 @@ import (
 // of a block omits all nodes that do not contribute to the gradient of a trained parameter, and the activations
 // that only these nodes read. Below the lowest layer with a trained tensor, no gradient is needed at all.
 
-// role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
+// role defines the part of the backward dataflow that a block needs. Layers with the same role have equal
+// blocks.
 type role struct {
 	frozen     map[string]bool // parameters, by their names in the block
 	input      bool            // whether the gradient of the block's input is needed
@@ -57,7 +58,7 @@ func (g *Model) findRoles() {
 	head, _ := g.roleOf(plain[2], "", below)
 	g.Embedding, g.Layer, g.Head = g.embedding(g.sequence, embedding), g.layer(union, nil), g.head(head)
 	made := len(g.Layer.Units) == 0 || g.Layer.Units[0].Producer >= 0
-	if made { // layers can recompute from their input
+	if made { // the input becomes a unit, because layers can recompute from it
 		input := Unit{Name: g.Layer.Values[g.Layer.Input].Name, Producer: Missing, Values: []int{g.Layer.Input}, Reader: len(g.Layer.Backward)}
 		g.Layer.Units = slices.Insert(g.Layer.Units, 0, input)
 		for i := range g.Layer.Units {
@@ -75,7 +76,7 @@ func (g *Model) findRoles() {
 // findSaved records which units layers of a role may keep, and which of them they may recompute. Layers keep
 // the values that their backward pass reads. If that pass computes gradients of K and V, layers may recompute
 // all these values from their input, which they keep. Otherwise K and V have already been freed, and layers can
-// recompute only values that depend on other units.
+// recompute only values that can be computed from other units.
 func (g *Model) findSaved(r *role) {
 	b := r.block
 	g.number(b)
@@ -125,8 +126,8 @@ func (b *Block) derivable() (set Units) {
 	return set
 }
 
-// roleOf returns the role of a block whose tensors' names begin with a prefix, and whether it trains any tensor. below reports whether any
-// trained tensor needs the gradient of the block's input.
+// roleOf returns the role of a block, whose tensors' names begin with prefix, and whether the block trains any
+// tensor. below reports whether a trained tensor needs the gradient of the block's input.
 func (g *Model) roleOf(b *Block, prefix string, below bool) (r *role, trains bool) {
 	r = &role{frozen: map[string]bool{}, input: below}
 	for i := range b.Params {
@@ -148,7 +149,7 @@ func (g *Model) frozen(prefix string, p *Param) bool {
 	return lang.Freezes(&g.Model, g.Freeze, prefix+p.Name, p.Group())
 }
 
-// Group returns the group of tensors, named as in the language's keys, that a parameter belongs to.
+// Group returns the group of tensors to which a parameter belongs, as it is named in the language.
 func (p *Param) Group() string {
 	switch {
 	case strings.HasSuffix(p.Name, ".gamma"), strings.HasSuffix(p.Name, ".beta"):
@@ -165,11 +166,11 @@ func (p *Param) Group() string {
 	return lang.GroupMLP
 }
 
-// adapterStd returns the standard deviation of the initial A. It equals that of PEFT's initial
-// values, which are uniform up to 1/sqrt(rows).
+// adapterStd returns the standard deviation of the initial A. It equals that of PEFT's initial values, which
+// are uniform between -1/sqrt(rows) and 1/sqrt(rows).
 func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
 
-// prune removes nodes that contribute to no required gradient from the backward pass.
+// prune removes from the backward pass all nodes that contribute to no required gradient.
 func (b *builder) prune() {
 	needed := map[int]bool{}
 	if b.role.input && b.Input != Missing {
@@ -202,7 +203,8 @@ func (b *builder) prune() {
 	b.Backward = kept
 }
 
-// isResult reports whether a value is a result of a backward pass.
+// isResult reports whether a value is a final result of the backward pass: the gradient of a trained parameter,
+// or a loss.
 func (b *builder) isResult(v int) bool {
 	switch value := &b.Values[v]; value.Kind {
 	case WeightGrad:
@@ -213,9 +215,9 @@ func (b *builder) isResult(v int) bool {
 	return false
 }
 
-// adapt adds the contribution of a weight's adapter to the product of x and the weight: scale * (x A) B, from Hu et
-// al. 2021. A and B are divided among the ranks of a stage in the same way as the weight: B like the weight's
-// columns, or A like its rows.
+// adapt adds the contribution of a weight's adapter to the product of x and the weight: scale * (x A) B, from
+// Hu et al. 2021. If the ranks of a stage divide the columns of the weight, they divide those of B in the same
+// way; if they divide its rows, they divide those of A.
 func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, w.Name) })
 	if i < 0 {

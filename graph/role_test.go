@@ -11,9 +11,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestRoles draws the trained part of a model. The backward pass must compute the gradient of every trained
-// parameter, but of no frozen one, and every node must contribute to one of these gradients. Whichever units
-// layers recompute, they may repeat attention only if gradients of K and V are needed.
+// TestRoles draws at random which part of a model is trained. The backward pass must compute the gradient of
+// every trained parameter, but of no frozen one, and every node must contribute to one of these gradients.
+// Whichever units a layer recomputes, it may repeat attention only if gradients of K and V are needed.
 func TestRoles(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 150 {

@@ -12,7 +12,7 @@ import (
 // rotates them according to their position, and multiplies queries by a factor if the scale of the
 // scores is not 1/sqrt(head_dim).
 
-// RotationQ and RotationK select the rotation of queries or of keys in an attribute.
+// In an attribute, RotationQ selects the layer's rotation of queries, and RotationK that of keys.
 const (
 	RotationQ = "q"
 	RotationK = "k"
@@ -25,7 +25,7 @@ const (
 	plainTheta = 0  // whole heads are rotated with base theta
 )
 
-// rotation returns the number in the rope instructions of all layers, or one of the values above.
+// rotation returns the number of the rotation that all layers have in common, or one of the values above.
 func (g *Model) rotation(of string) int64 {
 	numbers := g.turns[of]
 	for _, n := range numbers {
@@ -36,7 +36,7 @@ func (g *Model) rotation(of string) int64 {
 	return numbers[0]
 }
 
-// Rotation returns the number of a layer's rotation if layers differ.
+// Rotation returns the number of a layer's rotation, for instructions of models whose layers differ.
 func (g *Model) Rotation(layer int, of string) int64 { return g.turns[of][layer] }
 
 // findRotations lists the distinct rotations of all layers, and gives each layer the number of its rotation.
@@ -53,7 +53,7 @@ func (g *Model) findRotations() {
 	}
 }
 
-// rotationNumber returns the number of a layer's rotation, including the scale of heads.
+// rotationNumber returns the number of a layer's rotation. The rotation also multiplies heads by scale.
 func (g *Model) rotationNumber(layer int, scale float64) int64 {
 	turns, local := g.Rotates(layer), g.Local(layer)
 	switch {
@@ -78,7 +78,8 @@ func (g *Model) rotationNumber(layer int, scale float64) int64 {
 	return int64(slices.IndexFunc(g.Rotations, same)) + 1
 }
 
-// queryScale returns the factor of queries, given that attention divides scores by sqrt(head_dim).
+// queryScale returns the factor by which queries must be multiplied, given that attention divides scores by
+// sqrt(head_dim).
 func queryScale(m *lang.Model) float64 {
 	scale := m.AttnScale * math.Sqrt(float64(m.HeadDim))
 	if math.Abs(scale-1) < 1e-12 {

@@ -33,8 +33,8 @@ func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	return v
 }
 
-// Piece returns the instruction of an attention node for a range of tokens of the keys. view and attr are as
-// for Instr.
+// Piece returns the instruction of an attention node for the keys and values of a range of tokens. view and
+// attr are as for Instr.
 func (b *Block) Piece(n *Node, s Size, first, end int64, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
 	narrow := func(a Arg, v ir.View) ir.View { return view(a, b.Rows(a, v, s, first, end)) }
 	in := b.Instr(n, s, narrow, attr)

@@ -24,7 +24,8 @@ const (
 	AdapterWeights = "adapter_model.safetensors"
 )
 
-// Suffixes of the names of an adapter's tensors, here and in PEFT. PEFT stores both matrices as linear maps.
+// Suffixes of the names of an adapter's tensors, here and in PEFT. PEFT stores both matrices as weights of
+// linear maps, that is, transposed.
 const (
 	endA, endB       = ".lora_a", ".lora_b"
 	theirsA, theirsB = ".lora_A.weight", ".lora_B.weight"
@@ -36,7 +37,7 @@ func IsAdapter(tensor string) bool {
 	return strings.HasSuffix(tensor, endA) || strings.HasSuffix(tensor, endB)
 }
 
-// OfAdapter selects the tensors of adapters, or all others.
+// OfAdapter selects the tensors that belong to adapters or, if adapter is false, all others.
 func OfAdapter(tensors []ir.Tensor, adapter bool) (list []ir.Tensor) {
 	for _, t := range tensors {
 		if IsAdapter(t.Name) == adapter {
@@ -86,7 +87,7 @@ func (n *naming) targets(m *lang.Model) (list []string) {
 		end := path.Ext(module)[1:]
 		for _, p := range n.tensors {
 			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !adapted[other] {
-				parts := strings.Split(module, ".") // the name of a map without an adapter has the same ending
+				parts := strings.Split(module, ".") // a map without an adapter has a name with the same ending
 				end = strings.Join(parts[len(parts)-2:], ".")
 				break
 			}
@@ -113,8 +114,8 @@ type adapterConfig struct {
 	Task    string  `json:"task_type"`
 }
 
-// harmless lists the members of an adapter's config that do not affect its results. Other members are read, or
-// refused if they are set.
+// harmless lists the members of an adapter's config that do not affect its results or that we read. Other
+// members are refused if they are set.
 var harmless = []string{
 	"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
 	"layers_pattern", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",

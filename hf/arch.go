@@ -15,14 +15,15 @@ import (
 type architecture struct {
 	modelType string
 	outer     string // model_type of a config that has this one as text_config
-	class     string // the class that transformers loads it with
+	class     string // the class with which transformers loads it
 	family    string // name of the family in the language
 	defaults  map[string]any
 	read      func(m *Model, c *config)
 	names     naming
 }
 
-// Defaults that all architectures except GPT-2 share. A member that is missing from a config has the default of its class in transformers.
+// Defaults shared by all architectures except GPT-2. A member that is missing from a config has the default of
+// its class in transformers.
 var usual = map[string]any{
 	"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 	"tie_word_embeddings": false, "initializer_range": 0.02,
@@ -108,7 +109,7 @@ func (m *Model) decoder(c *config) {
 	m.dropout(c, "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
 }
 
-// layersOf returns the number of layers, which limits the length of lists with an entry per layer.
+// layersOf returns the number of layers. It refuses large numbers, because some lists get one entry per layer.
 func layersOf(c *config) int64 {
 	const most = 1 << 14
 	n := c.count("num_hidden_layers")
@@ -129,7 +130,8 @@ func (m *Model) initial(c *config) {
 	}
 }
 
-// storage sets the type of weights. Models trained in f16 are stored as bf16: the range of f16 is too small for gradients.
+// storage sets the type in which weights are stored. Models trained in f16 are stored as bf16: the range of f16
+// is too small for gradients.
 func (m *Model) storage(c *config) {
 	name, key := "", "dtype"
 	if !c.has(key) {
@@ -175,7 +177,7 @@ func (m *Model) storedType() string {
 
 var typeNames = map[string]string{safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16"}
 
-// activations of transformers by name.
+// activations maps the names of activation functions in transformers to ours.
 var activations = map[string]string{
 	"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 	"gelu_python_tanh": "gelu_tanh", "relu2": "relu2",
@@ -191,7 +193,8 @@ func (m *Model) activation(c *config) {
 		if !ok {
 			c.failf(key, "= %q is not supported", name)
 		}
-		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] { // and that is also the family's default
+		// The default of transformers is also that of the family in the language.
+		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] {
 			m.set("activation", ours, key)
 		}
 		break
@@ -259,7 +262,7 @@ func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []
 	return types, "layer_types"
 }
 
-// period returns the shortest prefix that a list repeats.
+// period returns the shortest prefix whose repetition yields the list.
 func period[T comparable](list []T) []T {
 	for p := 1; p < len(list); p++ {
 		same := true
@@ -340,7 +343,7 @@ func (m *Model) gemma(c *config) {
 		switch {
 		case c.has(k.theirs):
 			m.setNumber(k.ours, c.positive(k.theirs), k.theirs)
-		default: // the family may have one
+		default: // the family may have a default
 			m.set(k.ours, "0", k.theirs)
 		}
 		c.skip(k.theirs)
@@ -387,6 +390,6 @@ func (m *Model) gpt2(c *config) {
 	c.want("scale_attn_weights", true)
 	c.want("scale_attn_by_inverse_layer_idx", false)
 	c.want("add_cross_attention", false)
-	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // the last affects only rounding
+	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // reorder_and_upcast_attn affects only rounding
 	m.dropout(c, "attn_pdrop", "embd_pdrop", "resid_pdrop")
 }

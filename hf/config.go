@@ -61,8 +61,8 @@ func (c *config) failf(key, format string, args ...any) {
 	}
 }
 
-// raw returns a member as written, or its default if it is absent. It returns nil without a default, and for
-// null.
+// raw returns a member as written, or its default if it is absent. It returns nil if the member is null, or
+// absent without a default.
 func (c *config) raw(key string) json.RawMessage {
 	c.used[key] = true
 	v, there := c.members[key]
@@ -86,7 +86,7 @@ func (c *config) has(key string) bool {
 	return found
 }
 
-// quote returns a value for messages.
+// quote returns a value for use in messages, shortened if it is long.
 func quote(v json.RawMessage) string {
 	const most = 60
 	if len(v) > most {

@@ -13,9 +13,9 @@ import (
 )
 
 // Describe writes a config.json for a model that does not come from a folder and was trained on sequences of
-// the given length, in tokens. It uses a transformers architecture that computes the same function,
-// preferably that of the model's family. The config is read back, and an architecture is used only if this
-// gives the same model. The returned model has no folder.
+// the given length, in tokens. It uses a transformers architecture that computes the same function, preferably
+// that of the model's family. The config is read back, and an architecture is used only if this yields the same
+// model. The returned model has no folder.
 func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	var refusal error
 	for _, a := range candidates(m.Family) {
@@ -48,7 +48,7 @@ func candidates(family string) (list []*architecture) {
 	return list
 }
 
-// reread checks that a config gives the model.
+// reread reads a config back and checks that it yields the given model.
 func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Model, error) {
 	c, err := parseConfig(text)
 	if err != nil {
@@ -64,7 +64,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 	}
 	got := ir.Model(l)
 	if math.Abs(got.AttnScale-want.AttnScale) <= 1e-12*want.AttnScale {
-		got.AttnScale = want.AttnScale // rounded: the config may hold its inverse square
+		got.AttnScale = want.AttnScale // they differ by rounding if the config holds the inverse square
 	}
 	if a, b := got.Difference(want); a != "" {
 		return nil, fmt.Errorf("it has %s where this model has %s", a, b)
@@ -72,7 +72,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 	return read, nil
 }
 
-// theirs returns the transformers name of an activation.
+// theirs maps our names of activation functions to those of transformers.
 var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 
 // describe writes the members that the architecture supports.
@@ -113,7 +113,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	return c
 }
 
-// describeGPT writes GPT-2's own names.
+// describeGPT writes the members that have names of their own in GPT-2's config.
 func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64) {
 	function := theirs[m.Activation]
 	if m.Activation == "gelu_tanh" {
@@ -172,7 +172,8 @@ func orNull(v float64) any {
 	return v
 }
 
-// describeWindows writes which layers have a window. It fails if transformers cannot express the windows.
+// describeWindows writes which layers have a window. If transformers cannot express the windows, reading the
+// config back reveals the difference.
 func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	window := slices.Max(append([]int64{0}, m.Windows...))
 	_, byDefault := a.defaults["sliding_window"]

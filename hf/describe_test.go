@@ -14,7 +14,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// described exports a job's model to a folder as if it had not come from a folder.
+// described exports a model to a folder, with a new config, as if the model had not come from a folder.
 func described(t *testing.T, program *ir.Program, values hf.Values, sequence int64, dtype string) string {
 	t.Helper()
 	model, config, err := hf.Describe(&program.Model, sequence)
@@ -54,7 +54,8 @@ func TestDescribedIsTheSame(t *testing.T) {
 	}
 }
 
-// Traits of a family are described. Traits that transformers cannot express are refused by name.
+// The config describes what distinguishes a family. If transformers cannot express a property of the model, the
+// error names it.
 func TestDescribe(t *testing.T) {
 	const sizes = " layers = 3 hidden = 32 heads = 4 vocab = 64 dtype = f32 "
 	for keys, want := range map[string]string{
@@ -86,8 +87,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// transformers loads described models and computes the loss of our next step, so every class reads the config as
-// we do.
+// transformers loads described models and computes the same loss as our next step, so each of its classes reads
+// the config as we do.
 func TestTransformersLoadsDescribed(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

@@ -74,7 +74,7 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 	})
 }
 
-// newSources returns the tensors of a model that did not come from a folder.
+// newSources returns the tensors to write for a model that did not come from a folder.
 func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, done func() error, err error) {
 	all, err := e.From.arch.names.layout(e.Tensors)
 	if err != nil {
@@ -106,7 +106,8 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 	rename := e.From.renaming(w.folder)
 	names := e.From.arch.names.tensors
 	embed := index[rename(names["embed"].name)]
-	index[rename(names["head"].name)] = cmpOr(index[rename(names["head"].name)], embed) // the other name of a tied table
+	// A folder may have a tied table under both names.
+	index[rename(names["head"].name)] = cmpOr(index[rename(names["head"].name)], embed)
 	var list []safetensors.Source
 	for i := range w.folder.Tensors() {
 		t := &w.folder.Tensors()[i]
@@ -169,9 +170,10 @@ func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype strin
 	return nil
 }
 
-// read copies the part's share of n rows of the stored tensor, starting at first, to its place in out.
+// read copies the values that the part has in n rows of the stored tensor, starting at row first, to their
+// places in out.
 func (p *part) read(from Values, first, n, width int64, out []float32) error {
-	rows, cols := p.Shape[0], p.Shape[1] // shape of the stored tensor
+	rows, cols := p.Shape[0], p.Shape[1] // the part's shape in the stored tensor
 	if p.transposed {
 		rows, cols = cols, rows
 	}
@@ -215,7 +217,7 @@ func transpose(to []float32, width int64, values []float32, count, cols int64) {
 	}
 }
 
-// restOf writes the rows of a position table beyond the length of the run: they are unchanged.
+// restOf writes, unchanged, the rows of a position table beyond the length of the run.
 func (e *Export) restOf(ctx context.Context, to io.Writer, t *safetensors.Tensor, s *stored, dtype string) error {
 	had := s.rows() * s.cols()
 	if had == t.Elements() {
@@ -365,7 +367,7 @@ func newFolder(dir string, fill func(to string) error) error {
 	return os.Rename(to, dir)
 }
 
-// CheckTarget returns an error if the folder to write exists and is not empty.
+// CheckTarget returns an error if the folder to write exists and is not empty, or if its parent does not exist.
 func CheckTarget(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {

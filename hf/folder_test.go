@@ -18,7 +18,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// small returns a config of the fixtures with changed members; nil removes a member.
+// small returns the config of the llama fixture with changed members; nil removes a member.
 func small(t *testing.T, changes map[string]any) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "models", "llama", hf.ConfigFile))
@@ -90,7 +90,7 @@ func TestRefusedConfigs(t *testing.T) {
 	}
 }
 
-// All forms in which versions of transformers write the same model's config give the same keys.
+// Whichever version of transformers wrote the config of a model, reading it gives the same keys.
 func TestFormsOfConfig(t *testing.T) {
 	want := importText(t, small(t, members{"rope_parameters": members{"rope_type": "default", "rope_theta": 5e5}}))
 	for name, changes := range map[string]members{
@@ -119,7 +119,7 @@ func importText(t *testing.T, config []byte) string {
 	return model.Name + "\n" + strings.Join(lines, "\n")
 }
 
-// folder returns a copy of a fixture with changed tensors, and the tensors of the program.
+// folder returns a copy of a fixture with changed tensors, and the tensors of a program for that fixture.
 func folder(t *testing.T, fixture string, change func(list []safetensors.Source) []safetensors.Source) (string, []ir.Tensor) {
 	t.Helper()
 	from := filepath.Join("testdata", "models", fixture)
@@ -226,7 +226,7 @@ func TestRefusedWeights(t *testing.T) {
 	}
 }
 
-// constant provides equal values.
+// constant provides the same value for all elements of all tensors.
 type constant float32
 
 func (c constant) Read(_ string, _, _, _, _ int64, out []float32) error {
@@ -236,7 +236,7 @@ func (c constant) Read(_ string, _, _, _, _ int64, out []float32) error {
 	return nil
 }
 
-// If an export fails, there is no folder, and no temporary files remain.
+// An export that fails leaves no folder and no temporary files.
 func TestExportIsWholeOrNothing(t *testing.T) {
 	from, list := folder(t, "llama-tied-f16", func(l sources) sources { return l })
 	model, err := hf.ReadModel(from)
@@ -316,8 +316,8 @@ func floats(t *testing.T, dir string) map[string][]float32 {
 	return out
 }
 
-// FuzzConfig checks that a config with any contents is refused with one line, or gives a model that the language
-// accepts or diagnoses.
+// FuzzConfig checks that reading a config with any contents gives either an error of one line or a model, which
+// the language then accepts or refuses without a panic.
 func FuzzConfig(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "models", "*", hf.ConfigFile))
 	if err != nil || len(files) == 0 {
@@ -382,7 +382,7 @@ func TestVisionParts(t *testing.T) {
 	}
 }
 
-// The default windows of a family are those of the config.
+// The windows in a config replace the default windows of a family.
 func TestWindowsOfGemma(t *testing.T) {
 	const full, sliding = "full_attention", "sliding_attention"
 	for _, c := range []struct {
@@ -396,7 +396,7 @@ func TestWindowsOfGemma(t *testing.T) {
 		{"gemma3_text", []string{sliding, sliding}, []int64{7}, 10000},
 		{"gemma3_text", []string{full, sliding}, []int64{0, 7}, 10000},
 		{"gemma3_text", []string{full, full}, []int64{}, 0},
-		{"gemma3_text", nil, []int64{7}, 10000}, // in a period of six, the last layer is full
+		{"gemma3_text", nil, []int64{7}, 10000}, // only every sixth layer is full
 	} {
 		changes := members{"model_type": c.family, "sliding_window": 7, "rope_parameters": nil, "layer_types": nil}
 		if c.types != nil {

@@ -14,7 +14,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Greedy text equals that of transformers, provided that no choice is so close that rounding decides it.
+// Greedy text equals that of transformers, up to the first choice that is so close that rounding could decide
+// it.
 func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {
@@ -49,7 +50,7 @@ func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	}
 }
 
-// greedy continues the first tokens of a text to its length.
+// greedy takes the first tokens of a text as the prompt and generates the others, up to the length of the text.
 func greedy(t *testing.T, dir string, text []int32, prompt int) []int32 {
 	t.Helper()
 	folder, err := hf.ReadModel(dir)

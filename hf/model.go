@@ -24,7 +24,7 @@ type Model struct {
 	Name    string // name of the model block
 	Dir     string
 	Keys    []Key
-	Notices []string // requests in the config that training ignores
+	Notices []string // messages about what training ignores or does differently from the config
 
 	arch  *architecture
 	conf  *config
@@ -103,7 +103,8 @@ func (m *Model) covered() error {
 	return nil
 }
 
-// inherit passes settings of the whole model to the language model: the type of values, and whether the output projection is the embedding.
+// inherit passes settings of the whole model on to the language model: the type of values, and whether the
+// output projection is the embedding.
 func (m *Model) inherit(whole *config) {
 	if key := "tie_word_embeddings"; m.outer && whole.has(key) {
 		m.conf.members[key] = whole.raw(key)
@@ -139,7 +140,7 @@ func find(c *config) (*architecture, *config) {
 	return nil, c
 }
 
-// nameOf returns a name for the model block, from the folder's name or the name in the config.
+// nameOf returns a name for the model block, derived from the folder's name.
 func nameOf(dir string, c *config) string {
 	if abs, err := filepath.Abs(dir); err == nil {
 		dir = abs

@@ -73,7 +73,8 @@ func fixtures(t *testing.T) []string {
 	return list
 }
 
-// compile returns a program that trains the model in a folder on the tokens in that folder.
+// compile returns a program that trains the model in a folder on sequences of the length for which e has
+// results.
 func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir.Program {
 	t.Helper()
 	model, err := hf.ReadModel(dir)
@@ -93,7 +94,7 @@ func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir
 	return program
 }
 
-// open starts a program from the weights of a folder.
+// open starts a job for a program and loads the weights of a folder into it.
 func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *vm.Job {
 	t.Helper()
 	model, err := hf.ReadModel(dir)
@@ -164,7 +165,8 @@ func parameters(p *ir.Program) (n int64) {
 	return n
 }
 
-// Weights that were loaded and not trained are exported byte for byte, from f32 and from bf16 with masters.
+// Weights that were loaded and not trained are exported byte for byte, both by runs with f32 weights and by
+// runs with bf16 weights and f32 masters.
 func TestRoundTrip(t *testing.T) {
 	for _, dir := range fixtures(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -199,7 +201,7 @@ func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
 	return c
 }
 
-// exported saves a job and exports the checkpoint with the job's original folder.
+// exported saves a job and exports the checkpoint, based on the folder from which the job was loaded.
 func exported(t *testing.T, job *vm.Job, dtype string) string {
 	t.Helper()
 	c := saved(t, job)

@@ -33,7 +33,7 @@ func (m *Model) rotary(c *config) {
 	}
 }
 
-// localTheta sets the base for layers with a window, if they have their own.
+// localTheta sets the rotary base of layers with a window, if the config gives one.
 func (m *Model) localTheta(p *config) {
 	local := p.object("sliding_attention")
 	local.want("rope_type", "default")

@@ -25,9 +25,9 @@ const (
 	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
 )
 
-// place is the place at which a tensor is stored. In a fused tensor, it follows the tensors listed in after.
+// place is where one of our tensors is stored. In a fused tensor, it follows those listed in the field after.
 type place struct {
-	name  string // * is the number of a layer
+	name  string // * stands for the number of a layer
 	how   how
 	after []string // our tensors that precede it, in the same layer
 }
@@ -67,7 +67,7 @@ var llamaPlaces = map[string]place{
 	"layer.w_down": linear("model.layers.*.mlp.down_proj.weight"), "layer.b_down": plain("model.layers.*.mlp.down_proj.bias"),
 }
 
-// norms after attention and MLP have separate names
+// differences from llamaPlaces: norms after attention and MLP, and fused tensors
 var (
 	olmoPlaces = map[string]place{
 		"layer.ln1.gamma": {}, "layer.ln2.gamma": {},
@@ -88,7 +88,8 @@ var (
 	}
 )
 
-// rotaryBuffers are tables in files that transformers wrote before 4.32. They can be computed from the config.
+// rotaryBuffers are the name suffixes of tables in files that transformers wrote before version 4.32. These
+// tables can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
 
 var (
@@ -118,7 +119,8 @@ var (
 // isVector reports whether one of our tensors is a vector, that is, has one column.
 func isVector(t *ir.Tensor) bool { return t.Shape[1] == 1 }
 
-// part is one of our tensors within one of theirs: element (r, c) of ours is (row+r, col+c) of theirs, or (row+c, col+r).
+// part is one of our tensors within one of theirs: element (r, c) of ours is (row+r, col+c) of theirs or, if
+// transposed, (row+c, col+r).
 type part struct {
 	ir.Tensor
 	transposed bool
@@ -165,7 +167,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 			byName[name] = s
 			list = append(list, s)
 		}
-		at := int64(0) // columns of our tensors before it
+		at := int64(0) // columns of our tensors that precede this one in the stored tensor
 		for _, other := range p.after {
 			o := index[joinName(other, layer)]
 			if o == nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// transformers loads trained and exported models and computes the loss of the next step.
+// transformers loads models that we have trained and exported, and computes the same loss as our next step.
 func TestTransformersLoadsExports(t *testing.T) {
 	python := os.Getenv("SPPO_HUB_PYTHON")
 	if python == "" {

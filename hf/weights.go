@@ -20,7 +20,7 @@ type Values interface {
 // Weights provides the weights of a folder as values of our tensors. Its methods are safe for concurrent use.
 type Weights struct {
 	// Ignored lists tensors of the folder that the model does not use: buffers, a second copy of a tied
-	// embedding, and parts of the folder that are not a language model.
+	// embedding, and parts of the folder's model other than the language model.
 	Ignored []string
 
 	folder *safetensors.Folder
@@ -33,8 +33,8 @@ type location struct {
 	tensor *safetensors.Tensor
 }
 
-// OpenWeights opens the weights of a folder for the tensors of a model. All of them must exist, with their
-// shapes and a type that can be converted. Other tensors are errors unless they may be ignored.
+// OpenWeights opens the weights of a folder for the tensors of a model. All of these must exist, with the
+// expected shape and a type that can be converted. Other tensors are errors unless they may be ignored.
 func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 	folder, err := safetensors.Open(m.Dir)
 	if err != nil {
@@ -79,8 +79,9 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 // Close closes the files.
 func (w *Weights) Close() error { return w.folder.Close() }
 
-// renaming returns a function from the architecture's tensor names to the folder's: unchanged, without the prefix
-// if the folder has a model without a head, or with another prefix if the language model is only a part.
+// renaming returns a function from the architecture's tensor names to the folder's: names are unchanged, lack
+// the prefix if the folder has a model without a head, or have another prefix if the language model is only a
+// part.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix
 	for _, form := range []struct{ body, head string }{
@@ -99,8 +100,8 @@ func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	return func(name string) string { return name }
 }
 
-// accepts compares a tensor of the folder with the model's. A table of positions may have more rows than a run
-// needs.
+// accepts checks the shape and the type of a tensor in the folder. A table of positions may have more rows than
+// a run needs.
 func (s *stored) accepts(t *safetensors.Tensor) error {
 	shape := slices.Clone(s.shape)
 	if s.parts[0].Name == posName && len(t.Shape) == 2 {
@@ -143,7 +144,7 @@ func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) st
 	return nil
 }
 
-// equal compares the bytes of two tensors.
+// equal reports whether two tensors have the same type, shape and bytes.
 func equal(a, b *safetensors.Tensor) (bool, error) {
 	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
 		return false, nil
@@ -167,7 +168,8 @@ func equal(a, b *safetensors.Tensor) (bool, error) {
 	return true, nil
 }
 
-// Describe identifies the weights by the names, types, shapes and places of all tensors, not by their values.
+// Describe identifies the weights by the names, types and shapes of all tensors, in the order of the files, not
+// by their values.
 func (w *Weights) Describe() string {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	for _, t := range w.folder.Tensors() {
@@ -177,7 +179,7 @@ func (w *Weights) Describe() string {
 	return fmt.Sprintf("weights of %d tensors with checksum %08x", len(w.folder.Tensors()), sum.Sum32())
 }
 
-// Wider reports whether the given type may be unable to represent the folder's values of a tensor exactly.
+// Wider reports whether the folder's type of a tensor has values that the given type cannot represent exactly.
 func (w *Weights) Wider(tensor string, than ir.DType) bool {
 	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
 }

@@ -38,14 +38,15 @@ func regular(path string, info fs.FileInfo) error {
 
 // Open opens a regular file and returns its size in bytes. Errors are of type *fs.PathError.
 func Open(path string) (*os.File, int64, error) {
-	info, err := os.Stat(path) // before opening, which has effects on some devices
+	info, err := os.Stat(path) // before opening, because opening some devices has side effects
 	if err == nil {
 		err = regular(path, info)
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	// The file may have been replaced since. Without O_NONBLOCK, opening a pipe would wait for its writer.
+	// The file might have been replaced since then. Without O_NONBLOCK, opening a pipe would wait for its
+	// writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0, err
@@ -77,7 +78,7 @@ func Read(path string, limit int64) ([]byte, error) {
 // ErrTooLarge is wrapped by errors about inputs that exceed a limit.
 var ErrTooLarge = errors.New("the limit for such a file")
 
-// units writes bytes in the largest binary unit that is exact.
+// units formats a number of bytes in the largest binary unit of which it is a multiple.
 func units(n int64) string {
 	unit := 0
 	for n > 0 && n%1024 == 0 && unit < 3 {
@@ -87,8 +88,8 @@ func units(n int64) string {
 	return fmt.Sprintf("%d %s", n, []string{"bytes", "KiB", "MiB", "GiB"}[unit])
 }
 
-// ReadAll reads to the end. More than limit bytes are an error. expected is an estimate of the number of bytes;
-// if it exceeds the limit, ReadAll fails without reading.
+// ReadAll reads r to its end. More than limit bytes are an error. expected is an estimate of the number of
+// bytes; if it exceeds the limit, ReadAll fails without reading.
 func ReadAll(r io.Reader, expected, limit int64) ([]byte, error) {
 	tooLarge := fmt.Errorf("it has more than %s, %w", units(limit), ErrTooLarge)
 	if expected > limit {

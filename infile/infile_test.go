@@ -80,7 +80,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// A file whose size is 0 until it is read is bounded too.
+// The limit also applies to a file that reports the size 0, as in /proc.
 func TestFileOfUnknownSize(t *testing.T) {
 	const path = "/proc/self/status"
 	if _, err := os.Stat(path); err != nil {

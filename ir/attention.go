@@ -13,10 +13,11 @@ func (in *Instr) zigzag() bool {
 	return a.Const != 0 || a.Bits != 0
 }
 
-// AttentionPart is causal attention of some of an instruction's queries over its first keys, in
-// tokens. Query r of the part sees those of the keys Prefix+r-Window+1 to Prefix+r that exist.
-// Every query of the part sees at least one key, unless its document begins after the keys. The
-// part's positions in their documents begin at row Place of the positions operand.
+// AttentionPart is causal attention of the queries Query to Query+Queries-1 of an instruction over its first
+// Keys keys. All fields except Place count tokens. Query r of the part sees those of the keys Prefix+r-Window+1
+// to Prefix+r that exist. Every query of the part sees at least one key, unless its document begins after the
+// last of these keys. The positions of its queries in their documents begin at row Place of the positions
+// operand.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
@@ -48,8 +49,8 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 // attentionSize holds the sizes of an attention instruction, in tokens.
 type attentionSize struct{ n, keys, prefix, window, batch, chunks int64 }
 
-// attention reads the size from operands and literal attributes. Without a window, or if the window
-// is larger, the window is set to all tokens up to the last query.
+// attention reads the sizes from operands and literal attributes. A window that is absent or larger becomes the
+// number of tokens up to the last query.
 func (in *Instr) attention() attentionSize {
 	s := attentionSize{batch: max(1, int64(in.Attr("batch").Bits)), prefix: int64(in.Attr("prefix").Bits)}
 	s.chunks = int64(in.Attr("chunks").Bits)
@@ -64,7 +65,7 @@ func (in *Instr) attention() attentionSize {
 // end returns the number of tokens up to the last query, counted from the first key.
 func (s attentionSize) end() int64 { return Plus(s.prefix, Times(s.n, max(1, s.chunks/2))) }
 
-// part returns the attention of some queries, the first of which has prefix keys before it.
+// part returns the attention of the given queries, the first of which has prefix keys before it.
 func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
 	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
@@ -75,11 +76,11 @@ func (p AttentionPart) over(keys int64) AttentionPart {
 	return p
 }
 
-// firstSeen returns the first key that a query sees.
+// firstSeen returns the first key that any query sees.
 func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
 
-// visiblePairs returns the number of query-key pairs that are visible: query r sees those of the keys prefix+r-window+1 to
-// prefix+r that exist.
+// visiblePairs returns the number of query-key pairs that are visible: query r of n sees those of the keys
+// prefix+r-window+1 to prefix+r that exist.
 func visiblePairs(n, prefix, keys, window int64) float64 {
 	pairs := pairsBelow(n, prefix+1, keys)
 	if hidden := prefix - window + 1; hidden >= 0 {
@@ -90,21 +91,22 @@ func visiblePairs(n, prefix, keys, window int64) float64 {
 	return pairs
 }
 
-// pairsBelow returns the sum over n queries r of min(keys, first+r).
+// pairsBelow returns the sum of min(keys, first+r) over the queries r = 0 to n-1.
 func pairsBelow(n, first, keys int64) float64 {
 	partly := float64(max(0, min(n, keys-first+1)))
 	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
 }
 
-// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (QK and PV),
-// times a factor for the backward pass, which has five such products instead of two. Members of a
-// ring have equal shares of all pairs. Keys that no query sees are not read, and their gradients
-// are touched only if they are written rather than added to.
+// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (QK and PV), times a factor
+// for the backward pass, which has five such products instead of two. The members of a ring share all pairs
+// equally. Keys that no query sees are not read. Their gradients cause memory traffic only if they are
+// overwritten, not if they are added to.
 func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
-	if in.zigzag() { // before or behind, half of the n*n pairs are visible
+	if in.zigzag() {
+		// Whether the other member comes before or after, half of the n*n pairs after the prefix are visible.
 		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
 	}
 	w := memoryWork(in)
@@ -116,8 +118,8 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	return w
 }
 
-// unseenBytes returns the bytes of keys and values before the window, which memoryWork includes,
-// and of their gradients if these are added to.
+// unseenBytes returns the bytes that memoryWork counts although nothing accesses them: those of keys and values
+// before the window, and of their gradients if these are added to.
 func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
 	unseen := s.firstSeen() * s.batch
 	if unseen == 0 {
@@ -171,8 +173,8 @@ func checkAttention(in *Instr) error {
 	return nil
 }
 
-// checkWindow checks that at least one query sees a key, and that results without any contribution
-// already have a value.
+// checkWindow checks that at least one query sees a key, and that the instruction accumulates if another query
+// sees none.
 func checkWindow(in *Instr, s attentionSize) error {
 	continued := "accumulate"
 	if in.Op == AttentionGrad {
@@ -198,7 +200,7 @@ func (in *Instr) checkMember(value func(string) int64) error {
 	return checkPlace(value("member"), value("chunks"))
 }
 
-// checkPlace checks that a ring with the given number of chunks has the member.
+// checkPlace checks that a ring with the given number of chunks has a member with the given number.
 func checkPlace(member, chunks int64) error {
 	if chunks != 0 && (member < 0 || member >= chunks/2) {
 		return fmt.Errorf("member %d of a ring of %d", member, chunks/2)

@@ -33,7 +33,7 @@ type checker struct {
 	p     *Program
 	errs  []error
 	limit int
-	where func() string // names the part under check in messages
+	where func() string // returns the name of the checked part, for messages
 }
 
 // that reports a problem if ok is false.

@@ -8,8 +8,8 @@ import (
 // member go where. It is the only description of a collective. The verifier, the transports of all
 // devices and the cost model read it.
 type Collective struct {
-	// Transfer returns the bytes that member `to` of a group of n gets from the x of member `from`.
-	// Consecutive members' transfers to the same place in y are added, in f32 and in group order.
+	// Transfer returns the bytes that member `to` of a group of n gets from the x of member `from`. Transfers
+	// from consecutive members to the same place in y are added up, in f32 and in group order.
 	Transfer func(in *Instr, to, from, n int64) Transfer
 	// Everywhere means that, at the end, the result of each member is copied to the same place on all other
 	// members.
@@ -47,7 +47,7 @@ func run(x, y, n Bytes) Transfer { return Transfer{Rows: 1, Width: n, X: x, Y: y
 // Size returns the bytes of the transfer.
 func (p Transfer) Size() Bytes { return p.Rows * p.Width }
 
-// Packed returns the same transfer from an x that contains only its rows, contiguous from byte 0.
+// Packed returns the same transfer from an x that holds only the transferred rows, contiguous from byte 0.
 func (p Transfer) Packed() Transfer {
 	p.X, p.XStride = 0, p.Width
 	return p.simple()
@@ -61,7 +61,7 @@ func (p Transfer) simple() Transfer {
 	return p
 }
 
-// end returns the byte after the last one, for a side of the transfer.
+// end returns the position after the last byte on one side of the transfer, given its first byte and stride.
 func (p Transfer) end(first, stride Bytes) Bytes {
 	if p.Size() == 0 {
 		return 0
@@ -116,8 +116,8 @@ func CollectiveWork(op Op, n Bytes) Work { return Work{Kind: WorkCollective, Op:
 
 // Meeting lists the transfers of one member of a collective, indexed by the other member.
 type Meeting struct {
-	Gets       []Transfer // from the x of each member
-	Gives      []Transfer // of its own x to each member
+	Gets       []Transfer // received from the x of each member
+	Gives      []Transfer // sent from its own x to each member
 	Everywhere bool       // the result is then copied to all members
 }
 
@@ -139,8 +139,8 @@ func (in *Instr) Meeting(member, n int) (Meeting, error) {
 	return m, m.check(in)
 }
 
-// check checks that transfers lie inside the operands, and that the elements are numbers if they
-// are added or moved by rows.
+// check checks that transfers lie inside the operands, and that the elements are f32 or bf16 if they are added
+// or moved by rows.
 func (m *Meeting) check(in *Instr) error {
 	for i, g := range m.Gets {
 		if out := m.Gives[i]; g.end(g.Y, g.YStride) > in.Y().Bytes() || max(g.end(g.X, g.XStride), out.end(out.X, out.XStride)) > in.X().Bytes() {

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// sides returns a random call of each collective for a group of n, by name.
+// sides returns, by name, a random instruction of each collective for a group of n.
 func sides(r *rand.Rand, n int) map[string]*ir.Instr {
 	each, rows, cols := 1+r.Int64N(9), 1+r.Int64N(4), 1+r.Int64N(4)
 	copies := 1 + r.Int64N(int64(n))
@@ -90,7 +90,8 @@ func fills(in *ir.Instr, n int) error {
 	return nil
 }
 
-// A program that was not verified causes an error: a different group size, or elements that cannot be added.
+// Meeting returns an error for an unverified instruction with the wrong group size, or with elements that
+// cannot be added.
 func TestMeetingsRefuse(t *testing.T) {
 	for n := 2; n < 6; n++ {
 		for name, in := range sides(rand.New(rand.NewPCG(7, uint64(n))), n) {

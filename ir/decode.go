@@ -135,7 +135,7 @@ func decodeCodes(p *Program, parts [][]byte) error {
 
 var errTruncated = errors.New("truncated")
 
-// decoder reads a part. After the first problem, every read returns zero, and finish returns the problem.
+// decoder reads a part of a file. After the first error, every read returns zero, and finish returns it.
 type decoder struct {
 	data []byte
 	at   int
@@ -198,8 +198,8 @@ func (d *decoder) float() uint64 {
 	return v
 }
 
-// count reads the length of a list whose elements take at least size bytes each, and checks that
-// the file is large enough.
+// count reads the length of a list whose elements take at least size bytes each, and checks that the rest of
+// the part is large enough.
 func (d *decoder) count(size int) int {
 	n := d.uint()
 	if n > uint64(d.left()/size) {
@@ -295,8 +295,8 @@ func (d *decoder) buffers(c *Code) {
 // maxNameBytes is the maximum length of a buffer's name.
 const maxNameBytes = 1 << 10
 
-// section allocates all operands in one array and all attributes in another, because millions of
-// small slices would take twice the memory.
+// section reads the instructions of a section. It allocates all operands in one array and all attributes in
+// another, because millions of small slices would take twice the memory.
 func (d *decoder) section() []Instr {
 	n := d.count(4)
 	args := make([]View, d.count(1))
@@ -345,10 +345,11 @@ func (d *decoder) attrCount(n int) int {
 	return int(v)
 }
 
-// maxAttrs is the maximum number of attributes in a row. The mask in the file and the tests of the table rely on it.
+// maxAttrs is the maximum number of attributes of an opcode, which a test of the table checks.
 const maxAttrs = 16
 
-// carve copies model to the front of store and returns that part, or nil if model is empty.
+// carve copies model to the front of store, and returns that piece (nil if model is empty) and the rest of
+// store.
 func carve[T any](store, model []T) (piece, rest []T) {
 	n := len(model)
 	if n == 0 {
@@ -378,7 +379,7 @@ func (d *decoder) provenance(p *Provenance) {
 	}
 }
 
-// view reads a view as its differences from the base.
+// view reads differences and applies them to v, which holds the base.
 func (d *decoder) view(v *View) {
 	mask := d.byte()
 	if mask&viewBuffer != 0 {

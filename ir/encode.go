@@ -54,7 +54,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// tableHash returns a hash of the meaning of the numbers in a file: all rows, without their documentation.
+// tableHash returns a hash of what gives the numbers in a file their meaning: the opcode table, without its
+// documentation, and the names of types, streams, phases, sections and roles.
 var tableHash = sync.OnceValue(func() uint64 {
 	h := fnv.New64a()
 	for i := range Ops {
@@ -71,7 +72,7 @@ var tableHash = sync.OnceValue(func() uint64 {
 	return h.Sum64()
 })
 
-// header is the plain data of a program, in the form of its JSON.
+// header is the plain data of a program, which the file stores as JSON.
 type header struct {
 	Name       string   `json:"name"`
 	Run        Run      `json:"run"`
@@ -89,7 +90,7 @@ func headerOf(p *Program) header {
 	return header{p.Name, p.Run, p.Model, p.Machine, p.FlopsModel, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
 }
 
-// marshalHeader returns the header as JSON. It fails if the JSON could not restore the same header.
+// marshalHeader returns the header as JSON. It fails if the JSON would not decode to the same header.
 func marshalHeader(p *Program) ([]byte, error) {
 	h := headerOf(p)
 	data, err := json.Marshal(h)
@@ -234,7 +235,8 @@ func (e *encoder) section(instrs []Instr) {
 	}
 }
 
-// newBases returns, for each opcode, the base from which its first instruction is encoded as differences.
+// newBases returns, for each opcode, the zero instruction from which the first one of a section is encoded as
+// differences.
 func newBases() *[NumOps]Instr {
 	var bases [NumOps]Instr
 	for op := range bases {
@@ -244,7 +246,7 @@ func newBases() *[NumOps]Instr {
 	return &bases
 }
 
-// provFields lists a provenance in the order of its bits in the file.
+// provFields lists the fields of a provenance in the order of their bits in the file.
 func provFields(p *Provenance) [7]int64 {
 	return [7]int64{
 		int64(p.Microbatch), int64(p.Subsequence), int64(p.Layer), int64(p.Stage),
@@ -268,7 +270,7 @@ func (e *encoder) provenance(p, base *Provenance) {
 	}
 }
 
-// Bits of an operand's mask. The bits of the dimensions follow.
+// Bits of an operand's mask. The bits of the other dimensions follow viewDim0.
 const (
 	viewBuffer = 1 << iota
 	viewOffset

@@ -68,7 +68,7 @@ func (o *Operand) shapeText() string {
 	return "[" + o.Dims + "]"
 }
 
-// notes describes an operand beyond its type.
+// notes returns the properties of an operand other than its name, direction, type and shape.
 func (o *Operand) notes() []string {
 	var notes []string
 	if o.Adds != "" {

@@ -41,7 +41,7 @@ func ReadFile(path string) (*Program, error) {
 	return p, nil
 }
 
-// readStart returns up to 4 KiB.
+// readStart returns the first 4 KiB of a file, or all of a shorter one.
 func readStart(path string) ([]byte, error) {
 	f, _, err := infile.Open(path)
 	if err != nil {

@@ -37,7 +37,7 @@ func TestFilesAreReadByContent(t *testing.T) {
 	}
 }
 
-// If a file cannot be written, neither a partial nor a temporary file remains.
+// If writing a file fails, its old contents remain, and no temporary file is left behind.
 func TestFailedWriteLeavesWhatWasThere(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.sppb")

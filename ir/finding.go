@@ -16,13 +16,13 @@ const (
 	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
 	FindPlace         FindingKind = "place"         // an operand in the wrong arena, an instruction on the wrong stream
 	FindOverlap       FindingKind = "overlap"       // an instruction writes over its own operands
-	FindEvent         FindingKind = "event"         // an event recorded twice, or never recorded
+	FindEvent         FindingKind = "event"         // an event recorded twice, or waited for but not recorded before
 	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
-	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
+	FindUninitialised FindingKind = "uninitialised" // a read of bytes that hold no value of the buffer that is read
 	FindLife          FindingKind = "life"          // a value overwritten or changed while the old value is still needed
 	FindDead          FindingKind = "dead"          // a result that is never read
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
-	FindCollective    FindingKind = "collective"    // members of a group that disagree
+	FindCollective    FindingKind = "collective"    // members of a group that disagree about a collective
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other
 	FindCapacity      FindingKind = "capacity"      // more memory than the machine has
 )
@@ -127,7 +127,7 @@ func (f *findings) add(x Finding) {
 	f.more++
 }
 
-// addOnce adds a finding unless another rank has the same kind at the same instruction.
+// addOnce adds a finding unless another rank already has one of the same kind at the same instruction.
 func (f *findings) addOnce(x Finding) {
 	for i := range f.list {
 		y := &f.list[i]

@@ -34,7 +34,7 @@ func compiled(t testing.TB, file string) *ir.Program {
 	return p
 }
 
-// mutator turns the fuzzer's bytes into changes of a program that keep its structure.
+// mutator turns the fuzzer's bytes into changes to a program that keep its structure.
 type mutator struct {
 	p    *ir.Program
 	data []byte
@@ -59,7 +59,7 @@ func (m *mutator) below(n int) int {
 	return int(v % uint64(n))
 }
 
-// value replaces a number with one near it, or with one near the end of a range.
+// value returns a replacement for a number: one near it, a multiple of it, one near the end of a range, or any.
 func (m *mutator) value(was int64) int64 {
 	edges := []int64{0, 1, -1, 1 << 31, 1 << 32, 1 << 33, 1 << 40, 1 << 61, 1 << 62, math.MaxInt64, math.MinInt64, math.MaxInt32}
 	switch m.below(5) {
@@ -203,7 +203,8 @@ func eachDim(v *ir.View, visit func(int64)) {
 	}
 }
 
-// verdict reports whether all views fit, and whether all rows, tokens and entries that numbers refer to exist.
+// verdict reports whether all views fit into their buffers and, if so, whether all rows, tokens and vocabulary
+// entries that attributes refer to exist.
 func (e *exact) verdict(t *testing.T) (views, values bool) {
 	t.Helper()
 	views, values = true, true
@@ -300,13 +301,14 @@ func (e *exact) values() bool {
 	return true
 }
 
-// corner reports whether a rectangle starts in range, and its last row and column are below the largest int64.
+// corner reports whether a rectangle starts at a nonnegative row and column and ends below the largest int64 in
+// both directions.
 func corner(row, col, rows, cols int64) bool {
 	limit := number(math.MaxInt64 - 1)
 	return row >= 0 && col >= 0 && least(sum(number(row), number(rows)), limit) && least(sum(number(col), number(cols)), limit)
 }
 
-// counts reports whether tokens, entries and positions of an instruction exist.
+// counts reports whether the tokens, vocabulary entries and positions that an instruction refers to exist.
 func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	through := func(first, n, limit int64) bool {
@@ -350,7 +352,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	return true
 }
 
-// checkWork compares the bytes of a verified instruction with their exact number.
+// checkWork compares the bytes that memory-bound instructions of a verified program move with the exact number.
 func checkWork(t *testing.T, p *ir.Program) {
 	t.Helper()
 	for i := range p.Codes {

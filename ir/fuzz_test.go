@@ -15,7 +15,8 @@ import (
 // preambleBytes is the size of the magic, the version and the hash of the opcode table.
 const preambleBytes = 8 + 4 + 8
 
-// sealed restores the start and the checksum of a mutated file, so that a fuzzer gets past their checks.
+// sealed restores the start and the checksum of a mutated file, so that the fuzzer gets past the checks of
+// both.
 func sealed(data, whole []byte) []byte {
 	if len(data) < preambleBytes+5 {
 		return data
@@ -28,8 +29,8 @@ func sealed(data, whole []byte) []byte {
 	return data
 }
 
-// checkReadable requires that both forms exactly represent a program that was read, and that the verifier can
-// process it.
+// checkReadable checks that both forms exactly represent a program that has been read, and that the verifier
+// does not panic on it.
 func checkReadable(t *testing.T, p *ir.Program) {
 	t.Helper()
 	data := encode(t, p)

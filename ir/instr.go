@@ -8,7 +8,7 @@ type Attr struct {
 	Const int32  // 0: literal; else 1 + index into Program.Consts
 }
 
-// Int returns a literal integer, boolean, tensor, group or event index.
+// Int returns a literal integer, a boolean, or the index of a tensor, group or event.
 func Int(v int64) Attr { return Attr{Bits: uint64(v)} }
 
 // Float returns a literal number.
@@ -76,7 +76,7 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	return true, true
 }
 
-// AddsBy returns the attribute that selects adding for an operand of direction WriteOrAdd.
+// AddsBy returns the name of the attribute that selects adding to an operand of direction WriteOrAdd.
 func (o *Operand) AddsBy() string {
 	if o.Adds != "" {
 		return o.Adds

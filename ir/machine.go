@@ -18,8 +18,8 @@ type Machine struct {
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
 	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
-	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; the other rates are then per processor. 0: each rank has its own
-	SpreadEfficiency     float64      `json:"spread_efficiency"`      // fraction of their combined rate that a kernel reaches on several processors
+	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; the other rates are then per processor. 0: each rank has its own device
+	SpreadEfficiency     float64      `json:"spread_efficiency"`      // speedup of a kernel on n processors, divided by n
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
 	NodeNetworkBandwidth float64      `json:"node_network_bandwidth"` // bytes/s per node, each way
 	NVLinkLatency        float64      `json:"nvlink_latency"`         // seconds

@@ -12,7 +12,7 @@ import (
 // In a hand-written program it may be empty.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // the family that supplied the defaults; apart from that, only all-linear depends on it
+	Family string `json:"family"` // the family that supplied the defaults; the adapter target all-linear also depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -20,7 +20,7 @@ type Model struct {
 	KVHeads int    `json:"kv_heads"` // = Heads unless grouped-query attention
 	HeadDim int    `json:"head_dim"` // = Hidden/Heads unless given
 	FFN     int    `json:"ffn"`      // width of the MLP
-	Vocab   int    `json:"vocab"`    // as given; codegen pads it to SP
+	Vocab   int    `json:"vocab"`    // as given; codegen pads it to a multiple of SP
 	DType   string `json:"dtype"`    // f32 | bf16: storage of weights and activations
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
@@ -35,7 +35,7 @@ type Model struct {
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
-	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not scaled; 0: as in other layers
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, to which RopeScaling then does not apply; 0: as in other layers
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
@@ -63,13 +63,13 @@ type Model struct {
 	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
 	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
-	AdapterDropout float64  `json:"adapter_dropout,omitempty"` // share of the elements of an adapter's input that a step drops
-	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have an adapter, by the names of lang.LinearMap
+	AdapterDropout float64  `json:"adapter_dropout,omitempty"` // probability that a training step drops an element of an adapter's input
+	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of every layer that have an adapter, named as in lang.LinearMap
 }
 
-// identity returns the keys that define which function of its weights a network computes. It omits the model's
-// name and family, the distribution of initial weights, and dropout, which only training steps apply. If
-// nothing is rotated, it also omits the keys for rotation.
+// identity returns the keys, with their values, that define which function of its weights a network computes.
+// It omits the model's name and family, the distribution of initial weights, and dropout, which only training
+// steps apply. Unused keys, such as those for rotation if nothing is rotated, have the value "none".
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {
@@ -100,8 +100,8 @@ func empty(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slic
 // IsZero reports whether the model is empty, as in a program that does not describe its model.
 func (m *Model) IsZero() bool { return reflect.ValueOf(*m).IsZero() }
 
-// Difference returns the keys in which two networks differ as functions, with the values of each: "heads = 2, norm_eps = 1e-05" and
-// "heads = 4, norm_eps = 1e-06". Both are empty if there is no difference.
+// Difference returns the keys by which two networks compute different functions, with the values of each:
+// "heads = 2, norm_eps = 1e-05" and "heads = 4, norm_eps = 1e-06". Both are empty if there is no difference.
 func (m *Model) Difference(other *Model) (mine, others string) {
 	var a, b []string
 	theirs := other.identity()

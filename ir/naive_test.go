@@ -70,7 +70,7 @@ func conflict(c *ir.Code, a, b *ir.Instr) bool {
 // cell is the record of a byte: 1 + the buffer that owns it, and 1 + the number of the operand that wrote it.
 type cell struct{ owner, writer uint32 }
 
-// memory holds both arenas and the operands that have been read.
+// memory holds the cells of both arenas, and the numbers of the operands whose values have been read.
 type memory struct {
 	bytes [ir.NumArenas][]cell
 	read  map[uint32]bool
@@ -107,7 +107,7 @@ func (m memory) put(c *ir.Code, v ir.View, writer uint32) {
 // operandNumber numbers the operands of a code, from 1.
 func operandNumber(s ir.Section, i, j int) uint32 { return 1 + uint32(s) + 4*uint32(i*16+j) }
 
-// run executes a section and reports whether every read found its buffer.
+// run executes a section and reports whether every read found the bytes of its buffer.
 func (m memory) run(c *ir.Code, s ir.Section) bool {
 	good := true
 	for i := range c.Sections[s] {
@@ -126,7 +126,8 @@ func (m memory) run(c *ir.Code, s ir.Section) bool {
 	return good
 }
 
-// naiveLives runs init and then every order of a few steps and evaluations, and notes which operands are read.
+// naiveLives runs init and then three steps or evaluations, in every order. It notes which operands are read,
+// and reports whether every read found the bytes of its buffer.
 func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	states := func(m memory) bool {
 		good := true
@@ -201,8 +202,8 @@ func changesInPlace(in *ir.Instr, j int) bool {
 // value is the history of a byte of a buffer within a section.
 type value struct{ written, read, stale, replaced bool }
 
-// naiveValues reports whether every buffer represents one value in a section without reloads. States, and
-// values that the section reads before it writes them, exist when the section starts.
+// naiveValues reports whether every buffer represents one value in a section without reloads. Values of states,
+// and those that the section reads before it writes them, come from before the section.
 func naiveValues(c *ir.Code, s ir.Section) bool {
 	type place struct {
 		buffer uint32
@@ -280,8 +281,8 @@ func TestVerifierAgreesWithANaiveOne(t *testing.T) {
 		if len(c.Sections[s]) == 0 {
 			continue
 		}
-		// Removing an instruction other than a record may break order or lifetimes. It may also break messages,
-		// which are not compared.
+		// Removing or repeating an instruction other than a record may break order or lifetimes. It may also
+		// break messages, which are not compared.
 		i := r.IntN(len(c.Sections[s]))
 		twice := r.IntN(3) == 0 // repeat it instead
 		if !twice && r.IntN(2) == 0 {

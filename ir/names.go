@@ -37,7 +37,7 @@ func (o *OpInfo) findAttr(kind AttrKind) int {
 	return slices.IndexFunc(o.Attrs, func(a AttrInfo) bool { return a.Kind == kind })
 }
 
-// Usage returns the form of an instruction with this opcode, in one line.
+// Usage returns the syntax of an instruction with this opcode, in one line.
 func (o *OpInfo) Usage() string {
 	var b strings.Builder
 	b.WriteString(o.Name)
@@ -82,12 +82,13 @@ func (o *Operand) usage() string {
 	return s
 }
 
-// suggest returns the table entry most similar to a name, if any is similar.
+// suggest returns a hint with the name in the table that is most similar to the given one, or "" if none is
+// similar.
 func suggest(name string, table map[string]int) string {
 	return nearest(name, slices.Sorted(maps.Keys(table)))
 }
 
-// nearest returns a hint that names the word that was probably meant, or "".
+// nearest returns a hint with the word that was probably meant, or "" if no word is similar.
 func nearest(name string, words []string) string {
 	best, bestDistance := "", 1+max(len(name)/3, 1)
 	for _, w := range words {
@@ -104,7 +105,7 @@ func nearest(name string, words []string) string {
 	return "did you mean " + best + "?"
 }
 
-// editDistance counts insertions, deletions and replacements of bytes.
+// editDistance returns the smallest number of byte insertions, deletions and replacements that turn a into b.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

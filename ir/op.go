@@ -131,13 +131,13 @@ func (k AttrKind) IsFloat() bool { return k == KindFloat || k == KindFactor }
 // MayBeLeftOut reports whether the attribute may be omitted, which means 0.
 func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption || k == KindFactor }
 
-// Functions are the elementwise functions of activation and glu, by the attribute's value.
+// Functions are the elementwise functions of activation and glu, indexed by the attribute's value.
 var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
 
 // Values of the attribute `as` of load_tokens.
 const (
 	AsTokens    = 0
-	AsLabels    = 1 // a token, or NoLabel if the run does not train to predict it
+	AsLabels    = 1 // a token, or NoLabel if it is excluded from the loss
 	AsPositions = 2 // number of earlier tokens in the same document
 )
 
@@ -184,14 +184,14 @@ const (
 	RuleMatmul
 	RuleAttention
 	RuleUpdate
-	RuleCollective // collective.go has one for each opcode
+	RuleCollective // each collective has its own, in collective.go
 	RuleZigzag
 )
 
 // Work is the amount of work in an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
-	Op    Op // for a collective: its row in collectives gives the path of the bytes
+	Op    Op // of a collective, whose row in collectives gives the path of the bytes
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // number of rows, which determines the efficiency
@@ -215,7 +215,7 @@ type OpInfo struct {
 
 var (
 	onCompute = []Stream{Compute, Mux}
-	onArrival = []Stream{Compute, Mux, MuxIn} // also the streams on which an operand arrives
+	onArrival = []Stream{Compute, Mux, MuxIn} // also the stream on which shared work arrives
 	onColl    = []Stream{Coll, Mux}
 )
 

@@ -108,8 +108,8 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
-// checkUpdate checks that every operand without explicit dimensions has as many elements as the
-// first operand. A gradient may have more rows than its weight.
+// checkUpdate checks that every operand without explicit dimensions has as many elements as the first operand.
+// In sgd, the gradient may have more rows than its weight.
 func checkUpdate(in *Instr) error {
 	first := in.Args[0]
 	for i, o := range in.Info().Operands {
@@ -134,7 +134,7 @@ func checkRow(row int64, w, grad View) error {
 	return nil
 }
 
-// limitsValues reports whether CheckValues, or the verifier's check of peers, applies.
+// limitsValues reports whether CheckValues, or the verifier's check of peers, limits the values of attributes.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Dropout, Send, Recv:
@@ -186,7 +186,8 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	return nil
 }
 
-// checkDropout checks that the positions of the elements are in range, and that some elements are kept.
+// checkDropout checks that the rate is at least 0 and below 1, and that the positions of the elements are in
+// range.
 func (in *Instr) checkDropout(rate float64, value func(string) int64) error {
 	if !(rate >= 0 && rate < 1) {
 		return fmt.Errorf("rate is %g, not at least 0 and below 1", rate)
@@ -210,7 +211,7 @@ func checkRotation(run *Run, number, dim int64) error {
 	return nil
 }
 
-// checkTokens checks that the run has the sequences and tokens of a load.
+// checkTokens checks that the run has the sequences and tokens that an instruction loads.
 func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) error {
 	sequences := int64(run.Batch)
 	if s == SectionEval {

@@ -178,7 +178,7 @@ func (ps *parser) expect(b byte) error {
 	return nil
 }
 
-// word reads plain characters; it may be empty.
+// word reads a word of plain characters, which may be empty.
 func (ps *parser) word() string {
 	ps.space()
 	start := ps.at
@@ -364,7 +364,7 @@ func (ps *parser) parse() error {
 	return ps.p.Check()
 }
 
-// topWords lists the entries of a file; the first topOnce of them may occur only once.
+// topWords lists the words that begin the entries of a file; each of the first topOnce may occur only once.
 var topWords = []string{"program", "flops_model", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// mistakes are edits of the small program that must not parse. The golden file contains the message.
+// mistakes are edits after which the small program must not parse. A golden file contains the message for each.
 var mistakes = []struct{ name, old, new string }{
 	{"not-a-program", "sppir 3", "program"},
 	{"version", "sppir 3", "sppir 4"},
@@ -113,7 +113,7 @@ func TestTextIsCanonical(t *testing.T) {
 	}
 }
 
-// Annotations are comments, and one rank's view has its constants filled in.
+// Annotations are comments, and a program printed for one rank has that rank's constants filled in.
 func TestAnnotatedTextParses(t *testing.T) {
 	p, err := ir.ParseText("small.sppir", []byte(small(t)))
 	if err != nil {

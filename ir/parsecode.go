@@ -260,7 +260,7 @@ func (ps *parser) operands(in *Instr) error {
 	return ps.side(row, in.Args[written:], written)
 }
 
-// slab takes n values from a store that grows in large steps.
+// slab takes n values from store, which it replaces with a large new array when too few are left.
 func slab[T any](store *[]T, n int) []T {
 	if len(*store) < n {
 		*store = make([]T, 1024)
@@ -270,7 +270,7 @@ func slab[T any](store *[]T, n int) []T {
 	return piece
 }
 
-// side reads operands, starting with the first, until views is full.
+// side reads operands into views until it is full; first is the index of the first of them in the row.
 func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	n := 0
 	for ; n < len(views); n++ {
@@ -374,7 +374,7 @@ func (ps *parser) shape(v *View) error {
 	}
 }
 
-// attrs reads attributes, which may be in any order. Only booleans and options may be missing.
+// attrs reads attributes, which may be in any order. Only booleans, options and factors may be missing.
 func (ps *parser) attrs(in *Instr, events int32) error {
 	row := in.Info()
 	if len(row.Attrs) == 0 {

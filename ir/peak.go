@@ -11,7 +11,7 @@ import (
 // Part is a purpose for which memory is used.
 type Part uint8
 
-// Uses of memory, most specific first: a buffer with two of these uses is assigned to the first.
+// Uses of memory, most specific first: a buffer with several of these uses is assigned to the first of them.
 const (
 	PartWeights Part = iota
 	PartOptimizer
@@ -21,7 +21,7 @@ const (
 	PartLogits
 	PartSaved // activations that a forward pass saves for its backward pass
 	PartMessages
-	PartStaging // on the host: all other buffers
+	PartStaging // all other buffers on the host
 	PartWorking
 	PartGaps
 	NumParts
@@ -124,8 +124,8 @@ func (u *use) note(in *Instr, i int) {
 	}
 }
 
-// settle determines the use of values that one task passes to another. A value that a backward pass receives
-// from a forward pass is a saved activation.
+// settle determines the use of a value that one task passes to another. It is a saved activation if a backward
+// pass or a separate task for weight gradients uses it later, and otherwise a message.
 func (u *use) settle() {
 	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
 	switch {
@@ -152,7 +152,7 @@ func (c *Code) parts() []Part {
 	for b := range uses {
 		uses[b].settle()
 	}
-	for range 2 { // a use spreads to copies on the host, and from there to reloads
+	for range 2 { // a use spreads to the copy on the host, and from there to the reloaded buffer
 		c.eachOperand(func(_ Section, _ int, in *Instr, i int) {
 			if in.Op == CopyD2H || in.Op == CopyH2D {
 				y, x := &uses[in.Args[0].Buffer], &uses[in.Args[1].Buffer]
@@ -188,7 +188,7 @@ func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
 // Peak describes the contents of an arena of a rank at its peak. The parts add up to its bytes.
 type Peak struct {
 	Bytes   Bytes  `json:"bytes"` // the highest placed byte
-	At      string `json:"at"`    // the point in a step with the most live bytes, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
+	At      string `json:"at"`    // the point with the most live bytes, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
 	Parts   Parts  `json:"parts"`
 	Largest []Held `json:"largest"`
 }
@@ -267,7 +267,7 @@ func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 type Life struct {
 	Whole      bool // live in all sections at all times
 	Section    Section
-	First, End int // instructions; the range is empty if End is before First
+	First, End int // first and last instruction; the range is empty if End is before First
 }
 
 func (l *Life) at(s Section, pc int) bool {
@@ -311,8 +311,9 @@ func (c *Code) lives() []Life {
 	return lives
 }
 
-// awaited returns, for every instruction of a section, the wait of the compute stream after which the instruction is known
-// to be done. For instructions of the compute stream, and for those that nothing waits for, it returns the instruction itself.
+// awaited returns, for every instruction of a section, the position of the first wait on the compute stream
+// after which the instruction is known to be done. For instructions of the compute stream, and for those that
+// it does not wait for, it returns their own position.
 func (c *Code) awaited(s Section) []int {
 	instrs := c.Sections[s]
 	out := make([]int, len(instrs))
@@ -322,7 +323,7 @@ func (c *Code) awaited(s Section) []int {
 			waits[in.Attr("event").Bits] = pc
 		}
 	}
-	var next [NumStreams]int // the wait for all work of a stream so far
+	var next [NumStreams]int // by stream: the position of the first wait that covers instruction pc
 	for pc := len(instrs) - 1; pc >= 0; pc-- {
 		in := &instrs[pc]
 		if in.Op == Record && in.Stream != Compute {
@@ -386,7 +387,7 @@ func (e *extents) take(from, to Bytes) (taken Bytes) {
 	return taken
 }
 
-// fullest returns the first instruction with the most live bytes.
+// fullest returns the first instruction at which the most bytes are live.
 func (c *Code) fullest(a Arena, lives []Life) (section Section, pc int) {
 	var changes [NumSections][]Bytes // [section][instruction]: changes in live bytes
 	for s := range changes {

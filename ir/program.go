@@ -46,8 +46,8 @@ func (a Arena) String() string { return [...]string{"device", "host"}[a] }
 // Stream is an in-order queue of a rank. Streams run concurrently, ordered only by events.
 type Stream uint8
 
-// Streams of every rank. There is one for each direction and neighbour, so that a message that
-// waits for its peer delays nothing else.
+// Streams of every rank. Messages have one for each direction and neighbour, so that a message that waits for
+// its peer delays nothing else.
 const (
 	Compute  Stream = iota
 	D2H             // offload
@@ -66,8 +66,7 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
-// The offset of every placed buffer is a multiple of Alignment. It equals two cache lines and is suitable for
-// GPU copies.
+// Alignment divides the offset of every placed buffer. It is a multiple of the cache line and suits GPU copies.
 const Alignment Bytes = 256
 
 // Buffer is a named range of an arena. Two buffers with disjoint lifetimes may share bytes.
@@ -126,7 +125,7 @@ func product(dims []int64) int64 {
 // Bytes returns the extent of the view, saturated.
 func (v View) Bytes() Bytes { return Times(Bytes(v.Elements()), v.DType.Bytes()) }
 
-// Rows returns the product of all dimensions except the last. With Cols, it treats the view as a matrix.
+// Rows returns the product of all dimensions except the last. Rows and Cols treat the view as a matrix.
 func (v View) Rows() int64 {
 	d := v.Dims()
 	if len(d) == 0 {
@@ -147,14 +146,14 @@ func (v View) Cols() int64 {
 // Phase is the part of training that an instruction belongs to.
 type Phase uint8
 
-// Phases, in the order of a run.
+// Phases, in the order of a run except for PhaseWeights.
 const (
 	PhaseInit Phase = iota
 	PhaseForward
 	PhaseBackward
 	PhaseOptimizer
 	PhaseEval
-	PhaseWeights // weight gradients of the backward pass, as separate tasks
+	PhaseWeights // weight gradients that are tasks separate from the backward pass
 	NumPhases
 )
 
@@ -201,7 +200,7 @@ func (s Section) String() string { return sectionNames[s] }
 type Code struct {
 	Name     string
 	Buffers  []Buffer
-	Arenas   [NumArenas]Bytes // highest placed byte of each arena: the exact peak
+	Arenas   [NumArenas]Bytes // end of the highest buffer in each arena: the exact peak
 	Sections [NumSections][]Instr
 	Events   [NumSections]int32 // number of events each section uses
 	States   []State            // persistent state, as in a checkpoint
@@ -212,7 +211,8 @@ type Code struct {
 type Role uint8
 
 // Roles. The weight is read by the forward pass; the master is its f32 original if the weight is bf16 (f32
-// weights have no master). Optimizers keep the moments and the momentum. Numbers are append-only.
+// weights have no master). Optimizers keep the moments and the momentum. New roles are appended, because files
+// store the numbers of roles.
 const (
 	RoleWeight Role = iota
 	RoleMaster
@@ -223,7 +223,7 @@ const (
 	NumRoles
 )
 
-// roles gives the buffer suffix and the use of memory of each role.
+// roles gives, for each role, its name and the use of memory that its buffers count toward.
 var roles = [NumRoles]struct {
 	name string
 	part Part
@@ -262,7 +262,7 @@ type State struct {
 	Col0   Attr
 }
 
-// extent returns the number of rows and columns of the tensor that a state holds; a vector is a column.
+// extent returns the numbers of rows and columns that a state holds; a vector is a column.
 func (s *State) extent() (rows, cols int64) {
 	if len(s.View.Dims()) == 1 {
 		return s.View.Cols(), 1
@@ -278,14 +278,14 @@ type Result struct {
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t),
 // 1/(1-beta2^t)}. If the optimizer has no betas, they are taken as 0. ResultWeight and ResultEvalWeight are
-// filled before each step and eval section of a program whose labels may be masked. ResultSpike and
-// ResultDropout, if a program has them, are filled before each step: the largest gradient norm at which weights
-// are still updated, and the key of the step's dropout.
+// filled before each step and each eval section, respectively, of a program whose labels may be masked.
+// ResultSpike and ResultDropout, if a program has them, are filled before each step: the largest gradient norm
+// at which weights are still updated, and the key of the step's dropout.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
 	ResultLosses   = "eval_losses" // f32 [n]: losses of the tokens of a replica's sequences in one eval section, in the order of its labels
-	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
+	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, and the factor applied (negative if the step was skipped)
 	ResultSpike    = "spike"       // f32 [1]
 	ResultStep     = "step"        // f32 [3]
 	ResultDropout  = "dropout"     // i32 [2]: a key of 64 bits, its lower half first
@@ -298,7 +298,7 @@ const (
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
-	Groups     [][]int32 // for each of Program.Groups: members of this rank's group, in order; empty: none
+	Groups     [][]int32 // for each of Program.Groups: members of this rank's group, in order; empty if it has none
 	DP, PP, SP int32     // coordinates, for reports
 }
 
@@ -320,8 +320,8 @@ type Run struct {
 	DecayType     string   `json:"decay_type"`  // cosine | linear | sqrt, of warmup_stable_decay
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
-	Spikes        float64  `json:"spikes"`      // gradient norms above this many times their median skip a step; 0: no limit
-	MaxSkipped    int      `json:"max_skipped"` // steps in a row that may be skipped; 0: any number
+	Spikes        float64  `json:"spikes"`      // a step is skipped if its gradient norm exceeds this many times the median; 0: no limit
+	MaxSkipped    int      `json:"max_skipped"` // most steps in a row that may be skipped; 0: no limit
 	DataKind      string   `json:"data_kind"`   // text | tokens | random
 	DataFiles     []string `json:"data_files"`
 	Holdout       float64  `json:"holdout"`
@@ -335,8 +335,9 @@ type Run struct {
 	Sums []string `json:"sums,omitempty"`
 }
 
-// LRSchedules lists the learning-rate schedules after the warm-up, with transformers' names. All except constant fall to MinLR at the last
-// step: linear and cosine starting at the end of the warm-up, warmup_stable_decay in the last DecaySteps.
+// LRSchedules lists the learning-rate schedules after the warm-up, under the names that transformers gives
+// them. All except the schedule constant fall to MinLR at the last step: linear and cosine starting at the end
+// of the warm-up, warmup_stable_decay in the last DecaySteps.
 var LRSchedules = []string{"constant", "linear", "cosine", LRStableDecay}
 
 // LRStableDecay is the schedule that uses DecaySteps and DecayType.
@@ -347,7 +348,7 @@ type DataOptions struct {
 	Type      string    `json:"type"`   // auto | uint16 | uint32
 	Header    string    `json:"header"` // auto | none | llmc
 	Shuffle   bool      `json:"shuffle"`
-	Weights   []float64 `json:"weights"`   // by pattern of DataFiles; empty: one stream
+	Weights   []float64 `json:"weights"`   // one for each pattern of DataFiles; empty: one stream
 	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like DataFiles
 	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`

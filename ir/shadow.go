@@ -20,9 +20,9 @@ type segment struct {
 type state struct {
 	buffer uint32             // the buffer that owns the bytes; NoBuffer: unknown
 	writer access             // last write of this section
-	reads  [NumStreams]uint32 // by stream: number of the last read since that write
+	reads  [NumStreams]uint32 // by stream: number of the last instruction that has read the byte since that write
 	past   past
-	origin uint32 // 1 + the instruction that moved the value away from bytes to which it may return; 0: none
+	origin uint32 // 1 + the instruction that moved the value out of bytes to which it may return; 0: none
 }
 
 // access is an operand of an instruction. The instruction is identified by its stream and its
@@ -38,13 +38,13 @@ type access struct {
 type past uint8
 
 const (
-	readOnce  past = 1 << iota // since it was written or changed
+	readOnce  past = 1 << iota // since the value was last written or changed
 	readTwice                  // or more often
 	readAsWas                  // while the value was still the one from before the section
 	replaced                   // the section has overwritten the value from before the section
 )
 
-// byVM is the stream of writes by the VM before a section. All instructions come after these writes.
+// byVM stands for the stream of writes by the VM before a section. Every instruction comes after these writes.
 const byVM = NumStreams
 
 // blockSegments is the maximum number of segments in a block: large enough to keep the list of
@@ -60,7 +60,7 @@ func newShadow(size Bytes) *shadow {
 // cursor is a position in the list.
 type cursor struct{ block, at int }
 
-// find returns the segment that holds the byte.
+// find returns the position of the segment that holds the byte at addr.
 func (s *shadow) find(addr Bytes) cursor {
 	lo, hi := 0, len(s.blocks)
 	for hi-lo > 1 {
@@ -84,7 +84,7 @@ func (s *shadow) find(addr Bytes) cursor {
 
 func (s *shadow) at(c cursor) *segment { return &s.blocks[c.block][c.at] }
 
-// next moves to the next segment. It returns false at the end.
+// next moves a cursor to the next segment. It returns false if there is none.
 func (s *shadow) next(c *cursor) bool {
 	c.at++
 	if c.at == len(s.blocks[c.block]) {
@@ -93,7 +93,7 @@ func (s *shadow) next(c *cursor) bool {
 	return c.block < len(s.blocks)
 }
 
-// cut splits the segment at addr and returns the one that starts there.
+// cut splits the segment that holds addr, if necessary, and returns the position of the one that starts there.
 func (s *shadow) cut(addr Bytes) cursor {
 	c := s.find(addr)
 	seg := *s.at(c)
@@ -117,7 +117,8 @@ func (s *shadow) cut(addr Bytes) cursor {
 	return c
 }
 
-// visit calls f for the segments of a range, split at its ends, and then merges equal neighbours.
+// visit splits segments at the ends of a range, calls f for each segment of the range, and merges neighbours
+// that are then equal.
 func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
 	if lo >= hi {
 		return
@@ -180,7 +181,7 @@ func (s *shadow) replace(lo, hi Bytes, st state) {
 	}
 }
 
-// owned is a range of bytes that a section has written, with the buffer that owns them at its end.
+// owned is a range of bytes that a section has written, with the buffer that owns them at the section's end.
 type owned struct {
 	lo, hi Bytes
 	buffer uint32

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A shadow has the same state for every byte as a plain array of states.
+// A shadow gives every byte the same state as a plain array of states that undergoes the same changes.
 func TestShadowIsAnArrayOfStates(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -86,7 +86,7 @@ func newFactor(row *OpInfo, names map[string]int, word string) factor {
 	return factor{factorName, int64(names[word])}
 }
 
-// checkSizes checks that attributes in shapes are literal and in range.
+// checkSizes checks that attributes in shapes are literals, not constants of the rank, and in range.
 func (in *Instr) checkSizes() error {
 	for _, i := range shapeRules()[in.Op].sizes {
 		a, least := in.Attrs[i], int64(1)

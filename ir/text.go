@@ -49,14 +49,13 @@ import (
 //
 //	rank 0 stage0 dp=0 pp=0 sp=0 $next=1 @sp=[0,1]
 //
-// An instruction is one line. It has a stream, a provenance (phase I F B W O E, microbatch,
-// subsequence, layer, pipeline stage, each omitted if it does not apply), an opcode, operands,
-// attributes, and after "!" the pass and the spec line that it comes from. Written operands are to
-// the left of "=". An operand has a buffer, the offset in bytes if it is not 0, an element type and
-// a shape; "-" is an absent operand, which is omitted at the end of a side. A boolean that is set
-// is written as its name; one that is not set is omitted. "$" refers to a constant of the rank, "@"
-// to a group, "e" to an event. A name with characters other than letters, digits, ".", "_" and "-"
-// is quoted. "#" starts a comment.
+// An instruction is one line. It has a stream, a provenance (phase I F B W O E, microbatch, subsequence, layer,
+// pipeline stage; parts that do not apply are omitted), an opcode, operands, attributes, and after "!" the pass
+// and the spec line that it comes from. Written operands are to the left of "=". An operand has a buffer, the
+// offset in bytes if it is not 0, an element type and a shape; "-" is an absent operand, omitted at the end of
+// a side. A boolean that is set is written as its name; one that is not set is omitted. "$" refers to a
+// constant of the rank, "@" to a group, "e" to an event. A name with characters other than letters, digits,
+// ".", "_" and "-" is quoted. "#" starts a comment.
 const textMagic = "sppir"
 
 // phaseLetters holds the letter of each phase in the text form.
@@ -67,8 +66,8 @@ func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }
 
 // Printer writes the text form, optionally with comments for readers.
 type Printer struct {
-	// Annotate adds comments: the number of each instruction and the addresses of its operands, and the work
-	// that each wait waits for. The text can still be parsed.
+	// Annotate adds comments: the number of each instruction, the addresses of its operands, the work that each
+	// record follows, and the work that each wait waits for. The text can still be parsed.
 	Annotate bool
 }
 
@@ -105,7 +104,8 @@ func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	return t.err
 }
 
-// Text returns an instruction in the text form, without the columns.
+// Text returns the stream, opcode, operands and attributes of an instruction in the text form, without the
+// columns.
 func (p *Program) Text(c *Code, in *Instr) string {
 	t := printer{p: p}
 	t.str(in.Stream.String())
@@ -114,7 +114,7 @@ func (p *Program) Text(c *Code, in *Instr) string {
 	return string(t.buf)
 }
 
-// printer collects text in buf. Fields after w are set while printing.
+// printer collects text in buf before it writes it to w.
 type printer struct {
 	Printer
 	p   *Program
@@ -160,7 +160,7 @@ func nameByte(b byte) bool {
 	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '.' || b == '_' || b == '-'
 }
 
-// pad writes at least one space, until the line that began at start is width wide.
+// pad writes one space, then more until the line that began at start is at least width characters long.
 func (t *printer) pad(start, width int) {
 	t.byte(' ')
 	for len(t.buf)-start < width {
@@ -197,7 +197,7 @@ func (t *printer) definitions(word string, names []string) {
 	}
 }
 
-// record writes a struct of plain data, named by its JSON tags.
+// record writes a struct of plain data, whose JSON tags name the fields.
 func (t *printer) record(word string, v any) {
 	t.printf("%s {\n", word)
 	s := reflect.ValueOf(v)
@@ -210,7 +210,7 @@ func (t *printer) record(word string, v any) {
 	t.str("}\n\n")
 }
 
-// jsonText returns a value as JSON on one line. Check has ensured that this succeeds.
+// jsonText returns a value as JSON on one line. Check has ensured that encoding succeeds.
 func jsonText(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -328,7 +328,7 @@ func (t *printer) instr(c *Code, in *Instr) {
 	}
 }
 
-// String returns the start of an instruction after its stream: F m0 s2 l0 p0.
+// String returns the provenance as the text form shows it after the stream: F m0 s2 l0 p0.
 func (p Provenance) String() string {
 	text := string(phaseLetters[p.Phase])
 	for _, part := range []struct {
@@ -350,7 +350,8 @@ func (t *printer) origin(start, column int, letter byte, v int64) {
 	}
 }
 
-// operation writes the opcode, the operands and the attributes. Operands begin at column or later.
+// operation writes the opcode, the operands and the attributes. The operands begin at offset column of buf at
+// the earliest.
 func (t *printer) operation(c *Code, in *Instr, column int) {
 	row := in.Info()
 	t.str(row.Name)
@@ -404,8 +405,8 @@ func (t *printer) view(c *Code, v *View) {
 	t.byte(']')
 }
 
-// attr writes an attribute. Groups and events are marked by their first character; booleans are written as their
-// name.
+// attr writes an attribute. Groups and events are marked by their first character; booleans are written as
+// their name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
 	if info.Kind.MayBeLeftOut() && a.Bits == 0 && a.Const == 0 {
 		return
@@ -452,8 +453,8 @@ func (t *printer) attrValue(a Attr, kind AttrKind) {
 	}
 }
 
-// float writes the shortest number that reads back as the same bits. NaN has several patterns and is written
-// as its bits.
+// float writes the shortest number that reads back as the same bits. NaN has several bit patterns and is
+// written as its bits.
 func (t *printer) float(bits uint64) {
 	f := math.Float64frombits(bits)
 	switch {
@@ -516,7 +517,8 @@ func (t *printer) annotation(c *Code, in *Instr, i int, notes map[int]string) {
 	}
 }
 
-// syncNotes describes for each record the work that it follows, and for each wait what it waits for.
+// syncNotes describes, for each record, the work that it follows and, for each wait, the work that it waits
+// for.
 func syncNotes(c *Code, s Section) map[int]string {
 	notes := map[int]string{}
 	marks := make([]string, c.Events[s])

@@ -1,6 +1,6 @@
 package ir
 
-// Types of operands, as written in rows.
+// This file applies the element types that rows give for their operands.
 
 // allows reports whether the operand, considered alone, may have elements of type d.
 func (o *Operand) allows(d DType) bool {
@@ -13,7 +13,7 @@ func (o *Operand) allows(d DType) bool {
 	return d < NumDTypes && d.String() == o.Types
 }
 
-// typeText describes the rule in words.
+// typeText returns the types that the operand may have, for messages.
 func (o *Operand) typeText() string {
 	switch o.Types {
 	case "T", "F":

@@ -10,15 +10,16 @@ import (
 // The verifier proves, before a program reaches a device and regardless of its origin, that
 //
 //   - every operand has the place, shape and type that its row requires, and lies inside its buffer and arena;
-//   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
-//   - every byte read was written before, through the same buffer: buffers that share bytes are never live at once
-//     (verifylives.go);
-//   - a buffer represents one value in a section: nothing is overwritten or changed before all its readers
-//     under the same name have run;
+//   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events
+//     (verifyorder.go);
+//   - every byte read was written before, through the same buffer: buffers that share bytes are never live at
+//     once (verifylives.go);
+//   - a buffer represents one value in a section: its bytes are not overwritten or changed before all readers
+//     of the buffer have run;
 //   - at least part of every result is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
-//   - the header is in range, ranks together hold every tensor once, and the results that a run needs exist
-//     (verifyheader.go);
+//   - the header is in range, ranks together hold every tensor exactly once, apart from copies, and the results
+//     that a run needs exist (verifyheader.go);
 //   - the arenas fit the machine.
 //
 // Properties that depend only on the code are checked once for all ranks that run it.
@@ -160,7 +161,7 @@ func (v *codeVerifier) reportCode(kind FindingKind, format string, args ...any) 
 	v.add(Finding{Kind: kind, At: Site{Rank: None, Code: v.code.Name, Index: None}, Msg: fmt.Sprintf(format, args...)})
 }
 
-// buffers checks that buffers lie in their arenas, and that an arena is no larger than they need.
+// buffers checks that buffers lie in their arenas, and that no arena is larger than its buffers need.
 func (v *codeVerifier) buffers() {
 	var highest [NumArenas]Bytes
 	for i := range v.code.Buffers {
@@ -181,7 +182,7 @@ func (v *codeVerifier) buffers() {
 type resultRule struct {
 	name     string
 	section  Section // the section that it belongs to
-	filled   bool    // the VM writes it before the section; otherwise it reads it after
+	filled   bool    // the VM writes the result before the section; otherwise it reads the result after it
 	elements int64   // 0: any number
 	dtype    DType
 }
@@ -286,8 +287,8 @@ func (c *Code) extent(v *View) (lo, hi Bytes) {
 	return lo, lo + v.Bytes()
 }
 
-// selfOverlap checks that an instruction's outputs do not overlap its other operands, unless the row
-// allows one view to be read and written.
+// selfOverlap checks that an instruction's outputs do not overlap its other operands, unless they are the same
+// view and the row allows it to be both read and written.
 func (v *codeVerifier) selfOverlap(s Section, i int) {
 	in := &v.code.Sections[s][i]
 	row := in.Info()

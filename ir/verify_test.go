@@ -29,7 +29,7 @@ func small(t testing.TB) string {
 	return string(src)
 }
 
-// verifyText parses and verifies; the error is nil or a *VerifyError.
+// verifyText parses and verifies a program. It returns nil if the program is correct.
 func verifyText(t testing.TB, src string) *ir.VerifyError {
 	t.Helper()
 	p, err := ir.ParseText("small.sppir", []byte(src))
@@ -50,7 +50,7 @@ func TestSmallProgramVerifies(t *testing.T) {
 	}
 }
 
-// Removing any single wait leaves exactly one race.
+// Removing any single wait causes exactly one race.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	lines := strings.SplitAfter(small(t), "\n")
 	removed := 0
@@ -72,7 +72,8 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 	}
 }
 
-// mutations break the small program in one way each. The kind is the part of the name before the first dash.
+// mutations break the small program in one way each. The part of a name before the first dash is the kind of
+// finding that is expected.
 var mutations = []struct {
 	name  string
 	edits []string // alternately old and new text

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// job executes the communication of a section, rank by rank in issue order, without data or time.
+// job executes the communication of a section, rank by rank in issue order, without moving data or modelling
+// time.
 type job struct {
 	v       *ranksVerifier
 	next    []int  // by rank: position in the traffic of its code
@@ -20,7 +21,7 @@ type meeting struct {
 	arrived int
 }
 
-// deadlock executes the section and reports ranks that do not reach its end.
+// deadlock executes the section and, if a rank does not reach its end, reports ranks that wait for each other.
 func (v *ranksVerifier) deadlock() {
 	n := len(v.p.Ranks)
 	j := job{v: v, next: make([]int, n), blocked: make([]bool, n), group: make([][]*meeting, n)}
@@ -98,7 +99,7 @@ func (j *job) release(r int) {
 	j.ready = append(j.ready, r)
 }
 
-// message reports whether the peer is at the other end of the message, and if so releases the peer.
+// message reports whether the peer is waiting at the other end of the message, and if so releases the peer.
 func (j *job) message(r int, in *Instr) bool {
 	peer := j.peer(r, in)
 	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {
@@ -108,7 +109,7 @@ func (j *job) message(r int, in *Instr) bool {
 	return true
 }
 
-// atOtherEnd reports whether a rank is at the other half of a message.
+// atOtherEnd reports whether the peer has reached the other half of a rank's message.
 func (j *job) atOtherEnd(r int, in *Instr, peer int) bool {
 	other := j.current(peer)
 	if other == nil || other.Op == in.Op || other.Op != Send && other.Op != Recv {
@@ -151,7 +152,7 @@ func (j *job) waitsFor(r int) int {
 	return None
 }
 
-// report follows the waits from a stuck rank until a rank repeats.
+// report follows the waits from a stuck rank until a rank repeats, and reports that cycle.
 func (j *job) report(r int) {
 	seen := map[int]bool{}
 	for r != None && !seen[r] {

@@ -81,7 +81,7 @@ func counts(n int) bool { return n >= 0 && n <= math.MaxInt32 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// verifyMachine checks that no figure of the machine is negative, and that its names are known.
+// verifyMachine checks that no figure of the machine is negative, and that copy_duplex is a known word.
 func verifyMachine(m *Machine, all *findings) {
 	if !slices.Contains([]string{"", "full", "half"}, m.CopyDuplex) {
 		all.add(headerFinding("machine: copy_duplex is %q, which must be full or half", m.CopyDuplex))
@@ -139,8 +139,9 @@ func verifyCoordinates(p *Program, all *findings) {
 	}
 }
 
-// verifyRoles checks what the VM needs for training: results that it reads and fills, and every tensor stored
-// once. A program without states, or without updates of weights, trains nothing and is exempt from these rules.
+// verifyRoles checks what the VM needs for training: the results that it reads and fills, and every tensor
+// stored exactly once. A program without states, or without updates of weights, trains nothing and is exempt
+// from these rules.
 func verifyRoles(p *Program, all *findings) {
 	has := map[string]bool{}
 	updates, holds := false, false
@@ -175,15 +176,16 @@ func (c *Code) updates() bool {
 	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Info().Updates })
 }
 
-// rectangle is part of a tensor: rows from..to and columns from..to.
+// rectangle is part of a tensor: the rows from row up to endRow and the columns from col up to endCol, ends
+// excluded.
 type rectangle struct{ row, endRow, col, endCol int64 }
 
-// held is a set of rectangles of a role of a tensor.
+// held is the set of rectangles that ranks hold of a tensor in one role.
 type held map[rectangle]bool
 
-// verifyStates checks that the rectangles on all ranks cover each role of a tensor once. Equal
-// rectangles on several ranks are copies. A rectangle inside another is a part that a rank keeps in
-// addition to the whole.
+// verifyStates checks that the rectangles on all ranks cover each role of a tensor exactly once. Equal
+// rectangles on several ranks are copies and count once. A rectangle inside another is a part that a rank keeps
+// in addition to the whole.
 func verifyStates(p *Program, all *findings) {
 	type key struct {
 		tensor int32
@@ -246,8 +248,8 @@ func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
 	return x
 }
 
-// padded returns the rectangle of a state, including rows and columns outside its tensor that make it divide
-// evenly.
+// padded returns the rectangle of a state with its padding: rows and columns beyond the tensor, which let ranks
+// divide the tensor evenly.
 func (s *State) padded(consts []int64) rectangle {
 	rows, cols := s.extent()
 	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
@@ -260,8 +262,8 @@ func (x rectangle) contains(y rectangle) bool {
 	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
 }
 
-// outermost removes rectangles inside others, such as the slice of a weight that a rank updates and then
-// gathers.
+// outermost removes rectangles that lie inside others, such as the slice of a weight that a rank updates and
+// then gathers.
 func (h held) outermost() []rectangle {
 	all := slices.SortedFunc(maps.Keys(h), func(a, b rectangle) int { return cmp.Compare(b.area(), a.area()) })
 	var out []rectangle
@@ -273,7 +275,7 @@ func (h held) outermost() []rectangle {
 	return out
 }
 
-// covers returns the reason why a role's rectangles do not cover a tensor exactly once, or "".
+// covers returns the reason why a role's rectangles do not cover a tensor exactly once, or "" if they do.
 func (h held) covers(t *Tensor) string {
 	if len(h) == 0 {
 		return "are held by no rank"
@@ -284,8 +286,8 @@ func (h held) covers(t *Tensor) string {
 	return untiled(t, h.outermost())
 }
 
-// untiled returns why rectangles do not tile a tensor, or "". They tile it if their areas add up to
-// the tensor's area and every corner, except the tensor's four, belongs to an even number of them.
+// untiled returns the reason why rectangles do not tile a tensor, or "" if they do. They tile it if their areas
+// add up to the tensor's area and every corner, except the tensor's four, belongs to an even number of them.
 func untiled(t *Tensor, rects []rectangle) string {
 	area := int64(0)
 	corners := map[[2]int64]bool{}

@@ -8,24 +8,25 @@ import (
 
 // This file verifies lifetimes and values.
 //
-// A byte belongs to the buffer through which it was last written, and may be read only through that
-// buffer. A section starts with the values of the init section, unless any section writes another
-// buffer to the same bytes. Steps and evaluations may run in any number and order, so the next
-// section may not read values that only one of them writes before they are written again.
+// A byte belongs to the buffer through which it was last written, and may be read only through that buffer. A
+// section starts with the values of the init section, unless any section writes another buffer to the same
+// bytes. Steps and evaluations may run in any number and order, so a section must not rely on values that only
+// a step or only an evaluation writes: it must write them itself before it reads them.
 //
 // In a section a buffer has one lifetime, which ends when another buffer is written over any of its bytes. Each
-// byte of it has one value: it is written once, possibly changed in place, and then read. A read therefore sees
-// the same value at any point of the section. There are three exceptions. First, values that the section found
-// at its start, such as optimizer state and weights, may be read, then changed in place or overwritten once,
-// and not read again. Second, a value that was moved away for a reload or rotation, and that nothing else has
-// read, may be overwritten by the copy or rotation that returns it to the same bytes. Third, an instruction may
-// change in place a value that only other such instructions have read.
+// byte of the buffer has one value: it is written once, possibly changed in place, and then read. A read
+// therefore sees the same value at any point of the section. There are three exceptions. First, values that the
+// section found at its start, such as optimizer state and weights, may be read, then changed in place or
+// overwritten once, and not read again. Second, a value that a reload or a rotation has moved elsewhere, and
+// that nothing else has read, may be overwritten by the copy or rotation that returns it to the same bytes.
+// Third, an instruction may change in place a value that only instructions that also changed it in place have
+// read.
 //
 // At least part of every result must be read: in its section, in a later one, by the VM, or for a
 // checkpoint. Operands that the opcode's row marks as spare are exempt.
 
-// changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
-// its value in place.
+// changes reports whether an instruction changes operand j in place: it reads and writes the same view, through
+// this operand alone or through two.
 func (in *Instr) changes(j int) bool {
 	reads, writes := in.Access(j)
 	for k := range in.Args {
@@ -37,14 +38,14 @@ func (in *Instr) changes(j int) bool {
 	return reads && writes
 }
 
-// noteRead records that part of the bytes that an access wrote have been read.
+// noteRead records that bytes that an access wrote have been read, at least in part.
 func (o *orderer) noteRead(a access) {
 	if i := o.instrAt(a); i != None {
 		o.read[i] |= 1 << a.operand
 	}
 }
 
-// abuse reports, once per instruction, the use of a value that is not the one that its buffer represents.
+// abuse reports, at most once per instruction, an access that breaks the rule of one value per buffer.
 func (o *orderer) abuse(i, other int, format string, args ...any) {
 	if o.abused != i+1 && !o.v.AllowReuse {
 		o.abused = i + 1
@@ -52,7 +53,8 @@ func (o *orderer) abuse(i, other int, format string, args ...any) {
 	}
 }
 
-// found marks the bytes of states, whose values persist from one section to the next.
+// found marks the bytes that hold values when the section starts: those of states, which persist from one
+// section to the next.
 func (o *orderer) found() {
 	for i := range o.v.code.States {
 		s := &o.v.code.States[i]
@@ -81,7 +83,7 @@ func (o *orderer) change(i int, in *Instr, j int) {
 	})
 }
 
-// otherOf returns an instruction that has read a value, or otherwise the one that wrote it.
+// otherOf returns another instruction that has read a value or, if there is none, the one that wrote it.
 func (o *orderer) otherOf(in *Instr, st *state) int {
 	for t, n := range st.reads {
 		if n != 0 && (Stream(t) != in.Stream || n != o.clocks[in.Stream][in.Stream]) {
@@ -119,14 +121,14 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 		}
 	})
 	if back {
-		next.origin = 0 // the value has returned
+		next.origin = 0 // the value is back in its place
 	}
 	o.shadows[arena].replace(lo, hi, next)
 }
 
-// originOf returns the origin of the output of an instruction that moves bytes out of a place and back. A
-// reload is itself an origin. A copy to the host, or a rotation in a ring, has the origin of its input; a
-// rotation whose input has none is itself an origin.
+// originOf returns the origin (see state) of the value that an instruction writes. A reload is the origin of
+// its output. A copy to the host, or a rotation in a ring, passes on the origin of its input; a rotation whose
+// input has none is the origin of its output.
 func (o *orderer) originOf(i int, in *Instr) uint32 {
 	switch in.Op {
 	case CopyH2D:
@@ -150,8 +152,8 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 	return origin
 }
 
-// bringsBack reports whether an instruction returns a value to the place from which its origin
-// moved it, and whether nothing else has read it there.
+// bringsBack reports whether an instruction returns a value to the bytes from which its origin moved it, and
+// only the origin has read the value there.
 func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
 		return false
@@ -163,14 +165,14 @@ func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 		moved.Args[1].Bytes() == in.Args[0].Bytes()
 }
 
-// stranger reports bytes that are read through a buffer other than the one that they belong to.
+// stranger reports a read of bytes through a buffer other than the one to which they belong.
 func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
 	o.v.report(FindUninitialised, o.section, i, o.instrAt(st.writer), "reads %s, but bytes 0x%x to 0x%x now hold %s",
 		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
 }
 
-// claim records that bytes that this section has not written must already belong to a buffer when the section
-// begins.
+// claim records a need: bytes that the section has not written yet must already belong to a buffer when the
+// section begins.
 func (o *orderer) claim(n need, st *state) {
 	if st.buffer != n.buffer {
 		o.needs = append(o.needs, n)
@@ -269,7 +271,7 @@ func (v *codeVerifier) settle(sections *[NumSections]*orderer, s Section, n need
 	}
 }
 
-// unmet reports a need that is not met.
+// unmet adds a finding about a need that is not met.
 func (v *codeVerifier) unmet(s Section, n need, format string, args ...any) {
 	if n.at != None {
 		v.report(FindUninitialised, s, n.at, None, format, args...)
@@ -309,8 +311,8 @@ func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
 	return list
 }
 
-// verifyUnread reports results that are never read. A collective is not reported if any other
-// member reads its own result.
+// verifyUnread reports results that are never read. A collective is not reported on one member if another
+// member of the group reads the result that it receives.
 func verifyUnread(p *Program, unread [][]result, all *findings) {
 	u := unusedCollectives{p: p, calls: map[[2]int][][]int32{}, unused: map[collective]bool{}}
 	for c, list := range unread {
@@ -335,7 +337,7 @@ func verifyUnread(p *Program, unread [][]result, all *findings) {
 	}
 }
 
-// unusedCollectives finds collectives whose results are never read on the ranks of a code.
+// unusedCollectives holds the collectives that have a result that their own code never reads.
 type unusedCollectives struct {
 	p      *Program
 	calls  map[[2]int][][]int32 // [code, section][group]: instructions
@@ -357,7 +359,7 @@ func (u *unusedCollectives) callsOf(code int, s Section) [][]int32 {
 	return u.calls[key]
 }
 
-// usedElsewhere reports whether a member of a collective's group reads its result.
+// usedElsewhere reports whether some member of a collective's group reads all results that it receives.
 func (u *unusedCollectives) usedElsewhere(at collective) bool {
 	in := &u.p.Codes[at.code].Sections[at.section][at.index]
 	group := in.Attrs[in.Info().findAttr(KindGroup)].Bits

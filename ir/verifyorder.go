@@ -2,10 +2,10 @@ package ir
 
 import "fmt"
 
-// This file verifies order. Issue order is the order of the instructions in a section. An instruction
-// comes after all earlier instructions on its stream, and a wait comes after its record and everything
-// that precedes the record. A clock for each stream holds its position relative to every stream; the
-// end of a section joins all streams. Messages do not order instructions, because a rank must not
+// This file verifies order. Issue order is the order of the instructions in a section. An instruction comes
+// after all earlier instructions on its stream, and a wait comes after its record and everything that precedes
+// the record. Each stream has a clock, which counts the instructions on every stream that precede its current
+// position; the end of a section joins all streams. Messages do not order instructions, because a rank must not
 // depend on another rank's timing. The contents of bytes are checked in verifylives.go.
 
 // clock counts, for each stream, the instructions that precede a point.
@@ -34,7 +34,7 @@ type orderer struct {
 	section Section
 	clocks  [NumStreams]clock // of the last instruction of each stream; a stream's own entry counts its instructions
 	events  []event
-	number  [NumStreams][]int32 // instructions of each stream, by number - 1
+	number  [NumStreams][]int32 // by stream and by number in the stream - 1: index of the instruction in the section
 	shadows [NumArenas]*shadow
 	needs   []need
 	ended   []int32            // [buffer]: 1 + the instruction that overwrote it through another buffer; 0: none
@@ -55,7 +55,7 @@ type need struct {
 	lo, hi Bytes
 	buffer uint32
 	at     int    // instruction, or None
-	by     string // the reader if it is not an instruction
+	by     string // what reads the bytes, if it is not an instruction
 }
 
 func newOrderer(v *codeVerifier, s Section) *orderer {
@@ -132,12 +132,12 @@ func (o *orderer) instrAt(a access) int {
 	return int(o.number[a.stream][a.number-1])
 }
 
-// comesAfter reports whether stream s is ordered after an access.
+// comesAfter reports whether the latest instruction of stream s comes after an access.
 func (o *orderer) comesAfter(s Stream, a access) bool {
 	return a.stream == byVM || o.clocks[s][a.stream] >= a.number
 }
 
-// forgive treats stream s as ordered after an access from now on, so that one missing wait causes only one
+// forgive makes stream s count as ordered after an access from now on, so that one missing wait causes only one
 // finding.
 func (o *orderer) forgive(s Stream, a access) {
 	o.clocks[s][a.stream] = max(o.clocks[s][a.stream], a.number)

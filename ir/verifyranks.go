@@ -39,7 +39,7 @@ type traffic struct {
 	groups [][]int32 // by group
 }
 
-// link is one end of a channel, independent of the rank and its peer.
+// link identifies one end of a channel in a code. Its peer may be a constant that differs between ranks.
 type link struct {
 	peer    Attr
 	channel channel
@@ -98,7 +98,7 @@ func rankFinding(kind FindingKind, rank int, format string, args ...any) Finding
 	return Finding{Kind: kind, At: Site{Rank: rank, Index: None}, Msg: fmt.Sprintf(format, args...)}
 }
 
-// site returns an instruction as run by a rank.
+// site returns the site of an instruction that a rank runs.
 func (v *ranksVerifier) site(rank int, i int32) Site {
 	s := siteOf(v.p, v.codeOf(rank), v.section, int(i))
 	s.Rank = rank
@@ -111,7 +111,8 @@ func (v *ranksVerifier) instr(rank int, i int32) *Instr {
 	return &v.codeOf(rank).Sections[v.section][i]
 }
 
-// verifyGroups checks that all members of a group have the same list of members.
+// verifyGroups checks that a rank is in its own groups, that no member is listed twice, and that all members of
+// a group have the same list.
 func verifyGroups(p *Program, all *findings) {
 	for r := range p.Ranks {
 		for g, members := range p.Ranks[r].Groups {
@@ -135,8 +136,9 @@ func verifyGroups(p *Program, all *findings) {
 	}
 }
 
-// disagrees returns a member whose list of members differs, or None. It compares each member's list
-// with that of the first member, because comparing all pairs would take cubic time.
+// disagrees returns a member whose own list differs from the given one, or None. It compares the whole list
+// only with the first member's, and checks that all other members have the same first member, because comparing
+// all lists would take cubic time.
 func disagrees(p *Program, g int, members []int32) int {
 	first := int(members[0])
 	if !slices.Equal(p.Ranks[first].Groups[g], members) {
@@ -150,8 +152,8 @@ func disagrees(p *Program, g int, members []int32) int {
 	return None
 }
 
-// gathers checks that operands imply the actual sizes of groups, and that every rank has the groups
-// that its code uses.
+// gathers checks that the group sizes implied by operands are the actual ones, and that every rank has the
+// groups that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
 		group int
@@ -237,7 +239,7 @@ func mergeSorted(a, b []int32) []int32 {
 	return all
 }
 
-// match compares both ends of a channel.
+// match compares the messages sent with those received on a channel.
 func (v *ranksVerifier) match(k channelKey, talk *conversation) {
 	from, to := int(k.from), int(k.to)
 	for n := range max(len(talk.sends), len(talk.recvs)) {

@@ -4,7 +4,7 @@ import "fmt"
 
 // This file checks the values of attributes on each rank, with constants filled in.
 
-// verifyConstants checks the values of a rank's attributes.
+// verifyConstants checks, for every rank, the values of attributes and the positions of states.
 func verifyConstants(p *Program, all *findings) {
 	sites := make([][]valueSite, len(p.Codes))
 	for c := range p.Codes {
@@ -38,7 +38,7 @@ func verifyConstants(p *Program, all *findings) {
 type valueSite struct {
 	section  Section
 	i        int
-	constant bool // whether the value differs among the ranks of a code
+	constant bool // whether the check may have different outcomes on the ranks of a code
 }
 
 func valueSites(c *Code) []valueSite {
@@ -59,8 +59,8 @@ func valueSites(c *Code) []valueSite {
 	return sites
 }
 
-// checkValues applies the limits of an instruction for a rank: a peer is another rank, a rectangle starts
-// inside its tensor, tokens exist.
+// checkValues applies the limits of an instruction for a rank: for example, a peer is another rank, and the
+// tokens to be loaded are in the sequence.
 func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 	consts := p.Ranks[r].Consts
 	if i := in.Info().findAttr(KindRank); i >= 0 {

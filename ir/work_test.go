@@ -8,7 +8,8 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// TestAttentionWork counts the visible pairs, and the keys that some query sees, one by one.
+// TestAttentionWork compares the work of attention with that computed by counting, one by one, the visible
+// pairs and the keys that some query sees.
 func TestAttentionWork(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -41,7 +42,7 @@ func TestAttentionWork(t *testing.T) {
 		if on {
 			results *= 2
 		}
-		unread := int64(0) // keys that no query of a window sees
+		unread := int64(0) // keys outside the windows of all queries
 		for k := range min(keys, prefix+n) {
 			if !seen[k] {
 				unread++
@@ -69,8 +70,8 @@ func attentionInstr(n, prefix, keys, batch, heads, dim int64) ir.Instr {
 	return in
 }
 
-// checkParts requires that the parts of an instruction have the same pairs as the instruction, and no query
-// without a key.
+// checkParts requires that the parts of an instruction together have exactly its pairs of query and key, and
+// that every query of a part sees a key.
 func checkParts(t *testing.T, in *ir.Instr, n, prefix, keys, window int64) {
 	t.Helper()
 	type pair struct{ query, key int64 }
@@ -95,7 +96,8 @@ func checkParts(t *testing.T, in *ir.Instr, n, prefix, keys, window int64) {
 	}
 }
 
-// TestRingWork compares the work of the members of a ring, whose keys have been gathered, with that of all queries.
+// TestRingWork checks that, when each member of a ring has gathered all keys, the members together do the work
+// of one instruction with all queries.
 func TestRingWork(t *testing.T) {
 	for _, window := range []int64{0, 1, 3, 8, 40} {
 		whole := attentionInstr(24, 5, 29, 1, 2, 4)

@@ -6,7 +6,7 @@ import "fmt"
 // the k-th from the start and the k-th from the end, so causal attention is the same amount of work
 // for all members in every turn.
 
-// Values of the attribute zigzag: the position of the member whose keys are attended to.
+// Values of the attribute zigzag: whether the member whose keys are attended to comes before or after this one.
 const (
 	ZigzagBefore = 1
 	ZigzagBehind = 2
@@ -20,8 +20,8 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// checkRing checks that another member has as many keys as this rank, and that attention continues
-// from the results over the rank's own keys.
+// checkRing checks that the keys after the prefix are as many as the queries and form two chunks, and that the
+// result is accumulated onto that over the rank's own keys.
 func checkRing(in *Instr) error {
 	batch, prefix := int64(in.Attr("batch").Bits), int64(in.Attr("prefix").Bits)
 	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()
@@ -49,7 +49,7 @@ func checkPositions(in *Instr, rows int64) error {
 	return nil
 }
 
-// checkZigzag checks that rows are whole chunks.
+// checkZigzag checks that the rows of an instruction form whole chunks.
 func checkZigzag(in *Instr) error {
 	a := in.Attr("chunks")
 	chunks, batch := int64(a.Bits), int64(in.Attr("batch").Bits)

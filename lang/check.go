@@ -30,7 +30,8 @@ func (c *checker) fail(key string, code Code, hint, format string, args ...any) 
 	c.report(c.Diagnose(key, code, format, args...).WithHint("%s", hint))
 }
 
-// culprit returns the first of the keys that the user wrote, so that diagnostics can point at it.
+// culprit returns the key that diagnostics should point at: the first one to which the user gave a value, or
+// else the first of all.
 func (c *checker) culprit(keys ...string) string {
 	for _, k := range keys {
 		if c.Written(k) {
@@ -42,7 +43,7 @@ func (c *checker) culprit(keys ...string) string {
 
 func (c *checker) model() {
 	m := c.Model
-	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 { // neither given nor a default of the family
+	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 { // head_dim is neither given nor a default of the family
 		c.fail("model.heads", Indivisible,
 			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
 			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)

@@ -44,7 +44,8 @@ type CodeInfo struct {
 	Later   bool   // reported by a later phase
 }
 
-// exampleBase is the text of "base.sppo", which the examples of codes import. Their own blocks take precedence.
+// exampleBase is the text of "base.sppo", which the examples of codes import. Blocks in an example take
+// precedence over imported ones.
 const exampleBase = `model small {
   family = gpt
   layers = 4

@@ -67,8 +67,8 @@ func (d *Diagnostic) Error() string {
 	return b.String()
 }
 
-// window splits the source line into three parts, of which the second is underlined. A line that is
-// too long for a screen is cut to the text around that part.
+// window splits the source line into three parts, the second of which is underlined. A line that is too long
+// for a screen is cut to the text around that part.
 func (d *Diagnostic) window() (before, marked, after string) {
 	const most, lead = 160, 40
 	line := []rune(d.Source)
@@ -110,7 +110,7 @@ func short(message string) string {
 	return message
 }
 
-// clean removes control characters, so that a malicious file cannot send them to the terminal.
+// clean replaces control characters, so that a malicious file cannot send them to the terminal.
 func clean(line string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r == utf8.RuneError {
@@ -143,7 +143,8 @@ func (ds Diagnostics) Unwrap() []error {
 // maxDiagnostics limits the number of diagnostics that are reported.
 const maxDiagnostics = 50
 
-// Err returns nil if there are no diagnostics. Otherwise it returns the first ones, sorted and without duplicates.
+// Err returns nil if there are no diagnostics. Otherwise it returns the first maxDiagnostics of them, sorted
+// and without duplicates.
 func (ds Diagnostics) Err() error {
 	if len(ds) == 0 {
 		return nil
@@ -158,7 +159,7 @@ func (ds Diagnostics) Err() error {
 	return sorted[:min(len(sorted), maxDiagnostics)]
 }
 
-// source is the part of a text that a Spec keeps: the positions of values and blocks.
+// source is what a Spec keeps of its text: the positions of values and blocks.
 type source struct {
 	values map[string]span // by key, such as "schedule.sp"; elements as "train.data[0]"
 	blocks map[string]span // by name, such as "schedule"
@@ -198,8 +199,8 @@ func (s *Spec) Written(key string) bool {
 	return written
 }
 
-// Diagnose returns a diagnostic at the value of a key, for later phases. For a Spec that was not read from text, it has
-// no position.
+// Diagnose returns a diagnostic at the value of a key, for later phases. If the Spec was not read from text,
+// the diagnostic has no position.
 func (s *Spec) Diagnose(key string, code Code, format string, args ...any) *Diagnostic {
 	at, _ := s.source.find(key)
 	if at.src == nil {

@@ -12,7 +12,7 @@ type valueKind int
 
 const (
 	isNumber valueKind = iota
-	isName             // a bare name that is not bound: auto, bf16
+	isName             // a bare name that stands for itself: auto, bf16
 	isText
 	isList
 	isCall
@@ -57,7 +57,7 @@ func (v value) String() string {
 // as auto, which gives 0.
 func (v value) Int() int { return int(v.num) }
 
-// Auto reports whether the passes choose the value.
+// Auto reports whether the value is left to the compiler's passes.
 func (v value) Auto() bool { return v.kind == isName && v.name == "auto" }
 
 // numbers returns the numbers of a list.
@@ -73,10 +73,10 @@ type binding struct {
 	value value
 	given bool // set by an argument, which diagnostics then point at
 	at    span
-	bad   bool // already reported, so uses are silent
+	bad   bool // the error has been reported, so uses report nothing
 }
 
-// scope is a chain of name tables: that of a block, then that of the file.
+// scope is a chain of name tables: that of a block, then the one that all files share.
 type scope struct {
 	names map[string]*binding
 	outer *scope
@@ -104,7 +104,7 @@ type evaluator struct {
 	src    *sourceText
 	scope  *scope
 	calls  []callType
-	enum   []string // names that evaluate to themselves where a value is expected, even if they are also bound
+	enum   []string // names that stand for themselves in the expression, even if they are also bound
 	report func(*Diagnostic)
 }
 
@@ -263,7 +263,7 @@ func (e *evaluator) list(n *factorNode) (value, bool) {
 	return v, all
 }
 
-// call resolves a bare name, or returns a call whose arguments the key checks.
+// call resolves a bare name, or returns a call, whose arguments are left for the key to check.
 func (e *evaluator) call(n *callNode) (value, bool) {
 	at := nodeSpan(e.src, n.Tokens)
 	if n.Args == nil {
@@ -308,7 +308,8 @@ func (e *evaluator) name(name string, at span) (value, bool) {
 	return value{}, false
 }
 
-// namesOf returns the names that an argument of a call takes, if the key accepts that call.
+// namesOf returns the names that an argument of a call accepts as values, or nil if the key does not accept the
+// call.
 func (e *evaluator) namesOf(call, argument string) []string {
 	for _, c := range e.calls {
 		if k := FindKey(c.block + "." + argument); c.name == call && k != nil {

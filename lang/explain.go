@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Explain describes a key ("schedule.offload", or "offload" if that is unique), a block ("model"), the code of a diagnostic
-// ("lengths-sum"), a glossary term ("bubble") or a value of a key ("ulysses"). For "" it lists the topics. An unknown
-// word is an error that names the nearest topic.
+// Explain describes a key ("schedule.offload", or "offload" for all keys of that name), a block ("model"), the
+// code of a diagnostic ("lengths-sum"), a glossary term ("bubble") or a value of a key ("ulysses"). For "" it
+// lists the topics. For an unknown word it returns an error that names the nearest topic.
 func Explain(word string) (string, error) {
 	if word == "" {
 		return explainAll(), nil
 	}
 	block, key := findBlock(word), FindKey(word)
 	switch {
-	case key != nil && block != nil: // a call and its arguments
+	case key != nil && block != nil: // a key whose value is a call, and the arguments of the call
 		return explainKey(key) + "\n" + explainBlock(block), nil
 	case key != nil:
 		return explainKey(key), nil
@@ -51,7 +51,8 @@ func Explain(word string) (string, error) {
 	return "", fmt.Errorf("unknown word %q", word)
 }
 
-// nearestTopic compares the word with the bare names of keys first, so that a misspelled bare name finds its key.
+// nearestTopic returns the topic most similar to a word. It tries the bare names of keys first, so that a
+// misspelled bare name finds its key.
 func nearestTopic(word string) string {
 	var paths []string
 	byName := map[string]string{}
@@ -172,7 +173,7 @@ func explainKey(k *Key) string {
 	return b.String()
 }
 
-// withRange describes the type with its bounds, if they carry information.
+// withRange describes the type and, if they say more than the type, its bounds.
 func (t valueType) withRange() string {
 	words := t.String()
 	n := t.number
@@ -198,7 +199,7 @@ func explainCode(c CodeInfo) string {
 	return b.String()
 }
 
-// labelled returns a paragraph indented after its label.
+// labelled returns a label followed by an indented paragraph.
 func labelled(label, text string) string {
 	indent := fmt.Sprintf("%13s", "")
 	return "    " + fmt.Sprintf("%-9s", label) + strings.TrimPrefix(wrap(text, indent), indent)
@@ -206,8 +207,7 @@ func labelled(label, text string) string {
 
 var backquotes = regexp.MustCompile("`([^`]*)`")
 
-// wrap breaks text into lines for a terminal. It removes the backquotes around single words, which
-// only the reference pages need.
+// wrap breaks text into lines for a terminal. It removes backquotes, which only the reference pages need.
 func wrap(text, indent string) string {
 	const width = 88
 	text = backquotes.ReplaceAllString(text, "$1")

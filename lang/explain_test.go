@@ -66,8 +66,7 @@ func TestRangeHint(t *testing.T) {
 	}
 }
 
-// Every word of the glossary and every value of a key is explained, and is listed or suggested for a misspelled
-// word.
+// Explain describes every term of the glossary and every value of a key, and lists all terms.
 func TestWordsAreExplained(t *testing.T) {
 	all, err := Explain("")
 	if err != nil {
@@ -95,7 +94,7 @@ func TestWordsAreExplained(t *testing.T) {
 	}
 }
 
-// A unit in the wrong letter case is recognised in the hint.
+// The hint for a unit in the wrong letter case names the right one.
 func TestUnitsInOtherLetters(t *testing.T) {
 	for word, want := range map[string]string{"k": "K", "m": "M", "kib": "KiB", "GIB": "GiB"} {
 		if got := unitHint(word); got != "did you mean `"+want+"`?" {

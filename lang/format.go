@@ -19,7 +19,7 @@ func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
 
-// FormatFile is like Format for the text of a named file, which diagnostics show.
+// FormatFile is like Format for the text of a file, whose name diagnostics show.
 func FormatFile(file string, text []byte) ([]byte, error) {
 	return format(file, text)
 }
@@ -100,9 +100,9 @@ func opens(t lexer.Token) bool { return t.Value == "{" || t.Value == "(" || t.Va
 // row holds the tokens of one line.
 type row struct {
 	toks    []lexer.Token
-	depth   int         // open brackets before it
+	depth   int         // brackets that are open before it
 	inBlock bool        // directly inside the braces of a block
-	before  lexer.Token // the preceding token, which distinguishes a sign from a subtraction
+	before  lexer.Token // the preceding token, which tells whether a first `-` is a sign or a subtraction
 }
 
 // rows splits at line breaks, after the `{` of a block over several lines, and before its `}`.
@@ -189,7 +189,7 @@ func spaced(toks []lexer.Token, before lexer.Token) string {
 	var b strings.Builder
 	depth := 0
 	prev := before
-	sign := false   // prev is the sign of a number
+	sign := false   // prev is a sign, not a subtraction
 	second := false // another key precedes on this line
 	for i, t := range toks {
 		key := depth == 0 && (t.Value == "let" || i+1 < len(toks) && toks[i+1].Value == "=" && prev.Value != "let")
@@ -209,7 +209,8 @@ func spaced(toks []lexer.Token, before lexer.Token) string {
 	return b.String()
 }
 
-// between returns the separator of two tokens of a line; second reports that t starts another key.
+// between returns the space between two adjacent tokens of a line. If second is set, t starts another key on
+// the line.
 func between(prev, t lexer.Token, sign, second bool) string {
 	switch {
 	case sign, prev.Value == "(", prev.Value == "[":
@@ -240,7 +241,8 @@ func comment(text string) string {
 	return "# " + strings.TrimLeft(body, "\t")
 }
 
-// collapse reduces several empty lines to one, and removes those at the start, the end, and the edges of brackets.
+// collapse reduces several empty lines to one, and removes those at the start, the end, and the edges of
+// brackets.
 func collapse(lines []*line) []*line {
 	var out []*line
 	for i, l := range lines {
@@ -271,7 +273,7 @@ func closesNext(lines []*line) bool {
 	return false
 }
 
-// alignEquals pads the keys of consecutive lines to the longest.
+// alignEquals pads the keys of consecutive lines to the width of the longest.
 func alignEquals(lines []*line) {
 	for from := 0; from < len(lines); {
 		to := from

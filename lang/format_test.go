@@ -59,7 +59,7 @@ func checkFormat(t *testing.T, text string) {
 	}
 }
 
-// words returns the tokens with a meaning, and the text of comments.
+// words returns all tokens except line breaks, with the white space in comments normalised.
 func words(text string) []string {
 	var out []string
 	for _, t := range lex(&sourceText{text: text}) {
@@ -74,7 +74,8 @@ func words(text string) []string {
 	return out
 }
 
-// TestFormatOfShuffledBlanks formats examples whose spaces, line breaks and comments were changed at random.
+// TestFormatOfShuffledBlanks checks the formatting of examples after random changes of their spaces, line
+// breaks and comments.
 func TestFormatOfShuffledBlanks(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// seeds returns all specs of the repository: valid, invalid and badly formatted ones.
+// seeds returns specs of the repository: valid, invalid and badly formatted ones.
 func seeds(f *testing.F) []string {
 	f.Helper()
 	var out []string
@@ -27,8 +27,8 @@ func seeds(f *testing.F) []string {
 	return append(out, exampleBase)
 }
 
-// FuzzParse checks that no text and no override causes a panic, and that diagnostics point at existing
-// places.
+// FuzzParse checks that no text and no override causes a panic, and that diagnostics point at positions that
+// exist.
 func FuzzParse(f *testing.F) {
 	for _, text := range seeds(f) {
 		f.Add(text, "schedule.sp=4")

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Term is a word that reports and messages use and that is not a key.
+// Term is a word, other than a key, that reports and messages use.
 type Term struct {
 	Name string
 	Doc  string
@@ -52,7 +52,7 @@ func termNames() []string {
 	return names
 }
 
-// values returns the words that a key accepts, names and calls.
+// values returns the words that a key accepts: plain names, and the names of calls.
 func (k *Key) values() []string {
 	names := slices.Clone(k.takes.names)
 	if k.takes.list != nil {

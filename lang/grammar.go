@@ -1,14 +1,13 @@
 // Package lang reads specifications (.sppo): it parses, resolves, checks, formats and explains them.
 //
-// grammar.go turns text into a tree and survives syntax errors. load.go follows imports, binds names and selects the
-// blocks to use. eval.go computes values with their dimensions. keys.go is the table of keys, by which values are
-// checked, documented, completed and stored in the Spec. check.go has the rules that involve several keys. Every
-// error in a spec is a Diagnostic (diag.go, codes.go). format.go defines the standard style; explain.go describes
-// keys, values and terms.
+// grammar.go defines the grammar; parse.go turns text into a tree and recovers from syntax errors. load.go
+// follows imports, binds names and selects the blocks to use. eval.go computes values with their dimensions.
+// keys.go is the table of keys, by which values are checked, documented, completed and stored in the Spec.
+// check.go has the rules that involve several keys. Every error in a spec is a Diagnostic (diag.go, codes.go).
+// format.go defines the standard style; explain.go describes keys, values and terms.
 //
-// The package defines which specs are well formed. It does not know what a schedule does, which values the compiler
-// supports, or whether a plan fits. Of this module, it imports only infile, and ir for the types that specs and
-// programs share.
+// The package defines which specs are well formed. It does not know what a schedule does, which values the
+// compiler supports, or whether a plan fits. Of this module, it imports only ir and infile.
 package lang
 
 import (
@@ -25,11 +24,11 @@ var tokenRules = []lexer.SimpleRule{
 	{Name: "NL", Pattern: `\n`},
 	{Name: "Space", Pattern: `[ \t\r\x{FEFF}]+`},
 	{Name: "String", Pattern: `"(\\[^\n]|[^"\\\n])*"`},
-	{Name: "OpenString", Pattern: `"[^\n]*`}, // never in the grammar: an unterminated string
+	{Name: "OpenString", Pattern: `"[^\n]*`}, // an unterminated string, which no grammar rule accepts
 	{Name: "Name", Pattern: `([A-Za-z_]|[0-9]+[a-df-z][0-9]+[a-z])[A-Za-z0-9_]*([-.][A-Za-z0-9_]+)*`},
 	{Name: "Number", Pattern: `[0-9][0-9_]*(\.[0-9]+)?([eE][+-]?[0-9]+)?([A-Za-zµ][A-Za-z0-9]*(/s\b)?)?`},
 	{Name: "Punct", Pattern: `[{}()\[\],=+\-*/]`},
-	{Name: "Stray", Pattern: `(?s:.)`}, // never in the grammar: a character that starts no token
+	{Name: "Stray", Pattern: `(?s:.)`}, // a character that starts no token, which no grammar rule accepts
 }
 
 var tokens = lexer.MustSimple(tokenRules)
@@ -132,8 +131,8 @@ type (
 		Args []*argNode `parser:"'(' (@@ ((?! ',' ')') ',' @@)* ','?)? ')'"`
 	}
 
-	// argNode is an argument of a call or a parameter of a block. For a parameter, Value alone means that
-	// there is no default.
+	// argNode is an argument of a call or a parameter of a block. A parameter without a default has no Name:
+	// its Value is the name.
 	argNode struct {
 		Tokens []lexer.Token
 		Name   string    `parser:"((?= Name '=') @Name '=')?"`

@@ -57,7 +57,7 @@ type list struct {
 	min, max int
 }
 
-// valueType describes the values that a key accepts: any of the forms that are set.
+// valueType describes the values that a key accepts: those of any form whose field is set.
 type valueType struct {
 	names  []string
 	number *number
@@ -66,12 +66,13 @@ type valueType struct {
 	text   bool
 }
 
-// callType is a call such as adamw(...). Its named arguments are the keys of a block, or only those listed in args.
+// callType is a call such as adamw(...). Its named arguments are the keys of a block, or only those listed in
+// args.
 type callType struct {
 	name  string
 	block string
 	args  []string
-	texts bool // accepts positional strings, at least one
+	texts bool // takes one or more positional strings
 	doc   string
 }
 
@@ -96,7 +97,7 @@ type Key struct {
 	Block   string
 	Name    string
 	Default string // as written in a spec; "" if the key must be given
-	Derived string // how the default follows from other keys, in words; derive computes it
+	Derived string // how the default follows from other keys, in words; derive computes the default
 	Doc     string
 	Example string
 
@@ -499,7 +500,7 @@ func deriveDecayType(s *Spec) {
 	}
 }
 
-// setData resolves paths relative to the folder of the text in which each was written.
+// setData resolves each path relative to the folder of the file that contains it.
 func setData(s *Spec, v value) {
 	s.Train.Data = Data{Kind: v.name}
 	for _, file := range v.list {
@@ -755,11 +756,10 @@ func findBlock(name string) *Block {
 	return nil
 }
 
-// inText reports whether blocks of this kind are written as blocks, not as a call.
+// inText reports whether blocks of this kind are written as blocks, rather than as the arguments of a call.
 func (b *Block) inText() bool { return !strings.Contains(b.Name, ".") }
 
-// allNames returns the bare names that a type accepts at any depth, and the calls that may omit their
-// arguments.
+// allNames returns the bare names that a type accepts, also as items of lists, and the names of its calls.
 func (t valueType) allNames() []string {
 	out := slices.Clone(t.names)
 	for _, c := range t.calls {

@@ -91,13 +91,13 @@ type loader struct {
 	opts   Options
 	spec   *Spec
 	diags  Diagnostics
-	broken bool // something could not be read, and may contain the missing parts
+	broken bool // part of the input could not be read; whatever seems to be missing may be in it
 
-	limited bool // there are too many imports; no more are read
+	limited bool // too many imports were found; no more are read
 
 	main   *sourceText
 	global *scope
-	loaded map[string]bool // by path: true once done, false while its imports are followed
+	loaded map[string]bool // by path: true once the file has been read, false while its imports are followed
 	blocks []*blockRef     // in the order in which they were read: imports before the importing file
 	flags  []*flagRef
 
@@ -200,9 +200,9 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	l.loadFile(imported, file, fullName, false, depth+1)
 }
 
-// isInside reports whether a file is in or below the folder of the spec, after following links. A
-// spec from another source may import any file that its user can read, so error messages must not
-// print other files.
+// isInside reports whether a file is in or below the folder of the spec, after following links. A spec from
+// another source may import any file that its user can read, so error messages must not show lines of files
+// elsewhere.
 func (l *loader) isInside(name string) bool {
 	relative, err := filepath.Rel(target(l.main.dir), target(name))
 	return err == nil && filepath.IsLocal(relative)
@@ -219,8 +219,8 @@ func target(name string) string {
 	return name
 }
 
-// parseHidden parses a file whose contents must not be printed. If it is not a spec, it returns nil and the line of the first
-// error: a syntax error, or a block that does not exist.
+// parseHidden parses a file whose contents must not be printed. If it is not a spec, it returns nil and the
+// line of the first error: a syntax error, or a block of an unknown kind.
 func parseHidden(src *sourceText) (file *fileNode, line int) {
 	var wrong []*Diagnostic
 	file = parseFile(src, func(d *Diagnostic) { wrong = append(wrong, d) })
@@ -500,8 +500,9 @@ func (l *loader) setBlockName(kind, name string) {
 	}
 }
 
-// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are the entries of b, with its
-// parameters bound to the arguments of from; seen detects a block that is defined in terms of itself.
+// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are the entries of b, with
+// args as its arguments and a as the block `from`; seen lists the blocks visited, to detect one that is defined
+// in terms of itself.
 func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []*blockRef) (map[string]namedValue, bool) {
 	sc, ok := l.parameters(ref, args, from)
 	if ref.node.Value != nil {
@@ -575,8 +576,8 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	return nil, nil
 }
 
-// parameters binds the parameters of a block: an override of the key with that name first, then arguments, then
-// defaults.
+// parameters binds each parameter of a block to the override of the key with the same name, if there is one, or
+// else to its argument, or else to its default.
 func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*scope, bool) {
 	sc := &scope{names: map[string]*binding{}, outer: l.global}
 	var params, given []*argNode
@@ -680,7 +681,7 @@ func (n *exprNode) asCall() *callNode {
 	return f.Call
 }
 
-// fillKeys sets the keys of a block that apply, from a flag, from the text, or to the default.
+// fillKeys gives each applicable key of a block its value: from a flag, from the text, or by default.
 func (l *loader) fillKeys(block string, head span, values map[string]namedValue, applies func(name string) bool) {
 	var missing []string
 	for _, k := range KeysOf(block) {
@@ -741,7 +742,7 @@ func (l *loader) fillKey(k *Key, v value) {
 	}
 }
 
-// fillArguments treats the named arguments of a call as keys.
+// fillArguments treats the named arguments of a call as keys of the call's block.
 func (l *loader) fillArguments(k *Key, v value) {
 	call := k.takes.call(v.name)
 	block := call.block

@@ -15,7 +15,7 @@ import (
 
 var shipped = os.DirFS("../examples")
 
-// base reads a file, except that base.sppo is exampleBase.
+// base reads a file from disk, but for base.sppo it returns exampleBase.
 func base(name string) ([]byte, error) {
 	if filepath.Base(name) == "base.sppo" {
 		return []byte(exampleBase), nil
@@ -189,7 +189,7 @@ func TestPositions(t *testing.T) {
 	s := load(t, "import \"base.sppo\"\n\ncluster c = four(ranks = 2)\n\ntrain {\n  sequence = 1K\n  data = text(\"a\", \"b\")\n}\n\n"+
 		"schedule s {\n  subsequences = [512, 512]\n}\n")
 	for key, want := range map[string]string{
-		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument for the parameter
+		"cluster.gpus_per_node":    "test.sppo:3:26", // the value given to the parameter
 		"train.data[1]":            "test.sppo:7:20",
 		"train.optimizer.lr":       "test.sppo:5:1",
 		"schedule.subsequences[1]": "test.sppo:11:24",
@@ -271,7 +271,7 @@ func TestTableOfKeys(t *testing.T) {
 			}
 		}
 		if k.Default != "" {
-			k.valueOf(k.Default) // panics if it is wrong
+			k.valueOf(k.Default) // panics if the default is not valid
 		}
 	}
 }
@@ -288,8 +288,8 @@ func takerOf(k *Key) *callType {
 	return nil
 }
 
-// TestClusterKeysMatchFields checks that the keys of a cluster correspond one to one to fields, by their JSON
-// names.
+// TestClusterKeysMatchFields checks that the keys of a cluster are the JSON names of its fields except Name, in
+// the same order.
 func TestClusterKeysMatchFields(t *testing.T) {
 	var fields, keys []string
 	typ := reflect.TypeFor[Cluster]()
@@ -342,7 +342,7 @@ func TestShippedHint(t *testing.T) {
 	}
 }
 
-// The factor of Gemma's embedding is rounded to the type of its stored weights.
+// The factor applied to Gemma's embeddings is rounded to the data type of the stored weights.
 func TestRootOfHidden(t *testing.T) {
 	for dtype, want := range map[string]float64{"f32": math.Sqrt(5376), "bf16": 73.5} {
 		s := load(t, exampleBase, "model.family=gemma3", "model.hidden=5376", "model.heads=32", "model.dtype="+dtype)

@@ -13,7 +13,7 @@ import (
 type Family struct {
 	Name     string
 	Doc      string
-	Defaults map[string]string // by key of the model, as written in a spec
+	Defaults map[string]string // by name of a model key; values as written in a spec
 }
 
 // Families is the table of all families. Families have no defaults for sizes.
@@ -74,10 +74,10 @@ func (s *Spec) familyDefault(k *Key) string {
 	}
 	defaults := Families[i].Defaults
 	if isRopeKey(k.Name) && s.Model.RopeScaling != defaults["rope_scaling"] {
-		return "" // the family's numbers only apply to the family's scaling
+		return "" // the family's numbers apply only to its own scaling
 	}
 	switch w := s.Model.Windows; k.Name {
-	case "layer_types": // applies only to a single window for all layers
+	case "layer_types": // the family's pattern applies only if the spec has one window for all layers
 		if len(w) != 1 || w[0] == 0 {
 			return ""
 		}
@@ -103,7 +103,7 @@ const (
 	ScalingLongRope = "longrope"
 )
 
-// scalings lists the methods except ScalingNone.
+// scalings lists all methods except ScalingNone.
 var scalings = []string{ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope}
 
 // ropeKey is a key that only some scalings use.
@@ -128,7 +128,7 @@ var ropeKeys = []ropeKey{
 	{"rope_long", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeLong) > 0 }},
 }
 
-// whereScaled returns a default that applies to certain scalings, and 0 for others.
+// whereScaled returns value if the model uses one of the given scalings, otherwise 0.
 func whereScaled(s *Spec, value float64, by ...string) float64 {
 	if slices.Contains(by, s.Model.RopeScaling) {
 		return value
@@ -185,7 +185,7 @@ func setEmbedScale(s *Spec, v value) {
 	}
 }
 
-// rootOfHidden returns the square root of Hidden in the type in which the model stores values, as in Gemma's training.
+// rootOfHidden returns the square root of Hidden, rounded to the model's data type, as in Gemma's training.
 func (m *Model) rootOfHidden() float64 {
 	root := math.Sqrt(float64(m.Hidden))
 	if m.DType != "bf16" {
@@ -211,8 +211,8 @@ type Problem struct {
 	Message string
 }
 
-// Problems lists the errors that prevent the compiler from building a model with positive sizes. It
-// also checks the model of an edited plan.
+// Problems lists the errors that prevent the compiler from building the model, whose sizes must be positive.
+// The model may come from a spec or from an edited plan.
 func (m *Model) Problems() (found []Problem) {
 	fail := func(keys string, code Code, hint, format string, args ...any) {
 		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
@@ -232,8 +232,8 @@ func (m *Model) Problems() (found []Problem) {
 	return found
 }
 
-// foreignValues lists values that no key could have set, such as unknown names and numbers out of
-// range. Values that the scaling does not use must be 0.
+// foreignValues lists values that no key could have set, such as unknown names and numbers out of range. A key
+// that only some scalings use may be 0.
 func (m *Model) foreignValues() (found []Problem) {
 	keys, s := keysByName(), reflect.ValueOf(*m)
 	for i := range s.NumField() {
@@ -278,7 +278,7 @@ func (k *Key) foreignNumber(v float64) []Problem {
 	return nil
 }
 
-// keysByName maps the names of the model's keys to their rows.
+// keysByName maps the names of model keys to their rows in the table.
 var keysByName = sync.OnceValue(func() map[string]*Key {
 	keys := map[string]*Key{}
 	for _, k := range KeysOf(blockModel) {
@@ -331,7 +331,8 @@ func (m *Model) ropeProblems() (found []Problem) {
 // Local reports whether a layer uses the base rope_local_theta.
 func (m *Model) Local(layer int) bool { return m.RopeLocalTheta != 0 && m.WindowOf(layer) != 0 }
 
-// Rates returns the angles by which the rotated pairs of a layer turn from one position to the next, in radians.
+// Rates returns the angles by which the rotated pairs of a layer turn from one position to the next, in
+// radians.
 func (m *Model) Rates(layer int, sequence int64) []float64 {
 	width := m.Rotated()
 	rates := make([]float64, width/2)

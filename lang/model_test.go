@@ -37,8 +37,8 @@ func TestFamiliesAreDefaults(t *testing.T) {
 	}
 }
 
-// TestModelsThatCannotBeBuilt checks that each invalid combination of keys gives one clear error, at the key
-// that should be changed.
+// TestModelsThatCannotBeBuilt checks that each invalid combination of keys gives exactly one error, which says
+// what is wrong.
 func TestModelsThatCannotBeBuilt(t *testing.T) {
 	for _, c := range []struct{ keys, want string }{
 		{"norm_place = post bias = [mlp]", "biases of attention's output and of the MLP are not supported with a norm after them"},

@@ -12,7 +12,7 @@ func Nearest(word string, candidates []string) string { return nearest(word, can
 func nearest(word string, candidates []string) string {
 	best, bestAt := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {
-		if d := distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // part of the word remains
+		if d := distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // the two words have something in common
 			best, bestAt = c, d
 		}
 	}

@@ -19,7 +19,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// A spec from elsewhere may import any file that its user can read. Errors must not print it.
+// A spec from elsewhere may import any file that its user can read. Errors must not print that file.
 func TestImportFromOutsidePrintsNothing(t *testing.T) {
 	dir := t.TempDir()
 	spec, outside := filepath.Join(dir, "job", "job.sppo"), filepath.Join(dir, "secret")
@@ -55,8 +55,8 @@ func TestImportFromOutsidePrintsNothing(t *testing.T) {
 	}
 }
 
-// For files in or below the folder of the spec, the line is shown. For specs outside of it, only the position
-// of an error is shown.
+// For an error in a file in or below the folder of the spec, the line is shown; for one in a file elsewhere,
+// only the position.
 func TestImportShowsPlaces(t *testing.T) {
 	dir := t.TempDir()
 	spec := filepath.Join(dir, "job", "job.sppo")
@@ -74,7 +74,8 @@ func TestImportShowsPlaces(t *testing.T) {
 	}
 }
 
-// Links can give a file many names, and files that each import two others form a tree.
+// Links can give a file many names, and files that each import two others form a tree, so imports must be
+// limited.
 func TestManyImports(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "x.sppo"), "import \"a/x.sppo\"\nimport \"b/x.sppo\"\n")

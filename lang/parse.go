@@ -16,7 +16,7 @@ const (
 	maxSyntaxErrors = 20
 )
 
-// sourceText is one text with positions: a file, or a --set flag.
+// sourceText is a text that positions refer to: a file, or a --set flag.
 type sourceText struct {
 	name   string // shown in diagnostics
 	text   string
@@ -103,7 +103,7 @@ func (l *tokenList) Next() (lexer.Token, error) {
 	return t, nil
 }
 
-// visible removes tokens that the grammar does not use: comments, and line breaks inside ( ) and [ ].
+// visible removes tokens that the parser must not see: comments, and line breaks inside ( ) and [ ].
 func visible(tokens []lexer.Token) []lexer.Token {
 	out := make([]lexer.Token, 0, len(tokens))
 	depth := 0

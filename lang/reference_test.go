@@ -115,7 +115,7 @@ func TestPages(t *testing.T) {
 	golden(t, "GRAMMAR.md", grammarPage())
 }
 
-// runExample reads the example of a code, with the base that it imports.
+// runExample loads the example of a code, which may import exampleBase.
 func runExample(c CodeInfo) error {
 	files := map[string]string{"example.sppo": c.Example, "base.sppo": exampleBase}
 	_, err := Load("example.sppo", Options{ReadFile: readFrom(files), Shipped: shipped})
@@ -162,7 +162,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// codesDeclared returns the constants of type Code from the source, so that none is missing from the table.
+// codesDeclared returns the constants of type Code in the source, to check that none is missing from the table.
 func codesDeclared(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("codes.go")

@@ -13,8 +13,8 @@ import (
 
 var expected = regexp.MustCompile(`# error: ([^#\n]*)`)
 
-// TestRejected checks that every file in testdata/rejected gives exactly the diagnostics in its comments: `#
-// error: code: words` on the offending line, where the words occur in the message or the hint.
+// TestRejected checks that every file in testdata/rejected gives exactly the diagnostics in its comments:
+// `# error: code: words` on the offending line, where the words occur in the message or the hint.
 func TestRejected(t *testing.T) {
 	files, err := filepath.Glob("testdata/rejected/*.sppo")
 	if err != nil || len(files) == 0 {

@@ -61,17 +61,17 @@ func (m *Model) HasBias(group string) bool { return slices.Contains(m.Bias, grou
 func (m *Model) NormsBefore() bool { return m.NormPlace != NormPost }
 func (m *Model) NormsAfter() bool  { return m.NormPlace != NormPre }
 
-// CurvePoint is one measured efficiency, {size, share}: the share of the peak that an operation with this number of
-// rows reaches.
+// CurvePoint is one measured efficiency, {size, share}: an operation with size rows reaches this share of the
+// peak.
 type CurvePoint = ir.CurvePoint
 
 // Cluster describes the machines.
 type Cluster ir.Machine
 
-// GPUs returns the number of devices, the maximum number of ranks of a job.
+// GPUs returns the number of devices, which is also the maximum number of ranks of a job.
 func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
 
-// Unit returns the word for one device: GPU, or rank if the ranks of a node share its processors.
+// Unit returns the word for one device: GPU, or CPU rank if the ranks of a node share its processors.
 func (c Cluster) Unit() string {
 	if c.Parallelism > 0 {
 		return "CPU rank"
@@ -94,16 +94,16 @@ type Optimizer struct {
 
 // Guard defines which steps are skipped.
 type Guard struct {
-	Spikes float64 `json:"spikes"` // times the median of gradient norms; 0: no limit
-	Stop   int     `json:"stop"`   // skipped steps in a row that end the run
+	Spikes float64 `json:"spikes"` // largest gradient norm, as a multiple of the median; 0: no limit
+	Stop   int     `json:"stop"`   // number of steps skipped in a row after which the run ends
 }
 
 // Data is the source of tokens.
 type Data struct {
-	Kind  string   `json:"kind"`  // text: bytes of files, one token per byte | tokens | random: random tokens, for benchmarks
-	Files []string `json:"files"` // as written, resolved against the spec's folder, globs not yet expanded
+	Kind  string   `json:"kind"`  // text: each byte is a token | tokens: token files | random: random tokens
+	Files []string `json:"files"` // resolved against the folder of the spec file; globs not yet expanded
 
-	Options *DataOptions `json:"options,omitempty"` // of tokens
+	Options *DataOptions `json:"options,omitempty"` // only for kind tokens; otherwise nil
 }
 
 // DataOptions sets how token files are read.
@@ -118,16 +118,16 @@ type Train struct {
 	Optimizer  Optimizer `json:"optimizer"`
 	Warmup     int       `json:"warmup"`                // steps of linear warm-up
 	LRSchedule string    `json:"lr_schedule"`           // one of ir.LRSchedules
-	MinLR      float64   `json:"min_lr"`                // of the last step, unless LRSchedule is constant
-	DecaySteps int       `json:"decay_steps,omitempty"` // of warmup_stable_decay, otherwise 0
-	DecayType  string    `json:"decay_type,omitempty"`  // cosine | linear | sqrt, of warmup_stable_decay
+	MinLR      float64   `json:"min_lr"`                // LR of the last step, unless LRSchedule is constant
+	DecaySteps int       `json:"decay_steps,omitempty"` // only for warmup_stable_decay; otherwise 0
+	DecayType  string    `json:"decay_type,omitempty"`  // cosine | linear | sqrt, only for warmup_stable_decay
 	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
 	Guard      Guard     `json:"guard"`
 	Data       Data      `json:"data"`
 	Holdout    float64   `json:"holdout"`          // share of the data, at its end, reserved for validation; 0: none
 	EvalEvery  int       `json:"eval_every"`       // steps between validations; 0: only at the end
-	EvalBatch  int       `json:"eval_batch"`       // sequences per validation; 0: none
-	Freeze     []string  `json:"freeze,omitempty"` // tensors that are not trained: groups of FreezeGroups, or patterns of names
+	EvalBatch  int       `json:"eval_batch"`       // sequences per validation; 0: no validation
+	Freeze     []string  `json:"freeze,omitempty"` // not trained: any of TensorGroups, or patterns of names
 }
 
 // Validates reports whether a run performs validation, which needs a holdout and at least one sequence.
@@ -146,8 +146,7 @@ type Subsequences struct {
 	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
 }
 
-// Schedule holds the values that the user fixed. If the passes choose a value, its integer is 0 or its string
-// is "auto".
+// Schedule holds the values that the user fixed. Values that the passes are to choose are 0, "auto" or nil.
 type Schedule struct {
 	SP               int          `json:"sp"`
 	PP               int          `json:"pp"`

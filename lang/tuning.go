@@ -12,11 +12,11 @@ import (
 // AdapterLoRA is the name of the only kind of adapter (Hu et al. 2021).
 const AdapterLoRA = "lora"
 
-// AllLinear is the target that means every linear map of the layers.
+// AllLinear is the target that stands for all linear maps of the layers.
 const AllLinear = "all-linear"
 
-// TensorGroups are the groups of tensors that keys can name. Every tensor of a model is in one of
-// them, except the tensors of adapters.
+// TensorGroups are the groups of tensors that a spec can name, as in freeze. Every tensor of a model is in one
+// of them, except the tensors of adapters.
 var TensorGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorms, GroupBiases, GroupHead}
 
 // Groups of tensors.
@@ -70,14 +70,14 @@ func (m Model) Base() Model {
 	return m
 }
 
-// LinearMap is a linear map of a layer: its PEFT name, and the matrices that it consists of here.
-// There are several if published models store them as one matrix; they then share the adapter's A.
+// LinearMap is a linear map of a layer: its name in PEFT, and its matrices in this compiler. There are several
+// matrices if published models store them as one; they then share the adapter's A.
 type LinearMap struct {
 	Name    string
 	Weights []string
 }
 
-// Tensor returns the name of the map's A in a layer, without its suffix.
+// Tensor returns the name, within a layer, of the adapter's A for the map, without its suffix.
 func (l *LinearMap) Tensor() string {
 	if len(l.Weights) == 1 {
 		return l.Weights[0]
@@ -87,12 +87,12 @@ func (l *LinearMap) Tensor() string {
 
 var fusedTensors = map[string]string{"qkv_proj": "wqkv", "gate_up_proj": "w_gate_up"}
 
-// targetNames lists all targets in the order of a layer, followed by the names of GPT-2.
+// targetNames lists all targets in the order in which a layer applies them, followed by the names in GPT-2.
 var targetNames = []string{
 	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_attn", "c_fc", "c_proj",
 }
 
-// gpt2Targets maps the names of GPT-2 to targets. Its c_proj occurs in two places.
+// gpt2Targets maps the names in GPT-2 to targets. There, c_proj is the name of two linear maps.
 var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
 
 // weightsOf returns the matrices of a target in a model, or nil if the model has no such map.
@@ -117,7 +117,8 @@ func (m *Model) weightsOf(target string) []string {
 	return map[string][]string{"gate_proj": {"w_gate"}, "gate_up_proj": {"w_gate", up}}[target]
 }
 
-// allLinear returns the targets that AllLinear means: the linear maps as models of the family store them.
+// allLinear returns the targets that AllLinear stands for: the linear maps as published models of the family
+// store them.
 func (m *Model) allLinear() []string {
 	targets := []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 	switch m.Family {
@@ -129,7 +130,7 @@ func (m *Model) allLinear() []string {
 	return slices.DeleteFunc(targets, func(t string) bool { return m.weightsOf(t) == nil })
 }
 
-// Maps returns the linear maps of a layer that have adapters, in the order of a layer.
+// Maps returns the linear maps of a layer that have adapters, in the order in which the layer applies them.
 func (m *Model) Maps() (maps []LinearMap) {
 	for _, name := range m.AdapterTargets {
 		maps = append(maps, LinearMap{name, m.weightsOf(name)})
@@ -137,7 +138,7 @@ func (m *Model) Maps() (maps []LinearMap) {
 	return maps
 }
 
-// resolve expands the targets of a spec into linear maps, in the order of a layer.
+// resolve expands the targets of a spec into linear maps, in the order in which a layer applies them.
 func (m *Model) resolve(written []string) (targets []string) {
 	var asked []string
 	for _, name := range written {
@@ -158,7 +159,8 @@ func (m *Model) resolve(written []string) (targets []string) {
 	return targets
 }
 
-// Freezes reports whether a run does not train a tensor. With adapters, all other tensors are frozen.
+// Freezes reports whether a run does not train a tensor of the model itself. With adapters, it trains none of
+// them.
 func Freezes(m *Model, freeze []string, tensor, group string) bool {
 	return m.Adapter != "" || slices.ContainsFunc(freeze, func(pattern string) bool { return freezes(pattern, tensor, group) })
 }
@@ -185,7 +187,8 @@ func freezes(pattern, tensor, group string) bool {
 	return err == nil && matches
 }
 
-// layerRange parses a pattern of several layers: layer.0-15.* or layer.3.wq, or layer.0-15 for whole layers.
+// layerRange parses a pattern that names one layer or a range: layer.3.wq, layer.0-15.*, or layer.0-15 for
+// whole layers.
 func layerRange(pattern string) (first, last int, rest string, ok bool) {
 	parts := strings.SplitN(pattern, ".", 3)
 	if len(parts) < 2 || parts[0] != "layer" {

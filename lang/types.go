@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// fit checks a value against a type and returns it in its final form: a call written as a bare name becomes a
-// call. An error in an item of a list is reported at that item.
+// fit checks a value against a type and returns it in its final form: a bare name that stands for a call
+// becomes a call. An error in an item of a list is reported at that item.
 func (t valueType) fit(what string, v value, report func(*Diagnostic)) (value, bool) {
 	fail := func(code Code, hint, format string, args ...any) (value, bool) {
 		report(newDiagnostic(code, v.at, hint, format, args...))
@@ -65,7 +65,7 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 		return fail(WrongDimension, n.unitHint(v), "%s needs %s, found %s", what, n.dim, v.dim)
 	}
 	v.dim = n.dim
-	if n.whole && n.dim == dimBytes { // 0.9 * 80GiB need not be a whole number
+	if n.whole && n.dim == dimBytes { // 0.9 * 80GiB need not be a whole number of bytes
 		v.num = math.Floor(v.num)
 	}
 	if n.whole && v.num != math.Trunc(v.num) {
@@ -82,7 +82,8 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 	return v, true
 }
 
-// unitHint adds a unit to a number without one, the most common mistake, or otherwise lists the right units.
+// unitHint returns a hint that lists the right units. If the number has no unit, which is the most common
+// mistake, the hint says so.
 func (n *number) unitHint(v value) string {
 	if n.dim == dimCount {
 		return "write a number without a unit, or use K for 1024 or M for 1024K"
@@ -138,7 +139,8 @@ func (t valueType) call(name string) *callType {
 	return nil
 }
 
-// fitCall checks the positional arguments. Named arguments are keys, which load.go checks.
+// fitCall checks the name of a call and its positional arguments. Named arguments are keys, which load.go
+// checks.
 func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (value, bool) {
 	c := t.call(v.name)
 	if c == nil {

@@ -17,7 +17,7 @@ var (
 	dimDuration = dim{seconds: 1}
 )
 
-// dimensions describes each dimension of keys, with an example.
+// dimensions describes each dimension that the value of a key can have, with an example.
 var dimensions = []struct {
 	dim           dim
 	name, example string
@@ -66,8 +66,8 @@ type unit struct {
 	dim   dim
 }
 
-// of converts to base units. For units below 1 it divides, because 5 / 1e6 is the number nearest to
-// 5us, whereas 5 * 1e-6 is not.
+// of converts a number in this unit to base units. It divides if the unit is smaller than the base unit,
+// because 5 / 1e6 is the float nearest to 5us, whereas 5 * 1e-6 is not.
 func (u unit) of(x float64) float64 {
 	if u.scale < 1 {
 		return x / math.Round(1/u.scale)
@@ -75,7 +75,7 @@ func (u unit) of(x float64) float64 {
 	return x * u.scale
 }
 
-// units are the units of numbers. K and M count tokens, so they are powers of 1024.
+// units lists the units of numbers by name. K and M count tokens, so they are powers of 1024.
 var units = map[string]unit{
 	"K": {1 << 10, dimCount}, "M": {1 << 20, dimCount},
 	"B":   {1, dimBytes},
@@ -125,7 +125,7 @@ func exponentFollows(rest string) bool {
 	return rest != "" && rest[0] >= '0' && rest[0] <= '9'
 }
 
-// decimal rounds off the last digits, which contain errors from unit conversion.
+// decimal writes a number without its last digits, which may contain errors from unit conversion.
 func decimal(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 12, 64), 64)
 	if err != nil {
@@ -134,7 +134,7 @@ func decimal(x float64) string {
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
-// showNumber writes a number of a dimension as a user would: 80GiB, 1M, 0.5.
+// showNumber writes a number in base units as a user would: 80GiB, 1M, 0.5.
 func showNumber(x float64, d dim) string {
 	best, text := "", strconv.FormatFloat(x, 'g', -1, 64)
 	if d == dimCount && x == math.Trunc(x) && math.Abs(x) < 1<<53 {

@@ -4,8 +4,8 @@ import "slices"
 
 // Types of layers.
 const (
-	LayerSliding = "sliding" // attention sees a window
-	LayerFull    = "full"    // attention sees all earlier tokens
+	LayerSliding = "sliding" // attention is limited to a window
+	LayerFull    = "full"    // attention covers all earlier tokens
 )
 
 // WindowOf returns the number of tokens that a query of a layer attends to, including its own; 0 means all.
@@ -16,7 +16,7 @@ func (m *Model) WindowOf(layer int) int64 {
 	return m.Windows[layer%len(m.Windows)]
 }
 
-// FullLayers returns the number of layers without a window.
+// FullLayers returns the number of layers without a window that is shorter than the sequence.
 func (m *Model) FullLayers(sequence int64) (n int) {
 	for layer := range m.Layers {
 		if w := m.WindowOf(layer); w == 0 || w >= sequence {
@@ -33,10 +33,11 @@ func setWindow(s *Spec, v value) {
 	}
 }
 
-// noWindow marks sliding layers without a window, which the check reports.
+// noWindow is the window of sliding layers if the spec does not give exactly one; the check reports it as an
+// error.
 const noWindow = -1
 
-// setLayerTypes runs after setWindow.
+// setLayerTypes runs after setWindow, whose window it assigns to the sliding layers.
 func setLayerTypes(s *Spec, v value) {
 	sliding := int64(noWindow)
 	if w := s.Model.Windows; len(w) == 1 && w[0] > 0 {
@@ -49,7 +50,7 @@ func setLayerTypes(s *Spec, v value) {
 	s.Model.normalizeWindows()
 }
 
-// items returns the items of a list, or the value itself.
+// items returns the items of a list, or the value itself if it is not a list.
 func (v value) items() []value {
 	if v.kind == isList {
 		return v.list

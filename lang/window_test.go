@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestWindows reads windows and types of layers, and expects the shortest equivalent list.
+// TestWindows checks that window and layer_types are reduced to the shortest equivalent list of windows, and
+// that wrong values are refused.
 func TestWindows(t *testing.T) {
 	for _, c := range []struct {
 		set  string

@@ -100,7 +100,8 @@ func newUnit(g *graph.Model, b *graph.Block, t plan.UnitType, values []int, by *
 	return u
 }
 
-// bytesPerToken uses a subsequence length that every divisor divides, so that the quotient is exact.
+// bytesPerToken returns the bytes of a value per token, on one rank. It computes them for a number of tokens
+// that leaves no remainder in any division, so that the result is exact.
 func bytesPerToken(g *graph.Model, v *graph.Value) float64 {
 	tokens := int64(g.SP) * int64(ir.Alignment)
 	z := graph.Size{Sequence: tokens, Tokens: tokens, Batch: 1, SP: int64(g.SP)}
@@ -135,8 +136,8 @@ func reads(n *graph.Node, values []int) bool {
 	return false
 }
 
-// checkLifespan checks that the list matches the dataflow. The list is for information only and must not be
-// edited.
+// checkLifespan checks that the plan's list of units matches the dataflow. The list is for information only and
+// must not be edited.
 func checkLifespan(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {

@@ -49,8 +49,8 @@ func TestUnitsOfLlama(t *testing.T) {
 	}
 }
 
-// TestBytesOfThePaper checks that a GPT layer saves 32 bytes per token and hidden feature, not counting
-// statistics.
+// TestBytesOfThePaper checks that a GPT layer saves 32 bytes per token and hidden feature, as in the paper,
+// plus at most 0.1 for statistics.
 func TestBytesOfThePaper(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo")
 	sum := 0.0
@@ -65,8 +65,8 @@ func TestBytesOfThePaper(t *testing.T) {
 	}
 }
 
-// TestRecomputeSavesLess checks that each policy saves fewer bytes between forward and backward than the one
-// before, and takes longer.
+// TestRecomputeSavesLess checks that each recomputation policy saves fewer bytes between forward and backward
+// than the previous one, and takes longer.
 func TestRecomputeSavesLess(t *testing.T) {
 	var bytes ir.Bytes
 	var busy ir.Seconds

@@ -118,9 +118,8 @@ func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
 	return c
 }
 
-// Run refines a new plan pass by pass, checks it after each pass, and predicts its cost. If the
-// user's request is wrong, the error is a lang.Diagnostic. sp may be nil for a plan without its
-// spec.
+// Run refines a new plan pass by pass, checks it after each pass, and predicts its cost. If the user's request
+// is wrong, the error is of type lang.Diagnostics. The argument sp may be nil for a plan without its spec.
 func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	order, err := order(o)
 	if err != nil {
@@ -153,13 +152,14 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	if complete(ran) {
 		c.Estimator(p).Predict()
 		if c.Winner != nil && c.Winner.Memory.Placed {
-			p.Memory = c.Winner.Memory // the winner is this plan, because equal requests give equal plans
+			p.Memory = c.Winner.Memory // this plan equals the winner, because equal requests give equal plans
 		}
 	}
 	return nil
 }
 
-// order returns the passes to run, after checking names, required passes and constraints.
+// order returns the passes to run. It returns an error for an unknown or repeated name, for a required pass
+// that is switched off, and for a pass that does not come after the passes that it needs.
 func order(o pass.Options) ([]*pass.Pass, error) {
 	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
 		if name != "" && name != "all" && Find(name) == nil {
@@ -201,7 +201,7 @@ func print(o pass.Options, pass *pass.Pass, p *plan.Plan) error {
 	return p.WriteJSON(o.Print)
 }
 
-// complete reports whether every pass of the plan has run.
+// complete reports whether every pass that refines the plan has run.
 func complete(ran []*pass.Pass) bool {
 	for i := range Passes {
 		if Passes[i].Run != nil && !slices.Contains(ran, &Passes[i]) {
@@ -222,7 +222,7 @@ func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	return nil
 }
 
-// Verify reports whether a complete plan, such as an edited one, can be compiled.
+// Verify returns an error if a complete plan, such as an edited one, cannot be compiled.
 func Verify(p *plan.Plan) error {
 	c := newContext(nil, pass.Options{})
 	for i := range Passes {
@@ -236,7 +236,7 @@ func Verify(p *plan.Plan) error {
 	return nil
 }
 
-// Explain returns the reference entry of a pass, or "".
+// Explain returns the reference entry of a pass, or "" if there is no such pass.
 func Explain(name string) string {
 	p := Find(name)
 	if p == nil {

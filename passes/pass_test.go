@@ -99,7 +99,7 @@ func TestDisable(t *testing.T) {
 	}
 }
 
-// TestRunnerNamesThePass swaps in a pass that breaks the plan.
+// TestRunnerNamesThePass replaces a pass by one that breaks the plan. The error must name the pass.
 func TestRunnerNamesThePass(t *testing.T) {
 	good := Passes[1].Run
 	defer func() { Passes[1].Run = good }()
@@ -115,7 +115,7 @@ func TestRunnerNamesThePass(t *testing.T) {
 	}
 }
 
-// TestLeftToThePasses leaves open every key that can be left open.
+// TestLeftToThePasses leaves mux, recompute and offload to the passes.
 func TestLeftToThePasses(t *testing.T) {
 	sp := plantest.Load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
 	if err := Run(sp, plan.New(sp), pass.Options{}); err != nil {
@@ -123,7 +123,7 @@ func TestLeftToThePasses(t *testing.T) {
 	}
 }
 
-// strategyOf requests a strategy over whole sequences, one per microbatch.
+// strategyOf returns an edit that requests a strategy with undivided sequences, one per microbatch.
 func strategyOf(name string, virtualStages, batch int) func(*lang.Spec) {
 	return func(s *lang.Spec) {
 		s.Schedule.Strategy, s.Schedule.VirtualStages, s.Schedule.Subsequences = name, virtualStages, lang.Subsequences{Count: 1}

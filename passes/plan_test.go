@@ -25,7 +25,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// TestPlansOfSpecs writes the report and the JSON of every spec in testdata/plan.
+// TestPlansOfSpecs compares the report and the JSON of every spec in testdata/plan with the expected ones.
 func TestPlansOfSpecs(t *testing.T) {
 	specs, _ := filepath.Glob("testdata/plan/*.sppo")
 	for _, file := range specs {
@@ -53,7 +53,8 @@ func TestPlansOfSpecs(t *testing.T) {
 	}
 }
 
-// TestPlansOfThePaper compares plans with the paper's evaluation table, by sizes and lengths.
+// TestPlansOfThePaper checks the sizes, lengths and bubbles of plans for the jobs in the paper's evaluation
+// table.
 func TestPlansOfThePaper(t *testing.T) {
 	files, _ := filepath.Glob("../examples/paper/gpt-*-*.sppo")
 	if len(files) != 15 {
@@ -151,7 +152,7 @@ func TestJoinLists(t *testing.T) {
 	}
 }
 
-// TestBrokenSizes edits plans as a person would edit JSON.
+// TestBrokenSizes edits plans as a person would edit JSON, and expects Verify to report the error.
 func TestBrokenSizes(t *testing.T) {
 	for _, c := range []struct {
 		want string
@@ -183,8 +184,8 @@ func TestBrokenSizes(t *testing.T) {
 	}
 }
 
-// TestEditedNumbers replaces every number in a plan with unusual values. Reading, verifying and predicting may
-// reject the plan, but must never panic.
+// TestEditedNumbers replaces each number in a plan, one at a time, with unusual values. Reading, verifying and
+// predicting may reject the plan, but must never panic.
 func TestEditedNumbers(t *testing.T) {
 	text := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	numbers := regexp.MustCompile(`[ \[]-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1)
@@ -208,7 +209,7 @@ func TestEditedNumbers(t *testing.T) {
 	}
 }
 
-// TestSizes checks the sizes that follow from given ones.
+// TestSizes checks the sizes that solve derives from the given ones.
 func TestSizes(t *testing.T) {
 	for _, c := range []struct {
 		set          []string
@@ -242,7 +243,8 @@ func TestMuxSets(t *testing.T) {
 	}
 }
 
-// TestReportOfWhatDoesNotFit gives a plan the memory figures that codegen would fill in.
+// TestReportOfWhatDoesNotFit checks the report of a plan that does not fit. It sets the memory figures that
+// codegen would fill in.
 func TestReportOfWhatDoesNotFit(t *testing.T) {
 	sp, err := lang.Load("testdata/plan/gpt.sppo", lang.Options{})
 	if err != nil {

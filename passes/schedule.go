@@ -23,8 +23,8 @@ func orderTasks(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// checkSchedule checks that every task occurs once on every stage, in an order that the dataflow
-// allows. Stages that exchange messages must have the same order.
+// checkSchedule checks that every task occurs exactly once on every stage, in an order that the dataflow
+// allows, and that the orders of the stages do not deadlock.
 func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Tasks) != p.Parallel.PP {
 		return fmt.Errorf("tasks are given for %d of %d stages", len(p.Tasks), p.Parallel.PP)

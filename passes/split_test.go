@@ -12,9 +12,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestUlysses checks that the request is accepted, that whole weights and sums of their gradients are counted
-// in the costs, and that a rank keeps the same tensors between forward and backward pass as with divided
-// weights.
+// TestUlysses checks that a request for sp_mode = ulysses is accepted, that costs then include those of whole
+// weights and of summing their gradients, and that a rank keeps the same tensors between the forward and
+// backward passes as with divided weights.
 func TestUlysses(t *testing.T) {
 	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
 	if got := megatron.Parallel.SPMode; got != graph.ModeMegatron {

@@ -19,7 +19,7 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// ordered returns a plan with the tasks of a strategy, verified, and nothing else.
+// ordered returns a plan that has only the tasks of a strategy, and checks their order.
 func ordered(t *testing.T, name string, pp, v, n, m int) *plan.Plan {
 	t.Helper()
 	s := strategy.Find(name)
@@ -42,10 +42,10 @@ type unitCosts struct{ f, b, w int }
 // clock is the result of running a schedule with messages that take no time.
 type clock struct {
 	makespan int
-	span     []int // by rank, from its first task to its last
+	span     []int // by rank: time from its first task to its last
 	busy     []int
-	kept     []int // maximum number of forwards without their backward, by rank
-	held     []int // maximum number of forwards without their backward or weight gradients
+	kept     []int // by rank: maximum number of forwards whose backward has not run
+	held     []int // by rank: maximum number of forwards whose weight gradients have not been computed
 }
 
 func (u unitCosts) run(t *testing.T, p *plan.Plan) clock {
@@ -310,8 +310,9 @@ func TestEverySizeHasAnOrder(t *testing.T) {
 	}
 }
 
-// checkSums checks that on each virtual stage contributions to weight gradients are ordered by microbatch, and from the last
-// subsequence to the first.
+// checkSums checks that, on each virtual stage, contributions to weight gradients are added in the order of
+// microbatches, or in the reverse order if reversed is set, and within a microbatch from the last subsequence
+// to the first.
 func checkSums(t *testing.T, p *plan.Plan, reversed bool) {
 	t.Helper()
 	for r, tasks := range p.Tasks {
@@ -333,8 +334,8 @@ func checkSums(t *testing.T, p *plan.Plan, reversed bool) {
 	}
 }
 
-// TestRenamesAreSearched checks that every strategy that solve does not try is equal to one that it does try,
-// with other keys set differently.
+// TestRenamesAreSearched checks that every strategy that solve does not try gives the same plan as the strategy
+// that solve tries instead, for the same values of the other keys.
 func TestRenamesAreSearched(t *testing.T) {
 	for i := range strategy.All {
 		s := &strategy.All[i]

@@ -6,8 +6,9 @@
 //	pick.go     the choice of a token from the logits
 //	text.go     prompts to tokens, tokens to text
 //
-// There is no second implementation of the model. The instructions are those that package graph derives for training, for a
-// subsequence of one token, and the kernels are those of the cpu device. A new model trait needs no change here.
+// There is no second implementation of the model. The instructions are those that package graph derives for
+// training, for subsequences of one token or of a chunk of the prompt, and the kernels are those of the cpu
+// device. A new model trait needs no change here.
 package sample
 
 import (
@@ -24,7 +25,7 @@ import (
 
 // Weights provides the values of a model's tensors, as vm.Weights does.
 type Weights interface {
-	// Read fills out with rows by columns of a tensor, starting at (row, col), row by row.
+	// Read copies rows by cols values of a tensor, starting at (row, col), to the slice out, row by row.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
 
@@ -37,10 +38,10 @@ type Model struct {
 	device *cpu.Device
 	code   *ir.Code
 	places map[placeKey]uint32 // buffers of values
-	tokens []int32             // those of the sequence so far
+	tokens []int32             // of the sequence so far
 	most   int64               // tokens for which there is memory
 	seen   int64               // tokens whose K and V have been computed
-	cap    float32             // of logits, before the softmax; 0: none
+	cap    float32             // softcap of the logits; 0: none
 	err    error
 }
 

@@ -13,11 +13,11 @@ import (
 type Choice struct {
 	Temperature float64 // divides logits; 0: always take the token with the largest logit, regardless of the other fields
 	TopK        int     // number of tokens with the largest logits to choose from; 0: all
-	TopP        float64 // only the most probable tokens that make up this share, from above 0 to 1
-	Seed        int64   // token number i of a sequence depends on it, on i and on the logits
+	TopP        float64 // choose among the most probable tokens with this total probability; above 0, at most 1
+	Seed        int64   // the random number for token number i of a sequence depends only on Seed and i
 }
 
-// Check reports a field that is out of range.
+// Check returns an error if a field is out of range.
 func (c *Choice) Check() error {
 	switch {
 	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0):

@@ -12,9 +12,9 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// kept returns the tokens that a choice allows, with their probabilities, directly from the definition: a token
-// is kept if fewer than TopK tokens are more probable, and if those make up less than TopP of the probability
-// that TopK leaves.
+// kept computes the tokens that a choice allows, with their probabilities, directly from the definition: a
+// token is kept if fewer than TopK tokens are more probable, and if these together have less than the share
+// TopP of the probability of all tokens that TopK keeps.
 func kept(c Choice, logits []float32) map[int32]float64 {
 	shares, left := make([]float64, len(logits)), map[int32]float64{}
 	for t, x := range logits {

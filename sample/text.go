@@ -51,7 +51,7 @@ func (b *Bytes) Rest() string {
 type Tokens struct {
 	*tokenizer.Tokenizer
 	ids         []uint32
-	shown, read int // the text up to read has been returned; tokens starting at shown determine how the next tokens are decoded
+	shown, read int // text of ids[:read] has been returned; ids[shown:read] is context for decoding the next
 }
 
 // Encode implements Text.
@@ -102,8 +102,9 @@ type Request struct {
 // ErrEmpty is returned for a prompt without tokens.
 var ErrEmpty = errors.New("the prompt has no tokens, and this model needs at least one to begin a text")
 
-// Write continues a prompt and calls each with every piece of text. It calls stop before every token. It returns the number of tokens
-// that it has generated, and whether the last of them ended the text.
+// Write continues a prompt. It calls the function each with every piece of text, and the function stop before
+// every token. It returns the number of tokens that it has generated, and whether the last of them ended the
+// text.
 func (s *Model) Write(prompt []int32, r *Request, text Text, stop func() error, each func(piece string) error) (n int64, ended bool, err error) {
 	if len(prompt) == 0 {
 		return 0, false, ErrEmpty

@@ -15,10 +15,10 @@ type placeKey struct {
 	value int
 }
 
-// shared is the layer of a value that all layers use in turn.
+// shared is the layer of values that all layers use in turn, and of those of other blocks.
 const shared = -1
 
-// size returns the size of n tokens that follow prefix tokens.
+// size returns the graph.Size of a subsequence of n tokens after the given number of prefix tokens.
 func (s *Model) size(prefix, n int64) graph.Size {
 	return graph.Size{Sequence: s.most, Prefix: prefix, Tokens: n, Batch: 1, SP: 1, Rows: n}
 }
@@ -135,7 +135,7 @@ func logitsOf(b *graph.Block) int {
 	return slices.IndexFunc(b.Values, func(v graph.Value) bool { return v.Name == logitsName })
 }
 
-// needed returns the values of these nodes.
+// needed returns the values that the nodes of a block read or write for sampling.
 func (s *Model) needed(b *graph.Block) (list []int) {
 	for _, n := range s.nodes(b) {
 		for _, a := range n.Args {
@@ -185,7 +185,7 @@ func (s *Model) placeOf(b *graph.Block, layer, value int) uint32 {
 	return s.places[placeKey{b, shared, value}]
 }
 
-// attr returns an attribute that does not depend on the size, for the only rank.
+// attr returns the value of an attribute that does not depend on the size, for the only rank.
 func (s *Model) attr(layer int, a graph.Attr) ir.Attr {
 	switch {
 	case a.Source == graph.FromLayer:

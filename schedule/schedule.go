@@ -82,7 +82,7 @@ type Pipeline struct {
 	Layers []int // [virtual stage]
 	Shared int   // how many of the first slots the ranks of all stages share, in both passes
 	Staged bool  // results that are read much later are kept on the host, as K and V may be
-	undone []int // [virtual stage]: layers that its backwards visit, the last ones of the stage
+	undone []int // [virtual stage]: number of layers that its backwards visit: the last ones of the stage
 	tasks  [][]Task
 	links  [][]link // [rank][task]
 }
@@ -184,7 +184,7 @@ type writer struct {
 	links      []link
 	lag, ahead int
 
-	copies   []copies // of each layer of each task, indexed with link.first
+	copies   []copies // of each layer of each task; those of a task start at link.first
 	reloaded []int    // [place]: number of layers of a backward whose reloads have been issued
 
 	turn, turnFirst int        // number and first task of the current turn
@@ -334,7 +334,8 @@ func (w *writer) release(forward, k int) {
 
 // coming returns the number of backwards directly after a task whose reloads may be issued while it runs,
 // limited by ahead. There are none if the first of them is the task's own backward, whose tensors are not yet
-// offloaded. After a forward there is at most one, because the copies of others may not have ended.
+// offloaded. After a forward there is at most one, because the copies to the host that later ones need may not
+// have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -350,8 +351,8 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists all missing reloads up to the last-th layer after the start of a task, in the
-// order in which the task and the following backwards need them.
+// reloadUpTo lists all missing reloads up to layer number last, counted from the start of a task, in the order
+// in which the task and the following backwards need them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)
@@ -364,8 +365,8 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 	}
 }
 
-// reload lists the reload of a backward's layer. If the reload comes before the Release, the
-// forward's visit does not hold the device bytes, because no action waits for them.
+// reload lists the reload of a backward's layer. If the reload comes before the Release, the forward's visit
+// does not hold the device bytes, because nothing ends its copies before the reload.
 func (w *writer) reload(i, k int) {
 	if f := w.links[i].undone; f >= 0 {
 		if c := &w.copies[int(w.links[f].first)+k]; !c.released {

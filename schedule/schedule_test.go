@@ -95,9 +95,9 @@ type layer struct {
 	k       int32
 }
 
-// TestCopies checks random orders of tasks, with any lag and ahead. Each layer of a backward must be reloaded
-// exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes exactly until
-// a release that comes before the reload.
+// TestCopies checks the copies in random orders of tasks, with random lag and ahead. Each layer of a backward
+// must be reloaded exactly once, after its forward and before its visit. Offloaded tensors must hold device
+// bytes until their release if it comes before the reload, and otherwise not at all.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List
@@ -166,9 +166,9 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// TestSlots checks that the actions in which all ranks take part have the same order in the lists of
-// all ranks, however tasks and layers are distributed, and that each piece has both halves of every
-// layer in turn.
+// TestSlots checks that the actions in which all ranks take part have the same order in the lists of all ranks,
+// however tasks and layers are distributed, and that each piece runs the first and then the second half of
+// every layer.
 func TestSlots(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {

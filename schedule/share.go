@@ -6,12 +6,12 @@ import "slices"
 // send to each other. Ranks share tasks only if each has one virtual stage, so ranks and stages
 // have the same numbers.
 //
-// Slot t has the tasks of subsequence t-i on stage i. Each task is cut into one piece per rank. The stage's
-// own rank runs the first t+1 pieces, and every rank j > t runs piece j+1. A helper thus keeps its piece
-// from stage to stage until its own stage has work.
+// Slot t contains, for every stage i, the task of subsequence t-i. Each task is cut into one piece per rank.
+// The stage's own rank runs the first t+1 pieces, and every rank j > t runs piece j+1. A helper thus keeps its
+// piece from stage to stage until its own stage has work.
 type Sharing struct {
 	Ranks  int
-	Pieces [][]int64 // [subsequence]: tokens of the pieces; subsequences after these are whole
+	Pieces [][]int64 // [subsequence]: tokens of each piece; later subsequences are not divided
 }
 
 // Runner returns the rank that runs a piece in a shared slot.
@@ -28,15 +28,15 @@ func (s Sharing) helps(rank, stage, slot int) bool {
 	return rank > stage && rank > slot && slot < s.Ranks-1
 }
 
-// Reader is a rank that reads the rows of K and V that another rank computes in a piece. In the backward pass it adds
-// to the gradients of those rows instead, and sends its contributions.
+// Reader is a rank that reads the rows of K and V that another rank computes in a piece. In the backward pass
+// it instead computes contributions to the gradients of those rows, and sends them.
 type Reader struct {
 	Rank  int
-	Waits bool // it has a later piece of the same slot, so it waits for the rows
+	Waits bool // it runs a later piece in the same slot, so it waits for the rows
 }
 
-// Readers returns, first to last, the ranks that run a later part of the sequence on the stage of a
-// piece, except the piece's own runner.
+// Readers returns, in ascending order, the ranks that run a later part of the sequence on the same stage as a
+// piece, except the rank that runs the piece.
 func (s Sharing) Readers(t Task) []Reader {
 	var readers []Reader
 	runner := s.Runner(t)
@@ -65,15 +65,16 @@ func (s Sharing) Borrowers(kind Kind, stage, slot int) []int {
 	return ranks
 }
 
-// Hop is a message with the weight gradients of a layer from one rank to the previous rank, which adds its own.
+// Hop is a message that carries the weight gradients of one layer from a rank to the previous rank, which adds
+// its own.
 type Hop struct {
 	From  int
-	Layer int // in the order in which the backward visits the layers of the stage
+	Layer int // in the order in which the backward pass visits the layers of the stage
 }
 
-// Hops returns the messages of a Return round for a stage with the given number of layers. Gradients start at
-// the last rank. Each rank passes on a layer's gradients one round after the rank that follows it, so no rank
-// waits for the whole chain.
+// Hops returns the messages that a Return sends in a round, for a stage with the given number of layers. The
+// gradients of each layer start at the last rank and move on by one rank per round, so no rank waits for the
+// whole chain.
 func (s Sharing) Hops(stage, layers, round int) []Hop {
 	var hops []Hop
 	for from := stage + 1; from < s.Ranks; from++ {

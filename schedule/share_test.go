@@ -8,9 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSharing derives from the runners which ranks read a piece and which begin to help a stage. Readers are the other
-// ranks that run later tokens on the stage. Borrowers are the ranks that run pieces of the stage but ran none in the
-// previous slot.
+// TestSharing checks Readers and Borrowers against what Runner implies. Readers are the other ranks that run
+// later tokens on the stage. Borrowers are the ranks that run pieces of the stage but ran none in the previous
+// slot of the pass.
 func TestSharing(t *testing.T) {
 	for ranks := 2; ranks <= 6; ranks++ {
 		n := ranks + 2

@@ -2,12 +2,12 @@ package schedule
 
 import "slices"
 
-// Actions of a slot that the ranks of all stages share. Task is the rank's first task in the slot, or
-// the piece for halves and End. Layer is a round, except for halves. Of is the stage, or for Lend the
-// slot whose ranks borrow.
+// Actions of a shared slot. Their fields have other meanings than elsewhere: Task is the rank's first task in
+// the slot, or the piece for FirstHalf, SecondHalf and End. Layer is a round, except for the two halves. Of is
+// the stage, or for Lend the slot whose new helpers get the weights.
 //
-// Actions marked "all ranks" have the same order in the lists of all ranks, so a reader may treat
-// them as one action. Codegen issues the messages of every rank in this order, so the job cannot
+// Actions marked "all ranks" come in the same order in the list of every rank, so code that reads the lists may
+// treat each as a single action. Codegen issues the messages of every rank in this order, so the job cannot
 // deadlock.
 //
 // A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
@@ -20,7 +20,7 @@ const (
 	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding
 	Lend                                // all ranks: sends weights of a layer of each stage to new helpers
 	Exchange                            // all ranks: sends rows of K and V, or their gradients, to the ranks that read them
-	Return                              // all ranks: sends weight gradients of helpers one rank closer to their owner
+	Return                              // all ranks: each helper sends weight gradients to the previous rank
 	Enter                               // gathers the weights of a layer of the rank's own stage
 	Leave                               // reduces weight gradients at the end of a visit
 	FirstHalf                           // runs a layer up to the exchange
@@ -89,7 +89,8 @@ func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	return slot + 1, slot == 0
 }
 
-// round runs the pieces of one stage from the middle of one layer to the middle of the next, their k-th.
+// round lists round k of one stage: each piece runs the second half of layer k-1 and the first half of layer k,
+// counted in the order of the pass.
 func (w *writer) round(first, end, stage, k int) {
 	layers := w.Layers[stage]
 	for i := first; i < end && 0 < k && k <= layers; i++ {
@@ -113,7 +114,7 @@ func (w *writer) round(first, end, stage, k int) {
 	w.add(Action{Op: Exchange, Task: place, Layer: int32(k), Of: int32(stage)})
 }
 
-// copiesBesideSlot lists the copies of other turns during a round.
+// copiesBesideSlot lists the releases and reloads, during a round, of tasks outside the slot.
 func (w *writer) copiesBesideSlot(end, round, rounds int) {
 	w.releaseBeside(round, false)
 	if last := round + w.ahead - rounds; last >= 0 && w.coming(end-1) > 0 {

@@ -19,7 +19,7 @@ const (
 // Kinds lists the kinds of tasks.
 var Kinds = []Kind{Forward, Backward, WeightGrad}
 
-// String returns the kind's letter, or "" for no task.
+// String returns the letter of a kind, or "" for the zero Kind.
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
@@ -47,12 +47,12 @@ func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backwa
 // pipeline of equal tasks, the tasks of one slot run at the same time.
 func (t Task) Slot() int { return t.Stage + t.Subsequence }
 
-// SameSlot reports whether two tasks are in one slot of the same pass.
+// SameSlot reports whether two tasks have the same kind, microbatch and slot.
 func SameSlot(a, b Task) bool {
 	return a.Kind == b.Kind && a.Microbatch == b.Microbatch && a.Slot() == b.Slot()
 }
 
-// MarshalText writes "F0.3@1".
+// MarshalText writes a task in the form "F0.3@1".
 func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func (t Task) String() string {

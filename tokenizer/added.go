@@ -18,18 +18,19 @@ type addedToken struct {
 	Special    bool   `json:"special"`
 }
 
-// added finds the tokens that are matched in raw text, then those that are matched in normalized text.
+// added holds the added tokens: those that are matched in raw text, and those that are then matched in
+// normalized text.
 type added struct {
 	raw, normalized matcher
 	special         map[string]bool
-	decoded         map[uint32]string // input of Decode: normalized content, if it differs
+	decoded         map[uint32]string // input of the decoder if it is not the name: the normalized content
 }
 
-// matcher finds the leftmost longest of its tokens.
+// matcher finds the leftmost of its tokens in a text, and the longest if several start there.
 type matcher struct {
 	tokens map[string]addedToken
 	starts [256]bool
-	sizes  map[byte][]int // lengths of the tokens that start with a byte, longest first
+	sizes  map[byte][]int // by first byte: lengths of the tokens, longest first
 }
 
 func (m *matcher) add(text string, t addedToken) {
@@ -46,7 +47,8 @@ func (m *matcher) add(text string, t addedToken) {
 	}
 }
 
-// next returns the first match at or after from.
+// next returns the first match that starts at byte `from` or later, with its bounds; they are -1 if there is
+// none.
 func (m *matcher) next(text string, from int) (addedToken, int, int) {
 	for i := from; i < len(text); i++ {
 		if !m.starts[text[i]] {
@@ -63,7 +65,7 @@ func (m *matcher) next(text string, from int) (addedToken, int, int) {
 	return addedToken{}, -1, -1
 }
 
-// extract appends p, split at the tokens in it.
+// extract splits a piece into the tokens that occur in it and the text between them, and appends these.
 func (m *matcher) extract(out []piece, p piece) []piece {
 	if len(m.tokens) == 0 {
 		return append(out, p)

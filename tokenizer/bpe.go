@@ -5,9 +5,9 @@ import "fmt"
 // bpe is byte-pair encoding (Sennrich, Haddow and Birch, 2016): it merges the pair with the lowest rank until
 // no pair can be merged.
 type bpe struct {
-	vocab    map[string]uint32 // keyed by text, or by bytes if byteLevel is set
+	vocab    map[string]uint32 // keyed by text, or by bytes if level is set
 	merges   map[uint64]merge  // by left<<32 | right
-	bytes    [256]int64        // for byteLevel: the ID of each byte, or -1
+	bytes    [256]int64        // if level is set: the ID of each byte, or -1
 	fallback [256]int64        // for byte_fallback: the IDs of <0x00> to <0xFF>, or -1
 	unknown  int64             // -1: characters without an ID are dropped
 	missing  string            // name of the unknown token if the vocabulary lacks it
@@ -106,7 +106,8 @@ func (m *bpe) start(e *encoder, id int64, size int, pending bool) bool {
 	return true
 }
 
-// cutRunes creates one symbol for each character, or for each of its bytes if the vocabulary lacks it.
+// cutRunes creates one symbol for each character, or for each of its bytes if the vocabulary lacks the
+// character.
 func (m *bpe) cutRunes(e *encoder, text string) {
 	pending := false
 	for i, r := range text {
@@ -128,7 +129,7 @@ func (m *bpe) cutRunes(e *encoder, text string) {
 	}
 }
 
-// fallen reports whether every byte of a character has a token.
+// fallen reports whether a character can fall back to bytes: whether every byte of it has a token.
 func (m *bpe) fallen(s string) bool {
 	for i := range len(s) {
 		if m.fallback[s[i]] < 0 {
@@ -177,7 +178,7 @@ func (m *bpe) mergeAll(e *encoder) {
 		}
 		right := &all[left.next]
 		if x, ok := m.merges[pair(left.id, right.id)]; !ok || x.id != c.id {
-			continue // one of the two has been merged since
+			continue // one of the two symbols has been merged since
 		}
 		left.id, left.size, left.next = c.id, left.size+right.size, right.next
 		right.size = 0
@@ -232,7 +233,7 @@ func pop(h []candidate) (candidate, []candidate) {
 	return top, h
 }
 
-// newBPE checks merges against the vocabulary.
+// newBPE returns a model, or an error unless the vocabulary has both tokens of every merge and their result.
 func newBPE(vocab map[string]uint32, merges [][2]string) (*bpe, error) {
 	m := &bpe{vocab: vocab, merges: make(map[uint64]merge, len(merges)), unknown: -1}
 	for i := range m.bytes {

@@ -77,7 +77,7 @@ func readDecoder(out []decoder, raw json.RawMessage, where string, depth int) ([
 	return nil, unsupported(where, d.Type, "ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and Sequence")
 }
 
-// stripped removes content up to start times from the start and up to stop times from the end.
+// stripped removes up to `start` copies of content from the start of s, and up to `stop` copies from its end.
 func stripped(s, content string, start, stop int) string {
 	for ; start > 0 && strings.HasPrefix(s, content); start-- {
 		s = s[len(content):]
@@ -126,7 +126,7 @@ func decodeFallback(tokens []string) []string {
 	return out
 }
 
-// fallbackByte reads the name of a byte's token.
+// fallbackByte reads the name of a byte's token, such as <0x41>.
 func fallbackByte(name string) (byte, bool) {
 	if len(name) != 6 || !strings.HasPrefix(name, "<0x") || name[5] != '>' {
 		return 0, false

@@ -14,7 +14,7 @@ type normalizer func(e *encoder, s string) (string, error)
 
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
-// readNormalizer appends the normalizers of one object; a sequence has several.
+// readNormalizer appends the normalizers of one JSON object; an object of type Sequence has several.
 func readNormalizer(out []normalizer, raw json.RawMessage, where string, depth int) ([]normalizer, error) {
 	var n struct {
 		Type        string
@@ -64,7 +64,7 @@ func readNormalizer(out []normalizer, raw json.RawMessage, where string, depth i
 // maxNested limits nested sequences.
 const maxNested = 8
 
-// readSequence appends the results of read for each item.
+// readSequence calls the function read, which appends its results, for each item.
 func readSequence[T any](out []T, items []json.RawMessage, where string, depth int,
 	read func([]T, json.RawMessage, string, int) ([]T, error)) ([]T, error) {
 	if depth >= maxNested {

@@ -15,15 +15,15 @@ type pattern struct {
 	regexp *regexp2.Regexp
 }
 
-// span is a range of a text in bytes, with a flag for a match of the pattern.
+// span is a range of bytes of a text. Its flag tells whether the pattern matched there.
 type span struct {
 	start, end int
 	match      bool
 }
 
 const (
-	maxPattern = 64 << 10 // bytes of an expression
-	maxStack   = 16 << 20 // entries on the backtracking stack of a match
+	maxPattern = 64 << 10 // limit on the bytes of an expression
+	maxStack   = 16 << 20 // limit on the entries of the backtracking stack of a match
 )
 
 func readPattern(raw json.RawMessage, where string) (pattern, error) {
@@ -44,7 +44,7 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	return pattern{regexp: compiled}, nil
 }
 
-// compile translates an expression in Oniguruma's Ruby syntax.
+// compile compiles an expression in Oniguruma's Ruby syntax, after translating it to the syntax of regexp2.
 func compile(expression string) (re *regexp2.Regexp, err error) {
 	if len(expression) > maxPattern {
 		return nil, fmt.Errorf("the expression has %d bytes; the limit is %d", len(expression), maxPattern)
@@ -72,8 +72,8 @@ type translator struct {
 	class bool // inside [ ]
 }
 
-// categories lists the names after \p that mean the same in both syntaxes: general categories except Mn and Mc,
-// because one character moved from one to the other between Unicode versions.
+// categories lists the names after \p that mean the same in both syntaxes: general categories, without those of
+// C, and without Mn and Mc, because a character moved between these two in a later Unicode version.
 var categories = map[string]bool{
 	"L": true, "Lu": true, "Ll": true, "Lt": true, "Lm": true, "Lo": true, "M": true, "Me": true,
 	"N": true, "Nd": true, "Nl": true, "No": true, "P": true, "Pc": true, "Pd": true, "Ps": true, "Pe": true,
@@ -129,7 +129,8 @@ func (t *translator) next(s string, at int) (int, error) {
 	return 1, nil
 }
 
-// escape translates an escape sequence. It adds the characters of newer Unicode versions to categories.
+// escape translates an escape sequence. To a category, it adds the characters that Unicode versions newer than
+// Go's have in it.
 func (t *translator) escape(s string, at int) (int, error) {
 	fail := func(what string) (int, error) { return 0, fmt.Errorf("%.20q at byte %d is not supported", what, at) }
 	if len(s) < 2 {
@@ -207,13 +208,13 @@ func (p *pattern) spans(e *encoder, s string) ([]span, error) {
 	return out, nil
 }
 
-// matches calls f with the range in bytes of each match of the expression.
+// matches calls f with the byte range of each match of the expression.
 func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
 	e.runes = e.runes[:0]
 	for _, r := range s {
 		e.runes = append(e.runes, r)
 	}
-	at, offset := 0, 0 // the same position in runes and bytes
+	at, offset := 0, 0 // the same position, counted in runes and in bytes
 	to := func(index int) int {
 		for ; at < index; at++ {
 			offset += utf8.RuneLen(e.runes[at])

@@ -29,8 +29,8 @@ type preTokenizerJSON struct {
 	Split          *bool
 }
 
-// preTokenizers is the list of pre-tokenizers of a file. With byteLevel, the last step is to map bytes to characters,
-// which the model does itself.
+// preTokenizers holds the steps of one pre-tokenizer of a file. If byteLevel is set, another step must follow
+// that maps bytes to characters, unless the model works on bytes.
 type preTokenizers struct {
 	steps     []preTokenizer
 	byteLevel bool
@@ -96,7 +96,8 @@ func byteLevel(p *preTokenizerJSON) (preTokenizers, error) {
 	return out, nil
 }
 
-// behavior turns the spans of a pattern into the parts of a text. Dropped matches stay marked.
+// behavior turns the spans of a pattern into the parts of a text. Matches that are to be dropped keep their
+// flag.
 type behavior func([]span) []span
 
 var behaviors = map[string]behavior{"Isolated": isolated, "Removed": removed, "Contiguous": contiguous,
@@ -118,7 +119,8 @@ func isolated(in []span) []span {
 
 func removed(in []span) []span { return in }
 
-// merged joins a span to the previous one if join returns true, given whether each is a match.
+// merged joins a span to the previous one if the function join, which is told which of the two are matches,
+// returns true.
 func merged(in []span, join func(before, is bool) bool) []span {
 	out, before := in[:0], false
 	for _, x := range in {
@@ -156,7 +158,7 @@ func mergedWithNext(in []span) []span {
 	return in[at:]
 }
 
-// cut appends the spans of p that are not marked.
+// cut appends the parts of p whose spans are not flagged as matches.
 func cut(out []piece, p piece, spans []span) []piece {
 	for _, x := range spans {
 		if !x.match && x.start < x.end {
@@ -178,7 +180,7 @@ func splitBy(find pattern, behave behavior, invert bool) preTokenizer {
 	}
 }
 
-// digits divides a text into numeric characters, each of them a match, and the text between them.
+// digits divides a text into numeric characters, each flagged as a match, and the text between them.
 func digits(e *encoder, s string) []span {
 	out, done := e.spans[:0], 0
 	for i, r := range s {
@@ -210,7 +212,8 @@ func isNumeric(r rune) bool {
 	return false
 }
 
-// metaspace replaces spaces with a visible character, adds one in front, and splits before each.
+// metaspace replaces spaces with a visible character. Depending on its options, it also adds one in front of
+// the text, and splits before each.
 func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 	by, scheme := p.Replacement, p.PrependScheme
 	if utf8.RuneCountInString(by) != 1 {
@@ -269,7 +272,7 @@ func mapBytes(s string) string {
 	return b.String()
 }
 
-// unmapBytes returns the inverse of mapBytes, if there is one.
+// unmapBytes inverts mapBytes, if every character of s represents a byte; otherwise it returns s and false.
 func unmapBytes(s string) (string, bool) {
 	out := make([]byte, 0, len(s))
 	for _, r := range s {

@@ -24,7 +24,7 @@ const (
 	maxAdded = 1 << 20
 )
 
-// names lists the file names of a tokenizer in a folder; the first that exists is used.
+// names lists the names that a tokenizer's file may have in a folder; the first that exists is used.
 var names = []string{"tokenizer.json", "tokenizer.model"}
 
 // IsIn reports whether Open would read a tokenizer in a folder.
@@ -200,7 +200,7 @@ func (t *Tokenizer) readPreTokenizer(raw json.RawMessage, m *bpe) error {
 	return nil
 }
 
-// moves reports whether a normalizer can remove the start of a text.
+// moves reports whether a normalizer might remove the start of a text.
 func moves(normalizer json.RawMessage) bool {
 	return bytes.Contains(normalizer, []byte(`"Strip"`)) || bytes.Contains(normalizer, []byte(`"Replace"`))
 }
@@ -276,7 +276,7 @@ type modelJSON struct {
 	Merges       mergesJSON        `json:"merges"`
 }
 
-// mergesJSON is a list of pairs, or of texts with a space between the two.
+// mergesJSON is a list of pairs of tokens. In JSON, each is a list of two, or a text with a space between them.
 type mergesJSON [][2]string
 
 func (m *mergesJSON) UnmarshalJSON(data []byte) error {
@@ -369,7 +369,7 @@ func (m *bpe) falls() bool {
 	return false
 }
 
-// readPostProcessor returns the special tokens around a text.
+// readPostProcessor returns the special tokens that are added before and after a text.
 func (t *Tokenizer) readPostProcessor(raw json.RawMessage, where string, depth int) (before, after []uint32, err error) {
 	type special struct {
 		ID  string
@@ -433,7 +433,7 @@ func (t *Tokenizer) readPostProcessor(raw json.RawMessage, where string, depth i
 
 func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// unmarshal is json.Unmarshal with the position in its error.
+// unmarshal is json.Unmarshal, with the place in its error.
 func unmarshal(data []byte, to any, where string) error {
 	if err := json.Unmarshal(data, to); err != nil {
 		return fmt.Errorf("%s is not valid in a tokenizer file: %w", where, err)

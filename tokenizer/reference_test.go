@@ -43,7 +43,8 @@ func lines(t *testing.T, name string, f func(i int, line []byte)) {
 	}
 }
 
-// checksum returns the checksum that make.py computes for a text and a tokenizer.
+// checksum computes, with this package, the checksum of a text's IDs and decoded text that make.py computes
+// with the libraries.
 func checksum(t *testing.T, tok *Tokenizer, text string) uint32 {
 	t.Helper()
 	sum := crc32.NewIEEE()
@@ -109,8 +110,8 @@ func TestReference(t *testing.T) {
 	compareStrings(t, reference, filepath.Join(reference, "strings.gz"))
 }
 
-// TestReferenceLong trains the tokenizers again and compares 100,000 strings, if SPPO_PYTHON names an interpreter
-// that has the libraries.
+// TestReferenceLong trains the reference tokenizers again and compares this package with the libraries on
+// 100,000 strings. It needs a Python interpreter with the libraries, which SPPO_PYTHON names.
 func TestReferenceLong(t *testing.T) {
 	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
@@ -131,7 +132,7 @@ func TestReferenceLong(t *testing.T) {
 	compareStrings(t, dir, out)
 }
 
-// runesOf reads runs of characters.
+// runesOf returns the set of the characters in the given ranges.
 func runesOf(runs [][2]rune) map[rune]bool {
 	out := map[rune]bool{}
 	for _, r := range runs {
@@ -145,7 +146,7 @@ func runesOf(runs [][2]rune) map[rune]bool {
 // last is the last character that make.py checks.
 const last = 0x323ff
 
-// TestCharacters compares how every character is classified and normalized.
+// TestCharacters checks that every character is classified and normalized as in the libraries.
 func TestCharacters(t *testing.T) {
 	everything := func(f func(r rune)) {
 		for r := rune(1); r <= last; r++ {
@@ -210,7 +211,8 @@ func TestCharacters(t *testing.T) {
 
 var around = [][2]string{{"", ""}, {"a\u0345", "\u0301"}, {"\U00011935", "\u0323"}}
 
-// checkForms compares 256 characters in a normal form, next to others that reveal class, composition and order.
+// checkForms checks a normal form of 256 characters, alone and next to characters that reveal combining class,
+// composition and order.
 func checkForms(t *testing.T, name string, start rune, want uint32) {
 	var out []string
 	for r, n := start, 0; n < 256 && r <= last; r++ {
@@ -222,7 +224,7 @@ func checkForms(t *testing.T, name string, start rune, want uint32) {
 			in := a[0] + string(r) + a[1]
 			fast := normalForm(forms[name], in)
 			if a[0] != "" {
-				// Checked only for single characters, to save time.
+				// The slow form is checked only for single characters, to save time.
 			} else if slow := normalFormSlow(forms[name], in); slow != fast {
 				t.Errorf("%s of %+q: %+q, and by the definition %+q", name, in, fast, slow)
 			}
@@ -234,7 +236,8 @@ func checkForms(t *testing.T, name string, start rune, want uint32) {
 	}
 }
 
-// Package norm divides runs of more than 30 combining characters; the library does not.
+// Package norm breaks up runs of more than 30 combining characters; Hugging Face's library does not, so neither
+// does normalForm.
 func TestLongMarks(t *testing.T) {
 	in := "q" + strings.Repeat("\u0323\u0307", 40)
 	want := "q" + strings.Repeat("\u0323", 40) + strings.Repeat("\u0307", 40)

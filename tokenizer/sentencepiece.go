@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Models are ModelProto messages of sentencepiece_model.proto in github.com/google/sentencepiece. Only the fields below
-// are used.
+// SentencePiece models are ModelProto messages of sentencepiece_model.proto in github.com/google/sentencepiece.
+// Only the fields below are used.
 
 // pieceType is ModelProto.SentencePiece.Type.
 type pieceType uint64
@@ -43,14 +43,14 @@ type spFile struct {
 	unknown       string // its name
 	normalization string
 	charsMap      bool // has precompiled normalization rules
-	prefix        bool // a space in front of the text
-	squeeze       bool // no spaces at both ends, single ones inside
+	prefix        bool // add a space in front of the text
+	squeeze       bool // remove spaces at both ends and repeated spaces inside
 	escape        bool // U+2581 for spaces
 }
 
 // spModel is SentencePiece's BPE: it merges the adjacent symbols whose joined text is the piece with the highest score.
 type spModel struct {
-	pieces   map[string]uint32 // pieces that merging creates
+	pieces   map[string]uint32 // pieces that merging can create
 	scores   []float32
 	reserved map[string]uint32
 	user     matcher // pieces that are found in the text first and never merged
@@ -271,7 +271,7 @@ func (m *spModel) encode(e *encoder, ids []uint32, text string) []uint32 {
 		if user := m.user.longest(rest); user > 0 {
 			n, id = user, 1
 		}
-		e.add(id, n) // the ID marks symbols that are never merged
+		e.add(id, n) // an ID of 1 marks symbols that are never merged
 		rest = rest[n:]
 	}
 	m.mergeAll(e, text)
@@ -346,7 +346,7 @@ func (m *spModel) mergeAll(e *encoder, text string) {
 		}
 		right := &all[left.next]
 		if uint32(left.size+right.size) != c.id {
-			continue // one of the two has been merged in the meantime
+			continue // one of the two symbols has been merged since
 		}
 		left.size, left.next, right.size = int32(c.id), right.next, 0
 		if left.next >= 0 {

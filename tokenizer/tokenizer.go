@@ -1,8 +1,9 @@
 // Package tokenizer turns text into token IDs and back, as Hugging Face's tokenizers library does.
 //
 // It reads tokenizer.json files whose model is BPE (byte-level, or characters with byte fallback), and
-// SentencePiece models of type BPE. The IDs are exactly those of the libraries that wrote the files. A part of
-// a file that this package does not implement causes an error that names it, never a silent difference.
+// SentencePiece models of type BPE. The IDs are exactly those that the libraries which wrote the files produce.
+// A part of a file that this package does not implement causes an error that names it, never a silent
+// difference.
 //
 // The stages of Encode are those of the tokenizers library: extract added tokens, normalize, pre-tokenize,
 // apply the model, post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a
@@ -19,7 +20,7 @@ import (
 // Tokenizer is immutable after it has been read. Its methods are safe for concurrent use.
 type Tokenizer struct {
 	tokens    map[string]uint32 // the model's vocabulary and the added tokens
-	names     map[uint32]string // the inverse of tokens; if several names share an ID, the model's name
+	names     map[uint32]string // by ID; if tokens share one, the added token's, else the first in byte order
 	added     added
 	normalize []normalizer
 	split     []preTokenizer
@@ -44,8 +45,8 @@ type model interface {
 type piece struct {
 	text  string
 	id    uint32
-	done  bool // id is that of an added token; text is no longer used
-	first bool // it starts at the start of the text
+	done  bool // id is the ID of an added token; text is unused
+	first bool // the piece is at the start of the text
 }
 
 // encoder is the scratch memory of Encode, kept for later calls.
@@ -58,12 +59,12 @@ type encoder struct {
 	cache         map[string][]uint32
 }
 
-// maxText is the length limit of Encode, in bytes; callers cut longer documents.
+// maxText is the maximum length of Encode's text, in bytes; callers cut longer documents.
 const maxText = 1 << 30
 
 // Encode appends the IDs of text to ids. Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence.
-// With special, the tokens that the file's post-processor adds around a text are included. It fails only if the
-// text is longer than 1 GiB, or if a pattern in the file needs too much memory to match the text.
+// If special is set, the tokens that the file's post-processor adds around a text are included. Encode fails
+// only if the text is longer than 1 GiB, or if a pattern in the file needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
 		return ids, fmt.Errorf("the text has %d bytes; at most %d are tokenized at a time", len(text), maxText)
@@ -138,7 +139,7 @@ func (e *encoder) each(f func(out []piece, p piece) []piece) {
 	e.pieces, e.spare = kept, e.pieces
 }
 
-// Decode returns the text of ids. IDs without a token are omitted; with skip, so are special tokens.
+// Decode returns the text of ids. IDs without a token are omitted; if skip is set, so are special tokens.
 func (t *Tokenizer) Decode(ids []uint32, skip bool) string {
 	tokens := make([]string, 0, len(ids))
 	for _, id := range ids {

@@ -10,7 +10,7 @@ import (
 )
 
 // trainingSplit is the expression that a trained tokenizer uses to split text. It is taken from Llama-3. Words
-// keep the space before them, and numbers are cut into groups of three digits.
+// keep the space before them, and numbers are cut into groups of at most three digits.
 const trainingSplit = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 // EndOfText is the token of a trained tokenizer that ends a document.
@@ -82,7 +82,7 @@ type word struct {
 	count int64
 }
 
-// pairCount is an entry of the queue: a pair, and its count when it was entered.
+// pairCount is an entry of the queue: a pair, and its count at the time when it was entered.
 type pairCount struct {
 	pair  uint64
 	count int64
@@ -111,9 +111,9 @@ type training struct {
 	queue  pairQueue
 }
 
-// Train merges the most frequent adjacent pair until there are size tokens, or no pair occurs twice, and returns a
-// tokenizer.json. The result depends only on the words, not on their order. progress receives the number of tokens
-// so far; it may be nil.
+// Train merges the most frequent adjacent pair until the vocabulary has `size` tokens or no pair occurs twice,
+// and returns a tokenizer.json. The result depends only on the words, not on their order. progress receives the
+// number of tokens so far; it may be nil.
 func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	vocab := baseVocab()
 	if size < len(vocab) {
@@ -138,7 +138,7 @@ func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 		}
 		a, b := uint32(best>>32), uint32(best)
 		name := vocab[a] + vocab[b]
-		if known[name] { // the same text by other merges: names must be unique
+		if known[name] { // another pair gives the same text, and names must be unique
 			delete(s.counts, best)
 			continue
 		}
@@ -177,7 +177,7 @@ func (t *Trainer) start() *training {
 	return s
 }
 
-// tally adds the pairs of a word to the counts, or subtracts them.
+// tally adds the pairs of a word to the counts, or subtracts them if sign is -1.
 func (s *training) tally(i int32, sign int64) {
 	w := &s.words[i]
 	for j := 1; j < len(w.ids); j++ {

@@ -9,7 +9,8 @@ import (
 )
 
 // newer lists the characters that are in Unicode 16 but not in Go's tables of Unicode 15, by general category.
-// The libraries that tokenizers are trained with follow Unicode 16. A test checks every character against them.
+// The libraries that tokenizers are trained with follow Unicode 16. A test compares every character with these
+// libraries.
 var newer = map[string][][2]rune{
 	"Lu": {{0x1c89, 0x1c89}, {0xa7cb, 0xa7cc}, {0xa7da, 0xa7da}, {0xa7dc, 0xa7dc}, {0x10d50, 0x10d65}},
 	"Ll": {{0x1c8a, 0x1c8a}, {0xa7cd, 0xa7cd}, {0xa7db, 0xa7db}, {0x10d70, 0x10d85}},
@@ -39,7 +40,7 @@ var newer = map[string][][2]rune{
 // newer's Nd.
 var newerNumbers = [][2]rune{{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}}
 
-// newerOf calls f for the ranges of newer in a category: one or two letters.
+// newerOf calls f for each range that newer has in a category, given by one or two letters.
 func newerOf(category string, f func(r [2]rune)) {
 	for _, name := range []string{"Lu", "Ll", "Lm", "Lo", "Mn", "Mc", "Nd", "Pd", "Po", "Sm", "So"} {
 		if strings.HasPrefix(name, category) {
@@ -60,8 +61,9 @@ func isNewer(r rune, categories ...string) (found bool) {
 	return found
 }
 
-// inert lists the characters that are in Go's normalization tables but not in Hugging Face's older ones: the older
-// tables neither decompose nor reorder them. The last pair composes to U+11938 only in newer versions.
+// inert lists the characters that are in Go's normalization tables but not in Hugging Face's older ones: the
+// older tables neither decompose nor reorder them. For instance, U+11935 and U+11930 compose to U+11938 only in
+// newer versions.
 var inert = [][2]rune{
 	{0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xc3c, 0xc3c}, {0xd3b, 0xd3c}, {0xeba, 0xeba},
 	{0x1715, 0x1715}, {0x1abf, 0x1ace}, {0x1df6, 0x1dfa}, {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xa82c, 0xa82c},

@@ -20,12 +20,12 @@ type Checkpoint struct {
 	*store.Manifest
 	Path   string // path of the checkpoint itself, even if a folder of checkpoints was opened
 	values stored
-	single bool // stored in a single file, which process 0 reads for all processes
+	single bool // it is a single file, which process 0 reads for all processes
 }
 
 // stored provides the values of a checkpoint.
 type stored interface {
-	// Read fills out with rows by cols values of an entry, starting at (row, col), row by row.
+	// Read reads a rectangle of an entry into out: rows by cols values from (row, col) on, row by row.
 	Read(name string, row, col, rows, cols int64, out []float32) error
 	Close() error
 }
@@ -94,7 +94,7 @@ func openSingle(path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// verify compares the checksums of the shards that the given ranks wrote.
+// verify verifies the checksums of the shards that the wanted ranks wrote.
 func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
 	s, ok := c.values.(*store.Checkpoint)
 	if !ok {
@@ -120,7 +120,7 @@ func (c *Checkpoint) Weights() (list []ir.Tensor) {
 	return list
 }
 
-// Read fills out with rows by columns of a parameter, starting at (row, col), row by row.
+// Read reads a rectangle of a parameter into out: rows by cols values from (row, col) on, row by row.
 func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float32) error {
 	for i := range c.Tensors {
 		if c.Tensors[i].Name() == tensor {
@@ -130,19 +130,19 @@ func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float
 	return fmt.Errorf("the checkpoint has no tensor %q", tensor)
 }
 
-// ReadEntry fills out with all values of an entry, row by row.
+// ReadEntry reads all values of an entry into out, row by row.
 func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
 	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
 }
 
-// remembered is data whose fingerprints a checkpoint stores, because positions in data that has
-// changed are meaningless.
+// remembered is data whose fingerprints a checkpoint stores, because a position in the data means nothing once
+// the data has changed.
 type remembered interface {
 	Fingerprints() []corpus.Fingerprint
 	Unchanged(before []corpus.Fingerprint) error
 }
 
-// entry is a role of a tensor that checkpoints of the program contain.
+// entry is a tensor in one of its roles, as checkpoints of the program contain it.
 type entry struct {
 	store.Tensor
 	tensor int
@@ -175,7 +175,7 @@ func entriesOf(p *ir.Program) []entry {
 	return list
 }
 
-// Division describes how the job is divided.
+// Division describes how the job is divided among its ranks.
 func (j *Job) Division() store.Division {
 	d := store.Division{Sums: j.program.Run.Sums, Devices: slices.Compact(slices.Sorted(slices.Values(j.kinds)))}
 	for _, r := range j.program.Ranks {
@@ -234,7 +234,7 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	return nil
 }
 
-// verifyTogether verifies the checksums of a checkpoint. Every process verifies a share.
+// verifyTogether verifies the checksums of a checkpoint. Every process verifies its share of the shards.
 func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) error {
 	var mine error
 	answers, err := j.together(Order{What: OrderVerify, Question: path}, func() error {
@@ -256,7 +256,7 @@ func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) er
 // mine reports whether this process handles the shard that a rank wrote, possibly in a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
-// verifyHere verifies a follower's share and returns its findings as the answer.
+// verifyHere verifies the share of this process, a follower, and returns the error as its answer.
 func (j *Job) verifyHere(path string) []byte {
 	c, err := openCheckpoint(path)
 	if err == nil {
@@ -273,7 +273,7 @@ func (j *Job) verifyHere(path string) []byte {
 	return nil
 }
 
-// restoreHere loads the ranks of this process.
+// restoreHere loads the state of the ranks of this process.
 func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
 	return j.each(func(r *rank) error {
 		consts := j.program.Ranks[r.index].Consts
@@ -296,7 +296,7 @@ func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
 	})
 }
 
-// spread loads a file that only process 0 can read.
+// spread loads a single-file checkpoint: process 0 reads the values and distributes them.
 func (j *Job) spread(c *Checkpoint) error {
 	for _, e := range entriesOf(j.program) {
 		values := make([]float32, e.Shape[0]*e.Shape[1])
@@ -339,7 +339,7 @@ func statesOf(entries []store.Tensor) string {
 	return strings.Join(names, ", ")
 }
 
-// accepts compares a checkpoint's model, data and contents with the program's.
+// accepts checks that the model, seed, entries and data of a checkpoint are those of the job.
 func (j *Job) accepts(c *Checkpoint) error {
 	if err := j.acceptsModel(c); err != nil {
 		return err

@@ -24,7 +24,7 @@ import (
 
 const (
 	fileMagic = "sppo checkpoint2"
-	// Checkpoints of format 1 do not name their model, so it cannot be checked before a run continues.
+	// Checkpoints of format 1 are refused: they do not name their model, so a job cannot check it.
 	firstMagic = "sppo checkpoint1"
 )
 

@@ -15,10 +15,10 @@ import (
 // were in that process. The others are followers: their jobs execute the leader's orders on their
 // ranks.
 type Crew interface {
-	Wires // Crew itself uses only Here and Failed
+	Wires // a crew needs only Here and Failed; Wire is for transports
 	Leads() bool
-	// Order sends an order to all followers. Answers waits until all have executed it, and returns one answer
-	// for each.
+	// Order sends an order to all followers. Answers waits until all followers have executed it, and returns
+	// the answer of each.
 	Order(o Order) error
 	Answers() ([][]byte, error)
 	// Ask sends an order to the process of a rank and waits for its answer.
@@ -26,13 +26,13 @@ type Crew interface {
 	// Next returns a follower's next order. Answer reports that the order has been executed.
 	Next() (Order, error)
 	Answer(data []byte) error
-	// Inspect asks other processes what their ranks are doing, and waits for answers up to the given time. The
-	// leader asks all followers; a follower asks the leader. OnInspect registers the function that answers for
-	// this process, immediately and from any goroutine.
+	// Inspect asks other processes what their ranks are doing, and waits at most the given time for answers.
+	// The leader asks all followers; a follower asks the leader. OnInspect registers the function that answers
+	// for this process; it must answer immediately and may be called from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
-	// Down is closed when the processes cannot continue. Cause returns the error of the first process that
-	// failed, or nil if none has failed.
+	// Down returns a channel that is closed when the processes cannot continue. Cause returns the error of the
+	// first process that failed, or nil if none has failed.
 	Down() <-chan struct{}
 	Cause() error
 }
@@ -51,7 +51,7 @@ type Order struct {
 
 // Kinds of orders.
 const (
-	OrderReady   = "ready"   // all ranks have loaded; the answer describes their data
+	OrderReady   = "ready"   // report that all ranks have loaded; the answer describes data and devices
 	OrderSection = "section" // run a section
 	OrderLoad    = "load"    // load weights; the answer describes them
 	OrderRead    = "read"    // return the bytes of a rank's view
@@ -60,10 +60,10 @@ const (
 	OrderAsk     = "ask"     // return the answer of Options.Reply
 	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer contains the findings
 	OrderRestore = "restore" // load a checkpoint
-	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
+	OrderSave    = "save"    // copy the state and start to write the copy; if Round is 1, write without copying
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
 	OrderClose   = "close"
-	OrderDisk    = "disk" // never sent: this process uses the files at a path
+	OrderDisk    = "disk" // never sent; stands for this process's own use of the files at a path
 )
 
 // inWords describes the kinds of orders that may stall. Order.inWords appends the path that an order names.
@@ -118,7 +118,7 @@ func (j *Job) carryOut(o Order, here func() error) ([][]byte, error) {
 // readiness describes a process that has loaded its ranks.
 type readiness struct{ Data, Kind string }
 
-// ready loads the ranks of all processes, and checks that they train on the same data.
+// ready loads the program on the ranks of all processes, and checks that they train on the same data.
 func (j *Job) ready(load func(r *rank) error) error {
 	mine := j.data()
 	answers, err := j.together(Order{What: OrderReady}, func() error { return j.each(load) })
@@ -171,7 +171,7 @@ func (j *Job) Follow() error {
 	}
 }
 
-// firstCause replaces our error with the error of another process that caused it.
+// firstCause replaces an error that another process caused with the error of that process.
 func (j *Job) firstCause(err error) error {
 	if j.crew != nil && errors.Is(err, ErrAborted) && j.crew.Cause() != nil {
 		return j.crew.Cause()
@@ -225,7 +225,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 	return nil, fmt.Errorf("internal: unknown order %q", o.What)
 }
 
-// ask sends an order to the process of its rank and waits for the answer, unless the order stalls.
+// ask sends an order to the process of the order's rank and waits for the answer, unless the order stalls.
 func (j *Job) ask(o Order) ([]byte, error) {
 	var answer []byte
 	err := j.watched(&o, func() (err error) { answer, err = j.crew.Ask(o.Rank, o); return err })
@@ -235,7 +235,7 @@ func (j *Job) ask(o Order) ([]byte, error) {
 	return answer, nil
 }
 
-// read copies the bytes of a view of any rank.
+// read copies the bytes of a view from any rank, in this process or another.
 func (j *Job) read(r *rank, v ir.View, out []byte) error {
 	if r.work != nil {
 		return r.one(func(d Device) error { return d.Read(v, out) })

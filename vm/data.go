@@ -37,8 +37,8 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 	return nil, fmt.Errorf("unknown kind of data set %q; use text, tokens or random", run.DataKind)
 }
 
-// Window is the request of a load_tokens instruction: adjacent sequences and adjacent tokens, in zigzag order
-// of Chunks chunks unless that is 0.
+// Window is what a load_tokens instruction requests: adjacent tokens of adjacent sequences, in zigzag order of
+// Chunks chunks unless Chunks is 0.
 type Window struct {
 	Batch, Chunks, As  int // As is one of ir.AsTokens, ir.AsLabels, ir.AsPositions
 	Sequence, Position int64
@@ -61,8 +61,8 @@ func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32)
 	})
 }
 
-// each visits runs of rows: elements first, first+stride, ... below end are the tokens at position, position+1,
-// ... of a sequence.
+// each calls visit for one run of tokens after another: elements first, first+stride, ... below end of the
+// output are the tokens at position, position+1, ... of a sequence.
 func (w *Window) each(rows int, visit func(sequence, position int64, first, stride, end int) error) error {
 	chunks := max(1, w.Chunks)
 	each := rows / chunks // rows per chunk
@@ -89,7 +89,8 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 	}
 	name := "random tokens"
 	if section == ir.SectionEval {
-		// Sequences are numbered consecutively, so the set does not depend on the size of a section.
+		// Validation sequences are numbered consecutively across sections, so they do not depend on a section's
+		// size.
 		name, round, sequence = "random validation tokens", 0, round*int64(d.run.EvalSequences)+sequence
 	}
 	r := NewRandom(d.run.Seed, name, round, sequence)
@@ -165,7 +166,7 @@ func (d *textData) Tokens(section ir.Section, round, sequence, position int64, o
 	return nil
 }
 
-// offset returns the start of a sample: a random position after which a whole sample fits.
+// offset returns the start of a sample: a random position that leaves room for a whole sample.
 func (d *textData) offset(step, sequence int64) int64 {
 	return NewRandom(d.run.Seed, "text offset", step).Below(uint64(sequence), int64(len(d.train))-d.run.Sequence)
 }
@@ -193,7 +194,7 @@ func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 // maxText is the maximum size in bytes of data of kind text, all of which is held in memory.
 const maxText int64 = 4 << 30
 
-// concatenate joins files in order, with a newline between them.
+// concatenate joins the contents of files in order, with a newline between them.
 func concatenate(files []string) ([]byte, error) {
 	var text []byte
 	for i, file := range files {
@@ -231,7 +232,7 @@ func expand(patterns []string, dir string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-// resolve joins a relative pattern to dir. The result is separated by slashes.
+// resolve joins a relative pattern to dir. The separators of the result are slashes.
 func resolve(pattern, dir string) string {
 	full := filepath.ToSlash(pattern)
 	if filepath.IsAbs(pattern) {
@@ -242,7 +243,8 @@ func resolve(pattern, dir string) string {
 
 const special = `*?[\`
 
-// glob searches the folder before the first special character. A pattern without special characters must name a file.
+// glob searches the folder that precedes the pattern's first special character. A pattern without special
+// characters must name a file.
 func glob(pattern string) ([]string, error) {
 	at := strings.IndexAny(pattern, special)
 	if at < 0 {

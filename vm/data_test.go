@@ -35,7 +35,8 @@ func textRun(files ...string) *ir.Run {
 	return &ir.Run{DataKind: "text", DataFiles: files, Sequence: 3, Vocab: 256, Seed: 5}
 }
 
-// TestTokens checks that each step continues where the previous one ended, however many ranks divide a batch.
+// TestTokens checks that each sequence continues where the previous one ended, across steps and files and back
+// to the start of the data, and where validation windows begin.
 func TestTokens(t *testing.T) {
 	var a, b []byte
 	for i := range 300 {
@@ -104,7 +105,7 @@ func TestPatterns(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := strings.Split(string(text), "\n")
-		slices.Sort(got) // the files are in the order of their paths
+		slices.Sort(got) // because expand sorts files by path
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s finds %q, want %q", c.patterns, got, c.want)
 		}
@@ -255,8 +256,8 @@ func TestNormals(t *testing.T) {
 
 var goldenNormals = [3]float32{-0.009824541, 0.008813948, -0.026399814}
 
-// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from transformers: those of the fixture, or
-// new ones if SPPO_HUB_PYTHON names a Python.
+// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from the library transformers: those
+// stored in testdata, or, if SPPO_HUB_PYTHON names a Python interpreter, those of a new run of the script.
 func lrSchedules(t *testing.T) (list []struct {
 	Run   ir.Run
 	Rates []float64

@@ -6,9 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Device holds the memory of one rank and runs its instructions. The loop in vm.go issues its
-// instructions. Each stream runs its instructions in order; only events and messages order
-// different streams.
+// Device holds the memory of one rank and runs its instructions. The loop in vm.go issues its instructions.
+// Each stream runs its instructions in order; only events and messages impose an order between streams.
 //
 // Load does everything expensive: it allocates both arenas at exactly the sizes that the code declares, and
 // binds every instruction of every section (cpu: a closure over slices; CUDA: a function and its launch
@@ -21,15 +20,15 @@ import (
 //     call, Record and Wait cuEventRecord and cuStreamWaitEvent, Join the synchronisation of all streams;
 //   - a simulator keeps a clock for each stream: Launch and Copy advance one, Record stores it, Wait takes the later
 //     of two, Join the latest of all. Comm exchanges clocks with the peers and may block, because communication is
-//     issued in one global order that cannot deadlock. Read returns NaN, nothing of the model's size exists, and the
-//     device is a Clock;
+//     issued in one global order that cannot deadlock. Read returns NaN, nothing as large as the model is
+//     allocated, and the device is a Clock;
 //   - the cpu device has a goroutine for each stream, fed by queues.
 type Device interface {
 	// Load allocates the arenas of a rank and binds its code. The initial contents of arenas are unspecified.
 	Load(p *ir.Program, rank int, env *Env) error
 
-	// Begin selects the section that the following calls issue from, by index, and clears its events. Rounds
-	// count steps from 1, and validation sections from 0.
+	// Begin selects the section whose instructions the following calls issue by index, and clears its events.
+	// The round is the number of the step, from 1, or of the eval section, from 0.
 	Begin(section ir.Section, round int64) error
 	Launch(pc int) // a kernel, or loading tokens
 	Copy(pc int)   // within or between arenas
@@ -39,7 +38,7 @@ type Device interface {
 	// Join returns the first error of any stream, once all streams have finished the issued instructions
 	Join() error
 
-	// Read and Write copy the bytes of a view, between sections only.
+	// Read and Write copy the bytes of a view. They are called only between sections.
 	Read(v ir.View, out []byte) error
 	Write(v ir.View, in []byte) error
 	// Peak returns the highest byte of an arena that an executed instruction has touched.
@@ -49,7 +48,7 @@ type Device interface {
 
 // Clock is implemented by devices with virtual time.
 type Clock interface {
-	// Elapsed returns the duration of the last section, or false if the caller's measurement applies.
+	// Elapsed returns the duration of the last section, or false if the caller must measure it.
 	Elapsed() (time.Duration, bool)
 }
 
@@ -63,9 +62,9 @@ type Env struct {
 // Documents is implemented by Tokens whose sequences have several documents, or whose labels may be masked.
 type Documents interface {
 	Tokens
-	// Marks is like Tokens for the values of load_tokens that are not tokens: ir.AsLabels or ir.AsPositions.
+	// Marks is like Tokens, but for the other values that load_tokens can load: ir.AsLabels or ir.AsPositions.
 	Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error
-	// Labels returns the number of labels that are not masked in all sequences of a step or an eval section.
+	// Labels returns the total number of unmasked labels in the sequences of a step or an eval section.
 	Labels(section ir.Section, round int64) (int64, error)
 }
 

@@ -7,8 +7,8 @@ import (
 )
 
 // GradNorms returns the norm of the last step's gradients, before clipping, for each group of tensors. It reads
-// every gradient from the devices, at most one tensor at a time. The squares of the norms add up to the square
-// of StepResult.GradNorm.
+// every gradient from the devices, one tensor at a time. The squares of the norms add up to the square of
+// StepResult.GradNorm.
 func (j *Job) GradNorms(group func(tensor string) string) (map[string]float64, error) {
 	norms := map[string]float64{}
 	for i, t := range j.program.Tensors {

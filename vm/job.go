@@ -14,20 +14,20 @@ import (
 
 // Options of a job.
 type Options struct {
-	Dir       string    // base of relative data files; empty: the working folder
+	Dir       string    // folder from which relative data paths start; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
 	Tokens    Tokens    // nil: the data set named by the program
 	Weights   Weights   // source of initial weights for Load; nil: the run starts from random weights
 
 	Stall Stall                                 // when orders count as stalled
 	Crew  Crew                                  // nil: all ranks are in this process
-	Reply func(question string) ([]byte, error) // a follower's answers to Others
+	Reply func(question string) ([]byte, error) // in a follower: answers questions of Others
 	Kind  string                                // kind of this process's devices; devices of one kind round alike
 }
 
-// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After Init,
-// Step or Eval returns an error other than that of the context, the job has failed permanently and returns the
-// same error again.
+// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. If a section
+// that Init, Step or Eval has begun fails, the job has failed permanently: further calls return an error that
+// wraps the first one.
 //
 // With a crew, the leader's job is used like one without a crew; followers call Follow, then Close.
 type Job struct {
@@ -41,7 +41,7 @@ type Job struct {
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64     // steps done
-	skipped   int64     // those among them that were skipped
+	skipped   int64     // the skipped ones among them
 	norms     norms     // gradient norms of earlier steps
 	order     lossOrder // element order of TokenLosses; nil before its first call
 	writer    writer
@@ -111,7 +111,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 	return j, nil
 }
 
-// usesData reports whether any code loads tokens; otherwise a program needs no data set.
+// usesData reports whether any code loads tokens. If none does, the program needs no data set.
 func usesData(p *ir.Program) bool {
 	for c := range p.Codes {
 		for _, section := range p.Codes[c].Sections {
@@ -210,7 +210,7 @@ func (j *Job) runRank(r *rank, o Order, parameters, weight []float32) error {
 	return run(r.device, r.code, o.Section, o.Round)
 }
 
-// fill writes a result if the rank's code has it.
+// fill writes values to the named result, if the rank's code has it.
 func (r *rank) fill(name string, values []byte) error {
 	v, ok := r.result(name)
 	if !ok {
@@ -222,7 +222,7 @@ func (r *rank) fill(name string, values []byte) error {
 // weightOf names the result that holds the weight of a label, by section.
 var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
 
-// labels returns the number of labels in the loss of a section, over all replicas. If labels cannot
+// labels returns the number of labels that count in the loss of a section, over all replicas. If labels cannot
 // be masked, it returns 1.
 func (j *Job) labels(section ir.Section, round int64) (int64, error) {
 	counts := slices.ContainsFunc(j.ranks, func(r *rank) bool {
@@ -286,7 +286,8 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	return result, nil
 }
 
-// elapsed returns the duration of a section: by the devices' clocks, if they have clocks, otherwise as measured.
+// elapsed returns the duration of a section: as measured by the devices' clocks or, if they have none, by this
+// process.
 func (j *Job) elapsed(here time.Duration) time.Duration {
 	var longest time.Duration
 	for _, r := range j.ranks {
@@ -312,7 +313,7 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 	return j.eval(ctx, func() error { return nil })
 }
 
-// EvalPositions is like Eval, and adds the losses of all tokens by position.
+// EvalPositions is like Eval, and also adds the losses of all tokens to the given PositionLosses.
 func (j *Job) EvalPositions(ctx context.Context, to *PositionLosses) (float64, error) {
 	return j.eval(ctx, func() error {
 		losses, err := j.TokenLosses()
@@ -323,7 +324,7 @@ func (j *Job) EvalPositions(ctx context.Context, to *PositionLosses) (float64, e
 	})
 }
 
-// eval calls each after every section.
+// eval implements Eval, and calls the function each after every section.
 func (j *Job) eval(ctx context.Context, each func() error) (float64, error) {
 	r := &j.program.Run
 	if r.EvalBatch <= 0 || r.EvalSequences <= 0 {
@@ -359,7 +360,7 @@ func (j *Job) evalSection(ctx context.Context, round int64) (float64, error) {
 	return j.scalar(ir.ResultEvalLoss)
 }
 
-// result returns a result's view in the rank's code.
+// result returns the view of a result in the rank's code.
 func (r *rank) result(name string) (ir.View, bool) {
 	for i := range r.code.Results {
 		if r.code.Results[i].Name == name {
@@ -369,7 +370,7 @@ func (r *rank) result(name string) (ir.View, bool) {
 	return ir.View{}, false
 }
 
-// scalar reads the first number of a result from the first rank that has it, or 0.
+// scalar reads the first number of a result from the first rank that has it. If none has it, it returns 0.
 func (j *Job) scalar(name string) (float64, error) {
 	out, err := j.vector(name)
 	if len(out) == 0 {
@@ -378,7 +379,7 @@ func (j *Job) scalar(name string) (float64, error) {
 	return float64(out[0]), err
 }
 
-// vector reads a result from the first rank that has it.
+// vector reads a result from the first rank that has it. If none has it, it returns nil.
 func (j *Job) vector(name string) ([]float32, error) {
 	for _, r := range j.ranks {
 		v, ok := r.result(name)
@@ -399,7 +400,7 @@ func (j *Job) vector(name string) ([]float32, error) {
 
 // Peaks returns the highest byte of each arena that a rank has touched so far.
 func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
-	peaks, _ := j.peaks(j.ranks[rank]) // unknown for a lost process
+	peaks, _ := j.peaks(j.ranks[rank]) // 0 if the rank's process is lost
 	return peaks
 }
 

@@ -12,8 +12,8 @@ import (
 
 // Local is the Transport between ranks of one process. Messages are copies from the sender's memory to the
 // receiver's. Every member of a collective does its share of the work in the memory of all members. Over wires,
-// Local also connects ranks of other processes. Members then also work on data received from these processes,
-// in the same order.
+// Local also connects ranks of other processes. Members then also process the data received from those
+// processes, in the same order.
 type Local struct {
 	wires   Wires // nil: all ranks are in this process
 	mu      sync.Mutex
@@ -148,8 +148,8 @@ func (l *Local) Collective(rank int, members []int32, in *ir.Instr, y, x []byte)
 // member leaves while its buffers are in use.
 type localTeam struct {
 	members []int32
-	here    int        // number in this process
-	calls   []teamCall // by local member
+	here    int        // number of members in this process
+	calls   []teamCall // by member; only those in this process are set
 
 	mu      sync.Mutex
 	round   sync.Cond
@@ -171,7 +171,7 @@ type localMember struct {
 	meeting ir.Meeting
 	call    teamCall
 	from    []source // by member: the transfers to this one
-	in, out []Wire   // by member: nil for those in this process; no elements if all are
+	in, out []Wire   // by member: nil for members in this process; nil slices if all are
 	staged  [][]byte
 	packed  []byte
 }
@@ -182,8 +182,8 @@ type source struct {
 	stride int    // between rows
 }
 
-// meetYields is the number of times that a member yields before it blocks. The others usually
-// arrive soon, and any idle processor can take over a goroutine that yields.
+// meetYields is the number of times that a member yields before it blocks. The others usually arrive soon, and
+// any idle processor can take over a member that yields.
 const meetYields = 200
 
 func (t *localTeam) meet() error {
@@ -292,8 +292,8 @@ func (m *localMember) result(member int) (first, end ir.Bytes) {
 	return t.Y, t.Y + t.Size()
 }
 
-// sum writes to y the sum of one row of all sources, in order and in f32. y may alias a source: every block is
-// read from all of them before it is written.
+// sum adds the given row of all sources, in order and in f32, and writes the result to y. y may alias a source:
+// every block is read from all sources before it is written.
 func sum(y []byte, sources []source, row int, dtype ir.DType) {
 	var sums, addend [256]float32
 	size := int(dtype.Bytes())

@@ -43,7 +43,7 @@ func expectNone(t *testing.T, errs []error) {
 func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
 	local := NewLocal()
 	const n = 200
-	// Two channels in the same direction, and the opposite direction, all at once.
+	// Two channels from rank 0 to rank 1 and one back, all at once.
 	expectNone(t, together(t, 6, func(i int) error {
 		from, to, channel := i/2%2, 1-i/2%2, Channel(i/4)
 		link := local.Link(from, to, channel)
@@ -67,7 +67,7 @@ func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
 	}))
 }
 
-// TestSendReturnsAfterReceipt checks NCCL's semantics of a send: its buffer may change once it returns.
+// TestSendReturnsAfterReceipt checks NCCL's semantics of a send: the buffer may change once Send returns.
 func TestSendReturnsAfterReceipt(t *testing.T) {
 	link := NewLocal().Link(0, 1, ChannelNext)
 	x, y := []byte{1}, []byte{0}
@@ -110,7 +110,8 @@ func TestMessageSizesMustAgree(t *testing.T) {
 	}
 }
 
-// TestCollectives compares bitwise with sums in the order of the group, for odd sizes and both types.
+// TestCollectives compares results, bit by bit, with sums taken in the order of the group, for odd sizes and
+// both types.
 func TestCollectives(t *testing.T) {
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {0, 1, 2, 3, 4}} {
@@ -188,7 +189,7 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 	}))
 }
 
-// TestAllToAll follows every element to the other side and back, with and without shared columns.
+// TestAllToAll checks every element on the way there and back, with and without columns that members share.
 func TestAllToAll(t *testing.T) {
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {3, 1, 0, 2}} {
@@ -205,7 +206,7 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 	const rows, cols = 3, 5
 	local, n, size := NewLocal(), len(members), int(dtype.Bytes())
 	wide := n / copies * cols
-	// Element (row, column) of all rows and columns together; small integers are exact in both types.
+	// The element at a row and a column of the whole matrix; small integers are exact in both types.
 	value := func(row, col int) float32 { return float32((row*wide + col) % 61) }
 	expectNone(t, together(t, n, func(rank int) error {
 		k := slices.Index(members, int32(rank))

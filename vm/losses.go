@@ -7,11 +7,11 @@ import (
 	"sppo.dev/ir"
 )
 
-// lossOrder gives, for each rank whose losses are read, the token of every element of its result ResultLosses,
-// as sequence*Run.Sequence + position. Ranks of a ring hold their tokens in zigzag order.
+// lossOrder gives, for each rank whose losses are read, the token that each element of its result ResultLosses
+// belongs to, as sequence*Run.Sequence + position. Ranks of a ring hold their tokens in zigzag order.
 type lossOrder map[int][]int64
 
-// findLosses finds, in each replica, one rank that has the losses of tokens.
+// findLosses finds, in each replica, one rank that has the losses of individual tokens.
 func (j *Job) findLosses() (lossOrder, error) {
 	order, replicas := lossOrder{}, map[int32]bool{}
 	for _, r := range j.ranks {
@@ -32,7 +32,8 @@ func (j *Job) findLosses() (lossOrder, error) {
 	return order, nil
 }
 
-// lossTokens finds the tokens whose losses a rank computes in an eval section, by following its labels.
+// lossTokens finds the tokens whose losses a rank computes in an eval section, by tracing the labels back to
+// the instructions that load them.
 func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	code, consts := &p.Codes[p.Ranks[rank].Code], p.Ranks[rank].Consts
 	out := make([]int64, result.Elements())
@@ -40,7 +41,7 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 		out[i] = -1
 	}
 	loads := map[uint32]*ir.Instr{} // the last load into each buffer
-	var labels ir.View              // labels of the preceding statistics
+	var labels ir.View              // labels of the last CrossEntropyStats
 	for i := range code.Sections[ir.SectionEval] {
 		in := &code.Sections[ir.SectionEval][i]
 		switch in.Op {
@@ -69,7 +70,7 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	return out, nil
 }
 
-// loadedTokens returns the tokens before the labels that an instruction loads.
+// loadedTokens returns the tokens that precede the labels that an instruction loads.
 func loadedTokens(load *ir.Instr, consts []int64, sequence int64) ([]int64, error) {
 	value := func(name string) int64 { return load.Attr(name).Int(consts) }
 	w := Window{

@@ -57,8 +57,9 @@ type holder struct {
 }
 
 // divide assigns parts of entries to ranks, so that each element is written once and ranks with equal contents
-// share the work. Where ranks hold a tensor both whole and in slices, each writes its slice, so no rank writes
-// more than its share of the state. All processes of a job compute the same assignment.
+// share the work. Smaller states are used first: where a tensor is held both whole and in slices, the slices
+// are written, so no rank writes more than its share of the state. All processes of a job compute the same
+// assignment.
 func divide(p *ir.Program) ([][]savedPart, error) {
 	holders := map[[2]int][]holder{} // by tensor and role
 	for r := range p.Ranks {
@@ -127,7 +128,7 @@ func (p *savedPart) stream(d Device, w io.Writer) error {
 	return nil
 }
 
-// fill reads a part with all columns from its device, without an intermediate block.
+// fill reads a part that spans all columns from its device straight into memory, without an intermediate block.
 func (p *savedPart) fill(d Device, to *filled) error {
 	each := max(1, blockBytes/(p.held.cols*int64(p.held.view.DType.Bytes())))
 	for row := int64(0); row < p.rows; row += each {
@@ -149,8 +150,8 @@ func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}
 }
 
-// CopyBytes returns, by rank, the host memory for the copy of its state while a checkpoint is written during
-// training.
+// CopyBytes returns, by rank, the host memory needed to copy the rank's part of a checkpoint that is written
+// during training.
 func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
 	all, err := divide(p)
 	for _, parts := range all {

@@ -40,7 +40,7 @@ func (p *PositionLosses) Mean() (loss float64, tokens int64) {
 	return loss / float64(max(1, tokens)), tokens
 }
 
-// Buckets lists the buckets with tokens, first to last.
+// Buckets lists the non-empty buckets in order.
 func (p *PositionLosses) Buckets() (list []PositionLoss) {
 	for i, n := range p.counts {
 		if n == 0 {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Buckets have the right tokens and means, however the losses are added, and ignore NaN.
+// Buckets have the right token counts and means, however the losses are divided among calls of Add. NaN is
+// ignored.
 func TestPositionLosses(t *testing.T) {
 	var losses []float32
 	for i := range 100 {

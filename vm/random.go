@@ -66,7 +66,8 @@ func (r Random) Normals(first uint64, out []float32, std float64) {
 }
 
 // InitialValues returns the stream of a tensor's initial values: normal number row*columns+column is the value
-// of the element at (row, column). Every device must use it, so that a model does not depend on the device.
+// of the element at (row, column). Every device must use it, so that the initial weights do not depend on the
+// device.
 func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }
 
 // Dropout applies a dropout instruction. Every device must drop the same elements.
@@ -79,11 +80,11 @@ type Dropout struct {
 // DropoutKey returns the key of a step, which the VM passes to instructions as ir.ResultDropout.
 func DropoutKey(seed, step int64) uint64 { return NewRandom(seed, "dropout", step).key }
 
-// DropoutTensor returns the key of a tensor. The exclusive or of the keys of step and tensor is the key of an
-// instruction's stream.
+// DropoutTensor returns the key of a tensor. The key of an instruction's stream is the exclusive or of the
+// step's key and the tensor's key.
 func DropoutTensor(tensor string) uint64 { return NewRandom(0, "dropout "+tensor).key }
 
-// DropoutThreshold returns the number of draws, out of 2^32, that set an element to 0.
+// DropoutThreshold returns how many of the 2^32 possible draws set an element to 0.
 func DropoutThreshold(rate float64) uint32 { return uint32(min(math.Round(rate*0x1p32), 0x1p32-1)) }
 
 // DropoutScale returns the factor by which the kept elements are multiplied.
@@ -95,8 +96,8 @@ func NewDropout(step, tensor uint64, rate float64) Dropout {
 }
 
 // Row applies dropout to a token's elements, starting at the given column; in and out may be the same slice.
-// position is the token's position in a sequence of the step's batch. Columns 2j and 2j+1 use the lower and the
-// upper half of value j of the token's stream.
+// position is the token's position in the given sequence of the step's batch. Columns 2j and 2j+1 use the lower
+// and the upper half of value j of the token's stream.
 func (d Dropout) Row(sequence, position int64, column uint64, out, in []float32) {
 	token := Random{Random{d.stream.Uint64(uint64(sequence))}.Uint64(uint64(position))}
 	for i, x := range in {

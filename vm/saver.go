@@ -18,8 +18,9 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory, and
-// each process writes its ranks' copies while training continues. At most one checkpoint is written at a time.
+// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory,
+// and each process writes its ranks' copies while training continues. At most one checkpoint is written at a
+// time.
 type Saver struct {
 	job    *Job
 	folder *store.Folder
@@ -32,7 +33,7 @@ type saving struct {
 	everywhere string // its absolute path
 	manifest   *store.Manifest
 	waited     time.Duration
-	told       bool // the user has been told that it is slow
+	told       bool // the user has been told that writing is slow
 }
 
 // Saved describes a complete checkpoint.
@@ -44,7 +45,8 @@ type Saved struct {
 	Took   time.Duration // time for writing it
 }
 
-// SaveError reports a checkpoint that could not be written. The job continues, and earlier checkpoints are unchanged.
+// SaveError reports a checkpoint that could not be written. The job can continue, and earlier checkpoints are
+// unchanged.
 type SaveError struct {
 	Step int
 	err  error
@@ -107,8 +109,8 @@ func failedSave(step int64, err error) error {
 	return &SaveError{int(step), err}
 }
 
-// drop removes an incomplete checkpoint after an error, and returns both errors. After a stall it removes nothing,
-// because the file system may not answer.
+// drop removes an incomplete checkpoint after an error, and returns this error joined with any error of the
+// removal. After a stall it removes nothing, because the file system might not respond.
 func (s *Saver) drop(x *saving, err error) error {
 	if errors.As(err, new(*StallError)) || s.job.Stuck() {
 		return err
@@ -119,8 +121,8 @@ func (s *Saver) drop(x *saving, err error) error {
 // Busy reports whether a checkpoint is being written.
 func (s *Saver) Busy() bool { return s.saving != nil }
 
-// Poll completes the checkpoint being written if all processes have written their shards, and returns it.
-// Otherwise it returns nil, or waits for them if wait is set. An error of type SaveError leaves the job intact.
+// Poll completes and returns the checkpoint being written if all processes have written their shards. If some
+// have not, it returns nil or, if wait is set, waits for them first. After a SaveError the job can continue.
 func (s *Saver) Poll(wait bool) (*Saved, error) {
 	if s.saving == nil {
 		return nil, nil
@@ -151,7 +153,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	return s.finish(now, all)
 }
 
-// tell reports, only once, that a process has made no progress on writing a checkpoint for a long time.
+// tell warns the user, once per checkpoint, of a process that has written nothing for a long time.
 func (s *Saver) tell(all []saveReport) {
 	stall := &s.job.overseer.stall
 	for i, r := range all {
@@ -162,7 +164,7 @@ func (s *Saver) tell(all []saveReport) {
 	}
 }
 
-// finish completes a checkpoint once all its shards have been written or have failed.
+// finish completes a checkpoint after all processes have finished writing, or drops it if one of them failed.
 func (s *Saver) finish(now *saving, all []saveReport) (*Saved, error) {
 	step := now.manifest.Step
 	fail := func(err error) error { return failedSave(step, s.drop(now, err)) }
@@ -189,7 +191,7 @@ func (s *Saver) finish(now *saving, all []saveReport) (*Saved, error) {
 	return saved, nil
 }
 
-// Retire removes the oldest checkpoints. Call it when the newest one has been verified.
+// Retire removes all but the newest checkpoints. Call it once the newest one has been verified.
 func (s *Saver) Retire() error { return s.job.OnDisk(s.folder.Dir, s.folder.Retire) }
 
 // Close discards a checkpoint that is still being written and lets other runs write to the folder.
@@ -205,7 +207,7 @@ func (s *Saver) Close() error {
 	return errors.Join(err, s.folder.Close())
 }
 
-// Save writes a checkpoint of the current state to a folder of checkpoints and removes none.
+// Save writes a checkpoint of the current state to a folder of checkpoints, without removing older ones.
 func (j *Job) Save(dir string) error {
 	s, err := j.NewSaver(dir, 1<<30, true)
 	if err != nil {
@@ -229,11 +231,11 @@ type writer struct {
 	took   time.Duration
 	err    error
 
-	// of a checkpoint that is written during training
+	// for checkpoints that are written during training
 	stalled chan struct{} // closed when writing stalls
 	rank    atomic.Int64  // whose shard is being written
 	written atomic.Int64  // bytes written so far
-	quiet   atomic.Int64  // nanoseconds since the last of them
+	quiet   atomic.Int64  // nanoseconds since the last byte was written
 }
 
 // saveReport lists the shards that a process has written.
@@ -245,8 +247,8 @@ type saveReport struct {
 	Err    string
 }
 
-// saveHere copies the state of the ranks of this process and starts to write it, or writes it directly. A write error is part
-// of the report.
+// saveHere copies the state of this process's ranks and starts to write the copies or, if wait is set, writes
+// the state directly. It does not return write errors; savedHere reports them.
 func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	w := &j.writer
 	if w.parts == nil {
@@ -322,7 +324,7 @@ func (c *countedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// copy reads the parts of a rank into its copy.
+// copy copies a rank's parts of the checkpoint into the rank's block of writer.copies.
 func (j *Job) copy(r *rank) error {
 	w := &j.writer
 	parts := w.parts[r.index]
@@ -414,7 +416,7 @@ func (j *Job) savedHere(wait bool) saveReport {
 	return r
 }
 
-// down is closed when another process has failed.
+// down returns a channel that is closed when another process fails.
 func (j *Job) down() <-chan struct{} {
 	if j.crew == nil {
 		return nil
@@ -422,8 +424,8 @@ func (j *Job) down() <-chan struct{} {
 	return j.crew.Down()
 }
 
-// stop ends writing. It returns false if a file system keeps a write from ending; the copies must then not be
-// touched.
+// stop cancels writing and waits for it to end. It returns false if a file system blocks a write; the copies
+// must then not be touched.
 func (w *writer) stop(j *Job) bool {
 	if w.done == nil {
 		return true
@@ -438,7 +440,7 @@ func (w *writer) stop(j *Job) bool {
 	}
 }
 
-// free ends writing and frees the copies.
+// free stops writing and, if that succeeds, frees the copies.
 func (w *writer) free(j *Job) {
 	if !w.stop(j) {
 		return

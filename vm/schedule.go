@@ -7,8 +7,8 @@ import (
 )
 
 // learningRate returns the rate of step t, counted from 1. It rises linearly to LR during the warm-up, stays at
-// LR, then falls to MinLR at the last step. It equals the rate that the corresponding transformers scheduler
-// reports after t steps.
+// LR, then falls to MinLR at the last step. It equals the rate that the corresponding scheduler of the
+// transformers library reports after t steps.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)
 	decay, shape := decayOf(run)
@@ -28,9 +28,9 @@ func learningRate(run *ir.Run, t int64) float64 {
 	return run.MinLR + (run.LR-run.MinLR)*shape(float64(t-start)/float64(decay))
 }
 
-// decayOf returns the number of steps at the end of the run in which the learning rate falls, and the curve:
-// the fraction of the difference from MinLR that remains after a given share of these steps. A constant rate
-// has no curve.
+// decayOf returns the number of steps, at the end of the run, during which the learning rate falls, and the
+// curve: the fraction of LR-MinLR that remains after a given share of these steps. A constant rate has no
+// curve.
 func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	steps, name := int64(run.Steps-run.Warmup), run.LRSchedule
 	if name == ir.LRStableDecay {

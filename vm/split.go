@@ -14,7 +14,7 @@ import (
 type Split struct {
 	run    ir.Run
 	tokens int64                                            // tokens of the split
-	read   func(first int64, out []int32, stride int) error // reads tokens of the split, starting at first
+	read   func(first int64, out []int32, stride int) error // reads tokens of the split, from index first on
 }
 
 // Names of splits.
@@ -27,8 +27,9 @@ const (
 // SplitNames lists the names of splits.
 var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 
-// OpenSplit opens a part of the data set of a run. Relative file names are resolved in dir. holdout is the share of the data that is
-// held out for validation. Tokens are read in the order of the files, regardless of the run's order.
+// OpenSplit opens a part of a run's data set. Relative file names are resolved in dir. holdout is the share of
+// the data that is held out for validation. Tokens are read in the order of the files, regardless of the run's
+// order.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
 	s := &Split{run: *run}
 	if o := run.DataOptions; o != nil && o.Marked() {
@@ -115,8 +116,8 @@ func (s *Split) Windows() (windows, rest int64) {
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface Tokens. Windows are numbered across rounds. After the last window, the last
-// one repeats and is not counted.
+// Tokens implements the interface Tokens. Windows are numbered across rounds. If windows run out during a
+// round, the last one is repeated, and Evaluate ignores the repetitions.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
 		return err
@@ -126,8 +127,8 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate passes the token losses of every window of the split that the job was opened with, first to last, to
-// the function each, one window per call. The loss of a masked token is NaN.
+// Evaluate calls the function each with the token losses of one window after another, for all windows of the
+// split. The job must have been opened with this split. The loss of a masked token is NaN.
 func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)

@@ -17,8 +17,8 @@ import (
 
 // Watched is implemented by devices that know the current instruction of each stream while a section runs.
 type Watched interface {
-	// Doing returns the current instructions of streams; a stream without work has none. Any goroutine may call it
-	// during a section.
+	// Doing returns the current instruction of each stream that has work. Any goroutine may call it during a
+	// section.
 	Doing() []Doing
 }
 
@@ -45,9 +45,9 @@ type Inspection struct {
 }
 
 const (
-	patience  = 10 * time.Second // an order that takes less time is never reported
-	farLonger = 5                // multiple of the longest recent order of its kind
-	lastFew   = 8                // number of recent orders of a kind
+	patience  = 10 * time.Second // minimum age of an order reported as slow; at most half of Stall.After
+	farLonger = 5                // an order is late beyond this multiple of the longest recent one
+	lastFew   = 8                // number of recent orders remembered for each kind
 	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
 )
 
@@ -56,11 +56,11 @@ type situation struct {
 	What    string // Order.What
 	Section ir.Section
 	Round   int64
-	Moved   int64           // bytes of weights and checkpoints, and loaded ranks; 0 in a section
+	Moved   int64           // progress: bytes of weights and checkpoints, and loaded ranks; 0 in a section
 	Ranks   map[int][]Doing // in a section; a rank without information is absent
 }
 
-// of reports whether a process is carrying out an order.
+// of reports whether the situation belongs to the given order.
 func (s *situation) of(o *Order) bool {
 	return s != nil && s.What == o.What && s.Section == o.Section && s.Round == o.Round
 }
@@ -72,8 +72,8 @@ type overseer struct {
 	now     *Order // the order that is carried out here; nil: none
 	moved   atomic.Int64
 	lengths map[string][]time.Duration // durations of the last orders, by kind
-	stuck   atomic.Bool                // ranks did not stop after a failure, so their devices must not be touched
-	writing atomic.Pointer[StallError] // the reason why the job ends: a checkpoint that was being written during training has stalled
+	stuck   atomic.Bool                // ranks did not stop after a failure: leave their devices alone
+	writing atomic.Pointer[StallError] // ends the job: writing a checkpoint during training has stalled
 }
 
 // kind identifies orders whose durations are compared with each other.
@@ -99,8 +99,8 @@ func (j *Job) enter(o *Order) {
 	j.overseer.mu.Unlock()
 }
 
-// progress counts the work of orders other than sections, to distinguish an order that continues from one that has
-// stalled.
+// progress counts the work of orders other than sections, to distinguish an order that continues from one that
+// has stalled.
 func (j *Job) progress(moved int64) { j.overseer.moved.Add(moved) }
 
 // situation returns the activity of this process.
@@ -124,7 +124,7 @@ func (j *Job) situation() *situation {
 	return s
 }
 
-// inspected answers the requests of other processes.
+// inspected returns the situation of this process for another process that asks.
 func (j *Job) inspected() []byte {
 	text, err := json.Marshal(j.situation())
 	if err != nil {
@@ -133,11 +133,12 @@ func (j *Job) inspected() []byte {
 	return text
 }
 
-// Stuck reports whether any ranks of this process failed to stop after a failure. Nothing that they use may be freed.
+// Stuck reports whether any ranks of this process did not stop after a failure. Nothing that such ranks use may
+// be freed.
 func (j *Job) Stuck() bool { return j.overseer.stuck.Load() }
 
-// bounded wraps this process's part of an order. The returned function records what the process is doing, and
-// after a failure elsewhere limits how long it waits for this part.
+// bounded wraps this process's part of an order. The returned function records what this process is doing and,
+// after a failure of another process, waits only briefly for this part.
 func (j *Job) bounded(o *Order, act func() error) func() error {
 	entered := func() error {
 		j.enter(o)
@@ -190,7 +191,7 @@ func (j *Job) watched(o *Order, act func() error) error {
 		case <-tick.C:
 			if stalled := w.look(); stalled != nil {
 				j.transport.Abort(stalled.what)
-				_ = j.stop(done, nil) // any error at this point is a consequence
+				_ = j.stop(done, nil) // any error at this point is a consequence of the stall
 				return stalled
 			}
 		}
@@ -232,7 +233,7 @@ func (j *Job) newWatch(o *Order) *watch {
 	return w
 }
 
-// tickOf returns the interval between looks, given the time after which a section is stalled.
+// tickOf returns the interval between looks, given the time after which an order is stalled.
 func tickOf(after time.Duration) time.Duration {
 	return min(max(after/20, 10*time.Millisecond), time.Second)
 }
@@ -245,7 +246,8 @@ func passed(looked *time.Time, every time.Duration) time.Duration {
 	return d
 }
 
-// look returns an error if the order has stalled.
+// look checks the progress of the order. It reports a slow order, and returns an error if the order has
+// stalled.
 func (w *watch) look() *StallError {
 	d := passed(&w.looked, w.every)
 	w.took, w.quiet = w.took+d, w.quiet+d
@@ -293,7 +295,7 @@ func (o *Order) inWords() string {
 	return fmt.Sprintf("%s %d", map[ir.Section]string{ir.SectionStep: "step", ir.SectionEval: "validation section"}[o.Section], o.Round)
 }
 
-// inspect asks the other processes. A state that has changed is progress.
+// inspect asks the other processes for their situations. Any change counts as progress.
 func (w *watch) inspect() []Inspection {
 	if w.job.crew == nil {
 		return nil
@@ -310,7 +312,8 @@ func (w *watch) inspect() []Inspection {
 	return all
 }
 
-// describe returns a line for each rank, and for each process that does not answer.
+// describe returns a line for each rank in a section, for each process that has not done its part of another
+// order, and for each process that does not answer.
 func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 	known, processes := map[int][]Doing{}, []string{}
 	add := func(name string, s *situation) {
@@ -337,8 +340,8 @@ func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 	return append(lines, processes...)
 }
 
-// waiting describes what a rank is doing. It omits streams that wait for other streams of the rank, because those
-// others explain the wait.
+// waiting describes what a rank is doing. It omits streams that wait for other streams of the rank, because
+// those others explain the wait.
 func waiting(p *ir.Program, rank int, section ir.Section, all []Doing) string {
 	code := p.Codes[p.Ranks[rank].Code].Sections[section]
 	var list []string
@@ -393,8 +396,8 @@ func (j *Job) OnDisk(path string, act func() error) error {
 	return err
 }
 
-// overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint during training. Every
-// process watches its own writer, because no order of the leader waits for it.
+// overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint during training.
+// Every process watches its own writer, because no order of the leader waits for it.
 func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 	w, after := &j.writer, j.overseer.stall.After
 	if after <= 0 {
@@ -424,8 +427,8 @@ func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 	}
 }
 
-// attend ends a follower whose leader does not answer although its host is reachable, because the leader is
-// suspended or hangs.
+// attend aborts the job on a follower if the leader has not answered for too long although its host is
+// reachable: the leader is suspended or hangs.
 func (j *Job) attend(until <-chan struct{}) {
 	after := j.overseer.stall.After
 	if after <= 0 {

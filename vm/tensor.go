@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Tensor gathers a whole tensor, row by row, from the rectangles of the ranks, and returns its shape. f32
-// weights are their own master, so RoleMaster returns the weight.
+// Tensor assembles a whole tensor from the rectangles that the ranks hold. It returns the values, row by row,
+// and the shape. An f32 weight is its own master, so for RoleMaster it returns the weight.
 func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 	tensor, err := j.tensor(name)
 	if err != nil {
@@ -44,8 +44,8 @@ func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 	return out, shape, err
 }
 
-// SetTensor writes a whole tensor to every rank that has a part of it; padding becomes 0. RoleMaster also
-// sets the weight, which is derived from it.
+// SetTensor writes a whole tensor to every rank that has a part of it; padding becomes 0. With RoleMaster it
+// also sets the weight, which is derived from the master.
 func (j *Job) SetTensor(name string, role ir.Role, values []float32) error {
 	tensor, err := j.tensor(name)
 	if err != nil {
@@ -99,7 +99,7 @@ type rectangle struct {
 	rows, cols int64
 }
 
-// rectangleOf returns the position of a rank's state in its tensor.
+// rectangleOf returns the part of a tensor that a rank's state holds.
 func rectangleOf(s *ir.State, consts []int64) rectangle {
 	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
 	if len(s.View.Dims()) == 1 { // a vector is a column
@@ -116,7 +116,7 @@ func (rect *rectangle) band(first, rows int64) ir.View {
 	return v
 }
 
-// rectangles visits all parts of a role of a tensor, beginning with the first replica's.
+// rectangles visits all parts of a tensor with the given role, beginning with those of the first replica.
 func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) error) error {
 	ranks := slices.Clone(j.ranks)
 	slices.SortStableFunc(ranks, func(a, b *rank) int {
@@ -136,7 +136,8 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 	return nil
 }
 
-// each visits the rectangle's elements inside the tensor, with their index in the tensor and in the view.
+// each visits the elements of the rectangle that are not padding, with their indices in the tensor and in the
+// view.
 func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
 	for row := range rect.rows {
 		for col := range rect.cols {

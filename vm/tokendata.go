@@ -9,7 +9,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// tokenData is a corpus of tokens. Sequence s of step n, counted from 1, is sequence (n-1)*batch + s of the corpus.
+// tokenData is a corpus of tokens. Sequence s of step n is sequence (n-1)*batch + s of the corpus; steps are
+// counted from 1.
 type tokenData struct {
 	run    ir.Run
 	corpus *corpus.Corpus
@@ -40,7 +41,7 @@ func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
 	return &tokenData{*run, c}, nil
 }
 
-// globTokens is like glob, but a folder with a manifest matches as one item.
+// globTokens is like glob, but accepts a folder, which it returns as one item.
 func globTokens(pattern string) ([]string, error) {
 	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
 		return []string{pattern}, nil
@@ -53,10 +54,11 @@ func globTokens(pattern string) ([]string, error) {
 // Describe identifies the corpus.
 func (d *tokenData) Describe() string { return d.corpus.Describe() }
 
-// Fingerprints detect changed files; a checkpoint stores them.
+// Fingerprints returns the files' fingerprints, which a checkpoint stores so that a resumed run detects changed
+// files.
 func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Fingerprints() }
 
-// Unchanged reports a file that changed since its fingerprint was taken.
+// Unchanged returns an error that names a file if it has changed since its fingerprint was taken.
 func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
 
 // sequence returns a sequence of a step or an eval section.
@@ -102,12 +104,12 @@ func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error)
 	return n, nil
 }
 
-// shareTokens limits the tokens that DocumentShare examines.
+// shareTokens limits the number of tokens that DocumentShare examines.
 const shareTokens = 16 << 20
 
 // DocumentShare returns the number of query-key pairs within documents in the first sequences of a run, divided
-// by the number in the same sequences without document boundaries. windows holds the attention window of each
-// layer, or 0.
+// by the number in the same sequences without document boundaries. The argument windows holds the attention
+// window of each layer, 0 for a layer without one.
 func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
 	data, err := newTokenData(run, dir)
 	if err != nil {

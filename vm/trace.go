@@ -13,15 +13,15 @@ type Span struct {
 	Begin, End time.Duration
 }
 
-// Spans receives a device's report on the instructions of the current section, in the order in which each stream
-// executed them. A stream appends only to its own list, so that recording does not synchronise streams.
+// Spans receives from a device the executed instructions of the current section: for each stream, in order of
+// execution. A stream appends only to its own list, so that recording does not synchronise streams.
 type Spans struct {
-	Start   time.Time // start of the section, from which times count; set by devices with their own clock
+	Start   time.Time // start of the section, from which times count; a device with its own clock sets it
 	Off     bool      // this section is not recorded: a device may skip reports that cost time
 	Streams [ir.NumStreams][]Span
 }
 
-// Timeline is the record of a rank's section.
+// Timeline records how a rank executed a section.
 type Timeline struct {
 	Section ir.Section
 	Round   int64
@@ -29,12 +29,12 @@ type Timeline struct {
 	Streams [ir.NumStreams][]Span
 }
 
-// Trace wraps a device and keeps the timelines of its sections. The device measures times; the wrapper adds
-// the section.
+// Trace wraps a device and keeps the timelines of its sections. The device measures times; the wrapper adds the
+// section that they belong to.
 type Trace struct {
 	Device
 	Timelines []Timeline
-	Wanted    func(section ir.Section, round int64) bool // selects sections; nil: all
+	Wanted    func(section ir.Section, round int64) bool // selects the sections to record; nil: all
 	spans     Spans
 	current   Timeline
 }
@@ -73,7 +73,7 @@ func (t *Trace) Join() error {
 	return err
 }
 
-// Doing returns the current instructions of a device that is Watched, and otherwise nothing.
+// Doing returns the current instructions if the device implements Watched, otherwise nil.
 func (t *Trace) Doing() []Doing {
 	if d, ok := t.Device.(Watched); ok {
 		return d.Doing()
@@ -81,5 +81,5 @@ func (t *Trace) Doing() []Doing {
 	return nil
 }
 
-// Elapsed returns the elapsed time of a device with a clock.
+// Elapsed returns the duration of the last section by the device's clock, or false if it has no clock.
 func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }

@@ -3,7 +3,7 @@
 //
 //	vm.go         the interpreter loop, the same for every device
 //	device.go     Device, and how the cpu, the simulator and CUDA implement it
-//	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
+//	link.go       Transport, which connects ranks; local.go implements it, with wire.go between processes
 //	job.go        Job: open, init, step, eval, close
 //	losses.go     losses of single tokens; positions.go groups them by position
 //	stall.go      sections that make no progress, and what each rank waits for
@@ -52,8 +52,8 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// CheckProgram rejects programs that would hang or index out of range on any device. The verifier
-// proves much more. These are the properties that the VM itself relies on.
+// CheckProgram rejects programs that would hang or index out of range on any device: it checks only the
+// properties that the VM itself relies on. The verifier proves much more.
 func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
 		return fmt.Errorf("program %q has no ranks", p.Name)
@@ -81,7 +81,8 @@ func CheckProgram(p *ir.Program) error {
 	return nil
 }
 
-// checkViews checks that the views that a job itself reads and writes are in the arenas. Devices check operands.
+// checkViews checks that results and states, which the job itself reads and writes, lie inside the arenas.
+// Devices check the operands of instructions.
 func checkViews(p *ir.Program, code *ir.Code) error {
 	for a, n := range code.Arenas {
 		if n < 0 {
@@ -105,7 +106,8 @@ func checkViews(p *ir.Program, code *ir.Code) error {
 	return nil
 }
 
-// checkSection checks the form of instructions against their rows, and that every wait follows its record.
+// checkSection checks the form of instructions against the opcode table, and that the event of every wait has
+// been recorded before.
 func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 	if n := code.Events[section]; n < 0 || int(n) > len(code.Sections[section]) {
 		return fmt.Errorf("code %q, section %s: %d events in %d instructions", code.Name, section, n, len(code.Sections[section]))

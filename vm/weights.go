@@ -11,18 +11,19 @@ import (
 // Weights provides the values of tensors at the start of a run. If it has only some tensors, it also implements
 // Has(tensor string) bool; the other tensors keep the values of Init.
 type Weights interface {
-	// Read fills out with rows by columns of a tensor, starting at (row, col), row by row. Ranks call it
-	// concurrently.
+	// Read writes a rectangle of a tensor to the slice out, row by row: rows by cols values, the first of which
+	// is at (row, col). Ranks call it concurrently.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 	// Describe identifies the weights.
 	Describe() string
 }
 
-// loadElements is the maximum number of a tensor's values in memory while they are loaded into a rank.
+// loadElements limits the number of values of a tensor that are in memory at a time while a rank loads them.
 const loadElements = 8 << 20
 
-// Load sets all weights to the values of Options.Weights. Each rank reads its own parts, a band of rows at a time. Call Init
-// first: Load does not change optimizer states. Checkpoints record origin as the source of the weights.
+// Load sets all weights to the values of Options.Weights. Each rank reads its own parts, a band of rows at a
+// time. Call Init first: Load does not change optimizer states. Checkpoints record the argument origin as the
+// source of the weights.
 func (j *Job) Load(ctx context.Context, origin string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
@@ -73,7 +74,8 @@ func (j *Job) loadHere(ctx context.Context) error {
 	})
 }
 
-// loadRectangle fills a rank's part of a tensor with values from read; elements beyond the tensor are padding and become 0.
+// loadRectangle fills a rank's part of a tensor with the values that the function read returns; elements beyond
+// the tensor are padding and become 0.
 func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, read func(row, col, rows, cols int64, out []float32) error) error {
 	rows := max(1, loadElements/rect.cols)
 	cols := min(max(t.Shape[1]-rect.col0, 0), rect.cols)

@@ -17,17 +17,18 @@ type Wires interface {
 	Failed(reason error)
 }
 
-// Wire is one end of an ordered channel for messages. The receiver announces the destination of the next message
-// before it is sent, so that processes need not buffer messages and bytes go directly to their destination.
+// Wire is one end of an ordered channel for messages. The receiver announces the destination of the next
+// message before it is sent, so that processes need not buffer messages and bytes go directly to their
+// destination.
 type Wire interface {
 	Link
-	// Expect announces the destination of the next message. Arrived waits until the message is complete or, after
-	// an error, until nothing writes to the destination any longer. Recv does both.
+	// Expect announces the destination of the next message. Arrived waits until the message is complete or,
+	// after an error, until nothing writes to the destination any longer. Recv does both.
 	Expect(y []byte)
 	Arrived() error
 }
 
-// channelNames are the purposes of links.
+// channelNames holds, by channel, the purpose that links pass to Wire.
 var channelNames = [...]string{ChannelNext: "next", ChannelPrev: "prev", ChannelMux: "mux"}
 
 // isHere reports whether another member of the team is in this process.
@@ -45,8 +46,9 @@ func (m *localMember) wire(l *Local, team string) {
 	}
 }
 
-// exchange sends to members in other processes their parts of this member's x, and receives their contributions.
-// All members announce what they expect before they send anything, so everything that is sent is received.
+// exchange sends to members in other processes their parts of this member's x, and receives their
+// contributions. All members announce what they expect before they send anything, so everything that is sent is
+// received.
 func (m *localMember) exchange() error {
 	if m.in == nil {
 		return nil
@@ -73,8 +75,8 @@ func (m *localMember) exchange() error {
 	return err
 }
 
-// place returns the destination of a remote member's contribution: the result, if the contribution is contiguous
-// there and nothing is added, or a buffer.
+// place returns where a remote member's contribution is received: in the result, if it is contiguous there and
+// nothing is added to it, otherwise in a buffer.
 func (m *localMember) place(from int) source {
 	g, row := m.meeting.Gets[from].Packed(), int(m.meeting.Gets[from].Width)
 	if alone := !m.meeting.Adds(from) && (from+1 == len(m.from) || !m.meeting.Adds(from+1)); alone && g.Rows == 1 {
@@ -86,7 +88,7 @@ func (m *localMember) place(from int) source {
 	return source{m.staged[from], row}
 }
 
-// pack returns a transfer of x as contiguous bytes.
+// pack returns the part of x that a transfer sends, as contiguous bytes.
 func (m *localMember) pack(t ir.Transfer) []byte {
 	x, row := m.call.x[t.X:], int(t.Width)
 	if t.Rows == 1 {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Goal is a requirement for a card. A goal without figures is not met.
+// Goal is a requirement that a card meets or misses. A goal without figures counts as missed.
 type Goal struct {
 	Name string  `json:"name"`
 	Want string  `json:"want"`
@@ -14,7 +14,7 @@ type Goal struct {
 	Met  bool    `json:"met"`
 }
 
-// least returns the goal that the smallest figure is at least the limit.
+// least returns a goal that is met if the smallest figure is at least the limit.
 func least(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for i, x := range seen {
@@ -26,7 +26,7 @@ func least(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// most returns the goal that the largest figure is at most the limit.
+// most returns a goal that is met if the largest figure is at most the limit.
 func most(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for _, x := range seen {
@@ -36,7 +36,7 @@ func most(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// goals returns the requirements for a Hopper card. Figures with their own limit are compared with it.
+// goals returns the requirements for a Hopper card. Each training run is judged by its own tolerance.
 func goals(r *Report) []Goal {
 	figures := func(kind, name, by string, value func(Figure) float64) (out []float64) {
 		for _, f := range r.Figures {

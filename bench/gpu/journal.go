@@ -31,14 +31,14 @@ const (
 	kindCPU     = "cpu"     // a line from sppovm run --json on the cpu
 	kindRun     = "run"     // the same on the GPU
 	kindSim     = "sim"     // the same in virtual time
-	kindProgram = "program" // Facts of the running program
+	kindProgram = "program" // Facts about the program that the task runs
 	kindProbe   = "probe"   // a line from sppovm probe --json
 	kindPeer    = "peer"    // Peer
 	kindClocks  = "clocks"  // Clocks
 	kindEnd     = "end"     // End
 )
 
-// Test is a test that has ended, alone or with its process.
+// Test is the result of a test that has ended, on its own or because its process ended.
 type Test struct {
 	Name   string `json:"name"`
 	Result string `json:"result"` // pass, skip, fail, crash, or hang
@@ -50,7 +50,7 @@ type End struct {
 	Seconds float64 `json:"seconds"`
 	Why     string  `json:"why,omitempty"`
 
-	Portable bool `json:"portable,omitempty"` // kernels for the card were disabled, because they had failed
+	Portable bool `json:"portable,omitempty"` // the kernels for the card were not used: they had failed a test
 }
 
 // Files in the results folder.
@@ -119,7 +119,8 @@ func (j *journal) say(line string) {
 	}
 }
 
-// failedKernel returns a test that the kernels for the card failed in its last run, or "".
+// failedKernel returns the name of a test that failed with the kernels for the card when it last ran, or "" if
+// there is none.
 func (c *check) failedKernel() string {
 	results, _, _ := readJournal(c.folder) // without a journal, no failure is known
 	last := map[string]string{}
@@ -137,7 +138,7 @@ func (c *check) failedKernel() string {
 	return ""
 }
 
-// kernelTests matches the tests of attention for the card, with either way of loading tiles.
+// kernelTests matches the tests of the attention kernels for the card, whichever way those load tiles.
 var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)
 
 // readJournal reads all results in a folder and counts incomplete lines.

@@ -4,7 +4,7 @@
 //	check.sh    the same, for users
 //	main.go     the command line
 //	stages.go   the table of stages: commands and time limits
-//	run.go      processes with limits; tests continue after a failure in a new process
+//	run.go      processes with limits; after a failure, tests continue in a new process
 //	journal.go  results.jsonl: a line for each result, written immediately
 //	report.go   from the journal to the report
 //	goals.go    the goals, and how the report compares with them
@@ -37,8 +37,8 @@ const (
 	limitVariable  = "SPPO_GPU_LIMIT"       // limit for all stages together, such as 9m30s; empty: none
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
 	filesVariable  = "SPPO_GPU_FILES"       // the folder with binaries and specs; empty: that of this program
-	quietVariable  = "SPPO_GPU_QUIET"       // longest silence of a process, such as 10s; empty: the stage's own
-	factorVariable = "SPPO_GPU_FACTOR"      // factor for the time limits of tasks on a slow machine; empty: 1
+	quietVariable  = "SPPO_GPU_QUIET"       // most time without output, such as 10s; empty: each task's own
+	factorVariable = "SPPO_GPU_FACTOR"      // factor on the time limits of tasks, for a slow machine; empty: 1
 )
 
 func main() {
@@ -47,7 +47,8 @@ func main() {
 	os.Exit(command(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command runs stages by name and returns the exit status: 2 for wrong usage, 1 for a failure.
+// command runs the stages that the arguments name and returns the exit status: 2 for wrong usage, 1 for a
+// failure.
 func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	fail := func(status int, err error) int {
 		fmt.Fprintln(errs, "gpu:", err)
@@ -84,7 +85,7 @@ type chosen struct {
 	name  string
 }
 
-// choose reads stages and arguments from the command line; none means the usual order.
+// choose reads stages and their arguments from the command line. If it names none, the usual order applies.
 func choose(args []string) (plan []chosen, err error) {
 	if len(args) == 0 {
 		args = strings.Fields(usual)
@@ -175,7 +176,7 @@ func duration(variable string) (time.Duration, error) {
 }
 
 func (c *check) close() {
-	_ = c.journal.close()    // each line has been written
+	_ = c.journal.close()    // every line has already been written
 	_ = os.RemoveAll(c.work) // the folder for temporary files
 }
 
@@ -183,7 +184,7 @@ func (c *check) close() {
 func (c *check) all(plan []chosen) int {
 	for _, p := range plan {
 		if p.stage.tasks == nil {
-			continue // the report follows anyway
+			continue // the report is written at the end anyway
 		}
 		fmt.Fprintf(c.out, "== %s %s\n", p.stage.name, p.name)
 		var more []string

@@ -20,9 +20,9 @@ type Report struct {
 	Card     string            `json:"card"`
 	Devices  []string          `json:"devices"`
 	Tasks    []Task            `json:"tasks"`
-	Broken   int               `json:"broken_lines,omitempty"` // incomplete lines of the journal
+	Broken   int               `json:"broken_lines,omitempty"` // number of incomplete lines in the journal
 	Goals    []Goal            `json:"goals"`
-	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test and first-level subtest
+	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test/subtest/subtest
 	Training []Training        `json:"training"`
 	Figures  []Figure          `json:"figures"`
 	Layers   []Layers          `json:"layers"`
@@ -34,11 +34,11 @@ type Report struct {
 type Task struct {
 	Stage  string  `json:"stage"`
 	Name   string  `json:"name"`
-	End            // if it was killed, its status is "cut off"
+	End            // if the check was killed during the task, the status is "cut off"
 	Clocks *Clocks `json:"clocks,omitempty"`
 }
 
-// Training is a run on the CPU and the same run on the GPU.
+// Training compares a run on the CPU with the same run on the GPU.
 type Training struct {
 	Job       string  `json:"job"`
 	Steps     int     `json:"steps"`
@@ -49,7 +49,7 @@ type Training struct {
 	Tolerance float64 `json:"tolerance"`
 }
 
-// Figure is a figure in the form written by cuda.test.
+// Figure is a measurement in the form that cuda.test writes.
 type Figure struct {
 	Kind    string  `json:"kind"`
 	Name    string  `json:"name"`
@@ -61,7 +61,7 @@ type Figure struct {
 	Share   float64 `json:"share,omitempty"`
 }
 
-// Layers is a model with few layers on one GPU.
+// Layers is the result of a model with few layers on one GPU.
 type Layers struct {
 	Name      string   `json:"name"`
 	Tokens    int64    `json:"tokens"`
@@ -84,7 +84,7 @@ type Peer struct {
 	Faster float64 `json:"ours_is_faster,omitempty"` // its step time divided by ours
 }
 
-// Clocks are the samples of a task.
+// Clocks summarizes the samples of clock and power taken during a task.
 type Clocks struct {
 	Samples  int     `json:"samples"`
 	MaxMHz   float64 `json:"max_sm_mhz"`
@@ -93,7 +93,7 @@ type Clocks struct {
 	MeanWatt float64 `json:"mean_w"`
 }
 
-// write writes DATE-CARD.json from a folder's journal, in that folder.
+// write reads the journal in a folder and writes the report, DATE-CARD.json, to the same folder.
 func write(folder string, now time.Time) (string, error) {
 	results, broken, err := readJournal(folder)
 	if err != nil {
@@ -124,8 +124,8 @@ type part struct {
 	results []Result
 }
 
-// latest keeps the last run of each task, in the order of first runs. A run that was cut off does not replace
-// an earlier one.
+// latest keeps the results of each task's last run. Tasks have the order of their first runs. A run that was
+// cut off does not replace the earlier one; the results of both are kept.
 func latest(results []Result) (parts []*part) {
 	by, before := map[about]*part{}, map[about]int{} // before: number of results from runs that have ended
 	for _, r := range results {
@@ -212,7 +212,7 @@ func (r *reader) report() *Report {
 	return x
 }
 
-// distinct keeps the last of equal figures.
+// distinct keeps the last of the figures that have the same kind, name and By.
 func distinct(all []Figure) (out []Figure) {
 	for i, f := range all {
 		same := func(later Figure) bool { return later.Kind == f.Kind && later.Name == f.Name && later.By == f.By }
@@ -234,7 +234,7 @@ func (r *reader) task(p *part) Task {
 	return t
 }
 
-// worst keeps the worst result for each opcode and schedule.
+// worst keeps the worst result for each test and subtest, down to two levels of subtests.
 func worst(results map[string]string, t Test) {
 	order := []string{"pass", "skip", "fail", "crash", "hang"}
 	parts := strings.Split(t.Name, "/")
@@ -244,7 +244,7 @@ func worst(results map[string]string, t Test) {
 	}
 }
 
-// stepLine holds the needed fields of a line from sppovm run --json.
+// stepLine holds those fields of a line from sppovm run --json that the report needs.
 type stepLine struct {
 	Step    int
 	Loss    *float64
@@ -260,7 +260,8 @@ func steps(all []stepLine) []stepLine {
 	return slices.DeleteFunc(slices.Clone(all), func(s stepLine) bool { return s.Done || s.Loss == nil || s.Step == 0 })
 }
 
-// bf16Tolerance is the largest relative difference of losses where both sides round to bf16.
+// bf16Tolerance is the largest relative difference allowed between the losses of CPU and GPU, which both round
+// to bf16.
 const bf16Tolerance = 3e-2
 
 func (r *reader) training(p *part) Training {
@@ -309,7 +310,7 @@ func (r *reader) layers(p *part) Layers {
 	return x
 }
 
-// add adds a line of "MHz, W" to the means.
+// add adds a sample, a line of the form "MHz, W".
 func (c *Clocks) add(line string) {
 	var mhz, watt float64
 	if n, _ := fmt.Sscanf(strings.ReplaceAll(line, ",", " "), "%f %f", &mhz, &watt); n != 2 {

@@ -54,7 +54,7 @@ func steps9(seconds ...string) (text string) {
 	return text
 }
 
-// folder writes left as a journal, with changes.
+// folder writes the results in left, with some changes, to a journal in a new folder.
 func folder(t *testing.T, change map[[3]string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -134,7 +134,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Each goal is missed if its figures miss it, or if it has no figures.
+// A goal counts as missed if its figures do not meet it, and also if it has no figures.
 func TestGoalsAreMissed(t *testing.T) {
 	for name, change := range map[string]map[[3]string]string{
 		"tests":      {{"schedules", "resume", kindTest}: `{"name":"TestGPUResume","result":"hang"}`},
@@ -156,8 +156,8 @@ func TestGoalsAreMissed(t *testing.T) {
 	}
 }
 
-// A journal that ends in the middle of a line and a task is read as far as possible, and the next line is
-// unaffected. If a task ran twice, the last run is used.
+// A journal that broke off in the middle of a line and of a task is read as far as possible, and lines added
+// later are unaffected. If a figure was measured twice, the last one is used.
 func TestJournalIsReadAfterAKill(t *testing.T) {
 	dir := folder(t, nil)
 	path := filepath.Join(dir, journalFile)

@@ -27,7 +27,7 @@ type check struct {
 	files    string // folder with binaries and specs
 	work     string // folder for temporary files
 	end      time.Time
-	patience time.Duration // replaces every task's quiet; 0: does not
+	patience time.Duration // if not 0, replaces the quiet time of every task
 	factor   int           // multiplies every task's limit
 	journal  *journal
 	failed   []string // tasks
@@ -42,7 +42,7 @@ type task struct {
 	tests string        // if argv is a test binary: the pattern of tests to run
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
-	cause string                                              // start of the line that says why none does
+	cause string                                              // start of the line with the reason if none does
 	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind means no result
@@ -90,7 +90,7 @@ type running struct {
 	deadline time.Time
 	last     []string // lines of the current process
 	met      bool     // a line contained the required text
-	told     string   // the last line with the cause
+	told     string   // the last line that gives the reason
 }
 
 func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
@@ -120,7 +120,7 @@ func (r *running) run() error {
 	return err
 }
 
-// line handles a line from a process that is not a test.
+// line handles a line of output that does not come from the testing package.
 func (r *running) line(line string) {
 	r.met = r.met || strings.Contains(line, r.must)
 	if strings.HasPrefix(line, r.cause) {
@@ -135,9 +135,9 @@ func (r *running) line(line string) {
 	}
 }
 
-// process runs the task's program with further arguments and passes every line of its output to read. When its
-// time is up, it kills the program and all its children. The error says why the program failed, with the end of
-// its output.
+// process runs the task's program with further arguments and passes every line of its output to read. A program
+// that exceeds its time is killed, and so are all its children. The error says why the program failed and
+// quotes the end of its output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
 	for i := range argv {
@@ -188,7 +188,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	err = r.await(ended, &heard)
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // and its remaining children
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // also kills children that are still running
 	select {
 	case <-drained:
 	case <-time.After(5 * time.Second):
@@ -201,7 +201,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	return nil
 }
 
-// quietest returns the longest time without a line.
+// quietest returns how long a process may write nothing; 0: any time.
 func (r *running) quietest() time.Duration {
 	if r.patience > 0 {
 		return r.patience
@@ -237,14 +237,14 @@ var (
 
 // results holds the results of tests so far, in all processes.
 type results struct {
-	open, done []string // tests running in the current process; tests that have passed or failed on their own
-	bad, first []string // tests that did not pass, and why
+	open, done []string // tests running in the current process; tests with a result of their own
+	bad, first []string // tests that failed, crashed or hung, and why
 	skipped    string   // why a test was skipped
 }
 
-// runTests runs tests until each has had its turn. The first failure ends a process, because an error of a
-// GPU may fail everything after it; the next process continues with the next test. The same happens after a
-// crash or a hang.
+// runTests runs tests until each has had its turn. The first failure ends a process, because after an error of
+// the GPU everything else in that process may fail too; the next process continues with the next test. The same
+// happens after a crash or a hang.
 func (r *running) runTests() error {
 	var s results
 	for {
@@ -295,7 +295,7 @@ func (r *running) testEnd(s *results, name, result string) {
 	s.open = slices.DeleteFunc(s.open, func(open string) bool { return open == name })
 	within := func(other string) bool { return strings.HasPrefix(other, name+"/") }
 	if result == "fail" && slices.ContainsFunc(s.bad, within) {
-		return // reported by its subtest; other subtests may not have run
+		return // its subtest has reported it; other subtests may not have run
 	}
 	s.done = append(slices.DeleteFunc(s.done, within), name)
 	if result == "fail" {
@@ -304,7 +304,7 @@ func (r *running) testEnd(s *results, name, result string) {
 	r.add(kindTest, Test{name, result})
 }
 
-// begun reports whether the test that is running has subtests with results.
+// begun reports whether subtests of the running test already have results.
 func (s *results) begun() bool {
 	name := s.open[len(s.open)-1]
 	return slices.ContainsFunc(s.done, func(done string) bool { return strings.HasPrefix(done, name+"/") })
@@ -322,7 +322,7 @@ func (s *results) err() error {
 	return nil
 }
 
-// skipPattern returns a pattern that excludes tests.
+// skipPattern returns a pattern for -test.skip that matches the named tests.
 func skipPattern(names []string) string {
 	var all []string
 	for _, name := range names {
@@ -335,8 +335,8 @@ func skipPattern(names []string) string {
 	return strings.Join(all, "|")
 }
 
-// sampleClocks samples the card's clock and power once a second. The returned function ends this and records
-// their means.
+// sampleClocks samples the card's clock and power once a second. The function that it returns stops the
+// sampling and records means and maxima.
 func (c *check) sampleClocks(stage, name string) func() {
 	tool, err := exec.LookPath("nvidia-smi")
 	if err != nil {

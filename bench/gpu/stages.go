@@ -16,14 +16,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// stage can be requested by name.
+// stage is a part of the check that can be requested by name.
 type stage struct {
 	name, about string
 	names       []string // possible arguments, one of which must follow the name
 	tasks       func(name string) []task
 }
 
-// stages is the table of stages. A stage may take the sum of its tasks' limits, at most mostStage.
+// stages is the table of stages. The limit of a stage is the sum of its tasks' limits: at most mostStage, or
+// mostFirst for the stage "first".
 var stages = []stage{
 	{"first", "libraries, correct attention, three measurements of attention speed, five opcodes", nil, firstTasks},
 	{"devices", "driver, GPUs and libraries found", nil, deviceTasks},
@@ -41,12 +42,13 @@ var stages = []stage{
 	{"report", "all results of the folder in one file; written after every stage", nil, nil},
 }
 
-// usual is the order without arguments. The most important stages come first, in case time runs out.
+// usual lists the stages that run if the command line names none. The most important come first, in case time
+// runs out.
 const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
-// testsKernels are the stages that test or time the kernels for the card. The other stages use portable kernels if
-// a test of the kernels for the card has failed, because otherwise no attention would run.
+// testsKernels are the stages that test or time the kernels for the card. Once a test of those kernels has
+// failed, the other stages use portable kernels, because otherwise they could not run attention.
 var testsKernels = []string{"first", "trial", "attention"}
 
 const (
@@ -54,7 +56,7 @@ const (
 	mostFirst = 4 * time.Minute
 )
 
-// quietTest is the longest time for one test: a hanging kernel writes nothing.
+// quietTest is how long a test may write nothing before it counts as hanging.
 const quietTest = 40 * time.Second
 
 func testTask(name, binary, pattern string, limit time.Duration, env ...string) task {
@@ -66,7 +68,8 @@ func deviceTasks(string) []task {
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
-// Settings of programs: checked bounds each wait of a kernel, portable disables kernels written for one architecture.
+// Settings of programs: checked limits how long kernels wait, and portable disables kernels written for one
+// architecture.
 const (
 	checked  = cuda.CheckVariable + "=1"
 	portable = cuda.PortableVariable + "=1"
@@ -79,7 +82,7 @@ func trialTasks(string) []task {
 	}
 }
 
-// figures runs the subtests of TestGPUFigures that match a pattern.
+// figures returns a task that runs the subtests of TestGPUFigures that match a pattern.
 func figures(name, pattern string, limit time.Duration) task {
 	t := testTask(name, "cuda.test", "^TestGPUFigures$/"+pattern, limit, "SPPO_GPU_FIGURES="+figureSize())
 	t.kind = kindFigure
@@ -110,7 +113,8 @@ func memoryTasks(string) []task {
 	return []task{figures("memory", "^memory$", 200*time.Second), figures("issue", "^issue$", 80*time.Second)}
 }
 
-// someOpcodes are the most revealing ones: tensor cores, sums over rows, exponentials, state in f32.
+// someOpcodes matches the opcodes that reveal most errors: they use tensor cores, sums over rows, exponentials,
+// and state in f32.
 const someOpcodes = "^(matmul|attention|attention_grad|rmsnorm_grad|adamw)$"
 
 func conformanceTasks(string) []task {
@@ -207,11 +211,11 @@ func layerTasks(name string) []task {
 		task{name: name + ", simulated", limit: 40 * time.Second, kind: kindSim, argv: []string{"sppovm", "run", program, "--device", "sim", "--json", "-q"}})
 }
 
-// Facts of a program that its report needs.
+// Facts are what the report needs to know about a program.
 type Facts struct {
 	Tokens int64   `json:"tokens"` // per step
-	Flops  float64 `json:"flops"`  // per step, counted for the model
-	Peak   float64 `json:"peak"`   // of the ranks' GPUs in bf16, per second
+	Flops  float64 `json:"flops"`  // model FLOPs per step
+	Peak   float64 `json:"peak"`   // bf16 FLOPs per second of all ranks' GPUs together
 }
 
 func programFacts(path string) (map[string][]any, error) {
@@ -246,10 +250,10 @@ func specs(c *check) (map[string][]any, error) {
 	return nil, errors.Join(errs...)
 }
 
-// shippedCluster returns the shipped cluster of the card in the journal; that of an H200 if the card is
-// unknown.
+// shippedCluster returns the name of the shipped cluster for the card in the journal, or for an H200 if the
+// card is unknown.
 func (c *check) shippedCluster() string {
-	results, _, _ := readJournal(c.folder) // without it the card is unknown
+	results, _, _ := readJournal(c.folder) // without a journal, the card is unknown
 	for _, r := range results {
 		for kind, cluster := range map[string]string{"H100": "h100", "A100": "a100-80g", "B200": "b200"} {
 			if r.Kind == kindDevice && bytes.Contains(r.Data, []byte("GPU 0: ")) && bytes.Contains(r.Data, []byte(kind)) {
@@ -260,7 +264,7 @@ func (c *check) shippedCluster() string {
 	return "h200"
 }
 
-// peerTasks returns one process for each configuration: both of PyTorch's attention kernels, with and without
+// peerTasks returns one task for each configuration: each of two attention kernels in PyTorch, with and without
 // recomputation.
 func peerTasks(name string) (tasks []task) {
 	interpreter := python()
@@ -273,7 +277,7 @@ func peerTasks(name string) (tasks []task) {
 	return tasks
 }
 
-// python returns an interpreter whose PyTorch has CUDA, or else python3.
+// python returns a Python interpreter that has PyTorch, or else python3.
 func python() string {
 	candidates := []string{"python3"}
 	for _, pattern := range []string{"/opt/*/bin/python3", "/opt/*/.venv/bin/python3", "/opt/*/*/bin/python3"} {

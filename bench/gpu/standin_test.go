@@ -21,7 +21,7 @@ import (
 // die at each of its results.
 const (
 	roleVariable  = "SPPO_STAND_IN"
-	faultVariable = "SPPO_STAND_IN_FAULT" // the fault and its result: "hang TestGPUFigures/attention/b"
+	faultVariable = "SPPO_STAND_IN_FAULT" // a fault, and where it happens: "hang TestGPUFigures/attention/b"
 )
 
 // programs are the executable files of the bundle.
@@ -60,7 +60,8 @@ func bundle(t *testing.T) string {
 // stuck is set if the process hangs after a failure, like one whose GPU does not answer.
 var stuck bool
 
-// reached marks a result; the requested fault happens there. It reports whether to fail.
+// reached is called before each result, and causes the fault that is requested there. It reports whether the
+// caller must fail.
 func reached(result string) bool {
 	mode, at, _ := strings.Cut(os.Getenv(faultVariable), " ")
 	if at == "" || !strings.Contains(result, at) {
@@ -72,7 +73,7 @@ func reached(result string) bool {
 	case "hang":
 		child := exec.Command("sleep", "20") // with its own child process, which must not outlive it
 		child.Stdout = os.Stdout
-		_ = child.Start() // even without it this is a fault
+		_ = child.Start() // even without the child, this is a hang
 		select {}
 	case "die":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -140,7 +141,8 @@ var standInTests = map[string][]testing.InternalTest{
 	"e2e.test": {{Name: "TestGPUSchedulesAreEqual", F: within("a", "b", "c")}, {Name: "TestGPUResume", F: within("a", "b")}},
 }
 
-// within runs subtests by path. Subtests of figures write one figure each.
+// within returns a test that runs the subtests with the given paths. Those of TestGPUFigures write one figure
+// each.
 func within(paths ...string) func(t *testing.T) {
 	return func(t *testing.T) {
 		heads := []string{}
@@ -175,8 +177,8 @@ func within(paths ...string) func(t *testing.T) {
 	}
 }
 
-// measured runs stages on the stand-ins. It returns the results in the folder as text, except the records of how
-// tasks ended.
+// measured runs stages on the stand-ins. It returns the results in the journal as text, except those of kind
+// kindEnd and kindClocks.
 func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -184,7 +186,7 @@ func measured(t *testing.T, files, fault string, args ...string) (got []string, 
 	t.Setenv(filesVariable, files)
 	quiet := "1m"
 	if strings.HasPrefix(fault, "hang") || strings.HasPrefix(fault, "stick") {
-		quiet = "1500ms" // where many other processes run, a stand-in needs half a second to start
+		quiet = "1500ms" // on a busy machine, a stand-in needs half a second to start
 	}
 	t.Setenv(quietVariable, quiet)
 	t.Setenv(faultVariable, fault)
@@ -207,8 +209,8 @@ func resultsOf(t *testing.T, dir string) (got []string) {
 	return got
 }
 
-// A fault at one result loses no other: earlier results, those of later tests, and those of other tasks are all
-// present.
+// A fault at one result costs no other result: earlier ones, those of later tests, and those of other tasks are
+// all present.
 func TestFaultsCostOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct{ at, stage, name, lost string }{
@@ -275,7 +277,7 @@ func TestKillCostsOneResult(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// The result at which it hangs is the first missing one.
+		// The first missing result is the one at which the check hangs.
 		at := slices.IndexFunc(right, func(s string) bool { return strings.Contains(s, wordOf[c.at]) })
 		if at < 0 {
 			t.Fatalf("%s: no result is %q among %v", c.at, wordOf[c.at], right)
@@ -317,7 +319,7 @@ func TestHostMemoryOfLayers(t *testing.T) {
 }
 
 // If the kernels for the card fail a test, later stages run with portable ones and record that, until the test
-// succeeds.
+// passes.
 func TestPortableAfterAFailure(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct {
@@ -345,7 +347,7 @@ func TestPortableAfterAFailure(t *testing.T) {
 	}
 }
 
-// wordOf returns the part of a result at which a fault happens.
+// wordOf maps the place of a fault to a part of the result that the fault prevents.
 var wordOf = map[string]string{
 	"devices 2": "GPU 0", "card/attention_grad": "card/attention_grad", "own_products/bias_grad": "own_products/bias_grad", "products/c": "products/c",
 	"issue/b": "issue/b", "cuda step 3": `"step":3`, "Resume/b": "Resume/b", "probe 2": "done", "sim step 3": `simulated: {"step":3`, "peer": "PyTorch", "NCCL/b": "NCCL/b",

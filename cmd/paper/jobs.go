@@ -9,8 +9,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// row is a line of the paper's table of configurations. Its SP, PP and N for SPPO and Megatron are in the spec
-// with that name.
+// row is a line of the paper's table of configurations. SP, PP and N for SPPO and Megatron are in the row's
+// spec.
 type row struct {
 	name    string // name of the spec in examples/paper
 	tuned   [2]int // SP and PP of the tuned Megatron
@@ -39,7 +39,7 @@ var rows = []row{
 // broken lists the rows of the paper's breakdown.
 var broken = []string{"gpt-13b-512k", "gpt-65b-640k"}
 
-// model returns the file that a row imports.
+// model returns the name of the model file that the row's spec imports.
 func (r row) model() string {
 	parts := strings.Split(r.name, "-")
 	return strings.Join(parts[:2], "-")
@@ -48,7 +48,7 @@ func (r row) model() string {
 // length returns the row's sequence length, as in its name.
 func (r row) length() string { return strings.ToUpper(strings.TrimPrefix(r.name, r.model()+"-")) }
 
-// system is a column: a schedule for each applicable row.
+// system is a column of the tables, with a schedule for each row to which it applies.
 type system struct {
 	name  string
 	m     int // sequences in a batch
@@ -70,14 +70,14 @@ func tuned(m int) system {
 		text: func(r row, _ *lang.Spec) string {
 			return fmt.Sprintf("megatron(sp = %d, pp = %d)", r.tuned[0], r.tuned[1])
 		},
-		skips: func(r row, s *lang.Spec) bool { // it is Megatron, or has no pipeline to fill
+		skips: func(r row, s *lang.Spec) bool { // same as plain Megatron, or without a pipeline to fill
 			return r.tuned == [2]int{s.Schedule.SP, s.Schedule.PP} || r.tuned[1] == 1 && m > 1
 		},
 	}
 }
 
-// replicas returns the number of replicas for Ulysses. If the number of heads is not divisible by the number
-// of GPUs, the table's SP determines the number of replicas.
+// replicas returns the number of replicas for Ulysses: more than 1 if the number of heads is not divisible by
+// the number of GPUs, because the row's SP is then smaller than the number of GPUs.
 func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
 
 func ours(name string, set ...string) system {
@@ -125,8 +125,8 @@ var systems = []system{
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
 }
 
-// slowly offloads at rates other than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's
-// text imply, and at 3.
+// slowly returns a system that offloads at a rate other than the testbed's 32 GB/s: at 13.6, which the transfer
+// times in the paper's text imply, or at 3.
 func slowly(name, policy, rate string) system {
 	return breakdownOnly(ours(name+" at "+rate+" GB/s",
 		"cluster.d2h_bandwidth="+rate+"GB/s", "cluster.h2d_bandwidth="+rate+"GB/s", "schedule.offload="+policy))
@@ -183,7 +183,7 @@ func (j job) spec() (*lang.Spec, error) {
 	return parse(j.row.model(), schedule, own.Train.Sequence, batch, nil)
 }
 
-// parse returns the spec of a model with a shipped schedule, or without a schedule.
+// parse returns a spec that trains a model with a shipped schedule or, if schedule is "", without a schedule.
 func parse(model, schedule string, sequence int64, batch int, set []string) (*lang.Spec, error) {
 	name, _, _ := strings.Cut(schedule, "(")
 	text := fmt.Sprintf("import %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\n", model+".sppo", sequence, batch)

@@ -8,7 +8,7 @@
 //	plot.go    charts
 //	write.go   results, tables and charts to files
 //
-// It does not depend on how plans are made.
+// This code does not depend on how plans are made.
 package main
 
 import (

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	irtest.Main(m)
 }
 
-// The page and its charts match the results.
+// The page and its charts match the stored results.
 func TestPage(t *testing.T) {
 	r, err := readResults()
 	if err != nil {
@@ -42,7 +42,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// The solver's choice is nowhere slower than a schedule that fits.
+// In no row is the solver's choice slower than another schedule that fits.
 func TestFreeIsFastest(t *testing.T) {
 	r, err := readResults()
 	if err != nil {
@@ -69,8 +69,8 @@ func TestFiguresByHand(t *testing.T) {
 	}
 }
 
-// The results match today's compiler and cost model to within 2%: for the quick jobs, or with SPPO_LONG for
-// all.
+// The stored results are within 2% of those of today's compiler and cost model. This is checked for the quick
+// jobs, or with SPPO_LONG for all jobs.
 func TestResults(t *testing.T) {
 	wanted := regexp.MustCompile(`^gpt-7b-512k, (megatron, m = 8|deepspeed-ulysses|fpdt|sppo|sppo interleaved)$|^longest, .*, 32 GPUs$`)
 	if os.Getenv("SPPO_LONG") != "" {

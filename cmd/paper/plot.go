@@ -41,7 +41,7 @@ type bar struct {
 	open   bool    // outlined only: it does not fit
 }
 
-// look is the set of colours of a page.
+// look is the set of colours of a light or dark page.
 type look struct {
 	suffix          string // of the file names
 	back, ink, rule color.Color
@@ -79,10 +79,10 @@ const (
 	titleHeight = 26
 	legendWidth = 140
 	margin      = 8
-	wider       = 1.15 // replacement fonts may be this much wider
+	wider       = 1.15 // a replacement font may be wider by this factor
 )
 
-// typeface has the same widths as Arial, and replaces it if Arial is not installed.
+// typeface has characters of the same widths as Arial, which viewers use if typeface is not installed.
 var typeface = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont, plotter.DefaultFont = typeface, typeface }
@@ -134,10 +134,10 @@ func (c *chart) svg(l look) (string, error) {
 	return strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,sans-serif"), err
 }
 
-// slotWidth returns the width of a group with a bar for every series.
+// slotWidth returns the width of a group that has a bar for every series.
 func (c *chart) slotWidth() float64 { return float64(len(c.series)*(barWidth+barGap) + groupGap) }
 
-// plot draws the groups of a panel into a number of slots.
+// plot draws the groups of a panel, and leaves space for as many groups as there are slots.
 func (c *chart) plot(p panel, slots int, l look) (*plot.Plot, error) {
 	out := plot.New()
 	out.BackgroundColor = l.back
@@ -202,7 +202,7 @@ func (c *chart) add(to *plot.Plot, x float64, b bar, l look) error {
 	return nil
 }
 
-// markFrom draws a horizontal line.
+// markFrom returns a mark: a horizontal line.
 func markFrom(from, to, y float64, l look) *plotter.Line {
 	return &plotter.Line{XYs: plotter.XYs{{X: from, Y: y}, {X: to, Y: y}}, LineStyle: draw.LineStyle{Color: l.ink, Width: 2}}
 }

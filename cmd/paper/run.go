@@ -30,7 +30,7 @@ type outcome struct {
 	Host      ir.Bytes `json:"host_peak_bytes"`
 	Fits      bool     `json:"fits"`
 
-	Found map[string]string `json:"found,omitempty"` // chosen by solve if the job leaves a key open
+	Found map[string]string `json:"found,omitempty"` // the schedule, if the solver chose it
 	Error string            `json:"error,omitempty"` // why the compiler refused the job
 }
 
@@ -40,7 +40,7 @@ type results struct {
 	Longest map[string]int64   `json:"longest"`
 }
 
-// fill simulates the jobs whose keys match.
+// fill simulates the jobs, and runs the searches, whose keys match.
 func (r *results) fill(wanted *regexp.Regexp) error {
 	if r.Jobs == nil {
 		r.Jobs, r.Longest = map[string]outcome{}, map[string]int64{}
@@ -125,12 +125,12 @@ func refusal(err error) (outcome, error) {
 	return outcome{Error: d[0].Message}, nil
 }
 
-// frontier finds the longest sequence of GPT-7B on the given number of nodes.
+// frontier is a search for the longest sequence of GPT-7B that fits on the given number of nodes.
 type frontier struct {
 	system string
 	nodes  int
-	// schedule returns the schedule for a sequence, in the form that parse reads. Subsequences of SPPO
-	// have the length that the paper calls profitable.
+	// schedule returns the schedule for a sequence length, in the form that parse reads. It is nil for SPPO,
+	// whose subsequences have the length that the paper calls profitable.
 	schedule func(sequence int64) string
 }
 
@@ -140,7 +140,7 @@ func (s frontier) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.sy
 const (
 	searchStep = 64 << 10
 	searchMost = 16 << 20
-	perTask    = 16 << 10 // tokens in a subsequence
+	perTask    = 16 << 10 // tokens in a subsequence of SPPO
 )
 
 var searches = func() (list []frontier) {
@@ -157,7 +157,7 @@ var searches = func() (list []frontier) {
 	return list
 }()
 
-// run bisects between lengths that fit and lengths that do not.
+// run finds the longest length that fits, by bisection.
 func (s frontier) run() (int64, error) {
 	fits, over := int64(0), int64(searchMost/searchStep)
 	for over-fits > 1 {
@@ -175,7 +175,7 @@ func (s frontier) run() (int64, error) {
 	return fits * searchStep, nil
 }
 
-// fits uses the memory bound of the passes; nothing is compiled.
+// fits reports whether a sequence length fits, by the memory bound of the passes; nothing is compiled.
 func (s frontier) fits(sequence int64) (bool, error) {
 	set := []string{fmt.Sprintf("cluster.nodes=%d", s.nodes)}
 	var spec *lang.Spec

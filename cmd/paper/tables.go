@@ -20,7 +20,7 @@ type table struct {
 
 func (t *table) add(cells ...string) { t.lines = append(t.lines, cells) }
 
-// note adds a note once.
+// note adds a note, unless the table already has it.
 func (t *table) note(text string) {
 	if !slices.Contains(t.notes, text) {
 		t.notes = append(t.notes, text)
@@ -118,7 +118,7 @@ func times(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// filled returns the speed relative to that of Megatron with a pipeline that is always full. With m
+// filled returns the speed of a system relative to Megatron with a pipeline that is always full. With m
 // sequences, Megatron takes (m + pp - 1) / m times as long as with a full pipeline.
 func (r *results) filled(row, system string) float64 {
 	const m = 32
@@ -204,14 +204,16 @@ func breakdown(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// lengths are the paper's factors for the longest sequence, by GPUs, relative to about a million tokens.
+// lengths holds the paper's longest sequences, by system and number of GPUs, as multiples of about a million
+// tokens.
 var lengths = map[string]string{
 	"sppo, 32": "1.3", "sppo, 64": "2", "sppo, 128": "4",
 	"megatron tuned, 32": "1", "megatron tuned, 64": "1.375", "megatron tuned, 128": "2.13",
 	"deepspeed-ulysses, 32": "1", "deepspeed-ulysses, 64": "0", "deepspeed-ulysses, 128": "0",
 }
 
-// lengthSystems and their cluster sizes are the rows and columns of the table and the chart.
+// lengthSystems and lengthGPUs are the rows and columns of the table of longest sequences. Its chart has a bar
+// for each system and a group for each number of GPUs.
 var (
 	lengthSystems = []string{"megatron tuned", "deepspeed-ulysses", "fpdt", "sppo"}
 	lengthGPUs    = []int{32, 64, 128}
@@ -240,7 +242,7 @@ func (r *results) millions(system string, gpus int) float64 {
 	return float64(r.Longest[fmt.Sprintf("longest, %s, %d GPUs", system, gpus)]) / (1 << 20)
 }
 
-// shape extracts stages and subsequences from an outcome.
+// shape returns the numbers of stages and subsequences of an outcome.
 func (o *outcome) shape() (pp, n int) {
 	var dp, sp int
 	fmt.Sscanf(o.Schedule, "%d x %d x %d, N = %d", &dp, &pp, &sp, &n) // as written by simulate
@@ -260,8 +262,9 @@ func bubbles(r *results) (string, error) {
 
 func percent(v float64) string { return fmt.Sprintf("%.1f%%", 100*v) }
 
-// activations compares the paper's figure of activation memory across subsequences (one layer of 65B at 128K
-// on one GPU) with its own count of 36 bytes at lengths of equal causal FLOPs.
+// activations shows how activation memory differs between the first and the last of N subsequences with equal
+// causal FLOPs, for one layer of 65B at 128K on one GPU: by the paper's count of 36 bytes per token and hidden
+// element, as saved here, and as the paper states it.
 func activations(*results) (string, error) {
 	t := &table{head: []string{"N", "first, last length", "36 bytes per token and hidden element", "saved here", "the paper"}}
 	for _, c := range []struct {

@@ -52,7 +52,7 @@ func (r *results) write() error {
 	return nil
 }
 
-// render returns the page with new tables, and the charts, by file.
+// render returns the page with new tables, and the charts, by file name.
 func (r *results) render(text string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, t := range tables {

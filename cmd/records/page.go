@@ -67,7 +67,7 @@ func render(old string, wanted *regexp.Regexp) (string, error) {
 // begin returns the start of a row: everything that is not predicted.
 func (r *record) begin() string { return fmt.Sprintf("| %s | %s | %s |", r.name, r.job, r.claim) }
 
-// rowOf returns a record's row of a page.
+// rowOf returns the row of a record in a page, and whether there is one.
 func rowOf(text string, r *record) (string, bool) {
 	for _, line := range strings.SplitAfter(text, "\n") {
 		if strings.HasPrefix(line, r.begin()) {

@@ -72,7 +72,7 @@ func (r *record) predict() (prediction, error) {
 	return out, nil
 }
 
-// longest returns the longest fitting length below the published one, in steps of the grid.
+// longest returns the longest length below the published one that fits, in steps of the grid.
 func (r *record) longest() (int64, error) {
 	var failed error
 	steps := sort.Search(int(r.sequence/grid), func(i int) bool {
@@ -85,7 +85,7 @@ func (r *record) longest() (int64, error) {
 	return int64(steps) * grid, failed
 }
 
-// fits reports whether some plan fits. A plan is not placed if its memory bound already fits.
+// fits reports whether there is a plan that fits. A plan whose memory bound already fits is not placed.
 func (r *record) fits(sequence int64) (bool, error) {
 	spec, err := r.spec(sequence)
 	if err != nil {

@@ -40,7 +40,7 @@ func TestPage(t *testing.T) {
 	irtest.Golden(t, page, []byte(text))
 }
 
-// The ceiling counts the same FLOPs as plans, and no plan exceeds it.
+// The ceiling counts the same FLOPs as the plan of the same job, and the plan does not exceed the ceiling.
 func TestCeiling(t *testing.T) {
 	for _, r := range records {
 		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt that are planned in a second

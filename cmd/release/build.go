@@ -34,8 +34,8 @@ func build(root, folder string, p platform) error {
 	return nil
 }
 
-// sharedFiles returns the files that every archive contains: the output of the programs in a folder, documents,
-// and licenses.
+// sharedFiles returns the files that every archive contains: completions and manual pages, printed by the
+// programs in a folder, and examples, documents and licenses.
 func sharedFiles(root, programs string) (files, error) {
 	all := files{}
 	for name, pages := range commands {
@@ -71,7 +71,7 @@ func sharedFiles(root, programs string) (files, error) {
 	return all, all.addLicenses(root)
 }
 
-// print adds the output of a program.
+// print adds a file with the output of a program.
 func (f files) print(at, program string, args ...string) error {
 	var errs bytes.Buffer
 	c := exec.Command(program, args...)
@@ -132,7 +132,7 @@ func (f files) addLicenses(root string) error {
 	return nil
 }
 
-// licenseIn finds the license of a module. Go's own may be in the parent folder.
+// licenseIn finds the license of a module. That of Go itself may be in the parent folder.
 func licenseIn(folder string) (string, error) {
 	for _, name := range []string{"LICENSE", "COPYING", "LICENSE.txt", "LICENSE.md", "../LICENSE"} {
 		if at := filepath.Join(folder, name); exists(at) {

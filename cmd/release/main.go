@@ -27,7 +27,7 @@ import (
 // platform is the target of an archive.
 type platform struct {
 	os, arch string
-	static   bool // sppovm opens no libraries and needs no loader: no GPUs, no OpenBLAS
+	static   bool // sppovm needs no loader, but cannot use GPUs or OpenBLAS
 }
 
 // platforms lists the targets. Programs for macOS are never static.

@@ -25,7 +25,7 @@ type files map[string]file
 
 func (f files) clone() files { return maps.Clone(f) }
 
-// add reads a file from disk.
+// add adds a file from disk.
 func (f files) add(at, from string, mode fs.FileMode) error {
 	data, err := os.ReadFile(from)
 	f[at] = file{data, mode}

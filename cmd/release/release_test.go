@@ -23,7 +23,8 @@ import (
 
 const root = "../.."
 
-// copyModule copies the sources, and everything else that is packed, to another folder.
+// copyModule copies the sources, and everything else that is packed, to a temporary folder and returns its
+// path.
 func copyModule(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -41,7 +42,7 @@ func copyModule(t *testing.T) string {
 	return to
 }
 
-// eachFile visits the files of the module, by path, except hidden files and outputs.
+// eachFile calls visit with the path of each file of the module, except hidden files and build outputs.
 func eachFile(visit func(name string) error) error {
 	return fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -59,7 +60,7 @@ func eachFile(visit func(name string) error) error {
 	})
 }
 
-// Equal files give equal bytes, in any order.
+// Packing the same files always gives the same bytes, whatever the order of the map.
 func TestPackIsExact(t *testing.T) {
 	f := files{}
 	for _, name := range []string{"b", "a", "c/d", "c/a", "z"} {
@@ -74,8 +75,8 @@ func TestPackIsExact(t *testing.T) {
 	}
 }
 
-// The archive is complete and static, and its programs run without anything else. In the long tests, copies
-// of the sources in different folders give equal archives.
+// The archive is complete and static, and its programs run where no other files exist. In the long tests,
+// copies of the sources in different folders give equal archives.
 func TestArchive(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: the archive that this looks into is for Linux")
@@ -158,7 +159,7 @@ func unpack(t *testing.T, archive []byte) string {
 	}
 }
 
-// go install fetches the module from a proxy and builds both commands, which know their release. It compiles
+// go install fetches the module from a proxy and builds both commands, which report their release. It compiles
 // everything again, so it is a long test.
 func TestGoInstall(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {

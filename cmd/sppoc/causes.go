@@ -57,8 +57,8 @@ func (p *page) path(causes *sim.Causes, s *standIns) pagePath {
 	return pagePath{addColumn(p, "i16", ranks), addColumn(p, "i32", pcs), addColumn(p, "f64", begins), addColumn(p, "f64", ends)}
 }
 
-// causes adds to the page the dependency that each instruction waited for, except its predecessor on the same
-// stream.
+// causes adds to the page, for each instruction, the instruction that it waited for, unless that is its
+// predecessor on the same stream.
 func (p *page) causes(x *pageRank, causes *sim.Causes, s *standIns) {
 	instrs := s.program.Codes[s.program.Ranks[x.Rank].Code].Sections[s.t.Section]
 	var of, pcs, ranks []int32

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// A spec may come through standard input. Without a terminal, success prints nothing.
+// A spec can be read from standard input. Without a terminal, success prints nothing.
 func TestCheckReadsStandardInput(t *testing.T) {
 	spec, err := os.ReadFile("../../examples/tiny.sppo")
 	if err != nil {

@@ -46,9 +46,9 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 // sayEvery is the interval between progress messages.
 const sayEvery = 3 * time.Second
 
-// simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can be compiled, or
-// if an error is hopeless, it returns only the error. If the user stops it, it returns the lines so far and an
-// error.
+// simulateAll simulates all variants, one for each line of the table. For a variant that cannot be compiled,
+// the line holds the reason. If none can be compiled, or if an error is hopeless, simulateAll returns only the
+// error. If the user stops it, it returns the lines so far and an error.
 func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	var rows []result
 	var last error
@@ -95,7 +95,7 @@ func hopeless(err error) bool {
 	return strings.HasPrefix(d.Pos.File, "--") && (d.Code == lang.UnknownKey || d.Code == lang.Syntax)
 }
 
-// variant is one line before it is simulated.
+// variant is a job to be simulated for one line of the table.
 type variant struct {
 	file  string
 	set   []string // overrides for all lines
@@ -138,7 +138,7 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 	return out, nil
 }
 
-// splitValues splits at commas outside of brackets: a value may be a list.
+// splitValues splits a list of values at commas outside of brackets, because a value may itself be a list.
 func splitValues(list string) []string {
 	var out []string
 	depth, from := 0, 0
@@ -158,7 +158,8 @@ func splitValues(list string) []string {
 	return append(out, list[from:])
 }
 
-// result is one line of the table. Its JSON keys, and the CSV columns that follow them, are a contract.
+// result is one line of the table. Users may rely on its JSON keys and on the CSV columns, which have the same
+// names.
 type result struct {
 	Name         string   `json:"name"`
 	Set          []string `json:"set"`
@@ -182,7 +183,7 @@ type result struct {
 // job returns the file's name without its folder or extension.
 func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
 
-// label names a line; same reports whether other lines have the same job.
+// label returns a name for a line. The parameter same reports whether all lines have the same job.
 func (r *result) label(same bool) string {
 	var words []string
 	if !same || len(r.Set) == 0 {
@@ -194,7 +195,8 @@ func (r *result) label(same bool) string {
 	return strings.Join(words, " ")
 }
 
-// keyName returns the part after the block: "pp" of "schedule.pp", "lr = 1" of "train.optimizer.lr = 1".
+// keyName returns the text after the name of the block: "pp" of "schedule.pp", "lr = 1" of
+// "train.optimizer.lr = 1".
 func keyName(text string) string {
 	key, _, _ := strings.Cut(text, "=")
 	return text[strings.LastIndexByte(key, '.')+1:]
@@ -243,7 +245,7 @@ func (v *variant) simulate() (result, error) {
 	return c, nil
 }
 
-// asSwept names the flag in an error about a swept value.
+// asSwept makes an error about a swept value name the flag --sweep instead of --set.
 func (v *variant) asSwept(err error) error {
 	var all lang.Diagnostics
 	if errors.As(err, &all) {
@@ -256,7 +258,7 @@ func (v *variant) asSwept(err error) error {
 	return err
 }
 
-// plainly reduces an error to one line without the position on the command line.
+// plainly reduces an error to one line, without a position if that is on the command line.
 func plainly(err error) string {
 	var d *lang.Diagnostic
 	if errors.As(err, &d) {
@@ -284,7 +286,7 @@ var tables = map[string]func(io.Writer, []result) error{
 	},
 }
 
-// heading lists the columns that every table has after the names of its lines.
+// heading lists the columns that every text table has, after those that name the line.
 const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s per rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
 
 func compareText(w io.Writer, rows []result) error {
@@ -343,7 +345,7 @@ func compareText(w io.Writer, rows []result) error {
 	return nil
 }
 
-// remarks returns the text after the table: common properties of all lines, the fastest lines, and lines that
+// remarks returns the text after the table: what all lines have in common, the fastest lines, and lines that
 // could not be compiled.
 func remarks(rows []result, same []string) string {
 	var b strings.Builder
@@ -416,8 +418,8 @@ func (r *result) decided(key string) string {
 	return ""
 }
 
-// decisions returns the keys in which the plans differ and those in which they agree. Swept keys and keys
-// with a column are in neither.
+// decisions returns the keys in which the plans differ and those in which they agree. Neither list has swept
+// keys, keys with a column of their own, or keys that have the default value in all plans.
 func decisions(rows []result) (differ, same []string) {
 	skip := []string{"schedule.dp", "schedule.pp", "schedule.sp", "schedule.subsequences"}
 	for _, s := range rows[0].Set {

@@ -38,7 +38,7 @@ var completions = []struct {
 	{[]string{"man", "spp"}, []string{"sppo", "sppoc"}},
 }
 
-// The bash script offers the expected candidates. It receives words as bash splits them, at "=".
+// The bash script offers the expected candidates. It receives words in the way bash splits them: also at "=".
 func TestCompletionInBash(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -108,7 +108,7 @@ func TestCompletionForZsh(t *testing.T) {
 	shell(t, commandFolder(t), zsh, "source <(sppoc completion zsh | sed 's/^\\tcompdef.*/:/')\nwhence -f _sppoc > /dev/null")
 }
 
-// inFolder creates the files that completion may offer.
+// inFolder changes to a new folder with files that completion may offer.
 func inFolder(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -135,7 +135,7 @@ func shell(t *testing.T, path, program, script string) string {
 	return string(out)
 }
 
-// The manual contains all rows of the tables, and mandoc and man accept it.
+// The manual describes every command, pass, opcode and key, and mandoc and man accept it.
 func TestManual(t *testing.T) {
 	path := commandFolder(t)
 	own := shell(t, path, "sh", "sppoc man")

@@ -98,7 +98,7 @@ func diffPlans(env *cli.Env, files []string, sets [2][]string) error {
 	return err
 }
 
-// flatten turns a plan into paths and values. Decisions are keyed by subject, and parts of the critical path
+// flatten returns the values of a plan by path. Decisions are keyed by subject, and parts of the critical path
 // by kind of work and stage, rather than by index. Spec positions and lists of largest buffers are omitted.
 func flatten(p *plan.Plan) (map[string]string, error) {
 	var text bytes.Buffer

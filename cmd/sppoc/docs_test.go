@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// asCommand makes the test binary act as the command, so that pipelines in the pages can run it.
+// asCommand is an environment variable that makes the test binary act as sppoc, so that commands in the pages
+// can run it.
 const asCommand = "SPPOC_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -22,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pages lists the Markdown documents at the root and under docs. Blocks marked console hold commands after "$
-// ", each followed by its complete output.
+// pages lists the Markdown documents at the root and under docs. Their code blocks marked "console" hold
+// commands, each after "$ " and followed by its complete output.
 func pages(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -84,7 +85,7 @@ var (
 	pageSymbol = regexp.MustCompile("`([A-Za-z]+)` (?:in|of) `([a-z][a-z0-9_/]*/[a-z0-9_]+\\.go)`")
 )
 
-// Links lead to files, named files exist, and a name that a page places in a Go file is declared there.
+// Links lead to files, named files exist, and a name that a page says is in a Go file occurs there.
 func TestPageReferences(t *testing.T) {
 	links, paths, symbols := 0, 0, 0
 	for _, page := range pages(t) {
@@ -118,7 +119,7 @@ func TestPageReferences(t *testing.T) {
 	}
 }
 
-// commandFolder returns a folder for PATH that contains sppoc.
+// commandFolder returns a value for PATH whose first folder contains sppoc.
 func commandFolder(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()

@@ -123,7 +123,8 @@ func instrJSON(p *ir.Program, c *ir.Code, pc int, in *ir.Instr, consts []int64) 
 	return out
 }
 
-// attrJSON resolves indexes to names; without a chosen rank, a constant of the rank is "$name".
+// attrJSON resolves indexes to names; if no rank is chosen, a constant whose value depends on the rank is shown
+// as "$name".
 func attrJSON(p *ir.Program, kind ir.AttrKind, a ir.Attr, consts []int64) any {
 	if a.Const != 0 && consts == nil {
 		return "$" + p.Consts[a.Const-1]

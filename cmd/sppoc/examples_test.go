@@ -15,8 +15,8 @@ import (
 
 const examplesReport = "../../examples/REPORT.md"
 
-// The plans of the shipped examples are recorded, so that the effect of every change to a pass, formula or
-// placement is visible.
+// The plans of the shipped examples are recorded in a report, so that the effect of every change to a pass,
+// formula or placement is visible.
 func TestExamplesReport(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Plans of the examples\n\n" +
@@ -49,8 +49,8 @@ func TestExamplesReport(t *testing.T) {
 	}
 }
 
-// quick reports whether a row is computed in every test run. Rows with many subsequences take seconds, the
-// longest up to a minute; only the long tests rewrite them.
+// quick reports whether this test run computes the row of a file. Rows with many subsequences take seconds, the
+// longest up to a minute: some are computed only by the long tests, and others also with -update.
 func quick(file string) bool {
 	switch {
 	case os.Getenv("SPPO_LONG") != "":

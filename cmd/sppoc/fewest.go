@@ -7,10 +7,10 @@ import (
 	"sppo.dev/passes"
 )
 
-// mostGPUs limits the search.
+// mostGPUs is the largest number of GPUs that the search tries.
 const mostGPUs = 1 << 14
 
-// fewestGPUs returns the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
+// fewestGPUs describes the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
 // on the next smaller number. Open choices are searched separately for each number.
 func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 	spec, err := cli.LoadSpec(file, set)
@@ -55,7 +55,7 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 	return text, nil
 }
 
-// fleet is a number of nodes, or part of one.
+// fleet is a number of whole nodes, or a part of one node.
 type fleet struct {
 	nodes, gpus int
 	unit        string // "GPU" or "CPU rank"
@@ -68,7 +68,8 @@ func (f fleet) String() string {
 	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
 }
 
-// fleetsOf lists the numbers to try, smallest first: divisors of a node, then whole nodes.
+// fleetsOf lists the fleets to try, smallest first: numbers of GPUs that divide those of a node, then numbers
+// of nodes.
 func fleetsOf(node int, unit string) []fleet {
 	var out []fleet
 	for n := 1; n <= node; n++ {
@@ -89,7 +90,7 @@ type fleetSearch struct {
 	known map[int]string // shortfall by fleet; "" if the job fits
 }
 
-// on returns the overrides that make the fleet the cluster.
+// on returns the overrides that give the job the fleet as its cluster.
 func (s *fleetSearch) on(f fleet) []string {
 	return append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
 }

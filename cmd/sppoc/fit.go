@@ -25,7 +25,7 @@ const (
 // adviseFit suggests single changes to a spec that would make its job fit. First come the fastest of the
 // changes that keep the job as it is, such as leaving one pinned value of the schedule to the search. Then come
 // more machines, a smaller data type and shorter sequences. If no single change suffices, all pinned values are
-// left to the search together. All suggestions are measured like the plan itself.
+// left to the search together. Every suggestion is known to fit, by its memory bound or by placement.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -66,7 +66,7 @@ type way struct {
 	job   *cli.Job // after the change
 }
 
-// needs describes the time and memory of a step of a placed job.
+// needs describes the simulated time and the memory of a step of a placed job.
 func needs(job *cli.Job) (string, error) {
 	if err := job.Simulate(); err != nil {
 		return "", err
@@ -82,7 +82,7 @@ func foreseen(p *plan.Plan) string {
 	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
 }
 
-// bounded returns the placed memory of a plan, or the bound on it if it is not placed.
+// bounded returns the placed memory of a plan, or its memory bound if the plan is not placed.
 func bounded(p *plan.Plan) *plan.Memory {
 	m := p.Memory
 	if m.Placed {
@@ -104,7 +104,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 		}
 		if found, ok := try(w, job, set, change); ok {
 			same := func(x way) bool { return x.words == found.words }
-			if !slices.ContainsFunc(ways, same) { // auto may have led to the same result as another change
+			if !slices.ContainsFunc(ways, same) { // a value left to the search may give the same way again
 				ways = append(ways, found)
 			}
 			break
@@ -113,8 +113,9 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 	return ways
 }
 
-// try plans a changed spec and describes its needs if it fits. Values that the change leaves to the search are
-// reported as the search chose them. They include the grid, which is then searched too.
+// try plans the spec with a change and returns the way if the job then fits. For a value that the change leaves
+// to the search, the way names the value that the search chose. It also names the grid if the spec does not set
+// it, because the grid is then searched too.
 func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
 	w.Say("searching for settings that fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
@@ -141,7 +142,7 @@ func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, 
 			said = append(said, "--set "+now)
 		}
 	}
-	if len(said) == 0 { // leaving the grid to the search changes no named key
+	if len(said) == 0 { // no value to name differs from the request
 		said = []string{quoted(change)}
 	}
 	return way{strings.TrimPrefix(strings.Join(said, " "), "--set "), job}, true
@@ -172,10 +173,10 @@ func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
 	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// shortfall returns the shortfall of a job, or "". The plan is placed unless the answer already follows from
-// its memory bound or from the bytes live at once.
+// shortfall describes the memory that a job lacks, or returns "" if the job fits. The plan is placed unless the
+// answer already follows from its memory bound or from the bytes live at once.
 func shortfall(job *cli.Job) string {
-	const slack = 1.05 // factor on the memory bound
+	const slack = 1.05 // a bound this far over the capacity decides without placement
 	p := job.Plan
 	bound := bounded(p)
 	if !p.Memory.Placed {
@@ -195,10 +196,12 @@ func shortfall(job *cli.Job) string {
 	return sppo.Shortfall(&p.Memory)
 }
 
-// opens reports whether a pinned key should be left to the search. A default is not a request.
+// opens reports whether a pinned key should be left to the search. A value equal to the default does not count
+// as pinned.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
-// scheduleChanges returns overrides for the values that the schedule pins.
+// scheduleChanges returns overrides that each change one key of the schedule: a pinned value is left to the
+// search, or a value is set that saves memory.
 func scheduleChanges(job *cli.Job) (changes []string) {
 	keys, values := search.Pins(job.Spec.Schedule)
 	for i, key := range keys {
@@ -207,7 +210,7 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 		}
 	}
 	if job.Plan.Streams() {
-		changes = append(changes, "schedule.keep=[k, v]") // if host memory is short
+		changes = append(changes, "schedule.keep=[k, v]") // helps if host memory is short
 	}
 	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
 		changes = append(changes, "schedule.optimizer_offload=host") // the search omits this if state is small
@@ -241,7 +244,7 @@ func otherChanges(job *cli.Job) (groups [][]string) {
 	return append(groups, shorter)
 }
 
-// quoted quotes an argument for a shell.
+// quoted quotes an argument for a shell if necessary.
 func quoted(change string) string {
 	if strings.ContainsAny(change, " []()\"*") {
 		return "'" + change + "'"
@@ -259,7 +262,7 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%dB", bytes)
 }
 
-// tokens writes a length in the units of specs.
+// tokens writes a number of tokens in the form of specs, with K if that is exact.
 func tokens(n int64) string {
 	if n > 0 && n%1024 == 0 {
 		return fmt.Sprintf("%dK", n/1024)

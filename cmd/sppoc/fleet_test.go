@@ -135,7 +135,7 @@ var fleetJobs = []string{
 
 const (
 	shortFleet   = 7
-	timeAccuracy = 0.02 // relative error of the search's estimate, compared with the simulated program
+	timeAccuracy = 0.02 // largest relative error of estimated times, compared with simulated ones
 )
 
 func TestFleet(t *testing.T) {
@@ -171,7 +171,7 @@ var fleetQuestions = []string{
 	"--min-gpus gpt-13b a100-80g 2 8 512K schedule.sp=8",
 }
 
-const answerLimit = 30 * time.Second // processor time for an answer
+const answerLimit = 30 * time.Second // limit on the processor time of an answer
 
 // TestFleetQuestions checks that the answers of --max-sequence and --min-gpus build and fit.
 func TestFleetQuestions(t *testing.T) {
@@ -271,7 +271,7 @@ func TestPublishedJobs(t *testing.T) {
 	})
 }
 
-// fly checks each job and logs the rows as a table.
+// fly calls check for each job and logs the returned rows as a table.
 func fly(t *testing.T, jobs []string, check func(t *testing.T, name string) string) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
@@ -287,7 +287,7 @@ func fly(t *testing.T, jobs []string, check func(t *testing.T, name string) stri
 	t.Log("CPU seconds; placing is what the search has placed; a step is simulated, the estimate is the search's\n" + table.String())
 }
 
-// flight checks one job against its plan and returns its row.
+// flight plans one job, checks that the plan is true, and returns its row.
 func flight(t *testing.T, text string, set []string) string {
 	file := filepath.Join(t.TempDir(), "job.sppo")
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -326,7 +326,7 @@ func flight(t *testing.T, text string, set []string) string {
 	return fmt.Sprintf("fits\t%s\t%s\t%s\t%s\t%s\t%.1f s", spent, estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
 }
 
-// weighed plans and places a job. It returns the processor time of the search, and the part of it spent on
+// weighed plans and places a job. It returns the processor time of the search without placing, and that of all
 // placing.
 func weighed(file string, set []string) (job *cli.Job, searching, placing time.Duration, err error) {
 	place := func(p *plan.Plan) (*plan.Shortfall, error) {
@@ -345,8 +345,8 @@ func weighed(file string, set []string) (job *cli.Job, searching, placing time.D
 	return job, searching, placing + processorTime() - before, err
 }
 
-// searchLimit is the maximum processor time of a search: seconds up to 128 GPUs, and more for more GPUs. On a busy
-// machine the same search uses more processor time, so only the long form checks the limit strictly.
+// searchLimit is the maximum processor time of a search, which depends on the number of GPUs. On a busy machine
+// the same search uses more processor time, so only the long tests apply the limit strictly.
 func searchLimit(gpus int) time.Duration {
 	limit := 5 * time.Second
 	if gpus > 128 {

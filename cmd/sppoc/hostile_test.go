@@ -7,7 +7,7 @@ import (
 	"sppo.dev/cmd/internal/clitest"
 )
 
-// Devices, pipes and endless files given as inputs cause one error each.
+// Inputs that are devices, pipes, folders, or binary or huge files cause an error.
 func TestHostileFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile("good.txt", []byte("some text\n"), 0o644); err != nil {

@@ -11,14 +11,15 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Limits of the answer to --why-idle: waits shown, and kinds of work whose speed-up is simulated.
+// Limits of the answer to --why-idle: the number of waits shown, the number of kinds of work that are simulated
+// faster, and by what factor.
 const (
 	waitsShown = 6
 	sortsShown = 4
 	fasterBy   = 2
 )
 
-// whyIdle reports what would shorten a simulated step, and the causes of the longest waits of each stage.
+// whyIdle reports what would shorten a simulated step, and the causes of the longest waits.
 func whyIdle(job *cli.Job) (string, error) {
 	if job.Timeline == nil {
 		return "", cli.Usagef("--why-idle: the job has too many ranks to simulate")
@@ -99,7 +100,7 @@ func longestWaits(b *strings.Builder, p *ir.Program, t *sim.Timeline) {
 			span := t.Rank(at.Rank).Spans[at.PC]
 			fmt.Fprintf(b, "    %s, from %s to %s\n", siteText(p, at), span.Begin, span.End)
 			if span.Begin <= t.Rank(w.at.Rank).Spans[w.at.PC].Begin {
-				break // it was already running
+				break // it was already running when the wait began
 			}
 			if depth < 2 {
 				b.WriteString("      which waited for\n")

@@ -21,7 +21,7 @@ func unified(nameA, nameB string, a, b []string, context int) string {
 			i++
 			continue
 		}
-		j := i // the hunk is edits[i:j], joined by equal runs of up to twice the context
+		j := i // the hunk is edits[i:j]; equal runs of up to twice the context do not end it
 		for j < len(edits) && (edits[j].kind != ' ' || j+1 < len(edits) && len(edits[j].lines) <= 2*context) {
 			j++
 		}
@@ -95,9 +95,9 @@ func (c *comparison) put(kind byte, lines []string, a0, b0 int) {
 	c.edits = append(c.edits, edit{kind, lines, a0, b0})
 }
 
-// part compares a[a0:a1] with b[b0:b1]. It matches equal ends first, then lines that occur once in each (Bram
-// Cohen's patience diff), which suits listings: few lines repeat and few move. Everything between is
-// replaced.
+// part compares a[a0:a1] with b[b0:b1]. It matches equal lines at both ends first, then lines that occur once
+// in each (Bram Cohen's patience diff), which suits listings: few lines repeat and few move. All lines between
+// are replaced.
 func (c *comparison) part(a0, a1, b0, b1 int) {
 	head := 0
 	for a0+head < a1 && b0+head < b1 && c.a[a0+head] == c.b[b0+head] {
@@ -124,8 +124,8 @@ func (c *comparison) part(a0, a1, b0, b1 int) {
 	c.put(' ', c.a[a1:a1+tail], a1, b1)
 }
 
-// anchors returns the largest set of lines that occur once in both parts and have the same order in both:
-// ascending indexes into a and b.
+// anchors returns the largest set of lines that occur exactly once in each part and have the same order in
+// both, as pairs of ascending indexes into a and b.
 func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	type count struct{ inA, inB, atB int }
 	seen := map[string]*count{}
@@ -155,7 +155,8 @@ func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 // rising returns the longest subsequence of pairs, ascending in the first element, that also ascends in the
 // second.
 func rising(pairs [][2]int) [][2]int {
-	ends := []int{} // ends[k] is the pair with the smallest second element that ends a subsequence of k+1
+	// Of the pairs that can end a subsequence of length k+1, the one at ends[k] has the smallest second element.
+	ends := []int{}
 	before := make([]int, len(pairs))
 	for i, p := range pairs {
 		low, high := 0, len(ends)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The runs returned by compare rebuild both texts, for any two texts.
+// Whatever the two texts are, both can be rebuilt from the runs that compare returns.
 func TestCompareRebuildsBothTexts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 0))
 	text := func() []string {

@@ -22,8 +22,8 @@ const (
 	mostTokens = 1 << 40
 )
 
-// probePatience scales the work of a search for any plan that fits. There are about a dozen such searches. A
-// search that ends early is treated as if no plan fits.
+// probePatience scales the work of the search at one length, which ends at the first plan that fits. About a
+// dozen lengths are searched. If a search gives up before it finds such a plan, its length counts as too long.
 const probePatience = 0.05
 
 // longestSequence finds the longest sequence for which the job fits, with all other settings as in the spec,
@@ -56,7 +56,7 @@ type sequenceSearch struct {
 	grid    int64
 	lacking string     // shortfall of the shortest length that did not fit
 	best    *plan.Plan // plan of the longest sequence that fits
-	over    *plan.Plan // plan of the shortest that does not fit; nil: it has none
+	over    *plan.Plan // plan of the shortest sequence that does not fit; nil: there is none
 }
 
 func (s *sequenceSearch) run(start int64) (string, error) {
@@ -103,8 +103,8 @@ func settings(p *plan.Plan) string {
 	return strings.Join(out, " ")
 }
 
-// limits describes which memory is full at a length that does not fit, its contents, and the single changes
-// that would make that length fit.
+// limits describes, for a length that does not fit, the contents of device memory, whether host memory is full,
+// and the single changes that would each make that length fit.
 func (s *sequenceSearch) limits(steps int64) string {
 	const full = 0.95
 	if s.over == nil {
@@ -141,7 +141,8 @@ func (s *sequenceSearch) limits(steps int64) string {
 	return text
 }
 
-// probe returns a plan for a job, and the plan's shortfall or, if it fits, "". It stops at the first plan that fits.
+// probe plans a job, taking the first plan that fits. It returns the plan, and its shortfall, which is "" if
+// the plan fits. If there is no plan, it returns nil and the reason.
 func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
 	job, err := cli.OpenPlan(file, set, w.Options(pass.Options{Fitting: true, Patience: probePatience}))
 	if err != nil {
@@ -150,7 +151,7 @@ func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
 	return job.Plan, shortfall(job)
 }
 
-// fits plans one length. A length without any plan does not fit.
+// fits reports whether a plan fits at one length, and keeps the plan. A length without any plan does not fit.
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
 	s.watch.Say("%s tokens", tokens(steps*s.grid))

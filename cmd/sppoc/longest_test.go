@@ -9,8 +9,8 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// TestLongestFits checks that the answer of --max-sequence is a plan that fits when it is placed. The long form
-// also builds the answer for Llama-3.1-8B on eight H100s, which must be at least 6M tokens.
+// TestLongestFits checks that the plan that --max-sequence finds still fits once it is placed. The long form of
+// the test also checks Llama-3.1-8B on eight H100s, where at least 6M tokens must fit.
 func TestLongestFits(t *testing.T) {
 	jobs := []struct {
 		file  string

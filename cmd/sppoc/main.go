@@ -1,4 +1,5 @@
-// Command sppoc compiles specifications: it checks and formats them, plans, and builds programs for sppovm.
+// Command sppoc compiles specifications: it checks and formats them, plans jobs, and builds programs for
+// sppovm.
 //
 //	main.go     the table of subcommands
 //	spec.go     check, fmt, explain

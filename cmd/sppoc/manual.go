@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes"
 )
 
-// languagePage describes specs, passes and opcodes, from the tables that explain reads.
+// languagePage describes specs, passes and opcodes, from the tables that sppoc explain uses.
 var languagePage = cli.Page{Name: "sppo", Section: 5, Doc: "specifications of training jobs", Write: writeLanguage}
 
 func writeLanguage(m *cli.Manual) {
@@ -48,7 +48,7 @@ func writeLanguage(m *cli.Manual) {
 	m.Text("sppoc(1), sppovm(1)")
 }
 
-// explained lists the words that explain knows.
+// explained lists the words that sppoc explain knows.
 func explained() []string {
 	var words []string
 	for _, k := range lang.Keys {

@@ -26,8 +26,8 @@ func answer(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
-// Plan and compare report the same figures for a job, on every kind of machine and for a plan that was written and
-// read back. The parts of the critical path add up to the step.
+// The commands plan and compare report the same figures for a job. The parts of the critical path add up to the
+// time of the step.
 func TestOneNumber(t *testing.T) {
 	for _, job := range [][]string{
 		{"../../examples/tiny.sppo"},
@@ -74,7 +74,7 @@ func TestOneNumber(t *testing.T) {
 	}
 }
 
-// The answer to --why-idle names ranks, streams, instructions and tasks, and what would shorten a step.
+// The output of plan --why-idle names ranks, streams, instructions and tasks, and what would shorten a step.
 func TestWhyIdle(t *testing.T) {
 	text := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle"))
 	for _, want := range []string{
@@ -91,7 +91,7 @@ func TestWhyIdle(t *testing.T) {
 	}
 }
 
-// Suggestions for shortening a step name existing keys.
+// All keys named in suggestions for shortening a step exist.
 func TestRemediesAreKeys(t *testing.T) {
 	keys := 0
 	for sort := range sim.NumSorts {

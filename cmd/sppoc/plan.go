@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes/report"
 )
 
-// passFlags select the passes to run.
+// passFlags defines the flags that select the passes to run.
 func passFlags(flags *pflag.FlagSet) *passes.Options {
 	o := &passes.Options{}
 	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after all of them, before the result")
@@ -89,7 +89,8 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// planned plans a job, and places and simulates it if all passes have run.
+// planned plans a job. If all passes have run, which the result whole says, it also places the plan and
+// simulates the program.
 func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cli.Job, whole bool, err error) {
 	w := cli.NewWatch(env)
 	defer w.End()

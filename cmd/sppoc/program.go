@@ -66,7 +66,8 @@ func build(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// programOf names the program file that a file or folder compiles to; it is in the current folder.
+// programOf returns the name of the program compiled from a file or folder; the program is written to the
+// current folder.
 func programOf(file string) string {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		if abs, err := filepath.Abs(file); err == nil {
@@ -96,7 +97,7 @@ func asm(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// verified reads a program and proves it. With force it tolerates only a memory shortfall.
+// verified reads and verifies a program. With force, it tolerates a memory shortfall, but no other error.
 func verified(env *cli.Env, file string, force bool) (*ir.Program, error) {
 	w := cli.NewWatch(env)
 	defer w.End()
@@ -161,7 +162,7 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// dumpPlan prints the plan as a pass left it.
+// dumpPlan prints the plan as it is after the pass that --after names.
 func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	if cli.IsProgram(file) {
 		return cli.Usagef("%s is a program: --after needs a spec or a plan", file)
@@ -180,8 +181,8 @@ func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	return report.Write(env.Stdout, job.Plan)
 }
 
-// asAfter removes the results of later passes of code generation from the program: the events of sync, the
-// offsets of place.
+// asAfter removes from a program what the code generation passes after the given one have added: the events
+// (pass sync) and the offsets of buffers (pass place).
 func asAfter(p *ir.Program, pass string) *ir.Program {
 	if pass != "lower" && pass != "place" {
 		return p
@@ -215,7 +216,7 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	if f.format == "json" {
 		return dumpJSON(w, p, f.rank)
 	}
-	printer := ir.Printer{Annotate: f.after != "lower"} // before place there are no addresses
+	printer := ir.Printer{Annotate: f.after != "lower"} // there are no addresses before the pass place
 	if f.section != "" {
 		w = &withoutLines{w: w, prefixes: []string{"  buffer ", "  state "}}
 	}
@@ -239,8 +240,8 @@ func onlySection(p *ir.Program, name string) *ir.Program {
 	return &q
 }
 
-// withoutLines drops lines that begin with one of the prefixes. With --section, only instructions are wanted,
-// and they already show addresses.
+// withoutLines drops lines that begin with one of the prefixes. It serves --section, which prints only
+// instructions; these already show addresses.
 type withoutLines struct {
 	w        io.Writer
 	prefixes []string

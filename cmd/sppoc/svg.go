@@ -22,8 +22,7 @@ const (
 	figureTitle  = 22
 )
 
-// showNames lists the kinds of spans in the order of their numbers: the names of their colours, and their
-// meanings.
+// showNames gives the colour name and the meaning of each kind of span, in the order of the kinds' numbers.
 var showNames = [...][2]string{
 	{"forward", "forward"}, {"backward", "backward"}, {"other", "optimizer and other"}, {"d2h", "copy to host"},
 	{"h2d", "copy to device"}, {"collective", "collective"}, {"message", "message"}, {"bubble", "bubble"},
@@ -63,7 +62,7 @@ func (f *figure) write(w io.Writer) error {
 	return b.Flush()
 }
 
-// legend lists the kinds that occur.
+// legend lists the kinds of spans that occur.
 func (f *figure) legend(seen [len(showNames)]bool) {
 	x := figureLabels
 	f.y += 18
@@ -113,7 +112,7 @@ func (f *figure) axis(makespan ir.Seconds) {
 	f.y += 6
 }
 
-// timelineFigure draws one rank of every stage, or the selected ranks, for print.
+// timelineFigure draws the timelines of the given ranks for print.
 func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	f := &figure{y: figureTitle}
 	f.text(figureLabels, 14, "start", "font-size:12px;font-weight:600",
@@ -138,11 +137,12 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	return f.write(w)
 }
 
-// taskNames selects the properties by which the tasks of a code differ. The page names tasks by the same
-// rule.
+// taskNames selects the properties that differ among the tasks of a code, which become part of the tasks'
+// names. The page names tasks by the same rule.
 type taskNames struct{ microbatch, subsequence, stage bool }
 
-// taskKinds lists the colours of the kinds that make up tasks, taskLetters their names.
+// For each phase that tasks have, taskKinds gives the kind of span, and so the colour, and taskLetters the
+// first letter of the task's name.
 var (
 	taskKinds   = map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
 	taskLetters = map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
@@ -182,8 +182,8 @@ func (n taskNames) of(v ir.Provenance) (name string, light bool) {
 	return name, at%2 == 1
 }
 
-// tasks draws every run of kernels of one task, alternately lighter and darker, with its name if there is
-// space.
+// tasks draws a bar for each series of kernels of the same task, in alternating shades, with the task's name if
+// there is space.
 func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	names := taskNamesOf(code)
 	var of ir.Provenance
@@ -203,7 +203,7 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), opacity)
 		if width > float64(6*len(name)+2) {
 			ink := "font-size:9px"
-			if kind == showForward && !light { // the only dark background
+			if kind == showForward && !light { // the only bar that is too dark for black text
 				ink += ";fill:" + colour("back")
 			}
 			f.text(int(x+width/2), f.y+figureRow-3, "middle", ink, name)
@@ -226,8 +226,8 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	f.y += figureRow
 }
 
-// stream draws a row, and reports whether anything was drawn. Each pixel column shows the kind that takes most
-// of its time; its height shows how busy the stream is.
+// stream draws the row of a stream, and reports whether anything was drawn. Each pixel column has the colour of
+// the kind that takes most of its time; the height shows how busy the stream is in that time.
 func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
 	cells := make([][len(showNames)]float64, figurePlot)
 	any := false
@@ -272,7 +272,8 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 
 func pixels(t, makespan ir.Seconds) float64 { return float64(t/makespan) * figurePlot }
 
-// prevailing returns the kind that takes most of a cell, and how busy the cell is, in quarters.
+// prevailing returns the kind that takes most of the time of a pixel column, and how busy the stream is in that
+// time, in quarters.
 func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	kind = -1
 	busy, most := 0.0, 0.0
@@ -288,7 +289,7 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	return kind, max(1, int(4*min(busy, 1)+0.5))
 }
 
-// comparisonFigure draws the tokens per second and rank of every line as bars.
+// comparisonFigure draws a bar for each line of compare, as long as its tokens per second and rank.
 func comparisonFigure(w io.Writer, rows []result) error {
 	f := &figure{y: figureTitle}
 	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens per second and rank, simulated")

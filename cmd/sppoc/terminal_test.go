@@ -19,8 +19,8 @@ import (
 // the rest of the line.
 var progress = regexp.MustCompile(`\r([^\r\n]*)\x1b\[K`)
 
-// terminal runs sppoc on a terminal, presses Ctrl-C once the progress line is there, and returns the states of that line and
-// everything else that was printed.
+// terminal runs sppoc on a terminal and presses Ctrl-C once the progress line appears. It returns all states of
+// that line, everything else that was printed, and the exit code.
 func terminal(t *testing.T, args ...string) (lines []string, rest string, code int) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
@@ -56,8 +56,8 @@ func terminal(t *testing.T, args ...string) (lines []string, rest string, code i
 	return lines, progress.ReplaceAllString(all.String(), ""), cmd.ProcessState.ExitCode()
 }
 
-// TestTerminal checks that commands that take over a second show their progress on one line, and that Ctrl-C makes
-// them print their results so far.
+// TestTerminal checks that commands which take more than a second show their progress on one line, and that
+// Ctrl-C makes them print their results so far.
 func TestTerminal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each command runs for a second before it shows its progress")

@@ -12,10 +12,11 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// timeline lists the README's picture for light and dark backgrounds.
+// timeline lists the two versions of the README's picture; the value is true for the one with dark colours.
 var timeline = map[string]bool{"../../docs/timeline.svg": false, "../../docs/timeline-dark.svg": true}
 
-// The picture is the current output of view; -update rewrites it. The dark version has the page's dark colours.
+// The README's picture is what view currently draws; -update rewrites it. The dark version has the page's dark
+// colours.
 func TestTimelineInREADME(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "timeline.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

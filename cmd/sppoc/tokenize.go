@@ -60,7 +60,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// endToken returns the token that ends a document, or -1 if none is requested.
+// endToken returns the token to append to each document, or -1 if none is requested.
 func endToken(tok *tokenizer.Tokenizer, from string, wanted bool, name string) (int64, error) {
 	if name != "" {
 		id, ok := tok.ID(name)
@@ -115,7 +115,8 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// stoppedOr distinguishes a job that the user stopped, invalid input, and a failure.
+// stoppedOr turns the error of a job into that of the command: stopped by the user, an I/O failure, or invalid
+// input.
 func stoppedOr(err error, how string) error {
 	var path *fs.PathError
 	switch {

@@ -61,10 +61,10 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// rankWords are accepted instead of a list of ranks.
+// rankWords are the words that --ranks accepts instead of a list of ranks.
 var rankWords = []string{"all", "stages"}
 
-// chooseRanks parses --ranks.
+// chooseRanks returns the ranks that --ranks selects.
 func chooseRanks(text string, p *ir.Program, t *sim.Timeline) ([]int, error) {
 	var all, stages, list []int
 	seen := map[int32]bool{}

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Viewers can read a trace: slices of a thread do not overlap, every arrow has an end, and everything that takes
-// time is included.
+// Viewers can read a trace: the slices of a thread do not overlap, every arrow has a start and an end, and no
+// instruction that does work is missing.
 func TestTrace(t *testing.T) {
 	out := t.TempDir() + "/trace.json"
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

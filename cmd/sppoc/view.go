@@ -73,7 +73,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// page is the input of the page's script: a head in JSON, and the columns of numbers that it refers to.
+// page is the input of the page's script: a head in JSON, and the columns of numbers to which the head refers.
 type page struct {
 	watch    *cli.Watch
 	programs []pageProgram
@@ -87,7 +87,7 @@ type page struct {
 	paired bool                    // the second timeline is a measurement of the first program
 }
 
-// source describes the origin of the timelines.
+// source describes where the timelines come from: a simulation, or also a measurement.
 func (p *page) source() string {
 	if !p.paired {
 		return "simulated"
@@ -135,8 +135,8 @@ type pageCode struct {
 	Result column `json:"result"`
 }
 
-// pagePath has a column for each property of its segments. Ranks are indices of shown ranks: the rank itself,
-// or one that does the same work; -1 if nothing ran.
+// pagePath has a column for each property of its segments. Its Rank is an index among the shown ranks, of the
+// rank itself or of one that does the same work; it is -1 where nothing ran or no such rank is shown.
 type pagePath struct {
 	Rank  column `json:"rank"`
 	PC    column `json:"pc"`
@@ -156,8 +156,8 @@ type pageRank struct {
 	Cause pageCauses `json:"cause"`
 }
 
-// pageCauses has a column for each property of an instruction's last dependency: the waiting instruction, the
-// index of a shown rank, the instruction there, and the actual rank.
+// pageCauses has one column each for the instructions that wait, and for what each of them waits for last: the
+// index of the shown rank, the instruction there, and the actual rank.
 type pageCauses struct {
 	Of   column `json:"of"`
 	At   column `json:"at"`
@@ -198,7 +198,7 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	return err
 }
 
-// simulated runs a step of a job and selects the ranks to show.
+// simulated simulates a step of a job and selects the ranks to show.
 func simulated(w *cli.Watch, file string, set []string, ranks string) (*cli.Job, *sim.Timeline, []int, error) {
 	job, err := cli.OpenProgram(w, file, set)
 	if err != nil {
@@ -234,7 +234,7 @@ func (p *page) add(file string, set []string, ranks string) error {
 	return nil
 }
 
-// measured reads a trace.
+// measured reads a trace of a step of the program.
 func measured(file string, p *ir.Program) (*sim.Timeline, error) {
 	f, size, err := infile.Open(file)
 	if err != nil {
@@ -251,7 +251,7 @@ func measured(file string, p *ir.Program) (*sim.Timeline, error) {
 	return t, nil
 }
 
-// put adds a timeline of the last program.
+// put adds a timeline of the program that was added last.
 func (p *page) put(name, machine string, t *sim.Timeline) {
 	program, chosen := p.last, p.chosen
 	rank, stream, share := t.Busiest()
@@ -353,7 +353,7 @@ func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	}
 }
 
-// addColumn stores numbers at the alignment of their type.
+// addColumn stores a column, aligned to 8 bytes.
 func addColumn[T any](p *page, kind string, values []T) column {
 	for p.columns.Len()%8 != 0 {
 		p.columns.WriteByte(0)
@@ -381,12 +381,12 @@ const (
 	showNothing = 255
 )
 
-// spanKinds returns how each instruction is shown. A wait of the compute stream has the colour of the work that it
-// waits for; waits of other streams are not coloured.
+// spanKinds returns the kind of span as which each instruction is shown. For a wait on the compute stream,
+// waitKind selects the kind; waits on other streams are not shown.
 func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	instrs := code.Sections[ir.SectionStep]
 	kinds := make([]uint8, len(instrs))
-	recorded := make([]int, code.Events[ir.SectionStep]) // the instruction after which an event is recorded
+	recorded := make([]int, code.Events[ir.SectionStep]) // by event: the instruction after which it is recorded
 	var last [ir.NumStreams]int
 	for pc := range instrs {
 		in := &instrs[pc]
@@ -413,8 +413,8 @@ func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	return kinds
 }
 
-// waitKind returns exposed for a copy, and collective wait for a collective that began in the first half of the
-// wait. All other waits are bubbles.
+// waitKind returns showExposed for a wait for a copy, and showCollectiveWait for a wait for a collective that
+// began in the first half of the wait. All other waits are bubbles.
 func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
 	late := work.Begin-wait.Begin > (wait.End-wait.Begin)/2
 	switch {

@@ -20,7 +20,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// viewOf writes a page of the tiny job.
+// viewOf runs view and returns the path of the page.
 func viewOf(t *testing.T, args ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "view.html")
@@ -42,10 +42,11 @@ func TestViewIsAlone(t *testing.T) {
 	}
 }
 
-// detail returns the page's description of the selected item.
+// detail is a script that defines a function for the page's description of the selected item.
 const detail = `const detail = () => document.getElementById("detail").textContent;`
 
-// In a real browser a page loads without an error, and following a link shows its target with the spec line.
+// In a real browser, a page loads without errors, a link shows the instruction that it leads to with its spec
+// line, and user actions have their effects.
 func TestViewInBrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium")
 	if err != nil {
@@ -55,7 +56,7 @@ func TestViewInBrowser(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		link string
-		acts string // a script of user actions; says adds to the text that is checked
+		acts string // a script of user actions; its function says adds to the text that is checked
 		want []string
 	}{
 		{tiny, "find=activation_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "activation_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
@@ -67,7 +68,7 @@ func TestViewInBrowser(t *testing.T) {
 			drag(170, 170); says("task", document.getElementById("detail").textContent); key("f"); says("framed", shown().width < whole.width / 20)`,
 			[]string{"zoomed true", "panned true", "dragged true", "back true", "wheeled true", "task F0.0@0", "of its time: forward", "framed true"}},
 		{tiny, "find=adamw", `const [, took, from, to] = document.getElementById("detail").textContent.match(/([\d.]+) us, from ([\d.]+) ms to ([\d.]+) ms/);
-			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // short instructions have enough digits, however late in the step
+			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // times have enough digits, even late in the step
 		{tiny, "", `drag(300, 500, { shiftKey: true });
 			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
 			[]string{"shares of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
@@ -179,7 +180,8 @@ func TestViewOfATrace(t *testing.T) {
 	}
 }
 
-// A figure is well-formed, and every bar is inside its row.
+// A figure is well-formed XML that shows all kinds of spans in the job, and no bar extends beyond the time
+// axis.
 func TestFigure(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "view.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

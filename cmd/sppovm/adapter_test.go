@@ -18,7 +18,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// expectedAdapter is the output of bench/peers/hub_lora.py for a run of PEFT.
+// expectedAdapter is the output of bench/peers/hub_lora.py, which trains an adapter with PEFT.
 type expectedAdapter struct {
 	Sequence int       `json:"sequence"`
 	Tokens   []int     `json:"tokens"`
@@ -32,7 +32,8 @@ type expectedAdapter struct {
 	} `json:"adamw"`
 }
 
-// adapterJob writes a job that trains the adapter of a fixture next to its model, and returns their folders.
+// adapterJob writes a job that trains the adapter of a fixture. It returns the folders of the model and of the
+// adapter, and what PEFT computes.
 func adapterJob(t *testing.T, name string) (model, adapter string, want expectedAdapter) {
 	t.Helper()
 	here, err := filepath.Abs(".")
@@ -96,9 +97,9 @@ func mustRead(t *testing.T, path string) []byte {
 
 var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2", "llama-dropout"}
 
-// TestAdaptersEqualPEFT trains the adapters that PEFT trained. The losses of eight steps agree under several
-// schedules. No bit of the model changes. The exported adapter has PEFT's format and can start another run. A
-// merged model has the same loss as the model with its adapter.
+// TestAdaptersEqualPEFT trains the adapters that PEFT trained, each under another schedule. The losses of eight
+// steps are those of PEFT. No bit of the model itself changes. The exported adapter has PEFT's format and can
+// start another run. A merged model has the same loss as the model with its adapter.
 func TestAdaptersEqualPEFT(t *testing.T) {
 	for i, name := range adapterModels {
 		schedule := []string{"pp = 2 sp = 2 subsequences = 2 align = 4", "sp = 2 sp_mode = ulysses dp = 1 subsequences = 2 align = 4 recompute = full zero = 1",
@@ -149,8 +150,7 @@ func pairsOf(text string) map[string]string {
 	return out
 }
 
-// checkFrozen compares the tensors of the model before and after training bit by bit, and checks that adapters
-// have changed.
+// checkFrozen checks that training has changed every tensor of the adapters and no other tensor.
 func checkFrozen(t *testing.T) {
 	t.Helper()
 	values := func(path string) map[string][]float32 {

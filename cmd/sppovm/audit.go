@@ -92,10 +92,10 @@ type audited struct {
 	Tensors   int      `json:"tensors"`
 	Values    int64    `json:"values"`
 	Differing int64    `json:"differing"` // values with differing bits
-	Worst     number   `json:"worst"`     // largest by role: norm of the difference divided by the norm of the change
+	Worst     number   `json:"worst"`     // difference relative to change (norms), largest of all roles
 	Where     string   `json:"where,omitempty"`
-	Reasons   []string `json:"reasons,omitempty"` // why bits may differ; none: they must not
-	Tolerance float64  `json:"tolerance"`         // for Worst; 0: every bit must be equal
+	Reasons   []string `json:"reasons,omitempty"` // why bits may differ; empty: they must not
+	Tolerance float64  `json:"tolerance"`         // limit for Worst; 0: every bit must be equal
 	Equal     bool     `json:"equal"`             // bit by bit, or within the tolerance
 
 	byRole map[string][2]float64 // squares of the norms of difference and change, by role
@@ -153,8 +153,8 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 // results.
 var rounding = map[string]float64{"f32": 0.001, "bf16": 0.3}
 
-// reasons lists why a job may round differently from the jobs that made the checkpoints. Between two checkpoints a
-// run may have continued under another plan, so both checkpoints are compared.
+// reasons lists why a job may round differently from the jobs that made the checkpoints. A run may have
+// continued under another plan between the checkpoints, so the job is compared with both.
 func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	add := func(reason string) {
 		if !slices.Contains(list, reason) {
@@ -194,10 +194,10 @@ func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	return list
 }
 
-// digest matches values of ir.Run.Sums that are not meant for people.
+// digest matches the values of ir.Run.Sums that are hashes, which a message should not show.
 var digest = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// gathered returns the job's values of an entry.
+// gathered returns the job's values for an entry of a checkpoint.
 func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
 	for role := range ir.NumRoles {
 		if role.String() == e.Role {
@@ -208,7 +208,8 @@ func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
 	return nil, fmt.Errorf("%s of %s is unknown to this release", e.Role, e.Tensor)
 }
 
-// add compares an entry.
+// add compares an entry of the later checkpoint with the job's values. before holds the values at the earlier
+// checkpoint.
 func (out *audited) add(j *vm.Job, to *vm.Checkpoint, e *store.Tensor, before []float32) error {
 	got, err := gathered(j, e)
 	if err != nil {

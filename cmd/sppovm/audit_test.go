@@ -15,11 +15,11 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// flip changes one bit of one value in a shard, in the middle of a mantissa.
+// flip changes one bit in the exponent of one value of a shard.
 func flip(_ *store.Manifest, shard []byte) { shard[len(shard)-9] ^= 1 }
 
-// rewrite copies a checkpoint after a change to its manifest and its second shard, with correct checksums, as
-// if broken hardware had written it.
+// rewrite copies a checkpoint and changes the manifest and the second shard of the copy. The checksums of the
+// copy are correct, as if broken hardware had changed the values before they were written.
 func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard []byte)) {
 	t.Helper()
 	c, err := store.Open(from)
@@ -60,8 +60,8 @@ func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard
 	}
 }
 
-// Recomputed steps are bitwise equal if the number of stages differs and nothing is offloaded. If the number of
-// ranks per stage differs, the steps differ only by rounding. One flipped bit is found.
+// Steps recomputed with another number of stages and without offloading are bitwise equal. With another number
+// of ranks per stage, they differ only by rounding. A single flipped bit is found.
 func TestAudit(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "dir", "--keep", "9", "--save-every", "1", "--save-wait")
@@ -108,7 +108,7 @@ func TestAudit(t *testing.T) {
 }
 
 // The commands in docs/checkpoints.md print the output shown there, except for values and counts that depend on
-// rounding, and the first tensor in which only rounding differs. -update rewrites them.
+// rounding, and the first tensor in which only rounding differs. -update rewrites the output in that file.
 func TestAuditInDocs(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -29,8 +29,8 @@ func newBubbleMeter(p *ir.Program) *bubbleMeter {
 	return &bubbleMeter{program: p, traces: make([]*vm.Trace, len(p.Ranks))}
 }
 
-// sampled selects the steps to measure if measuring slows a step down: the second (the first is a warm-up),
-// one in many after it, and the profiled one.
+// sampled selects the steps to measure if measuring slows steps down: the second (the first is a warm-up),
+// every hundredth, and the profiled one.
 func sampled(profiled int64) func(section ir.Section, step int64) bool {
 	return func(section ir.Section, step int64) bool {
 		return section == ir.SectionStep && (step == 2 || step%100 == 0 || step == profiled)
@@ -43,7 +43,7 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// measured holds the known times of a step for some ranks.
+// measured holds what was measured of a step on some ranks.
 type measured struct {
 	Pipeline sim.Pipeline
 	Split    sim.Split
@@ -74,7 +74,8 @@ func (m *bubbleMeter) here() (all measured, err error) {
 	return measured{t.Pipeline(), t.Split()}, nil
 }
 
-// add includes the step that has just ended, over all ranks, and returns its split, or nil if it was not measured.
+// add adds the step that has just ended to the totals, over all ranks, and returns its split, or nil if the
+// step was not measured.
 func (m *bubbleMeter) add() (*sim.Split, error) {
 	if m.unmeasured() {
 		return nil, nil
@@ -106,7 +107,7 @@ func (m *bubbleMeter) unmeasured() bool {
 	return true
 }
 
-// forget drops timelines that will not be read.
+// forget drops recorded timelines that are no longer needed.
 func (m *bubbleMeter) forget() {
 	for _, t := range m.traces {
 		if t != nil {
@@ -191,8 +192,8 @@ func (m *bubbleMeter) gather() error {
 	return nil
 }
 
-// clocks returns how far the clock of each other process is ahead of ours. It takes the middle of the fastest of
-// several round trips.
+// clocks returns how far the clock of each other process is ahead of ours. It assumes that the others read
+// their clocks in the middle of the round trip, and uses the fastest of several round trips.
 func (m *bubbleMeter) clocks() (ahead []time.Duration, err error) {
 	shortest := time.Duration(0)
 	for range 10 {

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// clusterText returns a cluster file of measured figures in the standard style, each with its origin.
+// clusterText returns a cluster file in the standard style, with the measured figures and the origin of each.
 func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	m := &f.Machine
 	var b strings.Builder

@@ -23,8 +23,8 @@ type computer struct {
 	close     func()
 }
 
-// open returns the requested computer. A program too large for the GPUs is refused before anything is
-// allocated.
+// open opens the computer that the flags request. A program too large for the GPUs is refused before anything
+// is allocated.
 func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 	if f.device == "cuda" {
 		return f.openGPUs(p, w)

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/cuda"
 )
 
-// Without a GPU, devices and run report what is missing and how to get it; devices succeeds.
+// Without a GPU, the commands devices and run report what is missing; run then fails, but devices succeeds.
 func TestWithoutGPU(t *testing.T) {
 	if _, err := cuda.Open(cuda.Options{}); err == nil {
 		t.Skip("SKIPPED: this machine has a GPU")

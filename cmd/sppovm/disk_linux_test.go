@@ -54,7 +54,7 @@ func has(t *testing.T, text string, parts ...string) {
 
 // If a disk fills up while checkpoints are written during training, each failure is reported once, the run
 // continues, and the last good checkpoint stays. Only the end of the run fails, and the same command continues
-// once there is space. This is also true if several processes write shards.
+// once there is space. All this also holds if several processes write shards.
 func TestDiskFull(t *testing.T) {
 	for _, launch := range []string{"", "launch -n 2 "} {
 		t.Run(launch, func(t *testing.T) {
@@ -79,8 +79,8 @@ cp -r disk/dir again
 	}
 }
 
-// A folder without write permission is an error before training starts. A folder that becomes unwritable is
-// handled like a full disk.
+// If the folder for checkpoints has no write permission, the run fails before training starts. A folder that
+// becomes unwritable is handled like a full disk.
 func TestReadOnlyFolder(t *testing.T) {
 	inBase(t)
 	text := onDisk(t, `
@@ -103,7 +103,7 @@ cp -r disk/dir kept
 `)
 	has(t, text, "sppovm: cannot write to disk/dir: permission denied\nexit 2\n", "sppovm: cannot write to disk/dir: read-only file system\nexit 2\n", "exit 0\nstep-")
 	steps, err := store.Steps("kept")
-	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing has shown that the last is good
+	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing shows that the last is good
 		t.Errorf("kept are %v: %v", steps, err)
 	}
 	for _, step := range steps { // each is complete

@@ -15,8 +15,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// The run shown in README.md matches the current output, except for times and tiny differences in losses.
-// -update replaces it with this run.
+// The output of a run in README.md is what a run now prints, except for times and tiny differences in losses.
+// -update replaces the output in README.md.
 func TestRunInREADME(t *testing.T) {
 	t.Chdir("../..")
 	text, err := os.ReadFile("README.md")
@@ -67,7 +67,8 @@ var (
 	timeShown = regexp.MustCompile(`[0-9.]+( [KM])? tokens/s|[0-9hms.]+s left|steps in [0-9hms.]+s|bubble [0-9]+%|device cpu, .*`)
 )
 
-// withoutTimes replaces everything that varies between runs or machines with a dash, and returns the losses.
+// withoutTimes replaces everything that varies between runs or machines with a dash, or drops the line. It also
+// returns the losses.
 func withoutTimes(text string) (string, []float64) {
 	var lines []string
 	var losses []float64

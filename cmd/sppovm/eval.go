@@ -86,8 +86,8 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// openEval compiles a spec so that its program has a validation pass, or reads a program, which must have one. It returns the share of
-// the data that is held out.
+// openEval compiles a spec to a program that can validate. A program or plan is used unchanged, so it must
+// contain validation. openEval also returns the share of the data that training holds out.
 func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error) {
 	if cli.IsProgram(file) || filepath.Ext(file) == ".json" {
 		job, err := openProgram(env, file, set)
@@ -111,7 +111,7 @@ func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error
 	return job, spec.Train.Holdout, err
 }
 
-// evaluate reads the data, with the other processes of the world if there are any.
+// evaluate computes the losses, together with the other processes of the world if there are any.
 func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *world.World) error {
 	split, err := vm.OpenSplit(&job.Program.Run, f.dir, f.split, holdout)
 	if err != nil {
@@ -178,7 +178,7 @@ type evaluating struct {
 	losses vm.PositionLosses
 }
 
-// all evaluates the split, and writes the file of losses if one is requested: it appears whole, or not at all.
+// all evaluates the split. If a file of losses is requested, it appears completely or not at all.
 func (e *evaluating) all(ctx context.Context) error {
 	if _, err := e.start(ctx); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (e *evaluating) all(ctx context.Context) error {
 	})
 }
 
-// windows writes the loss of every token in the order of the stream.
+// windows evaluates the windows of the split, and writes the loss of every token in the order of the stream.
 func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 	windows, _ := e.split.Windows()
 	done, raw := int64(0), []byte(nil)

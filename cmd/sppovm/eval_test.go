@@ -32,8 +32,8 @@ func sets(words string) (args []string) {
 	return args
 }
 
-// The loss of one window is that of a training step on it; the loss of several windows is the mean of their
-// losses.
+// The loss of one window is that of a training step on the window; the loss of several windows is the mean of
+// their losses.
 func TestEvalIsTheLossOfSteps(t *testing.T) {
 	inBase(t)
 	text := []byte(strings.Repeat("to be, or not to be: that is the question. ", 9))[:5*64+1+10]
@@ -99,7 +99,7 @@ func tokenLosses(t *testing.T, file string) (list []float32) {
 	return list
 }
 
-// compareTokens compares losses, in the order of the stream, with those under another division.
+// compareTokens compares the loss of each token with its loss under another division of the job.
 func compareTokens(t *testing.T, how string, got, want []float32) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -112,7 +112,8 @@ func compareTokens(t *testing.T, how string, got, want []float32) {
 	}
 }
 
-// checkBuckets computes means and buckets from the losses of 5 windows of 64 tokens.
+// checkBuckets checks the mean loss and the buckets against those computed from the losses of the tokens, in 5
+// windows of 64 tokens.
 func checkBuckets(t *testing.T, how string, e evaluation, each []float32) {
 	t.Helper()
 	ends, at := []int64{1, 2, 4, 8, 16, 32, 64}, int64(0)
@@ -199,7 +200,7 @@ func TestEvalLeavesNoPartOfAFile(t *testing.T) {
 	}
 }
 
-// stopper cancels after some windows.
+// stopper receives the messages of an evaluation and stops it at the first progress message.
 type stopper struct{ cancel func() }
 
 func (s *stopper) Write(text []byte) (int, error) {
@@ -209,7 +210,7 @@ func (s *stopper) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// The splits are the parts of the data that a run uses for training and validation.
+// The splits train and validation are the parts of the data that a run uses for training and for validation.
 func TestEvalOfSplits(t *testing.T) {
 	inBase(t)
 	text := []byte(strings.Repeat("abcdefgh", 8*64/8))

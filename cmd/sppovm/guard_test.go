@@ -16,7 +16,8 @@ func TestRuinedStateIsNotSaved(t *testing.T) {
 		left        []string
 	}{
 		{"3", "sppovm: no checkpoint after step 3: the validation loss after step 3 is NaN\n", []string{"step-2"}},
-		// Step 3 is not validated, so its checkpoint does not remove older ones, although its loss was finite.
+		// Step 3 is not validated and all later steps are skipped, so nothing shows that its checkpoint is
+		// good, and the older one stays.
 		{"50", "10 steps skipped in a row", []string{"step-2", "step-3"}},
 	} {
 		t.Run(c.steps, func(t *testing.T) {
@@ -34,7 +35,7 @@ func TestRuinedStateIsNotSaved(t *testing.T) {
 	}
 }
 
-// Skipped steps are reported, and processes agree on them.
+// Skipped steps are reported, and several processes skip the same steps as one process.
 func TestSkippedSteps(t *testing.T) {
 	inBase(t)
 	args := []string{"tiny.sppo", "--set", "train.steps=30", "--set", "train.guard.spikes=1.02", "--json"}

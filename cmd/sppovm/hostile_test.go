@@ -10,14 +10,15 @@ import (
 	"sppo.dev/cmd/internal/clitest"
 )
 
-// Devices, pipes and endless files given as programs, data, checkpoints or weights cause one error each.
+// A device, a pipe or an endless file in place of a program, data, a checkpoint or weights causes a single
+// error.
 func TestHostileFiles(t *testing.T) {
 	inBase(t)
 	jobOf(t)
 	const tokens = `--set train.data=tokens("x.bin") --set train.holdout=0`
 	clitest.Hostile(t, &app, "x.sppb", nil, "sppovm run x.sppb", "sppovm run x.sppb --device sim", "sppovm eval x.sppb --resume none")
 	clitest.Hostile(t, &app, "x.txt", nil, `sppovm run tiny.sppo --set train.data=text("x.txt")`)
-	clitest.Hostile(t, &app, "x.bin", []string{"sparse"}, "sppovm run tiny.sppo "+tokens) // a TiB of zeros is valid as tokens
+	clitest.Hostile(t, &app, "x.bin", []string{"sparse"}, "sppovm run tiny.sppo "+tokens) // a TiB of zeros is valid data
 	clitest.Hostile(t, &app, "x.ckpt", nil, "sppovm run tiny.sppo --resume x.ckpt", "sppovm export x.ckpt -o out")
 	if err := os.RemoveAll("hub/model.safetensors"); err != nil {
 		t.Fatal(err)
@@ -25,7 +26,7 @@ func TestHostileFiles(t *testing.T) {
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
 }
 
-// The same is true of the files in a checkpoint and of a prompt file.
+// Such a file also causes a single error in place of a file in a checkpoint, or of a prompt file.
 func TestHostileCheckpoints(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")
@@ -46,8 +47,8 @@ func TestHostileCheckpoints(t *testing.T) {
 	clitest.Hostile(t, &app, "prompt", []string{"binary"}, "sppovm sample --resume good/step-1 --prompt-file prompt --max-tokens 1")
 }
 
-// A run set to end before the step of its checkpoint is a mistake. A run set to end at that step has nothing to
-// do.
+// Resuming a run that is set to end before the step of the checkpoint is an error. If it is set to end at that
+// step, it has nothing to do and succeeds.
 func TestResumeBeyondTheEnd(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--save", "three.ckpt", "-q")

@@ -23,7 +23,7 @@ type expectedModel struct {
 	Loss   float64   `json:"loss"`
 }
 
-// hubJobs are fixtures of package hf, each with one division for training and another for evaluation.
+// hubJobs are fixtures of package hf, each with one schedule for training and another for evaluation.
 var hubJobs = []struct{ name, train, eval string }{
 	{"llama-3.1", "pp=2 sp=1 subsequences=3", "pp=1 sp=2 subsequences=2 sp_mode=ring"},
 	{"qwen3-window", "pp=1 sp=2 subsequences=2", "pp=3 sp=1 subsequences=3"},
@@ -34,9 +34,10 @@ var hubJobs = []struct{ name, train, eval string }{
 }
 
 // TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a
-// held-out text must equal those of transformers, which are in the fixtures for the model before training. For
-// the trained model, transformers computes them from the exported folder, if SPPO_HUB_PYTHON names a Python
-// that has transformers. eval must compute the same losses from that folder as from the checkpoint.
+// held-out text must equal those of transformers before and after training. For the model before training, the
+// fixture contains them. For the trained model, transformers computes them from the exported folder, if
+// SPPO_HUB_PYTHON names a Python that has transformers; otherwise they are not compared. eval must compute the
+// same losses from that folder as from the checkpoint.
 func TestEvalEqualsTransformers(t *testing.T) {
 	for _, job := range hubJobs {
 		t.Run(job.name, func(t *testing.T) {
@@ -93,8 +94,8 @@ func TestEvalEqualsTransformers(t *testing.T) {
 	}
 }
 
-// hubJob writes a job that trains the model of a folder on tokens other than the held-out ones. It also writes
-// both streams of tokens.
+// hubJob writes a job that trains the model of a folder, and two streams of tokens: the held-out text, and the
+// training data, which has the tokens of that text in another order.
 func hubJob(t *testing.T, folder string, held []int) {
 	t.Helper()
 	m, err := hf.ReadModel(folder)
@@ -125,7 +126,8 @@ schedule s { dp = 1   align = 4 }
 	}
 }
 
-// checkHeld compares the loss of a held-out text and of its tokens with those of transformers.
+// checkHeld compares the loss of a held-out text, and the loss of each of its tokens, with those of
+// transformers.
 func checkHeld(t *testing.T, when string, got evaluation, losses []float32, want expectedModel) {
 	t.Helper()
 	if len(losses) != len(want.Losses) {

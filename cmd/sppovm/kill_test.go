@@ -20,7 +20,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// childrenOf lists the processes that a process has started.
+// childrenOf lists the child processes of a process.
 func childrenOf(pid int) (list []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, file := range files {
@@ -36,7 +36,8 @@ func childrenOf(pid int) (list []int) {
 
 const killedSteps = "40"
 
-// undisturbed trains without kills and returns the arguments of the job and its losses. The folder is "whole".
+// undisturbed trains without kills and returns the arguments of the job and its losses. The checkpoint is in
+// the folder "whole".
 func undisturbed(t *testing.T) (args []string, want []float64) {
 	t.Helper()
 	job, err := cli.OpenProgram(nil, "tiny.sppo", []string{"train.steps=" + killedSteps})
@@ -54,7 +55,7 @@ func undisturbed(t *testing.T) (args []string, want []float64) {
 	return args, losses(t, alone(t, append(args, "--save", "whole")...))
 }
 
-// counting counts the lines read.
+// counting counts the lines that are read from it.
 type counting struct {
 	io.ReadCloser
 	lines atomic.Int64
@@ -71,11 +72,11 @@ type killer struct {
 	rng    *rand.Rand
 	left   int
 	done   int
-	saving int // of these, during a save
+	saving int // part of done: kills during a save
 }
 
-// moment waits for a random moment of a run that has just been started: mostly after a few steps, otherwise at any
-// time, including the start.
+// moment waits until a random moment of a run: usually a few steps from now, sometimes at any time, even before
+// the first step.
 func (k *killer) moment(out *counting, over <-chan struct{}) {
 	enough, wait := out.lines.Load()+1+k.rng.Int64N(3), time.Duration(k.rng.IntN(20_000))*time.Microsecond
 	limit := 5 * time.Second
@@ -105,7 +106,7 @@ func (k *killer) kill(pid, parent int, dir string) {
 }
 
 // asUndisturbed compares the results of a killed run with those of an undisturbed one. The losses of the killed
-// run come from several starts, so some steps occur twice.
+// run come from several starts, so some steps occur more than once.
 func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	t.Helper()
 	same(t, "whole", dir)
@@ -125,7 +126,7 @@ func asUndisturbed(t *testing.T, dir, out string, want []float64) {
 	}
 }
 
-// complete drops lines that a killed process left incomplete.
+// complete returns the complete lines about steps. Killed processes may leave an incomplete line.
 func complete(out string) string {
 	var lines []string
 	for line := range strings.Lines(out) {
@@ -136,8 +137,8 @@ func complete(out string) string {
 	return strings.Join(lines, "")
 }
 
-// killers returns a killer for each number of processes. The number of kills is given by short or, in long runs,
-// by long.
+// killers calls run for jobs of 1, 2 and 4 processes, each time with a killer. The number of kills is short[i]
+// for the job with index i or, in the long form of the test, long.
 func killers(t *testing.T, seed uint64, short [3]int, long int, run func(processes int, k *killer)) {
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task", os.Getpid())); err != nil {
 		t.Skip("needs /proc to find processes")
@@ -168,7 +169,7 @@ func (k *killer) endKilling(t *testing.T, all []*process, kills func(lines *coun
 	return out
 }
 
-// Any process may be killed at any moment, even during a save. launch starts the job again, and it ends with the
+// Any process may be killed at any moment, even during a save. launch restarts the job, which ends with the
 // losses and weights of an undisturbed run.
 func TestKilledAndRestarted(t *testing.T) {
 	inBase(t)
@@ -200,7 +201,8 @@ func TestKilledAndRestarted(t *testing.T) {
 	})
 }
 
-// The same is true without launch, if the same command is started again by hand.
+// A killed job that is restarted by hand with the same command, without launch, also ends with the losses and
+// weights of an undisturbed run.
 func TestKilledAndStartedAgain(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)

@@ -20,7 +20,7 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// launch describes how the processes of a job were started, from the view of one of them.
+// launch describes how the processes of a job were started, as seen by one of them.
 type launch struct {
 	process, processes int
 	local              int    // index on its host; -1: unknown
@@ -52,7 +52,7 @@ type launcher struct {
 	name               string
 	process, processes []string
 	local, localOf     string
-	needs              string   // a variable without which the others have a different meaning
+	needs              string   // a variable that must be set for the others to have this meaning
 	job                []string // identify the job
 	hosts              []string // lists of hosts; process 0 runs on the first
 }
@@ -66,7 +66,7 @@ var launchers = []launcher{
 	{name: "mpiexec", process: []string{"PMI_RANK"}, processes: []string{"PMI_SIZE"}, local: "MPI_LOCALRANKID", localOf: "MPI_LOCALNRANKS",
 		needs: "MPI_LOCALRANKID"},
 	{name: "srun", process: []string{"SLURM_PROCID"}, processes: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, local: "SLURM_LOCALID",
-		needs: "SLURM_STEP_ID", // a batch script is a single process, even if it starts others
+		needs: "SLURM_STEP_ID", // not set in a batch script, which is a single process even if it starts others
 		job:   []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, hosts: []string{"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}},
 }
 
@@ -110,7 +110,8 @@ func (l *launchFlags) find() (*launch, error) {
 	return out, nil
 }
 
-// ofLauncher reads the environment.
+// ofLauncher returns the launch that the environment describes, or that of a single process if no launcher has
+// set any variables.
 func (l *launchFlags) ofLauncher() (*launch, error) {
 	for i := range launchers {
 		x := &launchers[i]
@@ -155,8 +156,8 @@ func (l *launchFlags) first(variables []string) string {
 	return ""
 }
 
-// place finds the address of process 0 in torchrun's variables, even if another launcher set them, or else
-// takes the first host.
+// place sets the rendezvous address, where process 0 listens: that of torchrun's variables, even if they were
+// set for another launcher, or else a port of the first host.
 func (l *launchFlags) place(x *launcher, out *launch) error {
 	host := cmp.Or(l.lookup("MASTER_ADDR"), firstHost(l.first(x.hosts)))
 	if host == "" && l.lookup(x.localOf) == strconv.Itoa(out.processes) {
@@ -179,7 +180,7 @@ func (l *launchFlags) place(x *launcher, out *launch) error {
 	return nil
 }
 
-// portOf derives a port from the job ID, outside the range from which systems assign ports themselves.
+// portOf derives a port from the job ID, outside the range from which operating systems assign ports.
 func portOf(job string) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))
@@ -261,7 +262,7 @@ func divisors(n int) string {
 	return strings.Join(out[:len(out)-1], ", ") + " or " + out[len(out)-1]
 }
 
-// untilStopped returns a context that also ends when the user of another process asks to stop.
+// untilStopped returns a context that is also cancelled when the user stops another process of the job.
 func untilStopped(ctx context.Context, w *world.World) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asLink names the variable that makes the test binary act as the link between two network namespaces, with the
-// faults given by its value.
+// asLink names the environment variable that makes the test binary act as the link between two network
+// namespaces. The variable's value gives the faults of the link.
 const asLink = "SPPOVM_TEST_AS_LINK"
 
 func init() {
@@ -30,7 +30,8 @@ func init() {
 	}
 }
 
-// faults are the faults of a link in each direction. Packets that exceed a full queue are dropped, as in routers.
+// faults are the faults of a link in each direction. Packets that arrive while the queue is full are dropped,
+// as in routers.
 type faults struct {
 	delay time.Duration
 	rate  int     // bytes per second; 0: no limit
@@ -126,8 +127,8 @@ func (f faults) carry(from, to int, seed uint64) {
 	}
 }
 
-// overLink runs a job of two processes in two network namespaces. The faults of the link between them start or
-// become worse after two steps.
+// overLink runs a job of two processes in two network namespaces. After two steps, it creates the file "cut",
+// which starts the outages of the link between them.
 const overLink = `
 ip link set lo up
 mount -t tmpfs tmpfs /run && mkdir -p /run/netns
@@ -153,7 +154,8 @@ kill $link
 cat 0.err 1.err
 `
 
-// runOverLink returns the losses of a job over a link, and the messages of the processes.
+// runOverLink runs overLink with a link that has the given faults. It returns the losses, and the messages of
+// the processes.
 func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string) {
 	t.Helper()
 	if err := exec.Command("unshare", "-rnm", "ip", "tuntap", "add", "dev", "x", "mode", "tun").Run(); err != nil {
@@ -182,8 +184,8 @@ func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string)
 	return out, said.String()
 }
 
-// Over slow and lossy links, and links that are down for some seconds, a job has the same results as in one
-// process.
+// Over slow or lossy links, and over links that are down for seconds at a time, a job has the same losses as in
+// one process.
 func TestBadLinks(t *testing.T) {
 	const steps = 6
 	for name, f := range map[string]faults{

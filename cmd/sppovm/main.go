@@ -20,7 +20,7 @@
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
 //
-// It does not depend on models or schedules; the program determines what to do.
+// sppovm does not depend on models or schedules; the compiled program determines what it does.
 package main
 
 import (
@@ -41,9 +41,9 @@ func main() {
 	os.Exit(code)
 }
 
-// stopping lists the signals that end a run after its step. They come from a user, a scheduler that reclaims the
-// machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that the parent ignores,
-// as nohup does, stays ignored.
+// stopping lists the signals that end a run after its step. They come from a user, a scheduler that reclaims
+// the machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that is already
+// ignored when sppovm starts, as under nohup, stays ignored.
 func stopping() (list []os.Signal) {
 	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
 		if !signal.Ignored(s) {

@@ -24,7 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the transcripts")
 
-// asCommand makes the test binary act as the command, for tests that need a separate process.
+// asCommand names the environment variable that makes the test binary act as sppovm, for tests that need a
+// separate process.
 const asCommand = "SPPOVM_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ func TestTranscripts(t *testing.T) {
 	clitest.Run(t, "testdata/transcripts/*.txt", "testdata/base", &app, *update)
 }
 
-// inBase changes to a new folder with copies of the test's files.
+// inBase changes to a new folder with copies of the files in testdata/base.
 func inBase(t *testing.T) {
 	t.Helper()
 	base := os.DirFS("testdata/base")
@@ -135,7 +136,7 @@ func TestSimulatedJSON(t *testing.T) {
 	}
 }
 
-// A run reports the peaks that the plan of the same spec predicts.
+// A run reports the memory peaks that the plan of the same spec predicts.
 func TestPeaksArePlanned(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--steps", "1")
@@ -151,7 +152,7 @@ func TestPeaksArePlanned(t *testing.T) {
 	}
 }
 
-// losses returns the losses of the steps.
+// losses returns the losses of the steps in the lines of --json.
 func losses(t *testing.T, text string) []float64 {
 	t.Helper()
 	var out []float64

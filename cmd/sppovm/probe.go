@@ -29,7 +29,7 @@ type probeFlags struct {
 	span  time.Duration
 	scale probe.Scale
 
-	rounds int // on the CPU; 0: cpuRounds
+	rounds int // number of rounds on the CPU; 0: cpuRounds
 }
 
 func probeMachine(flags *pflag.FlagSet) cli.Action {
@@ -109,7 +109,7 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	return err
 }
 
-// bench is the measured device, with known facts about it.
+// bench is the device to measure, with what is known about it.
 type bench struct {
 	probe.Bench
 	facts probe.Facts
@@ -121,8 +121,8 @@ type bench struct {
 // mostDisturbed is the share of disturbed measurements above which probe prints a warning.
 const mostDisturbed = 0.1
 
-// cpuRounds is the number of rounds on the CPU, whose speed varies from second to second under the load of
-// other programs.
+// cpuRounds is the number of rounds over which the measurements of a CPU are spread, because its speed varies
+// from second to second under the load of other programs.
 const cpuRounds = 15
 
 func (f *probeFlags) open() (*bench, error) {
@@ -149,8 +149,8 @@ func (f *probeFlags) open() (*bench, error) {
 	return b, nil
 }
 
-// sheetOf returns the shipped cluster with a card's data sheet, or nil. Other forms of a card, such as PCIe,
-// are slower and do not match.
+// sheetOf returns the shipped cluster that has the data sheet of a GPU, or nil. Other variants of a GPU, such
+// as its PCIe card, are slower and do not match.
 func sheetOf(card string) *lang.Cluster {
 	words := strings.Fields(strings.ToLower(card))
 	files, err := examples.Shipped.ReadDir("clusters")
@@ -210,7 +210,7 @@ func sayTiming(show *progress, t probe.Timing) {
 	show.line(line)
 }
 
-// The objects of --json.
+// The objects that --json prints.
 type (
 	timingLine struct {
 		Item    string  `json:"item"`

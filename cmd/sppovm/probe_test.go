@@ -22,7 +22,8 @@ var smallest = probe.Scale{
 	DType: ir.F32, Inner: 32, Rows: []int64{8, 32}, Tokens: []int64{4, 16}, Prefix: 16, Heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 8}, Bytes: 64 << 10, Cols: 64,
 }
 
-// probe writes a cluster file in the standard style, and a spec that imports it has the measured figures.
+// The cluster file that probe writes is in the standard style, and a spec that imports it has the measured
+// figures.
 func TestProbedFileIsACluster(t *testing.T) {
 	t.Chdir(t.TempDir())
 	f := probeFlags{run: runFlags{device: "cpu", blas: "go", json: true}, out: "here.sppo", name: "here", ranks: 2, scale: smallest, rounds: 2}
@@ -89,7 +90,7 @@ func sameFigures(t *testing.T, got, want ir.Machine) {
 	}
 }
 
-// A card has the peaks of its shipped cluster.
+// A GPU is matched with the shipped cluster of that GPU, but not with that of another variant.
 func TestSheets(t *testing.T) {
 	for card, want := range map[string]string{
 		"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA A100-SXM4-80GB": "a100-80g", "NVIDIA B200": "b200",

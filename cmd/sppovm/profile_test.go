@@ -32,7 +32,7 @@ func readProfile(t *testing.T, spec, file string) (*ir.Program, *sim.Timeline) {
 	return job.Program, got
 }
 
-// A profile holds every instruction of the last step, in the order of its stream.
+// A profile holds every instruction of the last step, and the instructions of a stream do not overlap.
 func TestProfile(t *testing.T) {
 	inBase(t)
 	_, stderr := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--profile", "tiny.json")
@@ -68,7 +68,7 @@ func TestSampled(t *testing.T) {
 	}
 }
 
-// The meter counts the measured steps and keeps the last.
+// If only some steps are measured, the meter counts these and keeps the timelines of the last of them.
 func TestMeterOfSomeSteps(t *testing.T) {
 	inBase(t)
 	job, err := cli.OpenProgram(nil, "tiny.sppo", nil)

@@ -14,13 +14,13 @@ import (
 	"sppo.dev/vm"
 )
 
-// progress reports a run: as text for people, as json for programs.
+// progress reports a run: as text for people, as JSON for programs.
 type progress struct {
 	text    io.Writer
-	json    io.Writer // for a simulation's objects; nil: not wanted
+	json    io.Writer // for the objects of simulations and of probe; nil: not wanted
 	rewrite bool      // text is a terminal, so the line of the step is overwritten
 	steps   int       // number of the last step
-	newest  int       // number of the newest step
+	newest  int       // number of the last completed step
 
 	watchers watch.Observers // observers of a real run; a simulation has none
 
@@ -32,7 +32,7 @@ type progress struct {
 	evalStep int
 }
 
-// printEvery is the minimum time between lines for steps if lines are not overwritten.
+// printEvery is the minimum time between the lines of two steps if lines are not overwritten.
 const printEvery = time.Second
 
 // header describes the run.
@@ -109,13 +109,13 @@ func (s *progress) step(r *watch.Step) {
 	s.pending = true
 }
 
-// say writes a permanent line, which the watchers keep.
+// say writes a permanent line, and passes it to the watchers as a note.
 func (s *progress) say(format string, args ...any) {
 	s.print(format, args...)
 	s.watchers.Observe(&watch.Note{Note: fmt.Sprintf(format, args...), Step: s.newest, Time: time.Now()})
 }
 
-// print writes a permanent line.
+// print writes a permanent line that the watchers do not receive.
 func (s *progress) print(format string, args ...any) {
 	if s.pending {
 		fmt.Fprintln(s.text)

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/cmd/sppovm/watch"
 )
 
-// On a terminal the step's line is overwritten, and ended before a permanent line.
+// On a terminal, the line of a step overwrites that of the previous step; a permanent line goes below it.
 func TestProgressOnATerminal(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &out, rewrite: true, steps: 3}
@@ -24,7 +24,8 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
-// Elsewhere every line is permanent: at most one per second, and always one for the last step.
+// If the output is not a terminal, every line is permanent: at most one line per second for steps, but always
+// one for the last step.
 func TestProgressInAFile(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &out, steps: 1000}

@@ -47,7 +47,7 @@ type runFlags struct {
 	stall time.Duration // a step without progress for this long ends the run; 0: never
 
 	launching launchFlags
-	launch    *launch // nil: the only process
+	launch    *launch // nil: this is the only process
 }
 
 // leads reports whether this process prints and writes files.
@@ -129,7 +129,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// compile compiles or reads a job. Processes that a launcher started show no progress, because they share its terminal.
+// compile compiles or reads a job. A process that a launcher started shows no progress, because it shares the
+// terminal with the others.
 func (f *runFlags) compile(env *cli.Env, file string, set []string) (*cli.Job, error) {
 	if f.launch != nil {
 		return cli.OpenProgram(nil, file, set)
@@ -137,7 +138,8 @@ func (f *runFlags) compile(env *cli.Env, file string, set []string) (*cli.Job, e
 	return openProgram(env, file, set)
 }
 
-// openProgram shows the progress of compiling a job. If the user asks to stop meanwhile, nothing runs.
+// openProgram compiles or reads a job and shows the progress. If the user asks to stop meanwhile, it returns an
+// error.
 func openProgram(env *cli.Env, file string, set []string) (*cli.Job, error) {
 	w := cli.NewWatch(env)
 	defer w.End()
@@ -287,8 +289,8 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	return errors.Join(err, r.finish(err), j.Close())
 }
 
-// finish records how the run ended. A file system that has stalled may also contain the records, so finish waits
-// only briefly for them.
+// finish records how the run ended. If the run has stalled, the records may be on the file system that does not
+// respond, so finish waits only briefly.
 func (r *training) finish(err error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -311,8 +313,8 @@ func (r *training) finish(err error) error {
 // lastRecords is the time limit for writing the last records of a run that has stalled.
 const lastRecords = 5 * time.Second
 
-// watched defines when the run is considered stalled, and reports slow orders. While the run is being loaded, it
-// reports them on standard error.
+// watched defines when the run counts as stalled, and reports orders that take unusually long: on standard
+// error while the run is being loaded, later as lines of progress.
 func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	return vm.Stall{After: f.stall, Tell: func(what string) {
 		if *show == nil {
@@ -323,7 +325,7 @@ func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	}}
 }
 
-// follow carries out the orders of process 0. An interrupt of this process stops all.
+// follow carries out the orders of process 0. Interrupting this process stops all of them.
 func follow(ctx context.Context, w *world.World, j *vm.Job) error {
 	defer context.AfterFunc(ctx, w.Stop)()
 	return j.Follow()
@@ -350,8 +352,8 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	return show
 }
 
-// openData opens the data before anything is allocated. Its errors are input errors, located at the spec's line if
-// there is a spec.
+// openData opens the data before anything is allocated. Its errors are input errors and, if there is a spec,
+// name the line of train.data.
 func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 	if job.Program.Run.DataKind == "" {
 		return nil, nil
@@ -457,7 +459,7 @@ func (r *training) restored(err error) error {
 	return cli.Wrong(err)
 }
 
-// behind reports a run that is set to end before the step of its checkpoint. A run set to end at exactly that
+// behind refuses a run that is set to end before the step of its checkpoint. A run set to end at exactly that
 // step has nothing to do, which is not an error, because launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
@@ -535,7 +537,7 @@ func (r *training) validate(ctx context.Context) error {
 	return err
 }
 
-// stopped ends a run early. If the user asked for it, that is a success.
+// stopped ends a run early, because of an error or because the user asked for it. The latter is a success.
 func (r *training) stopped(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return errors.Join(err, r.saver.finish())

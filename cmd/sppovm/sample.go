@@ -80,14 +80,14 @@ func (f *sampleFlags) check(prompt, file bool) error {
 	return nil
 }
 
-// sampleSource is the source of model, weights and tokenizer.
+// sampleSource provides the model, the weights and the tokenizer.
 type sampleSource struct {
 	name    string
 	model   lang.Model
 	most    int64  // maximum number of tokens in a sequence; 0: any number
 	folder  string // may have a tokenizer
 	end     []uint32
-	weights func(sequence int64) (sample.Weights, error) // opens the weights; the source closes them
+	weights func(sequence int64) (sample.Weights, error) // opens the weights; the field close closes them
 	close   func() error
 }
 
@@ -150,7 +150,7 @@ func openFolder(dir string) (*sampleSource, error) {
 	return s, nil
 }
 
-// text finds the tokenizer.
+// text opens the tokenizer. Without one, a model with 256 tokens reads and writes bytes.
 func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	path := f.tokenizer
 	if path == "" && s.folder != "" && tokenizer.IsIn(s.folder) {
@@ -183,7 +183,7 @@ func (f *sampleFlags) readPrompt() (string, error) {
 	return string(text), err
 }
 
-// prepare reads prompt and weights.
+// prepare reads the prompt and the weights.
 func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, sample.Text, []int32, error) {
 	text, err := f.text(s)
 	if err != nil {

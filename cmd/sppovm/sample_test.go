@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestSampleWritesWhatItLearned checks that a model trained on one repeated sentence continues it, and that at a
-// high temperature another seed gives another text.
+// TestSampleWritesWhatItLearned checks that a model trained on one repeated sentence continues the sentence,
+// and that at a high temperature the seed determines the text.
 func TestSampleWritesWhatItLearned(t *testing.T) {
 	inBase(t)
 	const sentence = "the cat sat on the mat; "

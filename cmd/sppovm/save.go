@@ -35,7 +35,7 @@ func (f *saveFlags) define(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.wait, "save-wait", false, "pause training while a checkpoint is written; needs no copy of the state in host memory")
 }
 
-// resumeAuto is the value of --resume that resumes from the folder in which the run saves.
+// resumeAuto is the value of --resume that means the newest checkpoint in the --save folder.
 const resumeAuto = "auto"
 
 func (f *saveFlags) check(resume string) error {
@@ -74,7 +74,8 @@ func (f *saveFlags) check(resume string) error {
 // during reports whether checkpoints are written during the run.
 func (f *saveFlags) during() bool { return f.dir != "" && f.every != "" }
 
-// fits refuses a job whose hosts lack the memory for copies of the state during training.
+// fits refuses a job whose hosts lack the memory for the copies from which checkpoints are written during
+// training.
 func (f *saveFlags) fits(file string, p *ir.Program, force bool) error {
 	if !f.during() || f.wait || force {
 		return nil
@@ -95,7 +96,7 @@ type saver struct {
 	r        *training
 	savedAt  time.Time
 	savedFor int // step of the last checkpoint that was begun
-	unproven int // step of the last complete checkpoint if older ones are kept until it is verified; -1: none
+	unproven int // step of a checkpoint not yet known to be good, for which older ones are kept; -1: none
 }
 
 func (r *training) newSaver(resumed bool) (*saver, error) {
@@ -107,7 +108,7 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 		return nil, r.restored(err)
 	}
 	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1, unproven: -1}
-	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise the checkpoint was in another folder
+	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise it resumed from another folder
 		out.savedFor = r.job.Steps()
 	}
 	return out, nil
@@ -142,7 +143,8 @@ func (s *saver) due() bool {
 	return false
 }
 
-// after completes or begins checkpoints after a step; last writes the one after the last step.
+// after is called after each step. It completes the checkpoint being written, and begins one that is due. The
+// final checkpoint is left to the method last.
 func (s *saver) after(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -172,7 +174,7 @@ func (s *saver) begin(ctx context.Context, wait bool) error {
 	return s.complete(true)
 }
 
-// complete reports the checkpoint being written once it is complete.
+// complete reports the checkpoint being written if it is complete; with wait, it waits until it is.
 func (s *saver) complete(wait bool) error {
 	saved, err := s.Poll(wait)
 	if saved != nil {
@@ -190,7 +192,7 @@ func (s *saver) tolerate(err error) error {
 	return err
 }
 
-// last writes the final checkpoint, regardless of the period.
+// last writes the final checkpoint, regardless of --save-every.
 func (s *saver) last(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -216,7 +218,7 @@ func (s *saver) last(ctx context.Context) error {
 }
 
 // retire removes old checkpoints once a loss computed from the weights of the newest one is finite. The loss of
-// the step before a checkpoint does not depend on the update that follows it.
+// the checkpoint's own step does not count, because it was computed before the step's update.
 func (s *saver) retire() error {
 	if s.unproven < 0 || s.unproven > s.r.proven {
 		return nil
@@ -231,13 +233,13 @@ func (s *saver) retire() error {
 }
 
 func (s *saver) tell(saved *vm.Saved) error {
-	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // with the folder as the user gave it
+	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // named as the user named the folder
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
 	return s.retire()
 }
 
-// finish completes a checkpoint that is still being written when a step fails, if the job can still do that.
+// finish completes the checkpoint that is being written when a step fails, if the job can still do that.
 func (s *saver) finish() error {
 	if s == nil || s.r.job.Failed() != nil {
 		return nil
@@ -252,8 +254,8 @@ func (s *saver) close() error {
 	return s.Close()
 }
 
-// resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if there is none. It
-// sets damaged ones aside.
+// resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if there is none.
+// It renames damaged checkpoints, so that they are no longer found.
 func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	dir := r.f.saves.dir
 	for {

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// runs starts one process and returns its exit code, its output and its messages.
+// runs executes sppovm run in a process of its own and returns the exit code, the output and the messages.
 func runs(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
 	all := launchAll(t, 1, func(int) []string { return args })
@@ -34,7 +34,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// Checkpoints are written during a run and at its end, and a run resumed from any of them is bitwise the same.
+// Checkpoints are written during a run and at its end, and resuming from any of them gives bitwise the same
+// results.
 func TestSaveEvery(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole")
@@ -62,7 +63,7 @@ func TestSaveEvery(t *testing.T) {
 	}
 }
 
-// A run started again with the same command continues from the newest undamaged checkpoint.
+// If a run is started again with the same command, it continues from the newest undamaged checkpoint.
 func TestResumeAuto(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "whole")
@@ -131,7 +132,7 @@ func TestUnwritable(t *testing.T) {
 	}
 }
 
-// A job whose hosts lack the memory for the copy of a checkpoint is refused, with the numbers.
+// A job whose hosts lack the memory for the copy from which a checkpoint is written is refused.
 func TestCopyDoesNotFit(t *testing.T) {
 	inBase(t)
 	args := []string{"tiny.sppo", "-q", "--save", "dir", "--save-every", "1", "--set", "cluster.host_memory=500KiB"}

@@ -29,7 +29,7 @@ func (f *simFlags) define(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.slow, "slow", nil, "sim: slow down the kernels and copies of a rank by a factor, given as `RANK=FACTOR`; may be repeated")
 }
 
-// options parses "RANK=FACTOR".
+// options converts the flags to options of the simulator.
 func (f *simFlags) options(seed int64) (sim.Options, error) {
 	o := sim.Options{Jitter: f.jitter, Contention: f.contention, Seed: uint64(seed), Slow: map[int]float64{}}
 	for _, text := range f.slow {
@@ -53,7 +53,8 @@ type simulation struct {
 	took  []float64 // seconds of each step
 }
 
-// simulate runs a job without computing. Without jitter all steps are equal, so one is enough.
+// simulate runs a job without computing. Only one step runs by default, because without jitter all steps are
+// equal.
 func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 	o, err := f.sim.options(job.Program.Run.Seed)
 	if err != nil {
@@ -100,7 +101,8 @@ func (s *simulation) step(env *cli.Env) error {
 	return nil
 }
 
-// end prints a summary: the distribution of step times, and all other figures of the last step.
+// end prints a summary: the distribution of step times, the throughput of the median step, the memory peaks,
+// and the other figures of the last step.
 func (s *simulation) end(p *ir.Program) {
 	if len(s.took) == 0 {
 		return

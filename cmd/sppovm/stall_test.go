@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// A process that is suspended while its host responds stalls the job. The other processes end after
+// If a process is suspended while its host still responds, the job stalls, and the other processes end after
 // --stall-timeout. The suspended process ends when it is resumed.
 func TestStoppedProcess(t *testing.T) {
 	inBase(t)
@@ -49,18 +49,18 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// The same holds if only the file system hangs while a process writes its part of a checkpoint during training:
-// the error names the process, the folder and the rank. The test puts a full pipe in place of the file, which
-// succeeds only before the process creates it, so the test tries at one checkpoint after another.
+// If the file system hangs while a process writes its part of a checkpoint during training, all processes also
+// end, and the error names the folder and the rank. For this, the test replaces the file of a rank with a full
+// pipe. It must do so before the process creates the file, so it tries at every checkpoint until it succeeds.
 func TestHangingDisk(t *testing.T) {
 	inBase(t)
-	for process, rank := range []int{1, 3} { // the last rank of the process
+	for process, rank := range []int{1, 3} { // the last rank of each process
 		dir := fmt.Sprint("dir", process)
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--stall-timeout", "2s", "--save", dir, "--save-every", "2")...))
 		folder := ""
 		pipe := vmtest.FullPipe(t)
 		for began := time.Now(); folder == ""; {
-			list, _ := filepath.Glob(filepath.Join(dir, ".step-[1-9]*.tmp")) // the run writes step 0 to find out whether it can write
+			list, _ := filepath.Glob(filepath.Join(dir, ".step-[1-9]*.tmp")) // step 0 only tests whether the folder is writable
 			for _, l := range list {
 				if os.Link(pipe, filepath.Join(l, fmt.Sprintf("rank-%05d.safetensors", rank))) == nil {
 					folder = l

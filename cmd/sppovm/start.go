@@ -60,7 +60,7 @@ func (f *startFlags) launch(env *cli.Env, args []string) error {
 		case err != nil:
 			return err
 		case code == cli.Done || env.Context.Err() != nil || code == cli.BadInput || code == cli.NoFit:
-			return cli.Silent(code) // the same mistake would happen again
+			return cli.Silent(code) // after an input error, another attempt would fail in the same way
 		case attempt == f.restart:
 			return cli.Silent(code)
 		}
@@ -153,7 +153,7 @@ func signalAll(all []*child, s syscall.Signal) {
 	}
 }
 
-// end kills the processes that were started.
+// end kills the processes that were started and waits for them.
 func (f *startFlags) end(all []*child) {
 	signalAll(all, syscall.SIGKILL)
 	for _, c := range all {

@@ -27,8 +27,8 @@ func logged(t *testing.T, args ...string) []map[string]any {
 	return objects(t, string(text))
 }
 
-// A log starts with the record of the run; a resumed run appends another one. The steps in the log are those of
-// --json.
+// A log starts with a record of the run; a resumed run appends another such record. The log contains every step
+// once.
 func TestLog(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "2", "--save", "two.ckpt", "--tensorboard", "board")
@@ -69,7 +69,8 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// The norms of the layers add up to the norm of the gradient, for any division of the job.
+// The squared gradient norms of the layers add up to the squared norm of the whole gradient, however the job is
+// divided.
 func TestGradNorms(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1 schedule.zero=3", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=1", "model.tied=true model.dtype=bf16"} {
@@ -95,7 +96,7 @@ func TestGradNorms(t *testing.T) {
 	}
 }
 
-// The mean of the losses by position is the loss of the validation, for any division of the job.
+// The mean of the losses by position is the loss of the validation, however the job is divided.
 func TestPositionLosses(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1", "schedule.sp_mode=ring schedule.dp=1"} {
@@ -159,7 +160,7 @@ func TestWatchFlags(t *testing.T) {
 	}
 }
 
-// A page can be drawn from the log of a run, and from its standard output.
+// report draws a page from the log of a run, and also from the output of run --json.
 func TestReport(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "3", "--grad-norms", "1")
@@ -190,7 +191,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// If a kill cut off the last line of a log, the next line still starts on its own.
+// If a killed run left an incomplete line at the end of a log, the next record still gets a line of its own.
 func TestLogAfterKill(t *testing.T) {
 	inBase(t)
 	logged(t, "--steps", "2", "--save", "two.ckpt")

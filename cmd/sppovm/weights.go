@@ -18,7 +18,7 @@ import (
 )
 
 // openWeights opens the folder of initial weights and checks that it belongs to the program's model. It returns
-// nil if the run starts from random weights.
+// nil if --weights is not given.
 func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	switch {
 	case f.adapter != "" && f.weights == "":
@@ -60,8 +60,8 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	return w, nil
 }
 
-// startWeights are the initial weights of a run: those of a folder and possibly of an adapter. A new adapter keeps
-// its initial values from the program's init section.
+// startWeights are the initial weights of a run: those of a folder and possibly those of an adapter. An adapter
+// that is not loaded keeps the initial values of the program's init section.
 type startWeights struct {
 	*hf.Weights
 	adapter *hf.Weights // nil: none
@@ -186,7 +186,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// describe returns a config for a model that did not start from a folder.
+// describe returns a model and its config for a run that did not start from a folder.
 func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	sequence := f.sequence
 	switch {
@@ -217,7 +217,7 @@ func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export)
 	return e.Write(ctx, f.out)
 }
 
-// origin returns the model of the folder that provides everything except the values.
+// origin returns the model of the folder that provides everything in the export except the values of tensors.
 func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	dir := f.from
 	if dir == "" {

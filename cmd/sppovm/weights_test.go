@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// jobOf writes a spec for two ranks of the model in the folder hub.
+// jobOf writes a spec that trains the model in the folder hub on four ranks.
 func jobOf(t *testing.T) {
 	t.Helper()
 	text := `import "clusters/local.sppo"
@@ -28,8 +28,8 @@ schedule four { sp = 2   pp = 2   subsequences = 2   align = 2 }
 	}
 }
 
-// Processes load only their own ranks, and the job gives the same results as a single process. A checkpoint
-// records the source of the weights, even after the run is resumed.
+// Each process loads the weights of its own ranks only, and the job gives the same results as in a single
+// process. A checkpoint records the source of the weights, even after the run is resumed.
 func TestProcessesLoadWeights(t *testing.T) {
 	inBase(t)
 	jobOf(t)
@@ -63,7 +63,7 @@ func TestProcessesLoadWeights(t *testing.T) {
 	}
 }
 
-// Processes with different weights stop and report the difference.
+// If processes are given different weights, the job stops and reports the difference.
 func TestProcessesWithOtherWeights(t *testing.T) {
 	inBase(t)
 	jobOf(t)
@@ -79,7 +79,8 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 	}
 }
 
-// A program without masters cannot represent the values of an f32 folder exactly, so it requires --cast.
+// A bf16 program without master weights cannot represent the values of an f32 folder exactly, so it requires
+// --cast.
 func TestRoundingWeightsWantsCast(t *testing.T) {
 	inBase(t)
 	jobOf(t)

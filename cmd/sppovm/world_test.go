@@ -28,7 +28,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// process is one of several that run a job.
+// process is one of the processes that run a job.
 type process struct {
 	*exec.Cmd
 	out  io.ReadCloser
@@ -36,13 +36,13 @@ type process struct {
 	code int
 }
 
-// launchAll starts the processes; their arguments may differ.
+// launchAll starts sppovm run in several processes, whose arguments may differ.
 func launchAll(t *testing.T, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
 	return launchCommand(t, "run", processes, args, variables...)
 }
 
-// launchCommand is launchAll for a command other than run.
+// launchCommand is like launchAll, for any command of sppovm.
 func launchCommand(t *testing.T, command string, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
 	self, err := os.Executable()
@@ -75,7 +75,7 @@ func end(t *testing.T, all []*process) (stdout []string) {
 	stdout = make([]string, len(all))
 	timer := time.AfterFunc(2*time.Minute, func() {
 		for _, p := range all {
-			p.Process.Signal(syscall.SIGQUIT) // makes it print its goroutines
+			p.Process.Signal(syscall.SIGQUIT) // makes the process print its goroutines and end
 		}
 	})
 	defer timer.Stop()
@@ -92,7 +92,7 @@ func end(t *testing.T, all []*process) (stdout []string) {
 	return stdout
 }
 
-// alone returns the output of a single process, unaffected by the tests' environment variables.
+// alone executes sppovm run in a single process, which must succeed, and returns the output.
 func alone(t *testing.T, args ...string) string {
 	t.Helper()
 	all := launchAll(t, 1, func(int) []string { return args })
@@ -103,7 +103,7 @@ func alone(t *testing.T, args ...string) string {
 	return out[0]
 }
 
-// inWorld returns the arguments of each of several processes that run one job on this host.
+// inWorld returns a function for the arguments of each of several processes that run one job on this host.
 func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	place := vmtest.FreePlace(t)
 	return func(i int) []string {
@@ -122,7 +122,7 @@ func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	return out
 }
 
-// A job prints and saves the same, bit for bit, in several processes as in one, however its ranks are
+// A job prints and saves bitwise the same results in several processes as in one, however its ranks are
 // distributed.
 func TestProcessesAreOneJob(t *testing.T) {
 	inBase(t)
@@ -215,8 +215,8 @@ func asTorchrun(t *testing.T, processes int) func(int) []string {
 	}
 }
 
-// Several processes, started as if by a launcher, continue where one process stopped, and write the profile of
-// all ranks.
+// Several processes, started as if by a launcher, continue where a single process stopped, and write a profile
+// of all ranks.
 func TestProcessesResumeAndProfile(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole.ckpt")
@@ -248,7 +248,7 @@ func TestProcessesResumeAndProfile(t *testing.T) {
 	}
 }
 
-// afterLines waits until a process has printed a number of --json lines.
+// afterLines waits until a process has printed the given number of lines.
 func afterLines(t *testing.T, p *process, lines int) {
 	t.Helper()
 	in := bufio.NewReader(p.out)
@@ -264,10 +264,10 @@ func afterLines(t *testing.T, p *process, lines int) {
 	}{in, rest}
 }
 
-// endless lists the arguments of a job that does not end on its own.
+// endless lists the arguments of a job that does not end on its own during a test.
 var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
 
-// If a process is killed, all others end, and each names it.
+// If a process is killed, all others end, and their error messages name it.
 func TestProcessKilled(t *testing.T) {
 	inBase(t)
 	for victim := range 2 {
@@ -291,7 +291,7 @@ func TestProcessKilled(t *testing.T) {
 	}
 }
 
-// A process that fails reports why, and the others name it.
+// A process that fails reports why, and the error messages of the others name it.
 func TestProcessFails(t *testing.T) {
 	inBase(t)
 	if err := os.WriteFile("other.txt", bytes.Repeat([]byte("Other words, as long as those of the other process.\n"), 40), 0o644); err != nil {
@@ -396,8 +396,8 @@ func TestJobsAtOnePlace(t *testing.T) {
 	}
 }
 
-// A signal from a user, a scheduler, a terminal that closes or Slurm's early warning may go to any process. All
-// processes stop after the same step, with a checkpoint and exit code 0.
+// The signals of a user, a scheduler, a closing terminal and Slurm's early warning may arrive at any process.
+// All processes then stop after the same step, with a checkpoint and exit code 0.
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
 	for i, stop := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
@@ -506,7 +506,7 @@ func TestFirstHost(t *testing.T) {
 	}
 }
 
-// Times of other processes are converted to the first one's clock.
+// clocks measures how far the clocks of other processes are ahead.
 func TestClocks(t *testing.T) {
 	const ahead = 3 * time.Second
 	m := &bubbleMeter{others: func(string) ([][]byte, error) {

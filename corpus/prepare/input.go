@@ -19,7 +19,8 @@ import (
 	"sppo.dev/infile"
 )
 
-// Input is a file with documents: text or, according to its name, jsonl or parquet; .gz and .zst are decompressed.
+// Input is a file with documents: jsonl or parquet if its name says so, otherwise text. A file whose name ends
+// in .gz or .zst is decompressed.
 type Input struct {
 	Name     string
 	size     int64
@@ -100,7 +101,7 @@ func (c *counter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// each calls yield for every document, with the number of bytes of the file read so far.
+// each calls yield for every document, with the number of bytes read from the file so far.
 func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read int64) error) error {
 	f, _, err := infile.Open(in.Name)
 	if err != nil {
@@ -131,7 +132,7 @@ func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read i
 
 var errOnlyLines = errors.New("prompts and segments are only read from jsonl")
 
-// decompressed opens a file according to its suffix, and returns the name without the suffix.
+// decompressed returns a reader of the decompressed file, and the name without .gz or .zst.
 func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 	switch ext := filepath.Ext(name); ext {
 	case ".gz":

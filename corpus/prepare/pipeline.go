@@ -22,12 +22,12 @@ type run struct {
 	current *shard
 }
 
-// batch is a group of documents on their way through a worker. It is sent to the writer before it is done, so that batches
-// stay in order.
+// batch is a group of documents on their way through a worker. It is sent to the writer before it is tokenized,
+// so that batches stay in order.
 type batch struct {
 	documents []corpus.Document
 	text      int64
-	cut       bool  // a shard ends with it, if anything follows
+	cut       bool  // a shard ends with it if documents follow
 	end       bool  // the job ends with it
 	next      place // position after it
 	read      int64
@@ -100,7 +100,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 
 var errUnfinished = errors.New("stopped")
 
-// cutter collects documents into batches. The end of a shard depends only on the text.
+// cutter collects documents into batches. Where a shard ends depends only on the text.
 type cutter struct {
 	limit   int64 // text of a shard
 	inShard int64
@@ -126,7 +126,7 @@ func (c *cutter) add(d corpus.Document, next place, read int64) error {
 	return c.send(b)
 }
 
-// read sends the documents after a position in batches.
+// read sends, in batches, the documents that follow a position.
 func (r *run) read(ctx context.Context, from place, send func(*batch) error) error {
 	c := cutter{limit: r.ShardText, b: newBatch(), send: send}
 	before := int64(0)
@@ -152,7 +152,7 @@ func (r *run) read(ctx context.Context, from place, send func(*batch) error) err
 		}
 		before += in.size
 	}
-	c.b.read, c.b.end = before, true // possibly without documents
+	c.b.read, c.b.end = before, true // this batch may be empty
 	return send(c.b)
 }
 
@@ -170,7 +170,7 @@ func (r *run) tokenize(b *batch) {
 	}
 }
 
-// write writes batches in order, into shards after the complete ones.
+// write writes the batches in order, into shards that follow the complete ones.
 func (r *run) write(ctx context.Context, order <-chan *batch) (err error) {
 	if r.current, err = r.newShard(len(r.records)); err != nil {
 		return err

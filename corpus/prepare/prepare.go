@@ -36,13 +36,13 @@ type Job struct {
 	Tokenizer *tokenizer.Tokenizer
 	Field     string // field of jsonl or column of parquet with the text
 	Prompt    string // jsonl field of the preceding text, whose labels do not count; empty: none
-	Segments  string // jsonl field with a list of texts, instead of both; see corpus.Fields; empty: none
+	Segments  string // jsonl field listing texts, instead of Field and Prompt; see corpus.Fields; empty: none
 	EOS       int64  // token after each document; -1: none
 	Workers   int    // 0: one for each processor
-	ShardText int64  // bytes of text after which a shard ends, at the end of a document; 0: 256 MiB
+	ShardText int64  // a shard ends after the document that brings it to this many bytes of text; 0: 256 MiB
 
 	Progress func(Progress) // called from time to time, from one goroutine; may be nil
-	pace     time.Duration  // between calls; 0: 100 ms
+	pace     time.Duration  // shortest time between calls; 0: 100 ms
 }
 
 // Progress is the progress of a job.
@@ -118,7 +118,7 @@ func (j *Job) width() int {
 // jobName is the file that identifies the job of an unfinished folder.
 const jobName = "job.json"
 
-// identity holds the properties that must be unchanged for a job to continue.
+// identity holds the properties that must not have changed if a job is to continue.
 type identity struct {
 	Tokenizer string   `json:"tokenizer"`
 	Field     string   `json:"field"`

@@ -195,7 +195,7 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// A folder with other contents is left unchanged, and changed inputs are named.
+// A folder with other contents is left unchanged, and the error names an input that has changed.
 func TestRefusals(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	in, _ := inputs(t, r)
@@ -246,7 +246,7 @@ func TestRefusals(t *testing.T) {
 	fails(jobOf(t, in, out, tok, 1), "the folder already contains a corpus")
 }
 
-// Damaged files cause one error that names the file, or are read as they are. After an error there is no corpus.
+// A damaged file either causes an error that names it, or is read as it is. After an error there is no corpus.
 func TestDamaged(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	in, _ := inputs(t, r)
@@ -299,7 +299,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// A text longer than one piece is one document, divided at the end of a line.
+// A text longer than one piece stays one document, and each piece ends at the end of a line.
 func TestLongText(t *testing.T) {
 	var b strings.Builder
 	for i := 0; b.Len() < 40<<20; i++ {

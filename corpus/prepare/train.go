@@ -34,7 +34,8 @@ type TrainingResult struct {
 	Whole bool // all text was read
 }
 
-// Run counts words, merges pairs, and writes tokenizer.json and tokenizer_config.json to Dir, completely or not at all.
+// Run counts words, merges pairs, and writes tokenizer.json and tokenizer_config.json to Dir, each completely
+// or not at all.
 func (t *Training) Run(ctx context.Context) (*TrainingResult, error) {
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		if _, err := os.Lstat(filepath.Join(t.Dir, name)); err == nil {

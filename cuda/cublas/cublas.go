@@ -187,7 +187,7 @@ type Product struct {
 // Choices remembers algorithms by everything that they depend on. Ranks on identical cards share it, so that equal
 // products use equal algorithms.
 type Choices struct {
-	Kept Keeper // cached timings, including those of other processes; nil: none
+	Kept Keeper // cache of the fastest algorithms, shared with other processes; nil: none
 
 	mu   sync.Mutex
 	made map[choice][algorithmWords]uint64
@@ -212,9 +212,9 @@ type choice struct {
 	workspace int64
 }
 
-// choiceOf returns a product's key. Views start anywhere in an arena, so an algorithm must not assume more
-// alignment than there is. The bias is read with the same vector width as the result is written, because its
-// alignment cannot be given separately.
+// choiceOf returns a product's key in Choices. Views start anywhere in an arena, so an algorithm must not
+// assume more alignment than there is. The bias is read with the same vector width as the result is written,
+// because its alignment cannot be given separately.
 func choiceOf(s Shape, o Operands) choice {
 	c := choice{shape: s, workspace: o.WorkspaceBytes}
 	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C | o.Bias} {
@@ -249,9 +249,9 @@ type heuristic struct {
 	reserved  [4]int32
 }
 
-// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several if there is a
-// timer, otherwise the first. The library stores matrices by columns, so it sees ours transposed. It is asked for
-// c' = op(b)' op(a)', which needs no copy.
+// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several if there is
+// a timer, otherwise the first. The library stores matrices by columns, so it sees ours as their transposes. It
+// is asked for c' = op(b)' op(a)', which needs no copy.
 func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}
 	if s.Accumulate {
@@ -311,7 +311,7 @@ func (p *Product) prepare(s Shape, o Operands, choices *Choices, time Timer) err
 	return nil
 }
 
-// made registers an object created by the library, which Close destroys.
+// made registers an object created by the library, so that Close destroys it.
 func (p *Product) made(destroy function, at uintptr, err error) (uintptr, error) {
 	if err == nil {
 		p.objects = append(p.objects, object{destroy, at})
@@ -361,14 +361,14 @@ func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, e
 	return p.made(fnLayoutDestroy, at, err)
 }
 
-// propose asks the library for algorithms, in its estimated order of speed.
+// propose asks the library for algorithms, fastest first by the library's own estimate.
 func (p *Product) propose(desc, first, second, out uintptr, c choice, several bool) ([]heuristic, error) {
 	a := p.handle.api
 	var preference uintptr
 	if err := a.call(fnPreferenceCreate, uintptr(unsafe.Pointer(&preference))); err != nil {
 		return nil, err
 	}
-	defer a.call(fnPreferenceDestroy, preference) // nothing depends on it any longer
+	defer a.call(fnPreferenceDestroy, preference) // an error would not matter: nothing uses it any longer
 	limit := uint64(c.workspace)
 	if err := a.call(fnPreferenceSetAttribute, preference, preferWorkspace, uintptr(unsafe.Pointer(&limit)), unsafe.Sizeof(limit)); err != nil {
 		return nil, err
@@ -395,7 +395,7 @@ func (p *Product) propose(desc, first, second, out uintptr, c choice, several bo
 // Timer returns the time of a product, in seconds.
 type Timer func(product func() error) (float64, error)
 
-// choose takes the fastest algorithm, or the first without a timer. Algorithms that fail when tried are
+// choose takes the fastest algorithm or, without a timer, the first. Algorithms that fail when tried are
 // skipped.
 func (p *Product) choose(proposals []heuristic, time Timer) error {
 	best, chosen := math.Inf(1), proposals[0].algo
@@ -441,7 +441,7 @@ func (p *Product) keep(k Keeper, c choice, time Timer) {
 	}
 }
 
-// bytes returns the bytes of the algorithm.
+// bytes returns the algorithm as bytes.
 func (h *heuristic) bytes() (out []byte) {
 	for _, w := range h.algo {
 		out = binary.LittleEndian.AppendUint64(out, w)

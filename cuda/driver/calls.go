@@ -147,8 +147,8 @@ func (a *API) ToHost(to []byte, from Ptr) error {
 	return a.call(fnMemcpyDtoH, uintptr(unsafe.Pointer(&to[0])), uintptr(from), uintptr(len(to)))
 }
 
-// NewStream creates a stream that does not wait for the default one. Blocks of an urgent stream's kernels are
-// scheduled first when a multiprocessor becomes free.
+// NewStream creates a stream that does not wait for the default stream. Blocks of an urgent stream's kernels
+// are scheduled first when a multiprocessor becomes free.
 func (a *API) NewStream(urgent bool) (s Stream, err error) {
 	var least, greatest int32
 	if err := a.call(fnStreamPriorityRange, uintptr(unsafe.Pointer(&least)), uintptr(unsafe.Pointer(&greatest))); err != nil {
@@ -246,7 +246,8 @@ const (
 // zero.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
-	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // aligned as the driver requires; memory that C writes does not move
+	// The driver requires this alignment; memory that C writes to does not move.
+	start := -uintptr(unsafe.Pointer(&room[0])) & 63
 	out := room[start : start+128 : start+128]
 	var extents, strides [4]uint64
 	var boxes, steps [4]uint32
@@ -278,7 +279,8 @@ type Launch struct {
 // declares.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
-	params := make([]uintptr, len(arguments)+1) // null-terminated for drivers that do not know their number
+	// The list is null-terminated, for drivers that do not know the number of parameters.
+	params := make([]uintptr, len(arguments)+1)
 	for i, value := range arguments {
 		aligned := make([]uint64, (len(value)+7)/8+1)
 		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))
@@ -332,7 +334,8 @@ func (a *API) BeginCapture(s Stream) error {
 	return a.call(fnStreamBeginCapture, uintptr(s), captureThreadLocal)
 }
 
-// EndCapture ends the capture on the stream where it began. All other streams must have been joined.
+// EndCapture ends the capture on the stream where it began. All other captured streams must have been joined to
+// it.
 func (a *API) EndCapture(s Stream) (g Graph, err error) {
 	err = a.call(fnStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
 	return g, err

@@ -76,7 +76,7 @@ const (
 	numFunctions
 )
 
-// functions are the names in the library. C headers would map the plain names to these.
+// functions holds the names in the library, to which C headers would map the plain names.
 var functions = [numFunctions]library.Function{
 	fnInit:                {Name: "cuInit"},
 	fnDriverGetVersion:    {Name: "cuDriverGetVersion"},

@@ -5,10 +5,10 @@
 //	scheduler.inc  the scheduler: a fiber for each thread of a block
 //	emu.go         Build and Launch
 //
-// It detects wrong results, lanes that diverge at a warp operation, and barriers that some threads do not reach.
-// By permuting the order of lanes and warps, it also detects missing barriers. Copies and products of warpgroups
-// are delayed, which reveals missing waits and fences. It does not model time, register pressure, bank
-// conflicts, or the memory ordering of plain accesses.
+// It detects wrong results, lanes that diverge at a warp operation, and barriers that some threads do not
+// reach. By permuting the order of lanes and warps, it also detects missing barriers. Asynchronous copies and
+// warpgroup products are delayed, which reveals missing waits and fences. It does not model time, register
+// pressure, bank conflicts, or the memory ordering of plain accesses.
 package emu
 
 import (
@@ -87,7 +87,7 @@ func Build(folder string, extra map[string]string) (*Library, error) {
 	return BuildSources(folder, sources)
 }
 
-// BuildSources compiles only the given sources.
+// BuildSources is like Build, but compiles only the given sources.
 func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	compiler, err := exec.LookPath("g++")
 	if err != nil {
@@ -181,7 +181,7 @@ func open(path string) (*Library, error) {
 	return l, nil
 }
 
-// Source returns the file that contains a kernel, or "".
+// Source returns the name of the file that defines a kernel, or "" if none does.
 func (l *Library) Source(kernel string) string {
 	if found := l.kernel(kernel); found != 0 {
 		file, _, _ := purego.SyscallN(l.source, found)
@@ -196,7 +196,7 @@ type Site struct {
 	Line, Column int
 }
 
-// Omit omits a site in all later launches, to show whether it is needed; the zero Site omits none.
+// Omit makes all later launches skip a site, to show whether it is needed; the zero Site makes them skip none.
 func (l *Library) Omit(s Site) {
 	kind, source := append([]byte(s.Kind), 0), append([]byte(s.Source), 0)
 	purego.SyscallN(l.omit, uintptr(unsafe.Pointer(&kind[0])), uintptr(unsafe.Pointer(&source[0])), uintptr(s.Line), uintptr(s.Column))

@@ -1,5 +1,5 @@
-// activation, glu and their gradients, for each function. A thread reads all its inputs before it writes its outputs,
-// so an output may overwrite an input in place.
+// activation, glu and their gradients, for each activation function. A thread reads all its inputs before it
+// writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
 // sigmoid returns 1 / (1 + exp(-x)). For f32 results it is accurate to the last bits. For bf16 results it uses the
@@ -16,7 +16,7 @@ template <class T> DEV float gelu_gate(const T *p, float x, float *slope) {
     return sigmoid(p, 2.0f * a * x * (1.0f + b * x * x));
 }
 
-// Value is a function f and its slope f' at x. The functions' pointer argument selects the type of the results.
+// Value is f(x) and its slope f'(x). The functions' pointer argument selects the type of their results.
 struct Value {
     float f, slope;
 };

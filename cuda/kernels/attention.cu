@@ -2,10 +2,10 @@
 // everywhere; attention_tensor.cu is faster where it applies.
 //
 // Query i of n is at position prefix+i among the keys and sees those of the keys prefix+i-window+1 .. prefix+i
-// that exist. Every query sees at least one key. Tiles that no query of a block sees are skipped. Row t*batch+b
-// of an operand holds token t of sequence b, with all heads side by side. Each warp handles one query (or one
-// key, for dk and dv). Keys (or queries) are loaded in tiles of 32, one per lane while scores are computed.
-// There are no atomic additions, so every run gives the same bits.
+// that exist. Every query sees at least one key, unless its document begins after the keys. Tiles that no query
+// of a block sees are skipped. Row t*batch+b of an operand holds token t of sequence b, with all heads side by
+// side. Each warp handles one query (or one key, for dk and dv). Keys (or queries) are loaded in tiles of 32;
+// each lane computes the score of one. There are no atomic additions, so every run gives the same bits.
 #include "common.cuh"
 
 #define MAX_DIM 256
@@ -46,8 +46,8 @@ DEV i64 at(i64 token, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
     return ((token * batch + sequence) * heads + head) * dim;
 }
 
-// load_tile loads 32 tokens of a head into shared memory as f32, with zeros past the last token. The barriers before
-// and after separate it from other uses of the tile.
+// load_tile loads 32 tokens of a head into shared memory as f32, with zeros past the last token. Barriers
+// before and after the load separate it from other uses of the tile.
 template <class T>
 DEV void load_tile(float *tile, const T *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
     __syncthreads();
@@ -62,7 +62,7 @@ DEV float dot(const float *a, const float *b, int dim) {
     for (int d = 0; d < dim; d++) sum += a[d] * b[d];
     return sum;
 }
-// add_rows adds weighted rows of a tile. A lane holds every 32nd column and the weight of one row.
+// add_rows adds weighted rows of a tile. A lane holds every 32nd column of the sum and the weight of one row.
 DEV void add_rows(float *sum, float weight, const float *tile, int dim) {
     for (int r = 0; r < 32; r++) {
         const float w = __shfl_sync(ALL, weight, r);
@@ -199,7 +199,7 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
     const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (row >= rows) return;
-    float largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
+    float largest = LOWEST, total = 0; // finite: a query may see no key of a part
     for (i64 b = 0; b < p; b++) largest = fmaxf(largest, lses[b * rows + row]);
     for (i64 b = 0; b < p; b++) total += expf(lses[b * rows + row] - largest);
     const float joined = largest + logf(total);

@@ -58,7 +58,7 @@ DEV void copy_word(void *to, const void *from, bool there) {
 DEV void copies_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
-// as_operand packs 16 columns of two accumulators into an operand a.
+// as_operand packs two accumulators, of eight columns each, into an operand a.
 DEV void as_operand(u32 *a, const float *left, const float *right) {
     a[0] = bf16_pair(left[0], left[1]), a[1] = bf16_pair(left[2], left[3]);
     a[2] = bf16_pair(right[0], right[1]), a[3] = bf16_pair(right[2], right[3]);
@@ -71,12 +71,12 @@ template <int N> DEV void clear(float (*sum)[4]) {
 // share returns 1 / total, or 0 for a row that sees no key.
 DEV float share(float total) { return PACKED && total == 0.0f ? 0.0f : 1.0f / total; }
 
-// visible returns the last key of a tile that a query sees, counted from a lane's first.
+// visible returns the index of the last key of a tile that a query sees, relative to a lane's first key.
 DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
     return (int)min(min(s.prefix + query, s.keys - 1) - key, tile) - lane_first;
 }
 
-// hidden returns the number of keys of a tile before a query's window, counted from a lane's first.
+// hidden returns the index of the first key of a tile in a query's window, relative to a lane's first key.
 DEV int hidden(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
     return (int)min(max(s.first_key(query) - key, (i64)0), tile) - lane_first;
 }
@@ -106,8 +106,8 @@ DEV float row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
 }
 
-// bound scales N columns of products into scores and applies the soft cap, with an error of at most 2^-21 of the cap:
-// c * tanh(x/c) is c - 2c / (1 + e^(2x/c)). It runs before scores are masked.
+// bound scales N accumulators of products into scores and applies the soft cap, with an error of at most 2^-21
+// of the cap: c * tanh(x/c) is c - 2c / (1 + e^(2x/c)). It runs before scores are masked.
 template <int N> DEV void bound(float (*p)[4], const Heads &s, float factor) {
     const float softcap = (float)s.softcap, inner = 2 * LOG2E * factor / softcap, twice = 2 * softcap;
     UNROLL for (int c = 0; c < N; c++) UNROLL for (int e = 0; e < 4; e++)

@@ -24,7 +24,7 @@ DEV void hide(float (*p)[4], int half, int first, int last) {
         if (8 * c + e % 2 > last || 8 * c + e % 2 < first) p[c][e] = MINUS_INFINITY;
 }
 
-// take turns the scores of a tile into probabilities and sets old to the factor that rescales earlier sums.
+// take converts the scores of a tile into probabilities and sets old to the factor that rescales earlier sums.
 DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
     UNROLL for (int half = 0; half < 2; half++) {
         float m = x->largest[half];
@@ -36,7 +36,7 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
             p[c][e] = power2(p[c][e] * scale - m * scale);
             part += p[c][e];
         }
-        x->total[half] = x->total[half] * old[half] + part; // of this lane; the lanes of a row are added at the end
+        x->total[half] = x->total[half] * old[half] + part; // of this lane; the row's lanes are added up at the end
         x->largest[half] = m;
     }
 }
@@ -70,18 +70,18 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// attend is the work of one of the two warpgroups, number `group`. Way provides tiles. soon(t) returns when the keys
-// of tile t have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
-// report that a tile is no longer needed. turn waits for a warpgroup's turn; pass grants it.
+// attend is the work of warpgroup `group` (of two). Way provides tiles. soon(t) returns when the keys of tile t
+// have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
+// report that a tile is no longer needed. turn(g) waits for the turn of warpgroup g; pass(g) grants it.
 //
-// soon is called between a softmax and the wait for the concurrent product because ptxas hoists such a wait
-// within its basic block: it would precede the whole softmax, and nothing would overlap. The loop that waits
-// for a tile ends the basic block.
+// soon(t) is called between a softmax and the wait for the concurrent product. Without it, ptxas would hoist
+// that wait within its basic block, ahead of the whole softmax, and nothing would overlap. The loop in which
+// soon(t) waits for a tile ends the basic block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)DIM);
     Softmax soft = {{LEAST, LEAST}, {0, 0}};
@@ -224,8 +224,8 @@ template <int DIM> DEV void bring(unsigned char *to, const unsigned char *map, u
     UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * 128 * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
 
-// direct is the work of the warp that requests tiles. Each tile replaces the one two before it, once that has been
-// used.
+// direct is the work of the warp that requests tiles. Each tile overwrites the tile two before it, once that
+// has been used.
 template <int DIM> DEV void direct(const unsigned char *maps, u64 *barriers, const Part &x) {
     const unsigned char *const of_q = maps, *const of_k = maps + 128, *const of_v = maps + 256;
     map_ready(of_q), map_ready(of_k), map_ready(of_v);

@@ -11,7 +11,7 @@
 
 #define PAIR (2 * TILE_BYTES(64))
 
-// compare begins the products of a warpgroup's rows of the kept tiles with a pair: d and e [64,64].
+// compare begins the products d and e [64,64] of a warpgroup's rows of the two kept tiles with a pair.
 template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned char *kept, const unsigned char *pair) {
     UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 0, 16 * s), by_rows<DIM, 64>(pair, 0, 16 * s), s > 0);
     products_commit();
@@ -27,8 +27,8 @@ DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
     UNROLL for (int c = 0; c < 4; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
 }
 
-// Part describes a block's share of the work and the addresses of its tiles. For dk and dv, pair t holds the
-// queries of head(t) that start at query(t).
+// Part describes a block's share of the work and the addresses of its tiles. For dk and dv, pair t holds
+// queries of head(t), starting at query(t).
 struct Part {
     i64 first, b, kvh; // of the kept tiles
     i64 h, begin, end; // for dq: the head, and the keys that some row sees, starting at the first tile
@@ -66,14 +66,14 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// change_queries is the work of warpgroup `group` (of two) on dq. Way provides tiles. soon(t) and before(t) return
-// when pair t has arrived; one of them is called before the products that read it. used(t) reports that a pair is no
-// longer needed. soon also keeps ptxas from hoisting the wait for products before the exponentials (see attend).
+// change_queries computes warpgroup `group`'s part of dq. Way provides tiles. soon(t) and before(t) return when
+// pair t has arrived; one of them precedes the products that read it. used(t) reports that a pair is no longer
+// needed. soon(t) also keeps ptxas from hoisting the wait for products above the exponentials (see attend).
 template <int DIM, class O, class Way>
 DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float factor = 1.0f / sqrtf((float)DIM), scale = SOFTCAP ? LOG2E : factor * LOG2E, inverse = 1.0f / (float)s.softcap;
     float sum[DIM / 8][4], p[8][4], dp[8][4], log_sum[2], del[2];
@@ -141,17 +141,17 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     }
 }
 
-// change_keys is the same for dk and dv. Products are transposed: rows are keys, columns are queries. Registers are
-// scarce, so each sum begins as soon as its weights are ready, and nothing stays under way from one pair to the next.
-// The other warpgroup fills the gaps.
+// change_keys does the same for dk and dv. Products are transposed: rows are keys, columns are queries.
+// Registers are scarce, so each sum begins as soon as its weights are ready, and nothing stays under way from
+// one pair to the next. The other warpgroup fills the gaps.
 template <int DIM, class Way>
 DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     if (accumulate && x.tiles == 0) return;
-    // Queries are counted from x.start, and there are `queries` of them. Those from seeing to until see the
-    // row, and those from whole to end see all rows.
+    // Queries are counted from x.start; there are `queries` of them. Those in [seeing, until) see the row, and
+    // those in [whole, end) see all rows of the block.
     const int queries = (int)(x.stop - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
     const int until = (int)min(PACKED ? s.end_of_queries(row + 1) - x.start : row - s.prefix - x.start + s.window, (i64)queries);
     const int until8 = PACKED ? (int)min(s.end_of_queries(row + 9) - x.start, (i64)queries) : until + 8; // for row+8
@@ -305,8 +305,8 @@ template <int DIM> DEV u64 *barriers_of(const Part &x, int arrivals) {
     return barriers;
 }
 
-// bring requests 64 tokens from the copy engine, for a tile of the given number of tokens. A map's box is 64 tokens
-// of a panel.
+// bring requests 64 tokens from the copy engine, as part of a tile of the given number of tokens. A map's box
+// is 64 tokens of a panel.
 template <int DIM> DEV void bring(unsigned char *to, int tokens, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
     UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * tokens * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
@@ -319,7 +319,7 @@ template <int DIM> DEV void keep(const Part &x, const unsigned char *one, const 
         bring<DIM>(to + TILE_BYTES(128), 128, other, barriers + KEPT_HERE, head, x.b, x.first + 64 * half);
     }
 }
-// pair has one lane request a pair from the copy engine, once its slot has been used.
+// pair has one lane request a pair from the copy engine, once the pair's slot is free.
 template <int DIM>
 DEV void pair(const Part &x, int tile, const unsigned char *one, const unsigned char *other, u64 *barriers, i64 head, i64 token) {
     u64 *const here = barriers + PAIR_HERE + tile % 3;

@@ -27,7 +27,7 @@ DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequenc
         *(Quad *)(tile + r * (D + 8) + d) = q;
     }
 }
-// tiles_here waits until all threads have their tiles and no thread is still reading the slot that will be overwritten next.
+// tiles_here waits until the tiles are complete and no thread still reads the slot that is overwritten next.
 DEV void tiles_here() {
     copies_here();
     __syncthreads();
@@ -82,7 +82,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
+    const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // the lane's rows: row, row+8
     const float factor = 1.0f / sqrtf((float)D), scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)D);
     u32 query[D / 16][4];
     own_rows<D>(query, places, q, first, s.n, b, s.batch, h, s.heads);
@@ -174,7 +174,7 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         multiply<32, D>(p, query, ks);
         multiply_tile<32, D>(dp, ds, vs);
         if (SOFTCAP) bound<4>(p, s, factor);
-        int first_seen[2], last[2]; // visible columns of either row, from the lane's first
+        int first_seen[2], last[2]; // visible columns of each row, relative to the lane's first
         UNROLL for (int half = 0; half < 2; half++) {
             first_seen[half] = hidden(s, row + 8 * half, key, 32, 2 * t);
             last[half] = row + 8 * half < s.n ? visible(s, row + 8 * half, key, 32, 2 * t) : -1;
@@ -240,7 +240,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         multiply_tile<32, D>(dp, vs, ds);
         if (SOFTCAP) bound<4>(p, s, factor);
         const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
-        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries within the row's window
+        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // end of the queries that see the row
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
             const bool visible = column < queries && column >= see + 8 * (e / 2) && (PACKED ? base + column < ends[e / 2] : column < until + 8 * (e / 2));

@@ -2,9 +2,9 @@
 // replaces the CUDA compiler's built-ins (see cuda/emu).
 //
 // Every kernel argument is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional and consist of whole
-// warps, with at most 256 threads. KERNEL_PAIR limits registers so that a multiprocessor holds two blocks,
-// KERNEL_WIDE so that it holds two blocks of up to 512 threads, and KERNEL_THREE so that it holds one block of three
-// warpgroups. Warp operations name all 32 lanes, so no thread returns early from a kernel that uses one.
+// warps, at most 256 threads by default. KERNEL_PAIR limits registers so that a multiprocessor holds two blocks,
+// KERNEL_WIDE so that it holds two blocks of up to 512 threads, and KERNEL_THREE so that it holds one block of
+// three warpgroups. Warp operations name all 32 lanes, so no thread of a kernel that uses them returns early.
 
 // Attention sources are compiled several times, into separate modules. With SOFTCAP 1 the kernels cap scores; with
 // PACKED 1 a sequence holds several documents. Each costs time and registers. The kernels' names then end in _capped,
@@ -49,7 +49,7 @@ typedef long long i64;
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
-// A bf16 is the upper half of a float. A separate struct distinguishes it from integers in overloads.
+// A bf16 is the upper half of a float. It is a struct so that overloads distinguish it from integers.
 struct bf16 {
     unsigned short bits;
 };
@@ -202,7 +202,7 @@ DEV void mma16816(float *d, const u32 *a, const u32 *b) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 // ldmatrix loads four 8x8 matrices of bf16 from shared memory. Lane 8i+r passes the address of row r of matrix i.
-// Each lane receives row lane/4, columns 2(lane%4) and the next, of each matrix; ldmatrix_trans loads the transposes.
+// Each lane receives columns 2t and 2t+1 of row lane/4 of each matrix, t = lane%4. ldmatrix_trans loads transposes.
 DEV void ldmatrix(u32 *r, const bf16 *row) {
     const u32 at = (u32)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -215,9 +215,9 @@ DEV void ldmatrix_trans(u32 *r, const bf16 *row) {
 }
 #endif
 
-// Fragments of a 16x16 part of a tile in shared memory, with ld elements per row. frag_a loads a from tile[row][k],
-// frag_a_trans from tile[k][row]. frag_b loads two adjacent b from tile[column][k], into r[0..1] and r[2..3];
-// frag_b_trans loads them from tile[k][column].
+// Fragments of a 16x16 part of a tile in shared memory, with ld elements per row. frag_a loads a from
+// tile[row][k], frag_a_trans from tile[k][row]. frag_b loads two adjacent operands b from tile[column][k], into
+// r[0..1] and r[2..3]; frag_b_trans loads them from tile[k][column].
 DEV void frag_a(u32 *r, const bf16 *tile, int ld, int row, int k) {
     const int lane = threadIdx.x & 31;
     ldmatrix(r, tile + (row + (lane & 15)) * ld + k + (lane >> 4) * 8);
@@ -235,5 +235,5 @@ DEV void frag_b_trans(u32 *r, const bf16 *tile, int ld, int column, int k) {
     ldmatrix_trans(r, tile + (k + (lane & 15)) * ld + column + (lane >> 4) * 8);
 }
 
-// FOR_TYPES instantiates a macro for each element type, given the type's letter in kernel names and the type.
+// FOR_TYPES expands macro M for each element type, with the type's letter in kernel names and the type.
 #define FOR_TYPES(M) M(f, float) M(b, bf16)

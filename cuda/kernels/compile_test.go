@@ -15,8 +15,8 @@ import (
 	"sppo.dev/cuda/nvrtc"
 )
 
-// archs lists the architectures that the kernels must compile for, if the compiler supports them. Those with a
-// letter are for sources that exist for them only.
+// archs lists the architectures that the kernels must compile for, if the compiler supports them. Architectures
+// with a letter are only for the sources that support no other.
 var archs = []string{"80", "90", "100", "90a"}
 
 // spillsAllowed is the number of bytes that a kernel may spill: a few around the slow paths of f64 functions
@@ -128,7 +128,7 @@ func useTable(uses map[string]map[string]use) string {
 	return text.String()
 }
 
-// use is the resources of a kernel as ptxas reports them.
+// use holds the resources of a kernel, as ptxas reports them.
 type use struct {
 	kernel                    string
 	registers, spilled, stack int
@@ -141,7 +141,7 @@ var (
 	usedLine  = regexp.MustCompile(`Used (\d+) registers(?:.*?(\d+) bytes smem)?`)
 )
 
-// resources reads ptxas's report.
+// resources parses ptxas's report.
 func resources(log string) (out []use) {
 	number := func(s string) int { n, _ := strconv.Atoi(s); return n }
 	current := use{}

@@ -15,14 +15,15 @@ import (
 	"sppo.dev/vm"
 )
 
-// device is a vm.Device that runs kernels in the emulator when they are launched, in this process's memory. It
-// tests the table of launches together with the sources. It has one rank and executes all streams as one.
+// device is a vm.Device that runs each kernel in the emulator as soon as it is launched, in this process's
+// memory. It tests the table of launches together with the sources. It has one rank and executes all streams as
+// one.
 type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes
 	hopper  bool   // use the kernels for Hopper
-	engine  bool   // and its copy engine
-	odd     bool   // and addresses that are not multiples of 16 (with edged)
+	engine  bool   // use Hopper's copy engine, too
+	odd     bool   // use addresses that are not multiples of 16 (needs edged)
 	edged   bool   // every buffer ends at the end of mapped memory, so that reading past it faults
 	alone   bool   // launch every instruction separately
 	own     [][]byte
@@ -111,7 +112,7 @@ func (d *device) kernel(pc int) error {
 		}
 	}
 	plan := d.plans[pc]
-	for i := range d.scratch { // shows kernels that read scratch they have not written
+	for i := range d.scratch { // exposes kernels that read scratch before they write it
 		d.scratch[i] = 0xff
 		if int64(i) > plan.WorkspaceBytes+64 {
 			break
@@ -183,7 +184,7 @@ func (d *device) bind() error {
 	return kernels.Join(card, d.program, 0, d.code, ir.SectionStep, d.plans)
 }
 
-// value returns an argument of the plan at pc.
+// value returns the value of an argument of the plan at pc.
 func (d *device) value(pc int, a kernels.Arg, table []uint64) uint64 {
 	switch a.Kind {
 	case kernels.Operand:

@@ -2,7 +2,7 @@
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
-// add_bias adds a row of any type to eight elements of a matrix, starting at element i.
+// add_bias adds the bias, a row of any element type, to eight elements of a matrix, starting at element i.
 template <class T> DEV void add_bias(float *v, const T *bias, i64 i, i64 cols) {
     i64 c = i % cols;
     UNROLL for (int j = 0; j < 8; j++) {
@@ -59,7 +59,7 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
     for (i64 i = words * 16 + first; i < n; i += step) y[i] = (unsigned char)((u64)pattern >> (i % 8 * 8));
 }
 
-// position_embed adds a token's row of the table to all batch rows of that token.
+// position_embed adds the table's row for a token to that token's row in every sequence of the batch.
 #define POSITION(S, T)                                                                          \
     KERNEL(position_embed_##S, (T * y, const T *x, const T *table, i64 n, i64 batch, i64 cols)) { \
         EACH8(i, n) {                                                                           \
@@ -80,8 +80,8 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
     }
 FOR_TYPES(POSITION)
 
-// dropout. A block handles one row. Columns 2j and 2j+1 use the lower and the upper half of value j of the token's
-// stream, so eight columns use four values, or five if the first column is odd.
+// dropout. A block handles one row. Columns 2j and 2j+1 use the lower and the upper half of value j of the
+// token's random stream, so eight columns use four values, or five if the first column is odd.
 template <class T>
 DEV void dropout(T *y, const T *x, const u32 *key, u64 tensor, u32 threshold, float scale, i64 cols, i64 col, i64 sequence, i64 position,
                  i64 batch, i64 chunks, i64 member) {

@@ -20,7 +20,7 @@
 
 // seen reports whether token is among tokens[0 .. end-1]. All threads of the block get the answer.
 DEV bool seen(const int *tokens, i64 end, int token) {
-    for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards: a frequent token is likely recent
+    for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards: a frequent token tends to be recent
         float found = 0;
         UNROLL for (int k = 0; k < LOOKS; k++) {
             const i64 at = i - 1 - threadIdx.x - k * (i64)blockDim.x;

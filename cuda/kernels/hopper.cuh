@@ -3,7 +3,7 @@
 // A tile holds tokens of a head of DIM elements, as panels of 64 elements. A panel's rows have 128 bytes each,
 // in swizzled 16-byte chunks: chunk c of row r is at c^(r%8). If 64 does not divide DIM, panels have 32
 // elements, rows have 64 bytes, and the chunk is at c^(r/2%4). Tiles start at multiples of 1024 bytes, so that
-// wgmma computes these places from addresses. The macros are for use in templates with a parameter DIM.
+// wgmma can compute these places from addresses. The macros are for use in templates with a parameter DIM.
 #define PANEL (DIM % 64 == 0 ? 64 : 32)
 #define ROW_BYTES (2 * PANEL)
 #define TILE_BYTES(tokens) ((tokens) * 2 * DIM)
@@ -36,8 +36,8 @@ template <int N> DEV void settle(u32 (*a)[4]) {
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PLACES_48 PLACES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define PLACES_64 PLACES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// wgmma_rows128 computes d[64,128] = or += a[64,16] b[128,16]^T; a and b are tile descriptors. wgmma_rows64 has 64
-// columns.
+// wgmma_rows128 computes d[64,128] = a[64,16] b[128,16]^T, or += if `add`; a and b are tile descriptors.
+// wgmma_rows64 has 64 columns.
 DEV void wgmma_rows64(float (*d)[4], u64 a, u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, %32, %33, p, 1, 1, 0, 0; }"
@@ -71,7 +71,7 @@ DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
 DEV void barrier_init(u64 *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
-// barriers_ready makes barriers visible to the copy engine, and to the other threads after their next barrier.
+// barriers_ready makes barriers visible to the copy engine and, after __syncthreads, to the other threads.
 DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory"); }
 DEV void barrier_arrive(u64 *b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
 DEV void barrier_expect(u64 *b, int bytes) {
@@ -88,9 +88,9 @@ DEV void barrier_wait(u64 *b, u32 parity) {
     while (!barrier_over(b, parity)) {}
 }
 #else
-// A wait gives up after 2^32 cycles, which takes seconds. It writes its line, block and thread to pinned host memory,
-// and the host discards the results. Later waits give up after 2^16 cycles. The wait does not trap: if the kernel had
-// another exit, the compiler would end each product before it begins the next.
+// A wait gives up after 2^32 cycles, which takes seconds. It writes its line, block and thread to pinned host
+// memory, and the host discards the results. Later waits give up after 2^16 cycles. The wait does not trap: if
+// the kernel had another exit, the compiler would make each product end before the next begins.
 extern "C" {
 __device__ u64 *wait_record;
 }

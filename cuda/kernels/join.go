@@ -17,7 +17,7 @@ type join struct {
 	bind  func(*binder)              // prepares the launch from the members
 }
 
-// joins lists all joins. Of several with a common start, the longer ones come first.
+// joins lists all joins. Among those that start with the same opcodes, longer ones come first.
 var joins = []join{
 	{ops: []ir.Op{ir.Add, ir.LayerNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
 	{ops: []ir.Op{ir.Add, ir.RMSNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
@@ -62,9 +62,9 @@ type joiner struct {
 }
 
 // find finds a group of instructions, starting at pc, that can be launched as one, and the member that launches
-// it. That is the first member if the stream waits for nothing between the members: records between them then
-// happen after more work than they announce. It is the last member if the stream records nothing between them:
-// all waits between them have then ended.
+// it. The first member does if the stream waits for nothing between the members; a record between them then
+// merely follows more work than it announces. The last member does if the stream records nothing between them;
+// all waits between them have ended by then.
 func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	if j.ins[pc].Op != row.ops[0] {
 		return nil, 0, false
@@ -145,8 +145,8 @@ func (j *joiner) meet(u, v ir.View) bool {
 	return j.start(u) < j.start(v)+v.Bytes() && j.start(v) < j.start(u)+u.Bytes()
 }
 
-// oneType reports whether all operands that may be f32 or bf16, and are as large as the main tensor, have its
-// type.
+// oneType reports whether the main tensors of the instructions have one type and, for a sum and its norm, the
+// same number of columns.
 func oneType(ins []*ir.Instr) bool {
 	first, last := ins[0], ins[len(ins)-1]
 	if first.Op == ir.SumSq {
@@ -161,7 +161,7 @@ func oneType(ins []*ir.Instr) bool {
 	return true
 }
 
-// oneUpdate reports whether the instructions are the same step on different tensors.
+// oneUpdate reports whether the instructions apply the same optimizer step to different tensors.
 func oneUpdate(ins []*ir.Instr) bool {
 	a, b := ins[0], ins[len(ins)-1]
 	for _, name := range []string{"beta1", "beta2", "eps"} {
@@ -220,5 +220,6 @@ func crossEntropyWhole(b *binder) {
 	crossEntropy(b)
 }
 
-// rowBytes is the part of a row of logits that a block keeps, so that two blocks fit on a multiprocessor.
+// rowBytes is the maximum number of bytes of a row of logits that a block keeps in shared memory; with it, two
+// blocks fit on a multiprocessor.
 const rowBytes = 96 << 10

@@ -19,7 +19,7 @@ type listing struct {
 	end  ir.Bytes
 }
 
-// tensor returns a new tensor or, if the offset is not negative, one at that offset.
+// tensor returns a tensor at the given offset or, if that is negative, behind all others.
 func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(l.code.Buffers)), DType: t}
 	for i, n := range shape {
@@ -58,8 +58,8 @@ func (l *listing) program() *ir.Program {
 
 const anywhere = ir.Bytes(-1)
 
-// addNorm returns a listing of a sum and its norm, with the given instructions between them. The norm's result is
-// at an offset from the second summand.
+// addNorm returns a listing of a sum and its norm, with the given instructions between them. The norm's result
+// begins the given number of bytes after the start of the second summand, or anywhere if that is negative.
 func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir.Op, over ir.Bytes) *listing {
 	l := &listing{}
 	a, b := l.tensor(anywhere, t, rows, cols), l.tensor(anywhere, t, rows, cols)
@@ -85,8 +85,8 @@ func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir
 	return l
 }
 
-// crossEntropy returns a listing of the cross-entropy of a whole vocabulary. Either all labels count, or the loss
-// is weighted by the number that do.
+// crossEntropy returns a listing of the cross-entropy of a whole vocabulary. If it is weighted, negative labels
+// do not count and the loss has a weight; otherwise all labels count.
 func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int64, weighted bool, between []ir.Op) *listing {
 	l := &listing{}
 	x, labels, loss := l.tensor(anywhere, logits, rows, cols), l.tensor(anywhere, ir.I32, rows), l.tensor(anywhere, ir.F32, 1)
@@ -106,7 +106,8 @@ func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int6
 	return l
 }
 
-// updates returns a listing of steps of AdamW for tensors of the given sizes, and of the sums of their squares.
+// updates returns a listing of AdamW steps for tensors of the given sizes, followed by the sums of squares of
+// their gradients, with the given instructions in between.
 func updates(between []ir.Op, sizes ...int64) *listing {
 	l := &listing{}
 	step, norm := l.tensor(anywhere, ir.F32, 3), l.tensor(anywhere, ir.F32, 2)
@@ -129,7 +130,7 @@ func updates(between []ir.Op, sizes ...int64) *listing {
 	return l
 }
 
-// TestJoin checks which instructions are joined, by the number of them that launch something.
+// TestJoin checks which instructions are joined, by counting those that launch something.
 func TestJoin(t *testing.T) {
 	w, r := []ir.Op{ir.Wait}, []ir.Op{ir.Record}
 	both := []ir.Op{ir.Wait, ir.Record}
@@ -222,7 +223,7 @@ func TestJoinedIsAlone(t *testing.T) {
 	}
 }
 
-// runListing runs a listing, always on the same inputs, and returns the arena.
+// runListing runs a listing, always on the same inputs, and returns the contents of the device arena.
 func runListing(t *testing.T, l *listing, d *device) []byte {
 	t.Helper()
 	must := func(err error) {

@@ -7,10 +7,11 @@
 //	join.go        instructions that are launched as one
 //	common.cuh     shared by all sources: element types, vectors, sums over blocks, tensor cores
 //	attention.cuh  shared by the attention kernels that use tensor cores
+//	hopper.cuh     shared by the attention kernels for Hopper
 //	*.cu           the kernels, one file per family
 //
-// The sources include only these headers, so the run-time compiler needs no others. The package does not
-// depend on compilation, operand addresses or streams.
+// The sources include only these headers, so the run-time compiler needs no others. The package does not deal
+// with compilation, operand addresses or streams.
 package kernels
 
 import (
@@ -62,14 +63,14 @@ const (
 
 var variedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
 
-// variants lists the name suffixes of such sources and their kernels, with the definitions.
+// variants lists the name suffixes of such sources and their kernels, with the definitions that precede them.
 var variants = []struct{ ending, definitions string }{
 	{boundsScores, "#define SOFTCAP 1\n"},
 	{hasDocuments, "#define PACKED 1\n"},
 	{boundsScores + hasDocuments, "#define SOFTCAP 1\n#define PACKED 1\n"},
 }
 
-// variant returns the source of a file's variant.
+// variant returns the source name of a file's variant with the given ending.
 func variant(file, ending string) string { return strings.TrimSuffix(file, ".cu") + ending + ".cu" }
 
 // plain returns the file from which a source is made.
@@ -102,7 +103,7 @@ func Sources() []string {
 	return out
 }
 
-// Text returns the text of a source or header. Line numbers are those of the file.
+// Text returns the text of a source or header. The compiler sees the line numbers of the file.
 func Text(name string) string {
 	text, err := files.ReadFile(plain(name))
 	if err != nil {
@@ -179,8 +180,8 @@ type Plan struct {
 	WorkspaceBytes int64
 }
 
-// Bind looks up an instruction of a rank in the table. The shapes of its operands must have passed ir.Verify. It
-// returns an error for an instruction that the kernels do not support.
+// Bind plans the launches of an instruction of a rank. The shapes of its operands must have passed ir.Verify.
+// It returns an error for an instruction that the kernels do not support.
 func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
 	row := table[in.Op]
 	if row.bind == nil {
@@ -214,7 +215,7 @@ type binder struct {
 // take selects the current member.
 func (b *binder) take(member int) { b.in, b.member = b.members[member], member }
 
-// each calls do for each member, then selects the first.
+// each selects every member in turn and calls the function do, then selects the first member again.
 func (b *binder) each(do func()) {
 	for i := range b.members {
 		b.take(i)
@@ -223,7 +224,7 @@ func (b *binder) each(do func()) {
 	b.take(0)
 }
 
-// threads is the default size of a block, wideThreads that of a KERNEL_WIDE.
+// threads is the default size of a block, wideThreads that of a KERNEL_WIDE block.
 const (
 	threads     = 256
 	wideThreads = 512
@@ -295,7 +296,7 @@ func (b *binder) has(name string) bool      { return b.in.Arg(name).Present() }
 func (b *binder) int(name string) int64     { return b.in.Attr(name).Int(b.consts) }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
 
-// aligned reports whether the alignment of operands lets the copy engine load them.
+// aligned reports whether operands are aligned as the copy engine requires.
 func (b *binder) aligned(names ...string) bool {
 	buffers := b.program.Codes[b.program.Ranks[b.rank].Code].Buffers
 	for _, name := range names {
@@ -335,7 +336,8 @@ func (b *binder) types(names ...string) string {
 // rows returns a grid with one block per row.
 func rows(n int64) [3]int64 { return [3]int64{n, 1, 1} }
 
-// spread returns a grid in which each thread handles the given number of elements, or loops if there are more.
+// spread returns a grid in which each thread handles the given number of elements, or more in a loop if the
+// grid would be too large.
 func spread(elements, each int64) [3]int64 {
 	const enough = 132 * 16 // enough blocks for the largest GPU
 	return rows(min(ceil(elements, threads*each), enough))

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// Every kernel opcode passes the suite for all devices, with the kernels' own sources compiled for the CPU. A
-// second run with lanes and warps in another order must give the same results bit for bit; a missing barrier would
-// change them.
+// Every kernel opcode passes the conformance suite for devices, with the kernels' own sources compiled for the
+// CPU. A second run with lanes and warps in another order must give the same results bit for bit; a missing
+// barrier would change them.
 func TestConformance(t *testing.T) {
 	library := emu.Need(t)
 	digests := vmtest.Conformance(t, func() vm.Device { return &device{library: library} })
@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// A new kernel opcode needs a row here.
+// The table of launches has a row for every kernel opcode, and for no other.
 func TestTable(t *testing.T) {
 	for op := range ir.NumOps {
 		_, err := kernels.Bind(kernels.Card{}, &ir.Program{Ranks: []ir.Rank{{}}}, 0, &ir.Instr{Op: op, Args: []ir.View{{}}})

@@ -15,10 +15,11 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// These tests check the order of instructions in the compiler's machine code. On a GPU a wrong order would only
-// cost time.
+// TestCompile uses the checks in this file to find slow machine code: instructions in an unfavourable order, or
+// too many of them. On a GPU, its results would still be correct.
 
-// disassembler returns the path of nvdisasm, which make kernels installs with the compiler, or "".
+// disassembler returns the path of nvdisasm, or "" if there is none. `make kernels` installs it with the
+// compiler.
 func disassembler() string {
 	for _, folder := range filepath.SplitList(os.Getenv(library.PathVariable)) {
 		for _, pattern := range []string{"bin/nvdisasm", "cu1*/bin/nvdisasm"} {
@@ -31,7 +32,7 @@ func disassembler() string {
 	return path
 }
 
-// block is a run of instructions that is left only at its end.
+// block is a basic block: a run of instructions that is left only at its end.
 type block struct {
 	instructions []string
 	next         []int
@@ -114,8 +115,7 @@ func instructions(blocks []block) (out []string) {
 	return out
 }
 
-// overlaps lists the kernels in which exponentials must be between two instructions: how many, and between
-// which instructions.
+// overlaps lists, by kernel, how many exponentials there must be between which two instructions.
 var overlaps = []struct {
 	kernel, from, to string
 	exponentials     int
@@ -125,8 +125,8 @@ var overlaps = []struct {
 	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
 }
 
-// checkOverlap reports where softmax does not overlap a product, and where a kernel for Hopper keeps registers
-// in memory or uses the tensor cores as older cards do.
+// checkOverlap reports a kernel for Hopper in which softmax does not overlap a product, or that spills
+// registers or uses the tensor core instructions of older cards.
 func checkOverlap(t *testing.T, kernel string, code []string) {
 	t.Helper()
 	for _, in := range code {
@@ -187,9 +187,9 @@ func (c cost) share() float64 {
 	return busiest / (float64(c.bytes) / bytesPerCycle)
 }
 
-// costOf finds the kernel loop that moves the most bytes with vector instructions. In this loop it finds the
-// path that moves as much as possible with the fewest instructions, that is, with aligned accesses and without
-// the slow branches of functions.
+// costOf returns the cost of an iteration of the kernel loop that moves the most bytes with vector
+// instructions. It follows the path through the loop that moves the most bytes with the fewest instructions,
+// that is, with aligned accesses and without the slow branches of functions.
 func costOf(blocks []block) (best cost) {
 	state := make([]int, len(blocks)) // 1: on the current path; 2: finished
 	var tails [][2]int
@@ -221,7 +221,7 @@ func better(a, b cost) bool {
 	return a.bytes > b.bytes || a.bytes == b.bytes && a.instructions < b.instructions
 }
 
-// wayThrough returns the best path that leads from the head of a loop to its tail and enters no loop twice.
+// wayThrough returns the cost of the best path from the head of a loop to its tail that enters no loop twice.
 func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
 	known := map[int]*cost{}
 	var from func(int) *cost

@@ -9,7 +9,7 @@ DEV void matmul_store(C *c, i64 at, i64 column, float sum, const T *bias, i64 ac
     store(c + at, sum);
 }
 
-// A block computes 64x64 of c, a thread 4x4, with 16 of k at a time.
+// A block computes 64x64 elements of c and a thread 4x4, in steps of 16 along k.
 template <class C, class T>
 DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, i64 accumulate) {
     SHARED(float, as, 16 * 65);
@@ -40,9 +40,9 @@ DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k
     }
 }
 
-// Tile is a tile of an operand, 128 of its long side by 32 of k. It is stored as the operand is: [128][32] or, if
-// K_FIRST, [32][128]. A thread fetches two groups of eight elements into registers while the block computes, then
-// writes them to shared memory.
+// Tile is a tile of an operand, 128 elements along m or n by 32 along k. It is stored as the operand is:
+// [128][32] or, if K_FIRST, [32][128]. A thread fetches two groups of eight elements into registers while the
+// block computes, then writes them to shared memory.
 template <bool K_FIRST> struct Tile {
     static const int columns = K_FIRST ? 128 : 32, ld = columns + 8, elements = (K_FIRST ? 32 : 128) * ld;
     Quad held[2];
@@ -72,7 +72,7 @@ template <bool K_FIRST> struct Tile {
     }
 };
 
-// A block computes 128x128 of c; each of its 8 warps computes 64x32.
+// A block computes 128x128 elements of c; each of its 8 warps computes 64x32.
 template <bool TRANS_A, bool TRANS_B, class C>
 DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate) {
     typedef Tile<TRANS_A> TileA;

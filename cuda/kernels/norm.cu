@@ -2,8 +2,8 @@
 // and beta are sums over rows, computed in two steps in a fixed order (see columns.cu).
 #include "common.cuh"
 
-// A thread keeps its first KEPT groups of eight columns in registers and reads its later groups from x again when
-// they are needed. first produces a group; use then reads or changes the groups in column order.
+// A thread keeps its first KEPT groups of eight columns in registers and reads later ones from x again when
+// needed. The function first produces a group; use(v, c) then reads or changes the groups in column order.
 #define KEPT 4
 template <class First> DEV void begin_row(float (*kept)[8], i64 cols, First first) {
     UNROLL for (int i = 0; i < KEPT; i++) {
@@ -27,7 +27,7 @@ template <class T, class Use> DEV void over_row(float (*kept)[8], const T *x, i6
     }
 }
 
-// The norms of a row x, whose groups of eight are produced by first.
+// The norms of a row x, whose groups of eight are produced by the function first.
 template <class T, class First>
 DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, float offset, First first) {
     float kept[KEPT][8], sum = 0, squares = 0;
@@ -84,8 +84,8 @@ DEV void add_eight(float *v, T *y, const T *a, const T *b, const void *bias, i64
     store_some(y + c, v, cols - c);
 }
 
-// With n = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - average(g) - n * average(g n)) + residual. The term
-// average(g) is present only if the mean was subtracted.
+// With n = (x - mean) * rstd and g = dy * (offset + gamma): dx = rstd * (g - average(g) - n * average(g n)) +
+// residual. The term average(g) is present only if the mean was subtracted.
 template <bool CENTERED, class T>
 DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const T *gamma, const T *residual, i64 cols, float offset) {
     float v[8], d[8], g[8], sum = 0, along = 0;

@@ -1,8 +1,8 @@
 // sumsq, grad_norm, adamw, sgd, and the parts of muon: nesterov, axpby, normalize.
 #include "common.cuh"
 
-// A launch processes many tensors. A table has a row of words for each tensor; the first word is its first block or
-// tile.
+// A launch processes many tensors. A table has a row of words for each tensor; the first word is the number of
+// the tensor's first block or tile.
 typedef const u64 *Row;
 DEV double as_double(u64 bits) { return __longlong_as_double((i64)bits); }
 // row_of finds the row that a block or tile belongs to.
@@ -44,8 +44,8 @@ KERNEL(sumsq_join, (const u64 *table)) {
     if (threadIdx.x == 0) *(float *)row[5] = (float)(as_double(row[6]) * sum);
 }
 
-// The sum is in index order; the threads only fetch. A norm that is not finite, or exceeds the limit, sets the
-// factor to -1, so that updates change nothing.
+// Every thread adds all sums in index order; the threads share only the fetching. If the norm is not finite or
+// exceeds the limit, the factor is -1, so that updates change nothing.
 KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, double max_norm)) {
     SHARED(float, part, 256);
     double sum = 0;

@@ -18,8 +18,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// orderCases are the kernels for Hopper, with instructions that have enough tiles to reuse each slot in shared
-// memory.
+// orderCases lists the kernels for Hopper, each with an instruction that has enough tiles to reuse every slot
+// in shared memory.
 var orderCases = []struct {
 	name      string
 	op        ir.Op
@@ -41,8 +41,8 @@ var orderVariants = []struct {
 	{"heads of 128", map[string]int64{"head_dim": 128}},
 }
 
-// alikeInOrder lists variants with the same places as head dimension 128: other head dimensions, omitted and
-// masked tiles, capped scores.
+// alikeInOrder lists variants whose kernels have the same waits, fences and barriers as those of head dimension
+// 128: another head dimension, skipped and masked tiles, capped scores.
 var alikeInOrder = []struct {
 	name  string
 	fixed map[string]int64
@@ -96,7 +96,8 @@ var redundant = map[string]string{
 	"backward bulk_dkv: setmaxnreg.inc":           "the kernel is correct with the 168 registers of its launch, but with heads of 128, the products of the gradients alone occupy 224",
 }
 
-// orderPath is the table of all places that order memory accesses, with the effects of omitting each.
+// orderPath is the file with the table of all places that order memory accesses and the effects of omitting
+// each.
 const orderPath = "ORDER.md"
 
 // place is a site with its name in the table, which edits elsewhere in the source do not change.
@@ -105,9 +106,10 @@ type place struct {
 	name, kernels string
 }
 
-// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn, for each head size. Each
+// TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn, for each head dimension. Each
 // omission that violates the ISA must show as an error or as a different result in some order of lanes, warps,
-// copies and products. Without -update and SPPO_LONG only some are tried, but all must be in the table.
+// copies and products. With neither -update nor SPPO_LONG, only a sample is omitted, but all must be in the
+// table.
 func TestOrder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -149,8 +151,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOrderOfVariants checks that the places of a variant are those of head dimension 128, line by line, so that
-// their verdicts hold for it.
+// TestOrderOfVariants checks that the places of a variant are those of head dimension 128, line by line, so
+// that the verdicts for that dimension hold for the variant, too.
 func TestOrderOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -233,7 +235,7 @@ func (o *orderTable) text() string {
 	return out.String()
 }
 
-// readOrder reads the table.
+// readOrder parses the table.
 func readOrder(text string) orderTable {
 	o := orderTable{verdicts: map[orderCell]string{}}
 	for line := range strings.Lines(text) {
@@ -253,7 +255,7 @@ func readOrder(text string) orderTable {
 // allowed is the verdict for an omission without effect.
 const allowed = "allowed"
 
-// omitted runs without a place and returns the effect.
+// omitted runs an instruction with a place omitted and returns the effect.
 func omitted(t *testing.T, library *emu.Library, p *place, run func(uint64) ([]byte, error), right []byte) string {
 	library.Omit(p.Site)
 	defer library.Omit(emu.Site{})
@@ -295,8 +297,8 @@ func orderRun(t *testing.T, library *emu.Library, op ir.Op, engine bool, n, pref
 	}
 }
 
-// shows describes how runs in several orders differ from the right result: by an error, by a different result, or
-// not at all. It removes block and warp from errors.
+// shows describes how runs in several orders differ from the right result: by an error, by a different result,
+// or not at all ("").
 func shows(run func(uint64) ([]byte, error), right []byte) string {
 	for seed := range uint64(12) {
 		got, err := run(77 * seed)
@@ -337,7 +339,7 @@ func named(kernelsOf string, sites []emu.Site) (out []place) {
 	return out
 }
 
-// enclosing returns the name of the function or method that contains the last line.
+// enclosing returns the name of the function or method that contains the last of the lines.
 func enclosing(lines []string) string {
 	method := ""
 	for _, line := range slices.Backward(lines) {
@@ -354,7 +356,7 @@ func enclosing(lines []string) string {
 	return "?"
 }
 
-// results returns the bytes of the operands that an instruction writes.
+// results runs a program's instruction and returns the bytes of the operands that it writes.
 func results(p *ir.Program, before [][]byte, d *device) (out []byte, err error) {
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	if err := d.Load(p, 0, &vm.Env{Transport: vm.NewLocal()}); err != nil {

@@ -47,12 +47,12 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// limits bounds the drawn dimensions: small shapes find errors at edges, larger ones span several tiles. Named
-// dimensions are fixed.
+// limits lists upper bounds of drawn dimensions, under the empty name: small shapes find errors at edges,
+// larger ones span several tiles. Dimensions that have an entry of their own are fixed.
 var limits = []map[string]int64{{"": 5}, {"": 20}, {"": 70}}
 
-// shapes lists further shapes that random draws would rarely find: attention on tensor cores, with tiles crossed
-// in every direction.
+// shapes lists further shapes, which random draws would rarely find, such as attention on tensor cores with
+// several tiles in each direction.
 var shapes = map[ir.Op][]map[string]int64{
 	ir.Matmul: {
 		{"": 5, "m": 128, "n": 128, "k": 64, "T": 1}, {"": 5, "m": 136, "n": 40, "k": 96, "T": 1},
@@ -93,7 +93,7 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 40, "prefix": 30, "keys": 70, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "softcap": 4, "positions": 1},
 }
 
-// draw draws one instruction.
+// draw holds the state while one instruction is drawn.
 type draw struct {
 	*testing.T
 	rng   *rand.Rand
@@ -135,8 +135,8 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 		Run: ir.Run{Seed: 7, Sequence: 64, Vocab: 100}, Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}}}
 }
 
-// absent leaves out half of the optional operands. Of operands that exclude each other it leaves out all, or all
-// but one.
+// absent reports whether to leave out operand i: half of the optional operands, one of o and delta, and the
+// bias of a matmul that accumulates.
 func (d *draw) absent(i int) bool {
 	if v, ok := d.fixed[d.info.Operands[i].Name]; ok && d.info.Operands[i].Optional {
 		return v == 0
@@ -148,7 +148,8 @@ func (d *draw) absent(i int) bool {
 	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || d.info.Rule == ir.RuleMatmul && d.names["accumulate"] != 0)
 }
 
-// number returns a random number from 1 to the limit of this draw, or the fixed one.
+// number returns the size of a named dimension: the fixed one, or a random one from 1 to the limit of this
+// draw.
 func (d *draw) number(name string) int64 {
 	if v, ok := d.names[name]; ok {
 		return v
@@ -210,8 +211,8 @@ func (d *draw) attributes() {
 	}
 }
 
-// window draws a window that leaves no query without a key. If results of other keys are given, it may leave
-// some queries without a key, but not all.
+// window draws a window that leaves no query without a key. If the instruction continues from results of other
+// keys, some queries may have no key, but not all.
 func (d *draw) window() {
 	fixed, ok := d.fixed["window"]
 	if d.info.Rule != ir.RuleAttention || ok && fixed > 0 || !ok && d.rng.IntN(2) == 0 {
@@ -271,7 +272,7 @@ func (d *draw) shape(i int) []int64 {
 	return out
 }
 
-// compare runs a program on both devices, from the same bytes.
+// compare runs a program on both devices with the same inputs and compares the results.
 func compare(t *testing.T, p *ir.Program, emulated *device) {
 	t.Helper()
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
@@ -292,9 +293,9 @@ func compare(t *testing.T, p *ir.Program, emulated *device) {
 	}
 }
 
-// rounded returns, by name, the possible errors of each element of attention on tensor cores. A factor of every
-// term is rounded to the 8 significant bits of bf16, with an error of at most 2^-8: the probabilities, and in the
-// backward pass the gradients of scores.
+// rounded returns, by operand name, the sum of the absolute values of the terms of each element of attention on
+// tensor cores. One factor of every term is rounded to the 8 significant bits of bf16, with an error of at most
+// 2^-8: the probabilities, and in the backward pass the gradients of scores.
 func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 	if in.Op != ir.Attention && in.Op != ir.AttentionGrad || in.Arg("q").DType != ir.BF16 {
 		return nil
@@ -394,7 +395,8 @@ func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 	return out
 }
 
-// drawPositions draws documents, the first of which may have begun before the first token.
+// drawPositions draws the positions of tokens in random documents, the first of which may have begun before the
+// first token.
 func drawPositions(rng *rand.Rand, in *ir.Instr, out []int32) {
 	before, batch := "prefix", int(in.Attr("batch").Int(nil))
 	if in.Op == ir.Rope {
@@ -441,8 +443,8 @@ func execute(t *testing.T, p *ir.Program, d vm.Device, before [][]byte) [][]byte
 	return after
 }
 
-// near compares an operand. Both devices sum in f32, but in different orders; rounding may further change results
-// by 2^-8 of terms.
+// near compares an operand on both devices, with a tolerance: they sum in f32, but in different orders, and
+// rounding may also change a result by 2^-8 of its terms.
 func near(t *testing.T, what string, got, want []byte, v ir.View, terms []float64) {
 	t.Helper()
 	if v.DType == ir.I32 || v.DType == ir.U8 {

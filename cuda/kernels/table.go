@@ -140,7 +140,7 @@ func rmsNormGrad(b *binder) {
 	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset")).Block = rowThreads(c)
 }
 
-// rowThreads returns the size of a block that handles one row: a warp if rows are heads.
+// rowThreads returns the size of a block that handles one row: a warp if the row is short, such as a head.
 func rowThreads(cols int64) int64 {
 	if cols <= 8*32 {
 		return 32
@@ -160,7 +160,7 @@ func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any)
 	b.source = "columns.cu"
 	most := int64(64) // chunks
 	if c <= 8*32 {
-		most = 2048 // rows are heads: there are many, with one block per chunk
+		most = 2048 // short rows, such as heads, are many; one block handles a chunk
 	}
 	chunk := max(64, ceil(r, most)) // rows per chunk
 	chunks := ceil(r, chunk)
@@ -210,7 +210,7 @@ func rope(b *binder) {
 		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
 }
 
-// dropout launches one block per row; all its threads compute the key of the row's token.
+// dropout launches one block per row; every thread computes the key of the row's token.
 func dropout(b *binder) {
 	r, c := b.shape("x")
 	rate, tensor := b.float("rate"), vm.DropoutTensor(b.program.Tensors[b.int("tensor")].Name)
@@ -250,14 +250,14 @@ func initNormal(b *binder) {
 		tensor.Shape[0], tensor.Shape[1], b.float("std"))
 }
 
-// crossEntropyStats uses as many threads as the kernel that joins it with the gradient, because the number of
-// threads determines the order of sums.
+// crossEntropyStats uses as many threads as the kernel that computes statistics and gradient jointly, because
+// the number of threads determines the order of sums.
 func crossEntropyStats(b *binder) {
 	r, c := b.shape("logits")
 	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"), b.float("softcap")).Block = wideThreads
 }
 
-// parts returns the number of parts of the vocabulary, from the shape of the statistics.
+// parts returns the numbers of vocabulary parts and of rows, from the shape of the statistics.
 func (b *binder) parts() (parts, r int64) {
 	shape := b.in.Arg("stats").Shape
 	return int64(shape[0]), int64(shape[1])
@@ -317,7 +317,7 @@ func sgd(b *binder) {
 		b.float("momentum"), b.float("weight_decay"), b.float("scale"), b.int("scaled"), n)
 }
 
-// momentumType returns the type of a momentum that may be absent.
+// momentumType returns the letter of the momentum's type, or that of f32 if there is no momentum.
 func (b *binder) momentumType() string {
 	if b.has("m") {
 		return b.types("m")

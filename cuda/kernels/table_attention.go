@@ -12,8 +12,8 @@ import (
 // tensorDims lists the head dimensions that attention_tensor.cu supports, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which also take probabilities as
-// bf16.
+// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which take probabilities as
+// bf16, too.
 func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
 
 // HopperDims lists the head dimensions that the kernels for Hopper support.
@@ -24,9 +24,9 @@ const (
 	hopperGradSource = "attention_hopper_grad.cu"
 )
 
-// hopperBytes returns the shared memory of a Hopper kernel. Tiles start at a multiple of 1024 bytes: in the
-// forward pass, five tiles of 128 tokens; in the backward pass, two of 128 and three pairs of 64. After them
-// come `behind` bytes for barriers and, in the backward pass, for the statistics of 64 queries per pair.
+// hopperBytes returns the size of a Hopper kernel's shared memory. Tiles start at a multiple of 1024 bytes: in
+// the forward pass, five tiles of 128 tokens; in the backward pass, two of 128 and three pairs of 64. After
+// them come `behind` bytes for barriers and, in the backward pass, for the statistics of 64 queries per pair.
 func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
 
 const (
@@ -80,8 +80,8 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	return s
 }
 
-// attentionLaunch launches one block for each head, sequence and group of the given tokens (queries or keys).
-// result names the result whose element type may vary, or is "".
+// attentionLaunch launches one block for each head, each sequence and each group of 8 or 64 tokens (queries or
+// keys). The argument result names the result whose element type varies, or is "" if none does.
 func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, heads int64, args []any) {
 	if !s.tensor {
 		types := []string{"q"}
@@ -116,10 +116,10 @@ func (s *attentionShape) vary(l *Launch) {
 	}
 }
 
-// tensorSharedBytes returns the shared memory of a kernel on tensor cores. In the forward pass, it holds two
-// pairs of tiles of 64 tokens. For dq, it holds two pairs of 32 keys and a tile of 64 queries. For dk and dv, it
-// holds two tiles of 64 keys and two pairs of 32 queries with their statistics. Rows have 8 extra elements to
-// avoid bank conflicts.
+// tensorSharedBytes returns the size of the shared memory of a kernel on tensor cores. In the forward pass, it
+// holds two pairs of tiles of 64 tokens. For dq, it holds two pairs of tiles of 32 keys and a tile of 64
+// queries. For dk and dv, it holds two tiles of 64 keys and two pairs of tiles of 32 queries with their
+// statistics. Rows have 8 extra elements to avoid bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
 	row := 2 * (dim + 8)
 	switch name {
@@ -163,7 +163,7 @@ func (s *attentionShape) mapped() bool {
 	return max(s.n, s.keys, s.heads, s.batch) <= math.MaxInt32 && 2*s.dim*max(s.heads, s.kvHeads)*s.batch < 1<<40
 }
 
-// boxes returns tensor maps of the operands on the side of queries, then of those on the side of keys. Each box
+// boxes returns tensor maps of the operands whose rows are queries, then of those whose rows are keys. Each box
 // holds the given number of tokens of a panel.
 func (b *binder) boxes(s attentionShape, tokens int64, queries []any, keys ...any) (all []Boxes) {
 	panel := int64(64)

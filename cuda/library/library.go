@@ -19,7 +19,7 @@ import (
 type Wanted struct {
 	Name  string   // for messages
 	Files []string // file names, preferred ones first
-	Wheel string   // folder of NVIDIA's Python packages that contains it: nvidia/WHEEL/lib; empty: none does
+	Wheel string   // its folder in NVIDIA's Python packages, as in nvidia/WHEEL/lib; empty: it has none
 	Get   string   // how to get it, as a sentence
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// PathVariable names folders to search first, separated by colons.
+// PathVariable is the environment variable with folders to search first, separated by colons.
 const PathVariable = "SPPO_CUDA_PATH"
 
 // Order describes the search order of Candidates, for documentation and messages.
@@ -15,7 +15,8 @@ const Order = PathVariable + ", the loader's path, toolkit folders ($CUDA_HOME, 
 	"the folder of the driver in containers (/usr/local/nvidia), NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, " +
 	"the user's, the system's, and virtual environments in /opt)"
 
-// toolkits and pythons are patterns of folders. Variables are expanded; unset ones are skipped.
+// toolkits and pythons are patterns of folders. Variables in them are expanded; patterns with unset variables
+// are skipped.
 var (
 	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/usr/local/nvidia"}
 	inside   = []string{"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"}
@@ -38,8 +39,8 @@ func Candidates(w *Wanted) []string {
 			}
 		}
 	}
-	// wheel looks in nvidia/ of Python packages. Since CUDA 13 one folder contains the libraries of several
-	// packages.
+	// wheel looks in a folder of Python packages such as nvidia/. Since CUDA 13, one subfolder contains the
+	// libraries of several packages.
 	wheel := func(folder string) {
 		if w.Wheel == "" {
 			return

@@ -10,8 +10,8 @@ func String(at uintptr) string {
 	if at == 0 {
 		return ""
 	}
-	// The address belongs to C, so the collector never moves it; converting through the pointer's bits
-	// satisfies vet.
+	// The address belongs to C, so the collector never moves it; reinterpreting its bits as a pointer, instead
+	// of converting it, satisfies vet.
 	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
 	n := 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {
@@ -36,5 +36,5 @@ func (s *Strings) Add(text string) {
 // Len returns the number of texts.
 func (s *Strings) Len() int { return len(s.array) }
 
-// Pointer returns the array's address, nil for an empty one.
+// Pointer returns the array's address, or nil if the array is empty.
 func (s *Strings) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s.array)) }

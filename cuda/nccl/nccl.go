@@ -133,7 +133,8 @@ func (e *Error) Error() string {
 	return text
 }
 
-// call makes a call and turns its code into an error. If there is a communicator, it is asked for details.
+// call makes a call and turns its code into an error, with the library's last message for the communicator, if
+// any.
 //
 //go:uintptrescapes
 func (a *API) call(f function, comm uintptr, args ...uintptr) error {
@@ -179,7 +180,7 @@ const (
 	unset       = math.MinInt32
 )
 
-// Comm is one rank's side of a communicator. Its calls must come from the thread whose current context is the
+// Comm is one rank's side of a communicator. Its calls must come from a thread whose current context is on the
 // rank's GPU. Only Abort may be called from any thread, and no call may follow it.
 type Comm struct {
 	api    *API
@@ -200,8 +201,8 @@ func (a *API) Init(ranks int, id ID, rank, channels int) (*Comm, error) {
 	return c, a.init(&c.handle, ranks, id, rank, &cfg)
 }
 
-// init passes the ID by value. On amd64, values too large for registers are on the stack, after the arguments
-// in the six registers; elsewhere they are passed by address.
+// init passes the ID by value. On amd64, a value too large for registers is passed on the stack, so its words
+// follow the six register arguments; elsewhere it is passed by address.
 func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) error {
 	if runtime.GOARCH != "amd64" {
 		return a.call(fnCommInitRankConfig, 0, uintptr(unsafe.Pointer(handle)), uintptr(ranks),
@@ -216,7 +217,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll reports whether a communicator has accepted all calls so far, or the error that has occurred.
+// Poll reports whether a communicator has accepted all calls so far, or returns the error that has occurred.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {
@@ -225,7 +226,8 @@ func (c *Comm) Poll() (settled bool, err error) {
 	return state != inProgress, c.api.check(fnCommGetAsyncError, c.handle, state)
 }
 
-// Settle polls until a communicator has accepted all calls; stop ends the wait with its error.
+// Settle polls until a communicator has accepted all calls. It gives up when stop returns an error, and returns
+// that error.
 func (c *Comm) Settle(stop func() error) error {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		settled, err := c.Poll()
@@ -239,11 +241,11 @@ func (c *Comm) Settle(stop func() error) error {
 	}
 }
 
-// Abort ends a communicator immediately, even if operations are in progress. It is the only way to
-// end one after an error.
+// Abort shuts a communicator down immediately, even if operations are in progress. After an error, it is the
+// only way to do so.
 func (c *Comm) Abort() error { return c.api.call(fnCommAbort, 0, c.handle) }
 
-// Destroy ends a communicator that has finished its work.
+// Destroy shuts down a communicator that has finished its work.
 func (c *Comm) Destroy(stop func() error) error {
 	if err := c.api.call(fnCommFinalize, c.handle, c.handle); err != nil {
 		return err
@@ -254,8 +256,8 @@ func (c *Comm) Destroy(stop func() error) error {
 	return c.api.call(fnCommDestroy, 0, c.handle)
 }
 
-// Group makes the calls of f one operation. The calls must stay on one thread, because groups belong to
-// threads.
+// Group combines the calls that f makes into one operation. The calls must stay on one thread, because groups
+// belong to threads.
 func (a *API) Group(f func() error) error {
 	if err := a.call(fnGroupStart, 0); err != nil {
 		return err
@@ -273,12 +275,12 @@ func (c *Comm) Recv(y uintptr, count int64, t DType, peer int, stream uintptr) e
 	return c.api.call(fnRecv, c.handle, y, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
 }
 
-// AllGather copies count elements of each member to all.
+// AllGather copies count elements of each member to all members.
 func (c *Comm) AllGather(y, x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnAllGather, c.handle, x, y, uintptr(count), uintptr(t), c.handle, stream)
 }
 
-// ReduceScatter gives each member count elements of the sum.
+// ReduceScatter gives each member its count elements of the sum.
 func (c *Comm) ReduceScatter(y, x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnReduceScatter, c.handle, x, y, uintptr(count), uintptr(t), sum, c.handle, stream)
 }

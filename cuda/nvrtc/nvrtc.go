@@ -1,5 +1,5 @@
-// Package nvrtc binds NVIDIA's run-time compiler, which compiles CUDA C++ to machine code for one card. It needs
-// no GPU.
+// Package nvrtc binds NVIDIA's run-time compiler, which compiles CUDA C++ to machine code for one card. It
+// needs no GPU.
 //
 // It has no cache and does not depend on our kernels.
 package nvrtc
@@ -77,9 +77,9 @@ func Open() (*API, error) {
 	return a, nil
 }
 
-// loadBuiltins loads the library of built-in functions from the compiler's folder. The compiler looks for it by
-// its bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing,
-// compilation reports that.
+// loadBuiltins loads the library of built-in functions from the compiler's folder. The compiler asks for that
+// library by its bare name, and since CUDA 13 the dynamic loader finds it only on its search path. If the
+// library is missing, compilation reports that.
 func (a *API) loadBuiltins() {
 	version, err := a.Version()
 	if err != nil || !strings.Contains(a.Path, "/") {
@@ -155,8 +155,8 @@ type Result struct {
 	Log   string // warnings, and the output of --ptxas-options
 }
 
-// one serialises compiler calls in a process, because some releases are not safe for concurrent calls, and
-// concurrency gains little
+// one is the mutex that serialises compiler calls in a process, because some releases are not safe for
+// concurrent calls, and concurrency gains little
 var one sync.Mutex
 
 // Compile compiles a source. The options must name an architecture (--gpu-architecture=sm_90).
@@ -205,7 +205,7 @@ func (a *API) compile(program uintptr, options []string) (*Result, error) {
 	return &Result{Image: image, Log: strings.TrimRight(string(log), "\x00\n")}, err
 }
 
-// bytes asks for a size and then for that many bytes.
+// bytes calls size for the length of an output, and then get for its contents.
 func (a *API) bytes(size, get function, program uintptr) ([]byte, error) {
 	var n uint64
 	if err := a.call(size, program, uintptr(unsafe.Pointer(&n))); err != nil {

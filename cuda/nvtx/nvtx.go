@@ -2,8 +2,8 @@
 //
 // There is no library to link to. A profiler sets an environment variable to the path of its own library. This
 // package opens that library, which asks for a table of function addresses and fills it. Entries that it leaves
-// empty are not called. NVIDIA's header does the same (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their
-// sizes and the order of their entries).
+// empty are not called. NVIDIA's header does the same (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables,
+// their sizes and the order of their entries).
 package nvtx
 
 import (

@@ -19,8 +19,8 @@ const (
 )
 
 // diskWriter writes a file from its start. It bypasses the page cache if the file system supports that, because
-// copying a large file into the page cache takes most of the processor time of writing it, and displaces other cached
-// data.
+// most of the processor time for writing a large file would be spent on copying it into the page cache, which
+// would also displace other cached data.
 type diskWriter struct {
 	file   *os.File
 	block  []byte // filled up to its length

@@ -222,8 +222,8 @@ func eachMember(text []byte, f func(name string, value json.RawMessage) error) e
 	return nil
 }
 
-// check checks that the tensors cover the file's values: no gaps, no overlaps, the right end, and sizes that match
-// types and shapes.
+// check checks that the tensors cover the file's values exactly: no gaps, no overlaps, the right end, and sizes
+// that match types and shapes.
 func (h *header) check(values int64) error {
 	slices.SortFunc(h.entries, func(a, b entry) int {
 		if a.begin != b.begin {

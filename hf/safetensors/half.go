@@ -27,8 +27,8 @@ func widen(out []float32, in []byte, dtype string) {
 	}
 }
 
-// Append appends f32 values in a convertible type, rounded to nearest, ties to even. If f16 cannot represent a
-// finite value, the error gives the value's index.
+// Append appends f32 values in a convertible type, rounded to nearest, ties to even. If a finite value is too
+// large for f16, the error gives the value's index.
 func Append(out []byte, values []float32, dtype string) ([]byte, error) {
 	for i, v := range values {
 		switch dtype {

@@ -97,13 +97,14 @@ func (f *Folder) Find(name string) *Tensor {
 	return &f.tensors[i]
 }
 
-// shard is a file of an index, with the tensors that it must contain.
+// shard is a file that an index lists, with the tensors that the file must contain.
 type shard struct {
 	file  string
 	names map[string]bool
 }
 
-// open reads the header of a file and adds its tensors. If a shard is given, they must be those of the index.
+// open reads the header of a file and adds its tensors. If s is given, they must be the tensors that the index
+// places in this file.
 func (f *Folder) open(path string, s *shard) error {
 	file, size, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && s != nil {
@@ -138,7 +139,7 @@ func (f *Folder) open(path string, s *shard) error {
 	return nil
 }
 
-// readIndex reads which file contains which tensor. Files are sorted by name.
+// readIndex reads from an index which file contains which tensors. The files are sorted by name.
 func readIndex(path string) ([]*shard, error) {
 	text, err := infile.Read(path, MaxHeader)
 	if err != nil {
@@ -204,8 +205,9 @@ func (t *Tensor) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Float32s reads len(out) values, starting at element first, as f32, which is exact. The type must be convertible.
-// buffer holds raw bytes; it is returned for the next call, enlarged if it was too small.
+// Float32s reads len(out) values, starting at the element with index first, and converts them to f32, which is
+// exact. The type must be convertible. buffer holds raw bytes; it is returned for the next call, enlarged if it
+// was too small.
 func (t *Tensor) Float32s(out []float32, first int64, buffer []byte) ([]byte, error) {
 	if !Convertible(t.DType) {
 		return buffer, fmt.Errorf("tensor %q has values of type %s; F32, F16 and BF16 can be read", t.Name, t.DType)

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// file returns the text of a file with the given header and the given number of bytes of values.
+// file returns the contents of a file with the given header and the given number of bytes of values.
 func file(header string, values int) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	out = append(out, header...)
@@ -32,7 +32,7 @@ func tensor(name, dtype, shape string, begin, end int) string {
 
 func object(members ...string) string { return "{" + strings.Join(members, ",") + "}" }
 
-// folder creates a folder of files.
+// folder creates a folder with the given files.
 func folder(t *testing.T, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -220,7 +220,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 }
 
-// A file that shrinks after it was opened is an error, and reads stay inside their tensor.
+// Reads stay inside their tensor, and reading a file that has shrunk since it was opened is an error.
 func TestReadsStayInside(t *testing.T) {
 	dir := folder(t, map[string][]byte{SingleFile: file(object(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F32", "[2]", 8, 16)), 16)})
 	f, err := Open(dir)
@@ -248,7 +248,7 @@ func TestReadsStayInside(t *testing.T) {
 	}
 }
 
-// Every f16 and bf16 value is an f32 value, and converts back unchanged.
+// Every f16 and bf16 value converts to f32 exactly, and back unchanged.
 func TestHalvesAreExact(t *testing.T) {
 	for bits := range 1 << 16 {
 		for _, dtype := range []string{F16, BF16} {
@@ -292,8 +292,8 @@ func halfValue(h uint16, dtype string) float64 {
 	return v
 }
 
-// Rounding finds the nearest value, ties to even. It is checked for all neighbours, at the midpoint and on either
-// side of it.
+// Rounding finds the nearest value, ties to even. This is checked between each pair of neighbouring values: at
+// the midpoint and on either side of it.
 func TestHalvesRound(t *testing.T) {
 	for _, dtype := range []string{F16, BF16} {
 		infinity := map[string]uint16{F16: 0x7c00, BF16: 0x7f80}[dtype]
@@ -321,8 +321,8 @@ func TestHalvesRound(t *testing.T) {
 	}
 }
 
-// FuzzOpen checks that a file with any contents is refused with one error, or that its tensors cover its values
-// and can be read.
+// FuzzOpen checks that a file with any contents is refused with an error of one line, or that its tensors cover
+// its values exactly and can be read.
 func FuzzOpen(f *testing.F) {
 	f.Add(file(object(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F16", "[2,1]", 8, 12)), 12))
 	f.Add(file(object(`"__metadata__":{"format":"pt"}`, tensor("a", "BF16", "[0,3]", 0, 0)), 0))

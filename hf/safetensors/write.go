@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// ShardBytes is the default limit for the values in a file, as in transformers 4. A single tensor may be
-// larger.
+// ShardBytes is the default limit for the bytes of values in a file, as in transformers 4. A single tensor may
+// exceed it.
 const ShardBytes = 5_000_000_000
 
-// Source is a tensor to write. Write must write exactly its bytes.
+// Source is a tensor to write. Write must write exactly the bytes of the tensor's values.
 type Source struct {
 	Info
 	Write func(w io.Writer) error
@@ -162,7 +162,7 @@ func headerOf(sources []Source, metadata map[string]string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// encode returns JSON without the escapes that browsers need.
+// encode returns v as JSON, without the escapes for HTML.
 func encode(v any) (string, error) {
 	var b strings.Builder
 	out := json.NewEncoder(&b)

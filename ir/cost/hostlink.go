@@ -17,8 +17,8 @@ const (
 	numWays
 )
 
-// HostLink simulates a device's copies. Each direction runs one copy at a time, in the order of requests. On
-// a half-duplex machine, only one copy runs at a time in either direction. A copy begins in the first gap
+// HostLink simulates a device's copies. Each direction runs one copy at a time, in the order of requests. On a
+// half-duplex machine, only one copy runs at a time, whatever its direction. A copy begins in the first gap
 // that is long enough, so a copy that is requested early but ready late does not delay others.
 type HostLink struct {
 	half  bool
@@ -34,7 +34,7 @@ func (c Model) HostLink() HostLink { return HostLink{half: c.machine.HalfDuplex(
 // Until returns the time at which all requested copies of a direction are done.
 func (l *HostLink) Until(w Way) ir.Seconds { return l.until[w] }
 
-// Copy returns the end of a copy that can begin at ready and takes d.
+// Copy requests a copy that can begin at time ready and takes d, and returns its end.
 func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	begin := max(ready, l.until[w])
 	if l.half {
@@ -48,7 +48,8 @@ func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	return l.until[w]
 }
 
-// Copies returns the end of many copies that take d in total. Each is small enough to fit into any gap.
+// Copies requests many copies that take d in total, and returns the end of the last. Each is small enough to
+// fit into any gap.
 func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 	at := max(ready, l.until[w])
 	if l.half {
@@ -75,12 +76,12 @@ func (l *HostLink) forget() {
 	l.taken = slices.Delete(l.taken, 0, l.after(min(l.until[Out], l.until[Back])))
 }
 
-// after returns the first interval that ends after a time.
+// after returns the index of the first interval that ends after time t.
 func (l *HostLink) after(t ir.Seconds) int {
 	return sort.Search(len(l.taken), func(i int) bool { return l.taken[i].end > t })
 }
 
-// take fills a gap or part of one.
+// take marks a gap, or part of one, as taken.
 func (l *HostLink) take(begin, end ir.Seconds) {
 	if end <= begin {
 		return

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Copies requested in both directions at once run side by side on a full-duplex machine, and in turn on a
-// half-duplex one.
+// Copies requested in both directions at once run at the same time on a full-duplex machine, and one after the
+// other on a half-duplex one.
 func TestHostLink(t *testing.T) {
 	type copied struct {
 		way        Way
@@ -43,7 +43,7 @@ func TestHostLinkFillsGaps(t *testing.T) {
 	l := New(ir.Machine{CopyDuplex: "half"}, 1).HostLink()
 	l.Copy(Out, 2, 3)
 	l.Copy(Out, 7, 1)
-	if got := l.Copies(Back, 1, 4); got != 9 { // 1 .. 2, 5 .. 7, 8 .. 9
+	if got := l.Copies(Back, 1, 4); got != 9 { // they take 1 to 2, 5 to 7 and 8 to 9
 		t.Errorf("they end at %g, want 9", got)
 	}
 	if got := l.Copy(Out, 0, 1); got != 10 {
@@ -51,7 +51,8 @@ func TestHostLinkFillsGaps(t *testing.T) {
 	}
 }
 
-// Copies in turn never overlap, none begins before it is ready, and both directions keep their order.
+// Copies on a half-duplex machine never overlap, none begins before it is ready, and both directions keep their
+// order.
 func TestHostLinkTakesTurns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for range 200 {

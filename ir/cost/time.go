@@ -2,9 +2,8 @@
 // before lowering, and the simulator uses it for instructions. An estimate and a simulation
 // therefore differ in the detail of their input, but never in rates.
 //
-// The package does not model streams, order or contention over time. It computes the duration of
-// one instruction, with its share of the machine's links, in a job that uses all ranks of a node
-// equally.
+// The package does not model streams, order or contention over time. It computes the duration of one
+// instruction, given its share of the machine's links, in a job that uses all ranks of a node equally.
 //
 // If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
 // processor. A kernel uses all processors that are idle when it begins, if waking them is worthwhile.
@@ -29,8 +28,8 @@ func New(m ir.Machine, ranks int) Model {
 	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
 }
 
-// Alone returns the cost model in which host copies are not shared, for simulations that know at each moment
-// which ranks copy.
+// Alone returns the cost model without the limit on the total rate of host copies of a node, for simulations
+// that know at each moment which ranks copy.
 func (c Model) Alone() Model {
 	c.machine.NodeCopyBandwidth = 0
 	return c
@@ -39,8 +38,8 @@ func (c Model) Alone() Model {
 // RanksPerNode returns the number of ranks of the job that share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices returns the number of devices with the peak rate that the given number of ranks uses: one per rank,
-// or the number of processors that the ranks share.
+// Devices returns by how much to multiply the peak rate for the given number of ranks: by one per rank or, if
+// ranks share processors, by the number of processors of their nodes.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -75,8 +74,8 @@ func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	return c.on(w, c.One(w, l), c.machine.Parallelism/float64(c.ranksPerNode))
 }
 
-// on returns the duration of work on several processors that takes the given time on one. With less than one
-// processor, ranks take turns.
+// on returns the duration, on the given number of processors, of work that takes time one on a single
+// processor. With less than one processor per rank, ranks take turns.
 func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	switch {
 	case processors < 1:
@@ -87,13 +86,13 @@ func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	return c.Spread(one, processors)
 }
 
-// Spread returns the duration of a kernel on several processors that takes the given time on one. Waking
-// processors takes time, which short kernels avoid.
+// Spread returns the duration, on several processors, of a kernel that takes time one on a single processor.
+// Waking processors takes time, so short kernels run on one.
 func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
 }
 
-// Spreads reports whether work uses several processors at once if ranks share them.
+// Spreads reports whether work can use several processors at once where ranks share processors.
 func Spreads(w ir.Work) bool {
 	switch w.Kind {
 	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkMemory:
@@ -102,7 +101,7 @@ func Spreads(w ir.Work) bool {
 	return false
 }
 
-// One returns the duration of an instruction on a device, or on one processor if ranks share them.
+// One returns the duration of an instruction on a device, or on one processor if ranks share processors.
 func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
@@ -182,8 +181,8 @@ func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	return c.ring(w.Bytes, l, passes)
 }
 
-// ring returns the time for a number of passes of a ring collective over a whole operand of n bytes. A pass
-// has t-1 steps, in each of which every rank passes on n/t bytes.
+// ring returns the time for a number of passes of a ring collective over a whole operand of n bytes. Among t
+// ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes.
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	rate, latency := c.wire(l)
 	steps := float64(passes * (l.Ranks - 1))
@@ -197,9 +196,9 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)
 }
 
-// allToAll returns the time of an exchange in which each rank sends n/t bytes to every other rank, all
-// at once. Traffic within the node overlaps with traffic leaving it, and the ranks of a node share the
-// outgoing link.
+// allToAll returns the time of an exchange in which each of t ranks sends n/t bytes to every other rank, all at
+// once. Traffic within the node overlaps with traffic leaving it, and the ranks of a node share the outgoing
+// link.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	rate, latency := c.wire(l)
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes

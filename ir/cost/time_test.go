@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// machine has round figures.
+// machine has round figures, so that the expected times are easy to compute.
 var machine = ir.Machine{
 	Nodes: 2, GPUsPerNode: 4,
 	PeakBF16: 100e12, PeakF32: 10e12, MemoryBandwidth: 1e12, CopyEfficiency: 0.5,
@@ -75,7 +75,7 @@ func TestNodeSharesItsCopies(t *testing.T) {
 	}
 }
 
-// TestEveryKindOfWorkHasAPrice walks the opcode table.
+// Every opcode of the table takes time, unless it has no work.
 func TestEveryKindOfWorkHasAPrice(t *testing.T) {
 	m := New(machine, 8)
 	for op := range ir.Ops {
@@ -127,8 +127,8 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// Ranks that share processors take turns if there are more ranks than processors. If there are fewer, kernels
-// spread and copies do not.
+// Ranks that share processors take turns if there are more ranks than processors. With at least two processors
+// per rank, kernels spread and copies do not.
 func TestParallelism(t *testing.T) {
 	few := machine
 	few.Parallelism, few.SpreadEfficiency, few.KernelLatency = 4, 0.5, 1e-3

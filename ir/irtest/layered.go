@@ -66,7 +66,8 @@ func sum(n int, f func(int) int) int {
 	return total
 }
 
-// buffer creates a buffer in a slot of its kind. Buffers in the same slot share their bytes.
+// buffer returns the buffer with the given name, which it creates on first use. All buffers of a kind share the
+// bytes of one slot.
 func (l *layered) buffer(kind, name string, arena ir.Arena, size, slot ir.Bytes, persistent bool) int {
 	if i, ok := l.named[name]; ok {
 		return i
@@ -201,13 +202,13 @@ func (l *layered) backward(s int) {
 	}
 }
 
-// emit adds an instruction with the provenance of the layer.
+// emit adds an instruction with the provenance of the current layer.
 func (l *layered) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 	l.stage.where = l.where
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, ir.Absent())
 	}
-	for len(attrs) < len(ir.Ops[op].Attrs) { // options at the end of the row
+	for len(attrs) < len(ir.Ops[op].Attrs) { // omitted options at the end of the row
 		attrs = append(attrs, ir.Int(0))
 	}
 	l.stage.emit(op, s, args, attrs)

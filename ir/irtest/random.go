@@ -10,8 +10,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Random returns a valid program of about n instructions. It has a few stages with some ranks each, every opcode of the
-// table, all streams, buffers that share bytes, and only the waits that its order needs. Equal seeds give equal programs.
+// Random returns a valid program of about n instructions. It has a few stages with some ranks each, every
+// opcode of the table, all streams, buffers that share bytes, and only the waits that its order needs. Equal
+// seeds give equal programs.
 //
 // Random orders accesses to whole buffers, whereas the verifier checks bytes. The two share no code.
 func Random(seed uint64, n int) *ir.Program {
@@ -42,7 +43,7 @@ func Random(seed uint64, n int) *ir.Program {
 	return g.p
 }
 
-// Names of the constants and groups of a random program.
+// Indices of the constants of a random program; those of its groups are below.
 const (
 	constNext = iota
 	constPrev
@@ -50,7 +51,7 @@ const (
 	constRow
 )
 
-// shareRows is the number of rows of each tensor that a rank of a stage holds.
+// shareRows is the number of rows of a tensor that each rank of a stage holds.
 const shareRows = 16
 
 const (
@@ -102,8 +103,8 @@ func (g *generator) size() int {
 	return n
 }
 
-// act adds one operation, or both halves of a message. Every code is a projection of this single order, so the job
-// cannot deadlock.
+// act adds one operation, or both halves of a message. Every code keeps the order in which act adds operations,
+// so the job cannot deadlock.
 func (g *generator) act() {
 	i := g.r.IntN(g.pp)
 	switch k := g.r.IntN(10); {
@@ -169,7 +170,7 @@ func (g *generator) collective(st *stage) {
 	}
 }
 
-// allToAll adds an exchange in either direction. The number of copies is any divisor of the size of the group.
+// allToAll adds an exchange in either direction. The number of copies is a random divisor of the group size.
 func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size int, group ir.Attr) {
 	copies := 1 + g.r.IntN(size)
 	for size%copies != 0 {
@@ -187,7 +188,7 @@ func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size i
 	st.emit(ir.AllToAll, stream, []ir.View{st.write(ir.Device, dtype, to, false), x}, []ir.Attr{group, ir.Int(int64(copies)), ir.Bool(inverse)})
 }
 
-// allReduce sums over the first and the last stage.
+// allReduce adds a sum over the first and the last stage.
 func (g *generator) allReduce() {
 	dtype, shape := g.dtype(), g.shape()
 	for _, st := range []*stage{g.stages[0], g.stages[g.pp-1]} {
@@ -273,7 +274,7 @@ type instance struct {
 }
 
 // leftOut reports whether optional operand i is omitted. The o of attention_grad is omitted if delta is given;
-// any other operand at random, or always if the instruction accumulates and is not attention.
+// any other operand at random, but always if the instruction accumulates and is not attention.
 func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention && in.row.Operands[i].Name == "o" {
 		delta := slices.IndexFunc(in.row.Operands, func(o ir.Operand) bool { return o.Name == "delta" })
@@ -335,8 +336,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	return ir.Int(int64(v))
 }
 
-// window returns a window that leaves no query without a key. If other keys have been attended to before, it
-// may leave some queries without a key, but not all.
+// window returns a random window in which every query sees a key. If the instruction continues attention to
+// other keys, it is enough that one query does.
 func (in *instance) window() int64 {
 	end := in.named["prefix"] + in.name("n")
 	least := end - in.name("keys") + 1

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Seed returns the seed of a test's random numbers, and logs it. The seed is 1, so that every run draws the same numbers.
-// With SPPO_LONG, it is different each time. SPPO_SEED sets it, to repeat a run.
+// Seed returns the seed of a test's random numbers, and logs it. By default, the seed is 1, so that every run
+// draws the same numbers. With SPPO_LONG, it differs in every run. SPPO_SEED sets it, to repeat a run.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(1)

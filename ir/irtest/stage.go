@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// stage builds the code of one stage and keeps its accesses ordered.
+// stage builds the code of one stage and adds the waits that order its accesses.
 type stage struct {
 	g       *generator
 	index   int
@@ -17,10 +17,10 @@ type stage struct {
 	live    []int // buffers that have been written
 	inUse   []int // buffers of the current instruction
 	step    int   // buffer that the VM fills before each step
-	exact   bool  // use the field where, not a random provenance, and add no buffers
+	exact   bool  // the provenance is the field where, not random, and begin creates no buffers
 	where   ir.Provenance
 
-	known [ir.NumStreams]clock // instructions that each stream follows
+	known [ir.NumStreams]clock // [s][t]: number of instructions of stream t that stream s has waited for
 	count clock                // instructions on each stream so far
 }
 
@@ -33,13 +33,13 @@ type buffer struct {
 	persistent bool
 	place      *place
 
-	// State in this section: whether it has been written, whether it has been read, and whether it was changed
-	// after that.
+	// State in this section: whether the buffer has been written, whether it has been read since, and whether
+	// it was changed in place after being read.
 	written, read, stale bool
 }
 
 // mayRead reports whether a read sees the value that the buffer represents. mayChange reports whether the value
-// can be changed in place because no instruction has read the old value.
+// can be changed in place: it comes from before the section, or no instruction has read it.
 func (b *buffer) mayRead() bool   { return !b.stale }
 func (b *buffer) mayChange() bool { return !b.stale && !(b.written && b.read) }
 
@@ -104,12 +104,13 @@ func (st *stage) finish() ir.Code {
 	return c
 }
 
-// readable returns a view of a buffer that has been written.
+// readable returns a view of a buffer that has been written, if necessary a new one.
 func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayRead)
 }
 
-// changeable returns a view of a buffer that has been written and may be changed in place.
+// changeable returns a view of a buffer that has been written, if necessary a new one, and that may be changed
+// in place.
 func (st *stage) changeable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayChange)
 }
@@ -150,7 +151,8 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) 
 	return v
 }
 
-// write creates a buffer of the view's size, often in place of one that is no longer read.
+// write creates a buffer for a view that the next instruction writes, often in the place of a buffer that is
+// not needed any more.
 func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, persistent bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
 	size := v.Bytes()
@@ -213,7 +215,7 @@ func (st *stage) offset(slack ir.Bytes, dtype ir.DType) ir.Bytes {
 	return ir.Bytes(st.g.r.Int64N(int64(slack/dtype.Bytes())+1)) * dtype.Bytes()
 }
 
-// aloneAt reports whether no operand except j is in the buffer of v.
+// aloneAt reports whether operand j, the view v, is the only one in its buffer.
 func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
 	for i := range args {
 		if i != j && args[i].Present() && args[i].Elements() > 0 && args[i].Buffer == v.Buffer {

@@ -1,7 +1,6 @@
-// Package estimate predicts the time of a step from its plan. Costs holds the durations of layers,
-// copies and messages, computed with the cluster's cost model. A Simulation runs the actions of all
-// ranks with these costs. An Estimator caches values that the estimates of time and memory of a
-// plan share.
+// Package estimate predicts the time of a step from its plan. Costs holds the durations of layers, copies and
+// messages, computed with the cluster's cost model. A Simulation runs the actions of all ranks with these
+// costs. An Estimator holds what the estimates of a plan's time and of its memory have in common.
 package estimate
 
 import (
@@ -12,15 +11,15 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Cache holds values that the estimates of all plans of a job share: the dataflow of the model for
-// each split over the ranks of a stage, the times of nodes, and the bytes of running blocks.
+// Cache holds values that are shared by the estimates of all plans for a job: the dataflow of the model for
+// each split over the ranks of a stage, the times of nodes, and the bytes that blocks hold while they run.
 // Entries never change.
 type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
 	flops  *LayerFlops
 	head   ir.Flops // forward pass of the head for one token
-	tuned  float64  // FLOPs of a step that does not train all of the model; 0: not yet known
+	tuned  float64  // FLOPs of a step that trains only part of the model; 0: not yet known
 	Blocks memory.Blocks
 }
 
@@ -38,7 +37,7 @@ func (c *Cache) Model(p *plan.Plan) *graph.Model {
 	return c.graphs[split]
 }
 
-// FlopsOfLayer returns the FLOPs of a layer of a plan's model.
+// FlopsOfLayer returns the result of the function FlopsOfLayer for a plan's model.
 func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
 	if c.flops == nil {
 		f := FlopsOfLayer(p.Model)
@@ -48,7 +47,8 @@ func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
 	return *c.flops
 }
 
-// tunedFlops returns the FLOPs of a step, which are the same for all plans of one job.
+// tunedFlops returns the FLOPs of a step that trains only part of the model, which are the same for all plans
+// for a job.
 func (c *Cache) tunedFlops(p *plan.Plan) float64 {
 	if c.tuned == 0 {
 		c.tuned = tunedFlops(p)
@@ -66,14 +66,14 @@ type Estimator struct {
 	work  *walk.Work
 }
 
-// New returns the estimator of a plan. It counts its work in w, unless w is nil.
+// New returns an estimator of a plan, which counts its work in w, unless w is nil.
 func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
 	e := &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
 	w.Spend(e.Layers) // to arrange the tasks
 	return e
 }
 
-// Memory returns the meter of the plan's memory.
+// Memory returns a meter of the plan's memory.
 func (e *Estimator) Memory() *memory.Meter {
 	return memory.NewMeter(e.Walk, e.Shapes, e.cache.Blocks, e.work)
 }

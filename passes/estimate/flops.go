@@ -9,20 +9,19 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// LayerFlops counts the multiply-adds of the forward pass of layers as a function of the number of
-// tokens x, in the same way as the opcodes' work functions. Products with weights are linear in x.
-// Causal attention has x(x+1)/2 pairs, and attention with a window of w < x tokens has w(w+1)/2 +
-// (x-w)*w.
+// LayerFlops counts the multiply-adds of the forward pass of layers as a function of the number of tokens x, in
+// the same way as the opcodes' work functions. Products with weights are linear in x. Causal attention has
+// x(x+1)/2 query-key pairs, and attention with a window of w < x tokens has w(w+1)/2 + (x-w)*w.
 type LayerFlops struct {
 	Linear, Quadratic *big.Int
 	windows           []windowFlops // all layers of a model, if any layer has a window; empty: one layer without a window
 }
 
-// windowFlops is a number of layers with a window; 0 means no window.
+// windowFlops counts the layers that have the same window, where 0 means no window.
 type windowFlops struct{ window, layers int64 }
 
-// FlopsOfLayer derives both parts from the FLOPs of a layer for one token and for two. If layers have
-// windows, the result is for all layers together.
+// FlopsOfLayer derives the linear and the quadratic part from the FLOPs of a layer for one token and for two.
+// If layers have windows, the result is for all layers together.
 func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
 	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
@@ -44,9 +43,9 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	return f
 }
 
-// tunedFlops counts the forward and backward passes of a step that trains only part of the model, so
-// that part of the backward pass is omitted. As in LayerFlops, attention counts twice as much in the
-// backward pass as in the forward pass.
+// tunedFlops counts the FLOPs of the forward and backward passes of a step that trains only part of the model
+// and therefore omits part of the backward pass. As in a step that trains all of it, attention counts twice as
+// much in the backward pass as in the forward pass.
 func tunedFlops(p *plan.Plan) float64 {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	z := graph.Size{Sequence: p.Train.Sequence, Tokens: p.Train.Sequence, Batch: 1, SP: 1, Rows: p.Train.Sequence}
@@ -113,7 +112,7 @@ func (f windowFlops) pairs(x int64) *big.Int {
 	return n.Add(n, new(big.Int).Mul(big.NewInt(2*w), big.NewInt(x-w)))
 }
 
-// inModel returns the FLOPs of a sequence of x tokens in all layers of a model.
+// inModel returns the FLOPs of the forward pass of x tokens through all layers of a model.
 func (f LayerFlops) inModel(x int64, layers int) float64 {
 	v, _ := new(big.Float).SetInt(f.UpTo(x)).Float64()
 	if f.Windowed() {

@@ -5,5 +5,5 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simulate predicts how long a plan takes.
+// simulate predicts the time of a plan from its costs and writes it into the plan.
 func simulate(p *plan.Plan, t *Costs) { newSimulation(walk.Must(p), t, nil).Run().Report(p) }

@@ -12,12 +12,12 @@ import (
 // This file estimates the time of tasks that ranks share at the start of the pipeline. As in the
 // program, all ranks run a slot together, layer by layer.
 
-// leftCosts are the additional costs of sharing for each range of tokens.
+// leftCosts holds the costs of sharing that come in addition to the computation.
 type leftCosts struct {
-	visit           VisitTime                         // traffic of parameters, once for all pieces of a slot
+	visit           VisitTime                         // parameter collectives of a layer, once per slot
 	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
 	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], to send the layer's weights to one rank
-	give            ir.Seconds                        // to send a layer's weight gradients from one rank
+	give            ir.Seconds                        // to pass a layer's weight gradients to the previous rank
 	add             ir.Seconds                        // to add these gradients
 }
 
@@ -25,14 +25,15 @@ type leftCosts struct {
 // of K and V or their gradients, and the rest.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
-// The cost of computing the times of a layer for a subsequence, or of a task with helpers, in layer visits.
+// The work, in layer visits, of computing the times of a layer for a subsequence, and those of a task with
+// helpers.
 const (
 	visitsPriced = 8
 	visitsShared = 2
 )
 
-// allCosts returns the costs of a plan whose subsequences may be cut into pieces. Index i is a range of tokens:
-// a piece or a whole subsequence.
+// allCosts returns the costs of a plan whose subsequences may be cut into pieces. In the result, index i is a
+// range of tokens: a piece or a whole subsequence.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
 	p, g := e.Plan, e.Model
 	q, s := p, e.Shapes
@@ -86,8 +87,8 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 	return t
 }
 
-// lendTimes returns the times to send the weights of each stage's layers to a helper in a pass: all
-// weights that any helper reads.
+// lendTimes returns, for each layer of each stage, the time to send to a helper all weights that any helper
+// reads in a pass.
 func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
 	for stage, layers := range p.LayersPerStage {
 		of := make([]ir.Seconds, layers)
@@ -107,7 +108,8 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 	return times
 }
 
-// inRanges returns a plan without tasks in which pieces are subsequences, so that their costs can be computed.
+// inRanges returns a copy of the plan in which every piece is a subsequence, so that costs can be computed for
+// pieces. The tasks of the copy are not adapted.
 func inRanges(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Subsequences.Lengths, q.Offload.Placement = nil, make([][]string, len(p.Offload.Placement))
@@ -123,22 +125,23 @@ func inRanges(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// transfer simulates a message between ranks that share tasks. Each rank sends and receives one message at a time.
+// transfer simulates a message between ranks that share tasks, and returns when it arrives. Each rank sends one
+// message at a time, and receives one at a time.
 func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
 	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
 	to.muxIn = from.muxOut
 	return to.muxIn
 }
 
-// sharedSlot is a slot being simulated. All lists are indexed by rank; tasks are numbers.
+// sharedSlot is a slot being simulated. All lists, except that of the slot's tasks, are indexed by rank.
 type sharedSlot struct {
 	*Simulation
 	first   plan.Task
 	all     []slotTask
 	actions [][]schedule.Action  // actions of this slot that have not run yet
-	whole   []ir.Seconds         // when the parameters of the layer that the rank's own tasks visit have been gathered
+	whole   []ir.Seconds         // when the collectives that run during the rank's current layer are done
 	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks have arrived
-	summed  []ir.Seconds         // when the last returned contributions of helpers have been added
+	summed  []ir.Seconds         // when the last weight gradients received have been added
 }
 
 // slotTask is a task in a slot.
@@ -171,7 +174,8 @@ func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	return w
 }
 
-// run advances every rank through its own actions up to the next action that all ranks share.
+// run simulates the slot. It advances every rank through its own actions up to the next action that all ranks
+// take together, simulates that action, and so on.
 func (w *sharedSlot) run() {
 	for {
 		var common []schedule.Action
@@ -236,7 +240,7 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	}
 }
 
-// enter gathers the parameters of the next layer of the rank's own tasks while the rank computes.
+// enter begins the collectives of parameters that run while the rank's own tasks visit a layer.
 func (w *sharedSlot) enter(rank int) {
 	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
 	if w.first.Kind == plan.Backward {
@@ -244,8 +248,8 @@ func (w *sharedSlot) enter(rank int) {
 	}
 }
 
-// lend sends the weights of the k-th layers of a slot to the ranks that begin to help in it. Each
-// rank passes them on to the next.
+// lend sends the weights of the k-th layer of every stage in a slot to the ranks that begin to help the stage
+// there. Each of these ranks passes the weights on to the next.
 func (w *sharedSlot) lend(slot, k int) {
 	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
@@ -276,7 +280,7 @@ func (w *sharedSlot) giveBack(round int) {
 	}
 }
 
-// handOut embeds the pieces of the first stage.
+// handOut embeds the pieces of the first stage and sends them to the ranks that run them.
 func (w *sharedSlot) handOut() {
 	home := &w.stages[w.Plan.Home(0)]
 	for _, t := range w.all {
@@ -289,8 +293,8 @@ func (w *sharedSlot) handOut() {
 	}
 }
 
-// handIn sends the gradients of the first stage's pieces to its embedding. After the last slot all messages
-// have arrived.
+// handIn sends the gradients of the first stage's pieces to the rank with the embedding. The last slot ends
+// only when all messages have arrived.
 func (w *sharedSlot) handIn() {
 	home := &w.stages[w.Plan.Home(0)]
 	for _, t := range w.all {
@@ -339,14 +343,14 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
 }
 
-// exchange sends K and V of a task's layer to the ranks that read them, or contributions to the gradients
-// of K and V to the rank that computes these rows.
+// exchange sends K and V of a task's layer from the rank that computes them to the ranks that read them. In the
+// backward pass it sends contributions to their gradients the other way.
 func (w *sharedSlot) exchange(t slotTask) {
 	a := &w.stages[t.runner]
 	for _, other := range t.readers {
 		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
-			added := ir.Seconds(0) // time of additions in earlier slots
+			added := ir.Seconds(0) // contributions summed in earlier slots are ready at once
 			if other.Waits {
 				added = b.now
 			}

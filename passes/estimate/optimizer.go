@@ -12,7 +12,7 @@ type Updater struct {
 	plan     *plan.Plan
 	graph    *graph.Model
 	cost     cost.Model
-	sp, kv   cost.Link // ranks of a stage; those among them that hold the same key and value heads
+	sp, kv   cost.Link // among the ranks of a stage; among those that hold the same key and value heads
 	replicas cost.Link
 }
 
@@ -27,7 +27,7 @@ func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
 }
 
 // Block returns the time to complete the gradients of a block, compute their norm and update its weights. It
-// omits the reductions of vectors inside a stage, which are small.
+// omits the reductions of vectors over the ranks of a stage, which are small.
 func (u Updater) Block(b *graph.Block) ir.Seconds {
 	var t ir.Seconds
 	for i := range b.Params {
@@ -94,10 +94,9 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.graph.DType())
 }
 
-// Visit returns the time of the parameter traffic that runs during a layer of a task: gathering the
-// weights of the next layer and, in a backward pass that completes gradients, reducing those of
-// the previous layer. Two layers are always kept whole, so a rank with at most two layers has no such
-// traffic.
+// Visit returns the times of the collectives that run during a layer of a task: those that gather the weights
+// of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
+// previous layer. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
 func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
@@ -117,8 +116,8 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	return weights, gradients
 }
 
-// kernels returns the time of the sum of squares over a rank's slice, and of the update of the part
-// whose optimizer state it holds.
+// kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
+// part of the parameter whose optimizer state the rank holds.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
@@ -143,7 +142,8 @@ func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	return max(in, out)
 }
 
-// update returns the time of the optimizer's kernels for the part whose state a rank holds.
+// update returns the time of the optimizer's kernels and collectives for the part of a parameter whose state a
+// rank holds.
 func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
 	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
 	for i := range update.Forward {

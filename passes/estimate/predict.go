@@ -15,7 +15,8 @@ import (
 // CostModel returns the cost model of a plan's cluster for the ranks that the plan uses.
 func CostModel(p *plan.Plan) cost.Model { return cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()) }
 
-// Predict estimates the results of the plan: time, throughput, capacities. Exact memory comes from codegen.
+// Predict writes the estimated time and throughput into the plan, and its memory capacities. The exact memory
+// use comes from codegen.
 func (e *Estimator) Predict() {
 	p := e.Plan
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
@@ -27,7 +28,7 @@ func (e *Estimator) Predict() {
 	throughput(e.cache, p, model.Peak(e.Model.DType()))
 }
 
-// Predict estimates the results of an edited plan.
+// Predict calls the method of the same name for a plan without an estimator, such as an edited one.
 func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 
 // Costs holds the durations of all parts of a step. Index i is a subsequence, s a stage, k a layer of the stage.
@@ -35,18 +36,18 @@ type Costs struct {
 	kinds                 []layerCosts       // of each kind of layer
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
 	again                 [][][]backwardTime // [s][i][k]: time that recomputing a layer's units adds; nil: none
-	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward pass
+	embed, head           []ir.Seconds       // [i]; the whole head runs in the backward pass
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
-	link                  cost.HostLink      // link of a rank before any copy
-	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of a task's input
+	link                  cost.HostLink      // link of one device, before any copy
+	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
 	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
-	cacheBack             ir.Seconds         // copy of K and V of a whole sequence
+	cacheBack             ir.Seconds         // copy of a layer's K and V for a whole sequence
 	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
-	left                  *leftCosts         // of tasks shared at the start; nil: none
-	shared                *sharedCosts       // of tasks with helpers; nil: none
-	under                 []VisitTime        // [i]: collectives of parameters during a layer's backward pass
+	left                  *leftCosts         // of tasks shared at the start; nil: no task is
+	shared                *sharedCosts       // of tasks with helpers; nil: no task has any
+	under                 []VisitTime        // [i]: collectives that run during a layer's backward pass
 	recomputing           map[recomputedKey]backwardTime
 	lastPlacement         lastPlacement
 	stream                streamCosts
@@ -61,7 +62,7 @@ type layerCosts struct {
 	left     leftHalves
 }
 
-// Forward returns the time of a subsequence in a layer, averaged over all kinds.
+// Forward returns the time of a subsequence's forward pass through a layer, averaged over all layers.
 func (t *Costs) Forward(i int) ir.Seconds {
 	return t.graph.Mean(func(kind int) ir.Seconds { return t.kinds[kind].Forward[i] })
 }
@@ -80,7 +81,8 @@ type VisitTime struct{ Weights, Gradients ir.Seconds }
 // backwardTime is the time of a block's backward pass, and the times of its halves if they run separately.
 type backwardTime struct{ Whole, input, weights ir.Seconds }
 
-// of returns the time until the gradient of the input is ready.
+// of returns the time until the gradient of the input is ready: that of the first half if the halves run
+// separately.
 func (b backwardTime) of(split bool) ir.Seconds {
 	if split {
 		return b.input
@@ -99,7 +101,7 @@ type recomputedKey struct {
 	recomputed graph.Units
 }
 
-// Costs returns the costs of the plan without shared tasks.
+// Costs returns the costs that the plan would have if no tasks were shared.
 func (e *Estimator) Costs(m cost.Model) *Costs { return taskCosts(e.cache, e.Plan, e.Shapes, m) }
 
 func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs {
@@ -166,7 +168,7 @@ func (t *Costs) findKinds(p *plan.Plan) {
 	}
 }
 
-// kindsOn returns the kinds of the layers of a pipeline rank, in the order of Placement.
+// kindsOn returns the kinds of a pipeline rank's layers, in the order of Offload.Placement.
 func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	if t.kindOf != nil {
 		for _, j := range p.StagesOf(rank) {
@@ -176,7 +178,8 @@ func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	return kinds
 }
 
-// addCaches computes the times of copies of K and V: to the host one subsequence at a time, back all at once.
+// addCaches computes the times to copy a layer's K and V: to the host one subsequence at a time, back all at
+// once.
 func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
@@ -198,15 +201,15 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// placementTimes holds the time that the placement of a stage's units of a subsequence adds to each
-// of its layers: copies, with one instruction per unit, and recomputation in the backward pass.
+// placementTimes holds the times that the placement of one subsequence's units adds to each layer of a stage:
+// copies, with one instruction per unit, and recomputation in the backward pass.
 type placementTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
 }
 
-// SetPlacement computes the times for a placement of a stage's units of a subsequence. Stages often
-// have equal placements, as do the layers of a stage.
+// SetPlacement sets the times of a stage and a subsequence for the given placement of its units. Stages often
+// have equal placements, so the last result is reused.
 func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes []ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
 	if last := &t.lastPlacement; last.i != i || last.placement != placement || !slices.Equal(last.kinds, kinds) {
@@ -216,7 +219,7 @@ func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement st
 	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
 }
 
-// lastPlacement is the most recent placement.
+// lastPlacement is the last result of SetPlacement, with everything that it depends on.
 type lastPlacement struct {
 	i         int
 	placement string
@@ -250,7 +253,7 @@ func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [
 	return of
 }
 
-// TimeAgain returns the time that recomputing units adds to a layer's backward pass, averaged over all kinds.
+// TimeAgain returns the time that recomputing units adds to a layer's backward pass, averaged over all layers.
 func (t *Costs) TimeAgain(pr Pricer, i int, recomputed graph.Units, z graph.Size) ir.Seconds {
 	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, recomputed, z).Whole })
 }
@@ -271,7 +274,7 @@ func (t *Costs) timeAgain(pr Pricer, i, kind int, recomputed graph.Units, z grap
 	return d
 }
 
-// rank returns a rank of the first replica.
+// rank returns the number of the k-th rank of a stage in the first replica.
 func rank(p *plan.Plan, stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
 
 func stageRanks(p *plan.Plan, s, _ int) []int32 {
@@ -282,15 +285,17 @@ func stageRanks(p *plan.Plan, s, _ int) []int32 {
 	return ranks
 }
 
-// Farthest returns a rank of a stage and the rank of the first stage that is farthest from it.
+// Farthest returns the k-th ranks of the first stage and of stage s. No two stages are farther apart than the
+// first and the last.
 func Farthest(p *plan.Plan, s, k int) []int32 { return []int32{rank(p, 0, k), rank(p, s, k)} }
 
-// Neighbours returns a rank of a stage and one of the next.
+// Neighbours returns the k-th ranks of a stage and of the next one.
 func Neighbours(p *plan.Plan, s, k int) []int32 {
 	return []int32{rank(p, s, k), rank(p, (s+1)%p.Parallel.PP, k)}
 }
 
-// WidestLink returns the worst link among groups of the first replica.
+// WidestLink returns a link over the largest number of nodes, among the groups of ranks that the given function
+// returns for the first replica.
 func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) []int32) cost.Link {
 	var worst cost.Link
 	for s := range p.Parallel.PP {
@@ -324,9 +329,9 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	return slowest
 }
 
-// throughput computes throughput and MFU. Model FLOPs are three times those of the forward
-// pass, with causal attention and without recomputation or padding. If part of the model is not
-// trained, only the remaining part of the backward pass is counted.
+// throughput computes throughput and MFU. Model FLOPs are three times those of the forward pass, with causal
+// attention and without recomputation or padding. If only part of the model is trained, only the part of the
+// backward pass that this needs is counted.
 func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)

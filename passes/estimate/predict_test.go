@@ -21,12 +21,13 @@ func BenchmarkSimulate(b *testing.B) {
 	}
 }
 
-// pipelineOf returns a plan with only the fields that simulate reads, and its costs: one layer per stage.
+// pipelineOf returns a plan with one layer per stage, in which only the fields that simulate reads are set, and
+// its costs.
 func pipelineOf(stages int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return interleavedOf(stages, 1, f, b)
 }
 
-// interleavedOf returns the same with v virtual stages of one layer per rank.
+// interleavedOf returns the same with v virtual stages per rank, of one layer each.
 func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	n := len(f)
 	p := &plan.Plan{
@@ -47,7 +48,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return p, c
 }
 
-// copies returns n copies of the same duration, of one layer each.
+// copies returns the durations of copies for n subsequences and one layer, all equal to d.
 func copies(n int, d ir.Seconds) [][]ir.Seconds {
 	out := make([][]ir.Seconds, n)
 	for i := range out {
@@ -64,7 +65,8 @@ func noCopies(n, layers int) [][]ir.Seconds {
 	return out
 }
 
-// TestBubbleOfVirtualStages: T = N(f+b) + (PP-1)(f+b)/v, where N is a multiple of the groups of 2*PP.
+// TestBubbleOfVirtualStages checks that a step takes N(f+b) + (PP-1)(f+b)/v if N is a multiple of 2*PP. Here f
+// and b are the times of a subsequence on all virtual stages of a rank.
 func TestBubbleOfVirtualStages(t *testing.T) {
 	for _, c := range [][3]int{{2, 2, 4}, {2, 4, 8}, {4, 2, 8}, {4, 8, 16}, {8, 4, 32}} {
 		stages, v, n := c[0], c[1], c[2]
@@ -95,7 +97,7 @@ func TestBubbleOfUniformCosts(t *testing.T) {
 	}
 }
 
-// TestMakespanOfUnequalCosts: T = sum f + sum b + (PP-1)(max f + max b).
+// TestMakespanOfUnequalCosts checks that a step takes sum f + sum b + (PP-1)(max f + max b).
 func TestMakespanOfUnequalCosts(t *testing.T) {
 	r := plantest.Random(t)
 	for range 200 {
@@ -124,9 +126,9 @@ func TestMessagesDelay(t *testing.T) {
 	}
 }
 
-// TestExposedOffload has one stage, and copies that take three times as long as a forward task. The second
-// task waits 1 for the copies of the first, and the third waits 2 for those of the second. The copies of the
-// third end after the third task itself.
+// TestExposedOffload has one stage, and copies that take three times as long as a forward task. The second task
+// waits 1 for the copies of the first, and the third waits 2 for those of the second. Nothing waits for the
+// copies of the third, because its own backward follows.
 func TestExposedOffload(t *testing.T) {
 	p, c := pipelineOf(1, slices.Repeat([]ir.Seconds{1}, 3), slices.Repeat([]ir.Seconds{2}, 3))
 	c.d2h[0] = copies(3, 3)
@@ -155,7 +157,7 @@ func TestExposedReload(t *testing.T) {
 	}
 }
 
-// TestOffloadTime checks that offload costs nothing if copies are fast, and something if they are slow.
+// TestOffloadTime checks that offloading takes no time if copies are fast, and some time if they are slow.
 func TestOffloadTime(t *testing.T) {
 	none := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=none").Time
 	full := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=full").Time
@@ -173,7 +175,8 @@ func TestOffloadTime(t *testing.T) {
 	}
 }
 
-// TestModelFlops counts the FLOPs of a tiny model by hand: three times those of the forward pass.
+// TestModelFlops compares the FLOPs of a tiny model with a count by hand: three times those of the forward
+// pass.
 func TestModelFlops(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo")
 	const s, h, layers, vocab, batch = 64, 32, 2, 256, 2
@@ -215,9 +218,9 @@ func TestSPInsideANode(t *testing.T) {
 }
 
 // TestOverlappedMakespan checks that a batch has only one bubble, T = (M N + PP-1) (f + b), if filling the
-// pipeline takes no longer than a sequence. There is one layer per virtual stage, a forward task takes 1
-// and a backward task 2 to 3. With virtual stages, the step may take longer than that, but less time than
-// running one sequence after another.
+// pipeline takes no longer than a sequence. There is one layer per virtual stage, a forward task takes 1 and a
+// backward task 2 to 3. With virtual stages, the step may take longer than that, but less time than with one
+// sequence after another.
 func TestOverlappedMakespan(t *testing.T) {
 	for _, c := range [][4]int{{2, 1, 4, 2}, {2, 1, 4, 5}, {3, 1, 8, 2}, {4, 1, 16, 4}, {4, 1, 12, 3}, {8, 1, 40, 2}, {2, 2, 4, 3}, {4, 2, 16, 3}, {4, 3, 24, 2}} {
 		stages, v, n, microbatches := c[0], c[1], c[2], c[3]

@@ -18,7 +18,7 @@ type Pricer struct {
 	known *nodePrices
 }
 
-// NewPricer returns a pricer for the stages of a plan, with the cache's times.
+// NewPricer returns a pricer for the stages of a plan, which shares the times in the cache.
 func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks)}
 	if p.Streams() {
@@ -72,7 +72,7 @@ type listOfNodes struct {
 	size  graph.Size // without the prefix
 }
 
-// list returns the times of nodes, except those that look back.
+// list returns the times of nodes, and looksBack for those whose time also depends on the prefix.
 func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
 	z.Prefix = 0
 	key := listOfNodes{&nodes[0], len(nodes), z}
@@ -122,7 +122,7 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 	}
 	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
 	for i, l := range walk.Blocks(pr.block, z) {
-		if i > 0 && z.Window == 0 && l.End-l.First == pr.block { // every query sees all of a whole block
+		if i > 0 && z.Window == 0 && l.End-l.First == pr.block { // every query sees all of a full block
 			times = append(times, times[1])
 		} else {
 			times = append(times, piece(l.First, l.End))
@@ -131,7 +131,8 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 	return times
 }
 
-// Makespan returns the time until computation and collectives are done. Collectives that are in progress delay the block's own.
+// Makespan returns the time until the computation and the collectives of nodes are done. Collectives that are
+// in progress at the start, for the time taken, delay those of the nodes.
 func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	free := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
@@ -170,9 +171,9 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	return max(free[0], free[1])
 }
 
-// Time returns the time of nodes when they run as the program will: each stream in order, collectives
-// during computation, an instruction as soon as its inputs are ready. Chunked nodes run once for every chunk
-// of rows.
+// Time returns the time of nodes if they run as in the program: each stream in order, collectives during
+// computation, and each instruction as soon as its inputs are ready. Chunked nodes run once for every chunk of
+// rows.
 func (pr Pricer) Time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
 	var t ir.Seconds
 	for first := 0; first < len(nodes); {
@@ -200,8 +201,8 @@ func (pr Pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 	return t
 }
 
-// layerBackward returns the time of a layer's backward pass. Weights are gathered during the first half,
-// and gradients sent during the second.
+// layerBackward returns the times of a layer's backward pass. If its halves run separately, weights are
+// gathered during the first, and gradients reduced during the second.
 func (pr Pricer) layerBackward(b *graph.Block, z graph.Size, under VisitTime) backwardTime {
 	input, weights := pr.Halves(b, z, under)
 	return backwardTime{pr.Makespan(b, b.Backward, z, under.Weights+under.Gradients), input, weights}

@@ -12,14 +12,14 @@ import (
 
 // sharedCosts are the times of tasks with helpers. A task and its helpers run layer by layer together.
 type sharedCosts struct {
-	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch; replaces the time of the whole layer
-	helping map[plan.Task]ir.Seconds // time per layer for each helper
+	layer   map[plan.Task]ir.Seconds // for a task of the first microbatch: its time per layer
+	helping map[plan.Task]ir.Seconds // for a task of the first microbatch: time per layer of each helper
 }
 
-// sharedCosts computes the costs of the slots in which stages help. In each layer, a stage sends
-// its queries and computes its own part while its helpers compute theirs. A helper computes its own
-// attention first, then the parts of all stages one after another. Finally the stage receives and
-// merges the results.
+// sharedCosts computes the costs of the slots in which stages help. In each layer, a stage sends its queries
+// and computes its own part while its helpers compute theirs. A helper computes its own attention first, then
+// its parts for all the stages that it helps, one after another. Finally the stage receives and merges the
+// results.
 func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Link) *sharedCosts {
 	out := &sharedCosts{layer: map[plan.Task]ir.Seconds{}, helping: map[plan.Task]ir.Seconds{}}
 	n := p.Subsequences.N
@@ -31,7 +31,7 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 			for k, task := range tasks {
 				parts[k] = pr.shareLayer(p, g, task, far)
 				out.helping[task] = parts[k].helping
-				pieces := ir.Seconds(len(p.Pieces(task))) // one after another
+				pieces := ir.Seconds(len(p.Pieces(task))) // which run one after another
 				load[task.Stage] += parts[k].own / pieces
 				for j := range p.Helpers(task) {
 					load[j] += parts[k].helping / pieces
@@ -54,7 +54,7 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 	return out
 }
 
-// plain returns the time of a task's layer without a window and without recomputation.
+// plain returns the time that a task takes, without recomputation, for a layer that has no window.
 func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	if t.Kind == plan.Forward {
 		return c.kinds[c.graph.FullKind()].Forward[walk.RangeOf(p, t)]
@@ -62,7 +62,8 @@ func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	return c.kinds[c.graph.FullKind()].backward[walk.RangeOf(p, t)].Whole
 }
 
-// sharedLayer simulates a layer of a task and the work of its helpers. alone is the layer's time without help.
+// sharedLayer simulates a layer of a task and the work of its helpers. The argument alone is the layer's time
+// without help.
 func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Seconds) {
 	if s.shared == nil || s.kindOf != nil && s.kindOf[at.Stage][k] != s.graph.FullKind() {
 		st.run(alone)
@@ -101,7 +102,7 @@ func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.
 		out.own = m.Time(own.Work(), pr.link)
 		for j := range helpers {
 			if j > 0 && borders[j+1]-borders[j] == borders[j]-borders[j-1] {
-				continue // as many keys as in the previous block, all visible
+				continue // as many keys as in the previous block, all visible to every query
 			}
 			part := graph.OverKeys(in, z, borders[j], borders[j+1])
 			out.helping = max(out.helping, m.Time(part.Work(), pr.link))

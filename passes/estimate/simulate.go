@@ -15,14 +15,14 @@ type Simulation struct {
 	*walk.Walk
 	stages  []simStage
 	work    *walk.Work
-	outs    bool                     // something is copied to the host
-	backs   bool                     // saved tensors are reloaded
-	streams bool                     // K and V are streamed
-	arrives []ir.Seconds             // when the inputs of tasks arrive
-	sent    []ir.Seconds             // when the copies of each layer of a forward are done
-	back    []ir.Seconds             // when the saved tensors of each layer of a backward are reloaded
-	rest    []ir.Seconds             // the remaining work of the rank after the task, known after the first run
-	loads   int                      // blocks of streamed K and V, of all ranks
+	outs    bool                     // whether anything is copied to the host
+	backs   bool                     // whether saved tensors are reloaded
+	streams bool                     // whether K and V are streamed
+	arrives []ir.Seconds             // [task]: when its input arrives
+	sent    []ir.Seconds             // [layer of a task]: when a forward's copies to the host are done
+	back    []ir.Seconds             // [layer of a task]: when a backward's saved tensors are reloaded
+	rest    []ir.Seconds             // [task]: work of its rank that follows it; known after the first run
+	loads   int                      // number of blocks of K and V that all ranks load
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow have arrived
 }
 
@@ -37,15 +37,15 @@ type simStage struct {
 	job      *Simulation
 	tasks    []plan.Task
 	list     *schedule.List
-	first    int32 // index in Nodes of the first task
+	first    int32 // index of the first task in Nodes
 	done     int   // number of tasks done
 	now      ir.Seconds
 	busy     ir.Seconds
 	exposed  ir.Seconds
-	late     []ir.Seconds // [i]: part of the exposed time
+	late     []ir.Seconds // [i]: part of the exposed time: waits for copies of subsequence i
 	link     cost.HostLink
-	sendFree [2]ir.Seconds // links to the next and to the previous stage
-	muxOut   ir.Seconds    // messages between ranks that share tasks
+	sendFree [2]ir.Seconds // when the links to the next and to the previous stage are free
+	muxOut   ir.Seconds    // when the last messages to and from ranks that share tasks end
 	muxIn    ir.Seconds
 	simStaging
 	simStream
@@ -91,7 +91,7 @@ func anyCopies(copies [][][]ir.Seconds) bool {
 	return false
 }
 
-// Run simulates all tasks from the start of the step, with the current placements and timing of the plan.
+// Run simulates all tasks from the start of the step, with the plan's current placements and timing of copies.
 func (s *Simulation) Run() *Simulation {
 	s.reset()
 	s.work.Spend(s.Layers + s.loads)
@@ -105,8 +105,8 @@ func (s *Simulation) Run() *Simulation {
 	return s
 }
 
-// Within reports whether the step ends before a limit. It stops as soon as it cannot. The work of
-// the ranks must be the same as in the last complete run.
+// Within reports whether the step ends within a limit, and stops simulating as soon as this is impossible.
+// Every task must take as much computing time as in the last complete run.
 func (s *Simulation) Within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9
 	s.reset()
@@ -152,7 +152,7 @@ func (s *Simulation) visitTask(n int32) {
 	}
 }
 
-// act runs an action of a task that a rank runs alone.
+// act simulates an action of a task that a rank runs alone.
 func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 	t := &s.Nodes[n]
 	switch a.Op {
@@ -191,8 +191,8 @@ func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
 	}
 }
 
-// deliver sends a task's result to the rank that continues with it: a neighbour, or a rank that shares the
-// tasks of a stage. Messages in one direction keep their order.
+// deliver passes a task's result to the rank that continues with it: the same rank, a neighbour, or a rank that
+// shares the tasks of a stage. Messages in one direction are sent one after another.
 func (s *Simulation) deliver(t *walk.Node) {
 	from, to := &s.stages[t.Rank], &s.stages[t.To]
 	switch t.Way {
@@ -264,8 +264,8 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 	}
 }
 
-// offload returns the time at which the copies of a forward's k-th layer are done, or 0 if there
-// are none. Copies follow their producers through the layer.
+// offload returns the time at which the copies of a forward's k-th layer are done, or 0 if there are none. Each
+// copy begins once its tensor has been computed, so the copies end no earlier than the layer.
 func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds) ir.Seconds {
 	d := s.out(st, t, k)
 	if d == 0 {
@@ -276,8 +276,8 @@ func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds
 	return left
 }
 
-// release waits for the copies of a forward's layer. If the forward is followed by its own backward, the
-// reloads wait instead.
+// release waits for the copies of a forward's layer to the host. If the forward is followed by its own
+// backward, the reloads wait for them instead.
 func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 	if n := st.first + a.Task; s.outs && t.Undone != n {
 		f := &s.Nodes[n]
@@ -294,7 +294,7 @@ func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
 	return backward.plus(s.again[t.Home][t.At][int(t.First)+k], 1)
 }
 
-// reload issues the copies that reload a layer, after its copies to the host are done.
+// reload issues the copies that reload a layer. They begin once its copies to the host are done.
 func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	t := &s.Nodes[st.first+a.Task]
 	if copies := s.h2d[t.Home][t.At][t.First+a.Layer]; copies > 0 {
@@ -303,7 +303,7 @@ func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	}
 }
 
-// Exposed returns the longest time that any stage waits for copies.
+// Exposed returns the total time that a stage waits for copies, for the stage that waits longest.
 func (s *Simulation) Exposed() (most ir.Seconds) {
 	for i := range s.stages {
 		most = max(most, s.stages[i].exposed)

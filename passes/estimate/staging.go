@@ -7,12 +7,12 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simStaging tracks the hidden states, K and V that a rank keeps on the host in layer order, and the rows that
-// are streamed. Lists are indexed by task of the rank.
+// simStaging tracks the hidden states, K and V that a rank keeps on the host in layer order or if K and V are
+// streamed. Lists are indexed by the rank's tasks.
 type simStaging struct {
-	waits         []bool // the task's input is on the host; nil: none is
+	waits         []bool // whether the task's input is on the host; nil: no task's input is
 	gone, fetched []ir.Seconds
-	caches        map[int32][]ir.Seconds // [k], by stage: when K and V of a layer are back
+	caches        map[int32][]ir.Seconds // by stage, [k]: when K and V of a layer are on the device again
 	lagging       ir.Seconds             // when the copy of the last task's result to the host is done
 }
 
@@ -63,7 +63,7 @@ func (s *Simulation) waitCaches(st *simStage, t *walk.Node, k int) {
 	}
 }
 
-// out returns the time of the copies of a forward's k-th layer. Inputs that were loaded from the
+// out returns the time of a forward's copies to the host in its k-th layer. Inputs that were loaded from the
 // host need no copy.
 func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	d := s.d2h[t.Home][t.At][int(t.First)+k]

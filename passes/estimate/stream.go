@@ -10,13 +10,13 @@ import (
 
 // streamCosts holds the durations of streamed transfers.
 type streamCosts struct {
-	rows []ir.Seconds // [i], a layer's own rows, to the host
+	rows []ir.Seconds // [i], to copy a layer's own rows of K and V to the host
 	in   func(walk.Load) ir.Seconds
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches holds the times of attention in a layer of one kind; again is the attention that the backward
-// recomputes.
+// stretches holds the times of attention in a layer of one kind. The list again is for the forward attention
+// that the backward recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
 // stretch holds the times of attention over a subsequence's own rows and over blocks, and of the part of a
@@ -34,8 +34,8 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// add computes the times of a layer. Collectives still in progress when a pass begins delay those
-// of the pass.
+// add computes the times of a subsequence in a layer. Collectives still in progress when a pass begins, for the
+// times forwardFinds and backwardFinds, delay those of the pass.
 func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
 	if b.Attends {
@@ -46,7 +46,7 @@ func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, b
 	s.forward, s.backward, s.again = append(s.forward, forward), append(s.backward, backward), append(s.again, again)
 }
 
-// rowsOut returns the time to copy a layer's own rows to the host.
+// rowsOut returns the time to copy a layer's own rows of K and V to the host.
 func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
 	for i := range g.Layer.Values {
 		if v := &g.Layer.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
@@ -67,7 +67,8 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 	panic("internal: a layer without attention")
 }
 
-// CopyCosts returns functions that price loads and returned gradients, at one instruction per buffer.
+// CopyCosts returns functions for the time of a load, and for the time to copy a block's gradients back to the
+// host. Each buffer takes one instruction.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens
@@ -96,12 +97,12 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 	return in, price(ir.WorkD2H, graph.CacheGrad)
 }
 
-// simStream simulates the streamed rows of a rank.
+// simStream tracks the copies of a rank's streamed rows.
 type simStream struct {
 	queue  *walk.LoadQueue
 	coming []ir.Seconds  // end times of issued loads that have not been used yet
-	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
-	grads  []ir.Seconds  // when the last rows of dK and dV were on the host
+	rows   []ir.Seconds  // [LoadQueue.Place]: when the last rows of K and V were on the host
+	grads  []ir.Seconds  // [LoadQueue.Place]: when the last rows of dK and dV were on the host
 	freed  [2]ir.Seconds // when the copies of the last two blocks of dK and dV ended: a load reuses the bytes of the earlier one
 }
 

@@ -14,8 +14,8 @@ type TaskTime struct {
 	Pricer
 	Plan    *plan.Plan
 	Model   *graph.Model
-	Layers  []*graph.Block       // of each kind, with the units that the policy recomputes
-	Attends [][]*graph.Node      // of each kind
+	Layers  []*graph.Block       // of each kind, recomputing the units that the policy names
+	Attends [][]*graph.Node      // attention nodes of each kind of layer
 	rest    map[int64]blockTimes // by tokens
 	lines   map[lineOf]line
 }
@@ -33,8 +33,8 @@ type lineOf struct {
 	tokens int64
 }
 
-// line describes the time of attention as a function of the prefix. If linear, the time is a constant plus an
-// amount per token of the prefix.
+// line describes the time of attention as a function of the prefix. If linear is set, the time is a constant
+// plus an amount per token of the prefix.
 type line struct {
 	linear          bool
 	alone, perToken ir.Seconds
@@ -58,7 +58,7 @@ func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	return t
 }
 
-// Of returns the time of tokens prefix .. prefix+tokens-1.
+// Of returns the forward and backward time of tokens prefix .. prefix+tokens-1 on the slowest stage.
 func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	rest, ok := t.rest[tokens]
 	if !ok {
@@ -110,9 +110,8 @@ func (t *TaskTime) attentionAfter(kind int, prefix, tokens int64) ir.Seconds {
 	return t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
 }
 
-// straighten determines whether the time of attention over a number of tokens is linear in the
-// prefix. It is linear unless attention is memory-bound or has a window, or the prefix is streamed
-// in blocks.
+// straighten finds out whether the time of attention for a number of tokens is linear in the prefix. It is
+// linear unless attention is memory-bound or has a window, or the prefix is streamed in blocks.
 func (t *TaskTime) straighten(of lineOf) (l line) {
 	most := t.Plan.Train.Sequence - of.tokens
 	if most < 2 {
@@ -135,7 +134,7 @@ func (t *TaskTime) Both(b *graph.Block, z graph.Size) ir.Seconds {
 	return t.Time(t.Model, b, b.Forward, z) + t.Time(t.Model, b, b.Backward, z)
 }
 
-// Size returns the shape of tokens after a prefix.
+// Size returns the size of a subsequence with the given prefix and number of tokens.
 func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	p := t.Plan
 	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}

@@ -13,14 +13,14 @@ import (
 // computed. Finally every parameter is updated, and new weights are sent while the next parameter
 // is updated.
 
-// ending is a parameter at the end of a step. Fields are sizes of its tensors.
+// ending describes a parameter at the end of a step, with the bytes of its tensors.
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
 	whole, half, slice      ir.Bytes   // the gradient; its part after division over the ranks of a stage; that part after division over replicas
-	halfWeight, sliceWeight ir.Bytes   // new weights that are sent: after the first and before the first gather; 0: none are sent
+	halfWeight, sliceWeight ir.Bytes   // gathered tensors: after the first of two steps; own slice; 0: none
 	update                  ir.Bytes   // temporaries of the optimizer
-	blocks                  []ir.Bytes // blocks of its state that pass through the device
+	blocks                  []ir.Bytes // blocks of its optimizer state that pass through the device
 }
 
 // endings returns the parameters that a stage's ranks update.
@@ -29,7 +29,7 @@ func (r *tracker) endings() (list []ending) {
 		var of []ending
 		for i := range b.Params {
 			if b.Params[i].Frozen || b.Params[i].Tied && r.firstStage() {
-				continue // its gradient is added to the embedding's
+				continue // frozen: no gradient; tied: its gradient is added to the embedding's
 			}
 			of = append(of, r.ending(b, &b.Params[i]))
 		}
@@ -94,9 +94,9 @@ func (q *passing) load() (n ir.Bytes) {
 	return n
 }
 
-// optimizer tracks the end of the step. Tensors computed from whole gradients are included in the working memory.
+// optimizer tracks the end of the step. Tensors computed from whole gradients are counted as working memory.
 func (r *tracker) optimizer() {
-	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // passed on by the last backward
+	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // the result that the last backward passes on
 	r.now[TermGradients] -= r.owed
 	list := r.endings()
 	var queue passing
@@ -137,13 +137,13 @@ func (r *tracker) optimizer() {
 		}
 		step(e.sliceWeight+more, more+lagging)
 		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
-			running -= e.slice // the whole gradient contains all slices again
+			running -= e.slice // the slices have been gathered into the whole gradient
 		}
 	}
 }
 
-// letGo returns the bytes of the whole gradient that are freed once it has been sliced, unless the
-// slices are gathered into it again.
+// letGo returns the bytes that are freed once the whole gradient has been sliced: none if the slices are
+// gathered into it again.
 func (e *ending) letGo() ir.Bytes {
 	if e.zero == 0 {
 		return 0
@@ -151,7 +151,8 @@ func (e *ending) letGo() ir.Bytes {
 	return e.whole
 }
 
-// norm tracks the sums of squares of all tensors, by replica and by rank of a stage.
+// norm tracks the sums of squares of all gradients, which are gathered from the replicas and then from the
+// ranks of a stage.
 func (r *tracker) norm(running ir.Bytes) {
 	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
 	for i := range r.graph.Head.Params {

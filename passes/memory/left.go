@@ -9,7 +9,8 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Unmuxed returns the plan with every task undivided and on the rank that holds its stage.
+// Unmuxed returns the plan without sharing at the start: every task is undivided and runs on the rank that
+// holds its stage.
 func Unmuxed(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -18,9 +19,8 @@ func Unmuxed(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start. The bound is the
-// peak of each rank without sharing plus all the bytes that it borrows, as if both occurred at the
-// same time.
+// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start. The bound is the peak of each
+// rank without sharing plus all the bytes that the rank borrows, as if it held them all at its peak.
 func (m *Meter) leftFootprint(limit plan.Memory) (f Footprint, fits bool) {
 	p := m.Plan
 	if f, fits = m.Of(Unmuxed(p)).Within(limit); !fits {
@@ -44,21 +44,21 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 	return peak, host
 }
 
-// borrowed adds to terms the bytes that a rank holds for the stages that it helps with a sequence: their
-// weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces save for their
-// backward passes. It returns the bytes on the host.
+// borrowed adds to the terms the bytes that a rank holds on the device, during a sequence, for the stages that
+// it helps: their weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces
+// save for their backward passes. It returns the bytes on the host.
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	whole := *p
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.StateBytes(g, g.Layer) // undivided, even if their own rank divides them
 	visited := visitBytesOf(p, g, g.Layer)                // sharing keeps one more layer in progress at a time
 	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
-	seen := map[int]int64{} // [stage]: tokens
+	seen := map[int]int64{} // [stage]: tokens up to the end of the rank's last piece
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != plan.Forward || t.Microbatch > 0 {
 			continue
 		}
-		if p.Home(t.Stage) == rank { // its own stage: pieces, whose units are each rounded up
+		if p.Home(t.Stage) == rank { // its own stage: the units of each piece are rounded up
 			if t.Piece > 0 {
 				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
 				host, terms[TermKept] = host+n, terms[TermKept]+n
@@ -96,7 +96,7 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 		}
 	}
 	terms[TermMessages] += gradientParts(p, g, rank)
-	if rank+1 < p.Parallel.PP { // weight gradients summed by the next rank arrive one by one
+	if rank+1 < p.Parallel.PP { // the next rank sends summed weight gradients one by one
 		terms[TermMessages] += largestGradient(g.Layer)
 	}
 	return host
@@ -110,8 +110,8 @@ func largestGradient(b *graph.Block) (most ir.Bytes) {
 	return most
 }
 
-// gradientParts returns the bytes of incoming gradients of K and V in the slot with the most of
-// them. In a slot these are the gradients of one layer of all tasks that the rank runs.
+// gradientParts returns the bytes of contributions to the gradients of K and V that a rank receives, in the
+// slot with the most of them. In each slot, they are for one layer of every task that the rank runs.
 func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 	slots := make([]ir.Bytes, p.Parallel.PP-1)
 	for _, t := range p.Tasks[rank] {

@@ -15,7 +15,7 @@ const (
 	BackwardPass
 	inputPass     // first half of a backward
 	weightPass    // second half of a backward
-	attendingPass // rest of a backward after it has loaded its own rows of K and V, if they are streamed
+	attendingPass // rest of a backward after its own rows of streamed K and V have been loaded
 	betweenHalves
 	cachingPass // the recomputation of K and V
 )
@@ -48,11 +48,10 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 	return s
 }
 
-// Blocks caches the maximum bytes that blocks hold at once. In a pass of a block, these are the
-// bytes of its input, of the tensors that it has saved or will save, of its result, of the
-// gradients of weights and caches that this run creates, and, until their last use, of the weights
-// that are gathered only for this run. Between the halves of a backward, they are the bytes of the
-// tensors that the second half reads.
+// Blocks caches the maximum bytes that blocks hold at once. In a pass of a block, these are the bytes of its
+// input, of the tensors that it has saved or will save, of its result, of the gradients of weights and caches
+// that the pass creates, and, until their last use, of the weights that are gathered only for the pass. Between
+// the halves of a backward, they are the bytes of the tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
 func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
@@ -95,7 +94,7 @@ type lives struct {
 	begins  params
 	passing params
 	spans   []liveSpan
-	of      []int // value -> 1 + its span
+	of      []int // [value]: 1 + the index of its span; 0: it has none
 }
 
 type liveSpan struct {
@@ -125,7 +124,8 @@ func (l *lives) run() ir.Bytes {
 		}
 	}
 	first, last := loop(nodes)
-	turns := l.size.Rows < l.size.Tokens*l.size.Batch // the loop has several iterations: count one that is neither first nor last
+	// If the loop has several iterations, count one that is neither the first nor the last.
+	turns := l.size.Rows < l.size.Tokens*l.size.Batch
 	for i := range nodes {
 		for _, a := range nodes[i].Args {
 			if a.Value == graph.Missing || !l.counts(a.Value) {
@@ -138,7 +138,7 @@ func (l *lives) run() ir.Bytes {
 			switch v := &b.Values[a.Value]; {
 			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
-			case v.Kind == graph.Weight, l.pass == BackwardPass && l.streams(a.Value): // it arrives before its use
+			case v.Kind == graph.Weight, l.pass == BackwardPass && l.streams(a.Value): // held before its use
 				from = 0
 			}
 			l.hold(a.Value, from, to)
@@ -169,8 +169,8 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 	return nil, b.Between, graph.Missing // between the halves
 }
 
-// holdsUnit reports whether the pass holds the bytes of a unit. The input is counted with the given
-// values.
+// holdsUnit reports whether the pass holds the bytes of a unit. In a forward, the block's input is counted with
+// the given values.
 func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	switch l.pass {
 	case forwardPass:
@@ -181,8 +181,8 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
 }
 
-// needed returns how long a value must stay in memory regardless of its readers, because the
-// backward needs the units of the forward.
+// needed returns the last node up to which a given value must stay in memory, regardless of its readers. A
+// value of a unit stays to the end of a forward, because the backward needs it.
 func (l *lives) needed(v, end int) int {
 	if l.pass == forwardPass && slices.ContainsFunc(l.block.Units, func(u graph.Unit) bool { return slices.Contains(u.Values, v) }) {
 		return end
@@ -190,7 +190,7 @@ func (l *lives) needed(v, end int) int {
 	return 0
 }
 
-// streams reports whether a value is K, V or one of their gradients with the rows of this subsequence only.
+// streams reports whether a value is K, V or one of their gradients, and has only the rows of this subsequence.
 func (l *lives) streams(v int) bool {
 	kind := l.block.Values[v].Kind
 	return (kind == graph.Cache || kind == graph.CacheGrad) && l.block.Values[v].Rows == graph.Full
@@ -226,7 +226,8 @@ func (l *lives) counts(v int) bool {
 	case graph.WeightGrad:
 		return l.begins.has(l.block.Values[v].Param)
 	case graph.CacheGrad:
-		return (l.pass == BackwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence // the backward starts with the last subsequence
+		// The backward of the last subsequence, which is the first backward, creates the gradients.
+		return (l.pass == BackwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence
 	}
 	return false
 }

@@ -19,9 +19,8 @@ import (
 	"sppo.dev/schedule"
 )
 
-// This file computes the bound by which passes choose among plans before buffers are placed. It
-// goes through the schedule of a stage and adds up the bytes held. Plan.Memory has the exact bytes
-// after codegen has placed the buffers; a test in codegen compares the two.
+// This file computes the bound by which passes choose among plans. After codegen has placed the buffers,
+// Plan.Memory has the exact bytes; a test in codegen compares the two.
 
 // Term is a purpose for which a rank uses device memory.
 type Term int
@@ -30,7 +29,7 @@ type Term int
 const (
 	TermWeights    Term = iota
 	TermOptimizer       // states and f32 masters
-	TermGradients       // gradients of weights, once the step has added to them
+	TermGradients       // gradients of weights, from the first addition of a step on
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
 	TermLoads           // streamed rows of K, V and their gradients
@@ -57,7 +56,7 @@ type Peak struct {
 	Task  plan.Task          // the task that runs at that point
 }
 
-// Footprint bounds a plan's arenas from above.
+// Footprint holds upper bounds on the sizes of a plan's arenas.
 type Footprint struct {
 	Device []Peak     // [stage]
 	Host   []ir.Bytes // [stage], of one rank
@@ -68,7 +67,7 @@ func FootprintOf(p *plan.Plan) Footprint {
 	return NewMeter(walk.Must(p), walk.NewShapes(p, p.Graph()), Blocks{}, nil).Footprint()
 }
 
-// Fits reports whether the footprint is within the plan's capacities.
+// Fits reports whether the footprint is within the given capacities.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
 	for s := range f.Device {
 		if f.Device[s].Bytes > device || f.Host[s] > host {
@@ -83,7 +82,7 @@ type Meter struct {
 	*walk.Walk
 	*walk.Shapes
 	blocks Blocks
-	recent *[1 << recentBits]heldBytes // by slotOf; of the layers that ran last
+	recent *[1 << recentBits]heldBytes // [slotOf]: results of recent layers
 	work   *walk.Work
 }
 
@@ -96,8 +95,8 @@ type heldBytes struct {
 	bytes ir.Bytes
 }
 
-// NewMeter returns the meter of a walk's plan. It caches the bytes that blocks hold in b, and
-// counts its work in w, unless w is nil.
+// NewMeter returns a meter for a walk's plan. The meter caches the bytes that blocks hold in b, and counts its
+// work in w, unless w is nil.
 func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
 	return &Meter{r, s, b, new([1 << recentBits]heldBytes), w}
 }
@@ -131,9 +130,9 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	return f, true
 }
 
-// Packing is the share of the bytes of temporary buffers that placement may lose in gaps. A test
-// compares it with placed plans. Gaps are larger if lifetimes do not end in the order in which they
-// begin.
+// Gaps that placement may leave, as a share of the bytes of temporary buffers. A test compares these values
+// with placed plans. Gaps are larger if activations are woven, so that lifetimes do not end in the order in
+// which they begin.
 const (
 	packing        = 0.03
 	packingOfWoven = 0.08
@@ -147,7 +146,8 @@ func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
 	return ir.Bytes(float64(n) * packing)
 }
 
-// woven reports whether activations of several microbatches on several virtual stages, or of split backwards, are live at the same time.
+// woven reports whether a rank holds activations of several microbatches on several virtual stages, or of split
+// backwards, at the same time.
 func woven(p *plan.Plan) bool {
 	s := strategy.Of(p)
 	return s.Late || p.Parallel.VirtualStages > 1 && !s.Rounds
@@ -159,29 +159,29 @@ type tracker struct {
 	plan   *plan.Plan
 	stage  int
 	graph  *graph.Model
-	layers []int // of each virtual stage
-	first  []int // of each virtual stage: index of its first layer among all layers of its rank
+	layers []int // [virtual stage]: number of layers
+	first  []int // [virtual stage]: index of its first layer among all layers of its rank
 
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
 	peak  Peak
 	most  ir.Bytes // maximum on the host
-	rests ir.Bytes // the part of most that is optimizer state
+	rests ir.Bytes // optimizer state on the host, a part of the maximum
 	whole []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
 	adds  addedTo  // parameters that the last backward added to
 	given []bool   // layers whose gradients have been reduced into slices
 	owed  ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
 
-	units     []*unitsLeft // [i]: nil until the first forward
+	units     []*unitsLeft // [i]; nil before the first forward of subsequence i
 	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
-	begun     int          // layers of all tasks of earlier ranks
-	streaming []int        // values of which a rank holds only its own rows
-	rows      [2]rowsOf    // the last results of streamed: of K and V, and of their gradients
+	begun     int          // number of layers of all tasks of earlier ranks
+	streaming []int        // values with the rows of only one subsequence
+	rows      [2]rowsOf    // last results of the method streamed: for K and V, and for their gradients
 	loads     loadsHeld
 	visitsOf  []visitBytes // by kind of layers
 	visits    visitBytes   // of the current layer
 	path      []int        // under ZeroWeights, the rank's layers in the order of visits
-	visited   int          // visits of path so far
+	visited   int          // number of visits in path that have ended
 	gathered  ir.Bytes     // gathered weights, and the slices that they are gathered from
 	passing   params       // parameters that are whole only during this visit, so that gathered does not include them
 
@@ -259,7 +259,8 @@ func (m *Meter) newTracker(stage int) *tracker {
 	return r
 }
 
-// Stage returns an upper bound on the arenas of a stage. inputs is the result of WaitingInputs.
+// Stage returns an upper bound on the arenas of a stage. The argument inputs is the stage's result from
+// WaitingInputs.
 func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	p, r := m.Plan, m.newTracker(stage)
 	r.persist()
@@ -348,7 +349,7 @@ func (r *tracker) begin(b *graph.Block, own int, begins params) {
 	r.now[TermGradients] += wholeGradients(b, begins)
 }
 
-// wholeGradients returns the bytes of the whole gradients of some of a block's parameters.
+// wholeGradients returns the bytes that the whole gradients of the given parameters of a block take.
 func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 	for i := range b.Params {
 		if of.has(i) {
@@ -358,7 +359,7 @@ func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 	return n
 }
 
-// act takes and frees the bytes of an action of a task.
+// act counts the bytes that an action of a task takes and frees.
 func (r *tracker) act(t plan.Task, a schedule.Action) {
 	at := &r.Nodes[r.Firsts[r.stage]+int(a.Task)]
 	switch a.Op {
@@ -428,7 +429,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
 	r.cachesOut(t, b)
-	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // K and V are no longer read
+	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // no backward reads K and V
 		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
 		r.host -= r.streamed(graph.Cache, z.Sequence)
 	}
@@ -495,7 +496,8 @@ func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block,
 	}
 }
 
-// isLeaving reports whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
+// isLeaving returns a flag to read or set: whether the tensors that a forward has offloaded from its k-th layer
+// still hold their device bytes.
 func (r *tracker) isLeaving(t *walk.Node, k int) *bool { return &r.leaving[int(t.Layers)-r.begun+k] }
 
 // release frees the device bytes of a forward's layer after their copy to the host.
@@ -506,7 +508,7 @@ func (r *tracker) release(t *walk.Node, a schedule.Action) {
 	}
 }
 
-// reload begins the copy of a backward's layer to the device.
+// reload begins the copies that reload a layer for a backward.
 func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	n := r.units[t.Subsequence].offloaded[t.First+a.Layer]
 	r.now[TermCopies] += n
@@ -515,8 +517,8 @@ func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 }
 
 // leaveBackward ends the visit to a layer. It keeps the tensors that the second half will read, or passes the
-// gradients to collectives; those of the previous visit are then complete. Gradients that will be added to
-// again stay whole.
+// gradients to collectives; the collectives of the previous visit are then complete. Gradients to which later
+// visits add stay whole.
 func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
 	if at.Split {
 		r.now[TermKept] += r.between(b, z)
@@ -597,9 +599,9 @@ func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins p
 	return held.bytes
 }
 
-// slotOf spreads subsequences and passes over the recent results.
+// slotOf returns the index of a key among the recent results: a hash of its subsequence and pass.
 func slotOf(pass Direction, z graph.Size, begins params) int {
-	const mix = 0x9e3779b97f4a7c15 // 2^64 over the golden ratio
+	const mix = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio
 	key := uint64(z.Prefix)<<4 + uint64(pass)<<1
 	if begins != 0 {
 		key++
@@ -639,8 +641,8 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 // inputWaits reports whether the input of the current task is on the host.
 func (r *tracker) inputWaits() bool { return r.waits != nil && r.waits[r.task] }
 
-// endStaged counts results that stay on the host until they are read. The input of a layer is then
-// also its saved unit.
+// endStaged counts results that stay on the host until another task reads them, and frees the input of a
+// backward. The input of a forward becomes a saved unit of its first layer.
 func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	if t.Kind == plan.Backward && r.inputWaits() {
 		r.host -= r.hidden(r.Sizes[t.Subsequence])
@@ -723,7 +725,8 @@ func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.By
 	return n
 }
 
-// streamed returns the bytes of the given number of streamed tokens. Most blocks have the same length.
+// streamed returns the bytes of the given number of streamed tokens. It keeps the last result, because most
+// blocks have the same length.
 func (r *tracker) streamed(kind graph.Kind, tokens int64) ir.Bytes {
 	if len(r.streaming) == 0 {
 		return 0
@@ -746,9 +749,9 @@ func (r *tracker) streamed(kind graph.Kind, tokens int64) ir.Bytes {
 	return of.bytes
 }
 
-// WaitingInputs returns, for every task of every stage, the bytes of messages that are held while
-// it runs: the result of the previous task, which is being sent, and inputs of later tasks that
-// have arrived or may arrive.
+// WaitingInputs returns, for every task of every stage, the bytes of messages that are held while the task
+// runs: the result of the previous task, which is being sent, and inputs of later tasks that have arrived or
+// might arrive meanwhile.
 func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	w, p, g := inputs{Meter: m}, m.Plan, m.Model
 	for _, z := range w.Sizes {
@@ -770,7 +773,8 @@ func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	return held
 }
 
-// inputs holds the messages of a plan's tasks. Lists are indexed by the number of the task, or by rank.
+// inputs holds the messages of a plan's tasks. Lists are indexed by task number, and the lists of arrivals by
+// rank.
 type inputs struct {
 	*Meter
 	hidden       []ir.Bytes // [i]
@@ -779,7 +783,7 @@ type inputs struct {
 	arrivals     [][]arrival
 }
 
-// arrival describes when and where a task's input arrives.
+// arrival is the time at which the input of a task, given by its number, arrives.
 type arrival struct{ time, task int }
 
 // send records where the results of a rank's tasks go, and the bytes held while they are sent.
@@ -793,7 +797,7 @@ func (w *inputs) send(rank int) {
 		to, next := int(t.To), int(t.Next)
 		switch {
 		case t.Feeds:
-		case t.Kind == plan.Forward: // the backward begins with the head
+		case t.Kind == plan.Forward: // the result is the input of the backward, which begins with the head
 			to, next = rank, int(w.NumberOf(w.Task(int32(n)).As(plan.Backward)))
 		default:
 			continue
@@ -804,7 +808,7 @@ func (w *inputs) send(rank int) {
 			w.held[next-1] += size
 			continue
 		}
-		if to == rank { // held by the task until it ends
+		if to == rank { // stays on the rank: the task itself holds it until the task ends
 			w.arrivals[to] = append(w.arrivals[to], arrival{w.starts[n+1] + 1, next})
 			continue
 		}
@@ -815,7 +819,8 @@ func (w *inputs) send(rank int) {
 	}
 }
 
-// wait adds up, for each task of a rank, the inputs that have arrived or may arrive while the task runs.
+// wait adds up, for each task of a rank, the inputs of later tasks that have arrived or might arrive while the
+// task runs.
 func (w *inputs) wait(rank int) {
 	arrivals, first := w.arrivals[rank], w.Firsts[rank]
 	slices.SortFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
@@ -837,7 +842,7 @@ func (w *inputs) wait(rank int) {
 	}
 }
 
-// InWords lists the largest terms, largest first.
+// InWords lists the terms above one percent of the peak, largest first.
 func (k Peak) InWords() string {
 	order := make([]Term, numTerms)
 	for t := range order {
@@ -853,14 +858,16 @@ func (k Peak) InWords() string {
 	return strings.Join(words, ", ")
 }
 
-// Capacities returns the bytes that a rank has in each arena. Host memory that is left for checkpoints is not included.
+// Capacities returns the bytes that a rank has in each arena. Host memory reserved for checkpoints is not
+// included.
 func Capacities(p *plan.Plan) plan.Memory {
 	m := ir.Machine(p.Cluster)
 	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank() - CheckpointCopy(p)}
 }
 
-// CheckpointCopy returns the host memory per rank that the plan leaves for the copy of a checkpoint: on the stage with the most
-// state, as much as a rank holds. The copy may be smaller, because replicas share it.
+// CheckpointCopy returns the host memory per rank that the plan reserves for the copy of a checkpoint: as much
+// as a checkpoint saves from a rank of the stage with the most state. The copy may be smaller, because replicas
+// share it.
 func CheckpointCopy(p *plan.Plan) (most ir.Bytes) {
 	if p.Schedule.CheckpointCopy != "on" {
 		return 0
@@ -882,7 +889,7 @@ func CheckpointCopy(p *plan.Plan) (most ir.Bytes) {
 	return most
 }
 
-// Shortfall returns the largest shortfall of a footprint.
+// Shortfall returns the largest excess of a footprint over the capacities in m, or nil if it fits.
 func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 	m.DevicePeakBytes, m.HostPeakBytes = make([]ir.Bytes, len(f.Device)), f.Host
 	for s := range f.Device {
@@ -891,7 +898,8 @@ func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 	return m.Shortfall()
 }
 
-// Slack returns the amount by which a footprint may exceed the placed bytes. A test in codegen checks it.
+// Slack returns the largest share of a footprint by which it may exceed the placed bytes. A test in codegen
+// checks it.
 func Slack(p *plan.Plan) float64 {
 	if p.Mux.Left { // a footprint assumes that own and borrowed bytes peak at the same time
 		return 0.6
@@ -902,7 +910,7 @@ func Slack(p *plan.Plan) float64 {
 	return 0.04
 }
 
-// Peaks returns the peaks of the fullest stages.
+// Peaks returns the peak of the fullest stage on the device, and that of the fullest stage on the host.
 func (f *Footprint) Peaks() (device, host ir.Bytes) {
 	for s := range f.Device {
 		device, host = max(device, f.Device[s].Bytes), max(host, f.Host[s])

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// TestFootprintTerms checks the terms of a job that offloads nothing, at its turnaround.
+// TestFootprintTerms checks the terms at the peak of a job that offloads nothing.
 func TestFootprintTerms(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=none")
 	for s, peak := range FootprintOf(p).Device {

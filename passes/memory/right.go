@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// borrow adds the blocks of other stages' keys that have arrived when a task begins.
+// borrow adds the blocks of other stages' keys and values that have newly arrived when a task begins.
 func (r *tracker) borrow(t plan.Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
@@ -15,7 +15,7 @@ func (r *tracker) borrow(t plan.Task) {
 	}
 }
 
-// lentBytes returns the bytes of a stage's keys and values that this stage holds, or of their gradients.
+// lentBytes returns the bytes that this stage holds of another stage's keys and values, or of their gradients.
 func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 	l := r.loans[stage]
 	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.LayersOf(stage))
@@ -33,15 +33,15 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	return n
 }
 
-// help tracks the bytes that a stage holds between its last forward and its first backward: all
-// borrowed blocks with their gradients and, at the peak, the queries and results in transit for all
-// stages in the slot with the longest tasks.
+// help tracks the bytes that a stage holds between its last forward and its first backward: all borrowed blocks
+// with their gradients, and the queries and results in transit in the slot with the most of them.
 func (r *tracker) help(t plan.Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
-	at := r.stage + 1 // a stage receives its gradients layer by layer in the slot of its first backward
+	// The next stage needs help only in its first backward, and receives its gradients layer by layer then.
+	at := r.stage + 1
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
@@ -74,7 +74,7 @@ func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	return held
 }
 
-// queryBytes returns the bytes of a task's queries, plus one number per query and head.
+// queryBytes returns the bytes of a task's queries, and those of one number per query and head.
 func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
@@ -86,7 +86,8 @@ func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	return 0, 0
 }
 
-// sharing returns the additional bytes of a layer whose attention is shared: the partial results that helpers send.
+// sharing returns the additional bytes of a layer whose attention is shared: what helpers of this stage send,
+// and what this stage holds as a helper of others.
 func (r *tracker) sharing(t plan.Task) ir.Bytes {
 	helpers := ir.Bytes(r.plan.Helpers(t))
 	if helpers == 0 {

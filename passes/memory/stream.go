@@ -17,14 +17,14 @@ type loadsHeld struct {
 	queue  *walk.LoadQueue // nil: nothing is streamed
 	coming []walk.Load     // issued and not yet used
 	early  ir.Bytes        // the bytes of coming
-	sent   [2]ir.Bytes     // dK and dV of the last two loads, the last one second
+	sent   [2]ir.Bytes     // dK and dV of the last two loads, in this order
 }
 
 // bytes returns the bytes held between two visits.
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
-// take returns the next load. It issues the loads that should be in transit by then, and frees the
-// gradients sent before the last load.
+// take returns the next load. It issues the loads that should be in transit by then, and frees the gradients of
+// the load before the last.
 func (r *tracker) take() walk.Load {
 	h := &r.loads
 	h.sent = [2]ir.Bytes{h.sent[1], 0}
@@ -46,7 +46,8 @@ func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 	return n
 }
 
-// noteOwn tracks the bytes of a layer's backward up to the load of its own rows of K and V, and then that load.
+// noteOwn tracks the bytes of a layer's backward until its own rows of K and V have been loaded, and then
+// counts that load as used.
 func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()
@@ -80,7 +81,7 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	}
 	for range blocks {
 		l := r.take()
-		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // loaded with the block or created by it
+		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // loaded with the block, or created for it
 		most = max(most, h.bytes()+r.streamed(graph.Cache, l.End-l.First))
 		h.queue.SentGrads(l)
 	}

@@ -8,11 +8,12 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Divided weights are gathered and released at the same points as in codegen. The weights of the
-// current and the next layer are whole and, after a visit, those that one of the next two visits
-// needs again.
+// Divided weights are gathered and released at the same points as in codegen. During a visit, the weights of
+// the current and the next layer are whole. After it, weights stay whole if one of the next two visits needs
+// them.
 
-// planVisits records the visits of a stage's tasks. The second half of a backward reads no weights.
+// planVisits records the visits of a stage's tasks, except those of the second half of a backward, which reads
+// no weights.
 func (r *tracker) planVisits() {
 	for _, t := range r.plan.Tasks[r.stage] {
 		if t.Kind == plan.WeightGrad {
@@ -78,9 +79,9 @@ func (r *tracker) hasWhole(n ir.Bytes) {
 
 // visitBytes holds the bytes that a visit to a layer needs temporarily, in addition to the slices.
 type visitBytes struct {
-	gathered, divided  params   // of a layer: parameters whose weights and whose gradients are divided
+	gathered, divided  params   // parameters of a layer whose weights, and whose gradients, are divided
 	weights, gradients ir.Bytes // bytes when whole
-	halves, halfSums   ir.Bytes // bytes between the two steps of a collective, if there are two
+	halves, halfSums   ir.Bytes // bytes between the two steps of a collective; 0: it has one step
 	sums               ir.Bytes // summed slices of the gradients
 }
 
@@ -89,7 +90,7 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 		param := &layer.Params[i]
 		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
 		whole := ir.Bytes(param.Local[0] * param.Local[1])
-		half := ir.Bytes(0) // after the first step, if both the ranks of a stage and replicas divide
+		half := ir.Bytes(0) // after the first step, if divided over the ranks of a stage and over replicas
 		if cut.SP > 1 && cut.DP > 1 {
 			half = whole / ir.Bytes(cut.SP)
 		}

@@ -13,16 +13,18 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Run assigns part of the tasks of busy stages to stages that are idle at the start or the end of the pipeline.
+// Run assigns parts of the tasks of busy stages to stages that are idle at the start of the pipeline or at its
+// turnaround.
 //
-// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right are
-// defined by its table, which needs at least as many subsequences as stages. The forward of subsequence x on
-// stage i is in slot i + x, its backward in slot PP + N - 2 - (i + x). If n stages are active in a slot before
-// PP - 1, each idle stage takes 1/PP of every active task and each owner keeps n/PP, so that every rank does
-// n/PP of a task's work. Every subsequence with such a task is cut by tokens into PP pieces, in the same way
-// for all stages. In slot t the owner of a task runs the task's first t + 1 pieces, and rank j the (j+1)-th, so
-// that a helper keeps its piece from stage to stage until it owns the stage. The backward of a piece runs on
-// the same rank as its forward, so activations are never sent. right.go handles the turnaround.
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2. The fields Left, Steady and
+// Right of a stage follow the table there, which needs at least as many subsequences as stages. The forward of
+// subsequence x on stage i is in slot i + x of the forward pass, its backward in slot PP + N - 2 - (i + x) of
+// the backward pass. If n stages are active in a slot before PP - 1, each idle stage takes 1/PP of every active
+// task and each owner keeps n/PP, so that every rank does n/PP of a task's work. Every subsequence with such a
+// task is cut by tokens into PP pieces, in the same way for all stages. In slot t the owner of a task runs the
+// task's first t + 1 pieces, and each rank j > t runs the (j+1)-th, so that a helper keeps its piece from stage
+// to stage until it owns the stage. The backward of a piece runs on the same rank as its forward, so
+// activations are never sent. right.go handles the turnaround.
 func Run(c *pass.Context, p *plan.Plan) error {
 	Off(c, p)
 	if !p.Schedule.SharesTasks() {
@@ -62,7 +64,8 @@ func ShareProblems(p *plan.Plan) []plan.Problem {
 	return Problems(p)
 }
 
-// wantsShared reports the ends of the pipeline at which tasks are shared or will be shared.
+// wantsShared reports whether tasks at the start of the pipeline, and those at its turnaround, are shared or
+// will be.
 func wantsShared(p *plan.Plan) (left, right bool) {
 	m := p.Schedule.Mux
 	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
@@ -80,7 +83,8 @@ func shareLeft(p *plan.Plan) {
 	p.Tasks = Order(p)
 }
 
-// decideMux records the decision and gives the time of an ideal pipeline as its reason.
+// decideMux records the decision and gives, as its reason, the times of an ideal pipeline with and without
+// sharing.
 func decideMux(p *plan.Plan, why string) {
 	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
 	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; if a forward task takes one unit of time, a backward task two, and copies take none, the pipeline takes %s units instead of %s",
@@ -101,7 +105,7 @@ func Off(_ *pass.Context, p *plan.Plan) {
 	}
 }
 
-// stagesFromTo lists a range of stages, or none if the range is a single stage, which has no helper.
+// stagesFromTo lists a range of stages. The list is empty if the range is a single stage, which has no helper.
 func stagesFromTo(first, last int) []int {
 	out := []int{}
 	for s := first; s <= last && first < last; s++ {
@@ -121,7 +125,7 @@ func cut(p *plan.Plan, x int) []int64 {
 	return pieces
 }
 
-// Problems returns the reasons why a requested mux is impossible, each with the nearest possible value.
+// Problems returns the reasons why a requested mux is impossible, each with the nearest possible values.
 func Problems(p *plan.Plan) []plan.Problem {
 	par, n := p.Parallel, p.Subsequences.N
 	switch {
@@ -181,8 +185,8 @@ func Order(p *plan.Plan) [][]plan.Task {
 	return orders
 }
 
-// Check checks that counts cover the tasks of a stage, that pieces add up, and that tasks are shared
-// accordingly.
+// Check checks that the counts of each stage add up to the number of subsequences, that exactly the stages with
+// shared tasks are marked as such, and that blocks and pieces are valid.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Mux.Stages) != p.Parallel.PP {
 		return fmt.Errorf("mux is given for %d of %d stages", len(p.Mux.Stages), p.Parallel.PP)
@@ -237,17 +241,17 @@ func CheckPieces(p *plan.Plan) error {
 	return nil
 }
 
-// Shares selects the ends of a pipeline at which tasks are shared.
+// Shares selects where tasks are shared: left at the start of the pipeline, right at its turnaround.
 type Shares struct{ Left, Right bool }
 
-// SharesOf returns the ends of the pipeline that a plan shares.
+// SharesOf returns where a plan shares tasks.
 func SharesOf(m plan.Mux) Shares { return Shares{Left: m.Left, Right: m.Right} }
 
-// Of returns the shares of ranks in subsequence x of n on stage i of pp. The shares add up to 1;
-// ranks that are not listed have none.
+// Of returns each rank's share of the task of subsequence x of n on stage i of pp. The shares add up to 1;
+// ranks that are not listed have no share.
 func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
-	first, end, active := i, i, pp // helping ranks; stages that do not idle in the slot
+	first, end, active := i, i, pp // range of helping ranks; number of stages that are not idle in the slot
 	switch slot := i + x; {
 	case m.Left && slot < pp-1:
 		first, end, active = slot+1, pp, slot+1

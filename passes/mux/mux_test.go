@@ -10,7 +10,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestMuxMakespans checks the makespan of shares of equal chunks, with f = 1, b = 2 and free copies.
+// TestMuxMakespans checks the makespan of equal subsequences for each choice of shares. A forward task takes 1,
+// a backward task 2.
 func TestMuxMakespans(t *testing.T) {
 	for _, c := range []struct {
 		pp, n             int
@@ -88,8 +89,8 @@ func TestBrokenSharing(t *testing.T) {
 	}
 }
 
-// TestMuxRefusals checks that unsupported requests are refused at the key mux, with the nearest value that
-// works.
+// TestMuxRefusals checks that impossible requests are refused with a hint that gives the nearest values that
+// work.
 func TestMuxRefusals(t *testing.T) {
 	for set, hint := range map[string]string{
 		"schedule.pp=1":             "mux = off, or pp of at least 2",

@@ -8,13 +8,13 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// This file shares tasks near the turnaround. In slot t = stage + subsequence >= N, stages 0 .. t-N
-// have no forwards left. Each of them computes part of the attention of every task of the slot:
-// helper j < i of stage i takes a block of the stage's keys and values in the tasks of subsequence N-i+j and
-// later ones, whose queries all follow the block. Matmuls are not shared. The same stages are idle during the
-// backward of these tasks, which is shared in the same way.
+// This file shares tasks near the turnaround. In slot t = stage + subsequence >= N, stages 0 .. t-N have no
+// forwards left. Each of them computes part of the attention of every task of the slot: helper j < i of stage i
+// takes a block of the stage's keys and values in the tasks of subsequences N-i+j and later, whose queries all
+// follow the block. Matmuls are not shared. The same stages are idle during the backward of these tasks, which
+// is shared in the same way.
 
-// shareRight decides which keys the helpers of the last tasks of each stage take.
+// shareRight decides which keys the helpers of each stage take in its last tasks.
 func shareRight(p *plan.Plan) {
 	p.Mux.Right = true
 	for i := 1; i < p.Parallel.PP; i++ {
@@ -48,8 +48,8 @@ func meanKeys(p *plan.Plan, x int) float64 {
 	return float64(z.Prefix) + float64(z.Tokens+1)/2
 }
 
-// checkBlocks checks that every stage except the first has a block for each earlier stage, and that
-// blocks end before the tasks that use them.
+// checkBlocks checks that every stage except the first has blocks for each of its tasks with helpers, that
+// blocks end before the tasks that use them, and that stages run one sequence after another.
 func checkBlocks(p *plan.Plan) error {
 	for i := range p.Mux.Stages {
 		blocks := p.Mux.Stages[i].Blocks

@@ -17,9 +17,9 @@ func wantError(t *testing.T, err error, say string) {
 	}
 }
 
-// TestBlocks checks that every helper's block is before the first task in which the helper takes part, and
-// that it is the helper's share of the keys that the queries of each task see, to within a step of the
-// grid.
+// TestBlocks checks that every helper's block ends before the first task in which the helper takes part, and
+// that, to within a step of the grid, it is the helper's share of the keys that the queries of each task see on
+// average.
 func TestBlocks(t *testing.T) {
 	for _, c := range []struct {
 		pp, n int
@@ -56,7 +56,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestEditedBlocks checks that the blocks of an edited plan must satisfy the same conditions.
+// TestEditedBlocks edits the blocks of a valid plan and expects the right error from Verify.
 func TestEditedBlocks(t *testing.T) {
 	for _, c := range []struct {
 		say  string
@@ -75,8 +75,7 @@ func TestEditedBlocks(t *testing.T) {
 	}
 }
 
-// TestMuxRequests checks that tasks that cannot be shared are refused where sharing is requested, with a value
-// that works.
+// TestMuxRequests checks that impossible requests for sharing are refused with the reason.
 func TestMuxRequests(t *testing.T) {
 	for _, c := range []struct{ set, say string }{
 		{"schedule.subsequences=1", "as many subsequences as stages"},

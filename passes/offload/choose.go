@@ -17,11 +17,11 @@ import (
 // This file implements the policies that compare placements with each other: `offload = memory`,
 // `offload = auto`, `recompute = auto`.
 //
-// Units leave the device one at a time; each such change of a placement is called a turn. Turns are
-// ordered: those that offload a unit by how late the unit is needed again, those that recompute a
-// unit by seconds per byte. A stage takes the shortest prefix of an order that makes it fit. Copies that
-// computation hides, according to the simulation, cost nothing and come first. Of all other choices that fit,
-// the fastest is taken.
+// Units leave the device one at a time; each such change of a placement is called a turn. Turns are ordered:
+// those that offload a unit by how late the unit is needed again, those that recompute a unit by seconds per
+// byte. A stage takes the shortest prefix of an order that makes it fit. Copies that computation hides,
+// according to the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is
+// taken.
 
 // chooser changes the placements of a plan's units and keeps track of their cost.
 type chooser struct {
@@ -32,16 +32,16 @@ type chooser struct {
 	graph     *graph.Model
 	sizes     [][]ir.Bytes // [i][unit]
 	order     []int        // units of a layer, in the order in which they are offloaded
-	apart     bool         // a unit is offloaded in all layers and subsequences before the next unit
-	inputs    [][]ir.Bytes // of each stage: messages held during each task; nil: not yet computed
+	apart     bool         // whether a unit is offloaded in all layers and subsequences before the next unit
+	inputs    [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
 	remake    []remake             // the order in which units are recomputed; empty: none are
-	shared    *plan.Plan           // with tasks shared as in the mux pass, because shared work takes memory; nil: no tasks are shared
-	whole     *plan.Plan           // the same with whole tasks at the start
-	memory    *memory.Meter        // of the shared plan if there is one, otherwise of the plan
+	shared    *plan.Plan           // with tasks shared as in the mux pass, which takes memory; nil: none are
+	whole     *plan.Plan           // the shared plan, but with whole tasks at the start
+	memory    *memory.Meter        // for the field whole if tasks are shared, otherwise for the plan
 	stale     [][]bool             // [stage][i]: whether the costs are those of an earlier placement
-	why       string               // for requested shares
+	why       string               // reason for the shares, if a policy sets them
 
 	device, host ir.Bytes // of one rank
 }
@@ -98,7 +98,7 @@ func (h *chooser) put(stage int, l letters) {
 		if string(placement) == o.Placement[stage][i] {
 			continue
 		}
-		if h.plan.LayerOrder() { // the set of results on the host depends on it
+		if h.plan.LayerOrder() { // the set of results on the host depends on the placement
 			h.inputs = nil
 		}
 		o.Placement[stage][i], o.Alpha[stage][i] = string(placement), placedShare(placement, h.sizes[i])
@@ -217,9 +217,8 @@ func (h *chooser) leave(stage int) []turn {
 	return out
 }
 
-// hide offloads, on every stage, all units whose copies computation hides. It starts with all units
-// that may be offloaded, and then keeps more and more of them on the device until nothing waits for
-// a copy.
+// hide offloads, on every stage, all units whose copies are hidden by computation. It starts with all units
+// that may be offloaded, and then keeps more and more of them on the device until nothing waits for a copy.
 func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
 		l := h.lettersOf(s)
@@ -251,9 +250,9 @@ func (h *chooser) hide() {
 // noWait is the longest wait that is ignored.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device until the copies that this avoids in one direction would have
-// taken as long as the wait. It starts with the units that were offloaded last, and reports whether there were
-// any.
+// stay keeps offloaded units of a subsequence on the device, starting with those that were offloaded last,
+// until the time of the copies that this saves, in the slower direction, makes up for the wait. It reports
+// whether it kept any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -273,7 +272,8 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	return any
 }
 
-// hideBest calls hide with the lag that gives the lowest peak, and with the latest reloads that are still hidden.
+// hideBest calls hide with several lags, makes reloads as late as they can be without lengthening the step, and
+// keeps the choice with the lowest peak.
 func (h *chooser) hideBest() {
 	p := h.plan
 	base := h.snapshot()
@@ -357,13 +357,13 @@ type turning struct {
 	bytes ir.Bytes
 }
 
-// narrow moves two numbers of turns, only one of which is within a limit, towards each other until
-// they are adjacent. The bytes in use are almost linear in the bytes that turns move. The next
-// trial is therefore where a line through both ends meets the limit, or slightly beyond it so that
-// both ends move. It takes at most one more trial than bisection: Oliveira and Takahashi, "An
-// Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality", 2020.
+// narrow moves two numbers of turns towards each other until they are adjacent; with only one of them, the
+// stage's bytes are within a limit. The bytes in use are almost linear in the bytes that turns move. The next
+// trial is therefore where a line through both ends meets the limit, or slightly beyond it so that both ends
+// move. The search takes at most one more trial than bisection: Oliveira and Takahashi, "An Enhancement of the
+// Bisection Method Average Performance Preserving Minmax Optimality", 2020.
 func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
-	const beyond = 16 // fraction of the distance between the ends
+	const beyond = 16 // moves a trial on by 1/beyond of the distance between the ends
 	moved := make([]ir.Bytes, len(turns)+1)
 	for k, t := range turns {
 		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
@@ -392,7 +392,8 @@ func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try fu
 	return few, many
 }
 
-// turn changes the placement of units that are kept, and leaves the others unchanged.
+// turn applies turns to a stage with the placement `from`. They change only units that `from` keeps on the
+// device.
 func (h *chooser) turn(stage int, from letters, turns []turn) {
 	l := make(letters, len(from))
 	for i := range from {
@@ -406,7 +407,7 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 	h.put(stage, l)
 }
 
-// roomOnHost limits the turns that offload units by the host's memory.
+// roomOnHost returns the longest prefix of a stage's turns that fits on the host.
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
@@ -444,7 +445,7 @@ type remake struct {
 	price float64
 }
 
-// mostExpensiveFirst returns the order in which units are offloaded if units may also be recomputed: first those
+// mostExpensiveFirst returns the order in which units are offloaded if they may also be recomputed: first those
 // that cannot be recomputed in the layer, then the most expensive per byte.
 func (h *chooser) mostExpensiveFirst() []int {
 	var order []int
@@ -459,8 +460,8 @@ func (h *chooser) mostExpensiveFirst() []int {
 	return order
 }
 
-// remakes returns the order in which units of a layer are recomputed. The next unit is the one that
-// takes the least time per freed byte, given the earlier ones. Costs are summed over a few
+// remakes returns the order in which units of a layer are recomputed. The next unit is the one that takes the
+// least time per freed byte, given that the earlier ones are recomputed. Costs are summed over a few
 // subsequences, because attention becomes more expensive along the sequence.
 func (h *chooser) remakes() []remake {
 	const samples = 5
@@ -502,8 +503,8 @@ func (h *chooser) remakes() []remake {
 	}
 }
 
-// again returns the turns of a stage that recompute units, in the order of remakes. For each unit,
-// earlier subsequences come first, as in offloading.
+// again returns the turns that recompute units on a stage, in the given order. For each unit, earlier
+// subsequences come first, as in offloading.
 func (h *chooser) again(stage int, order []remake) []turn {
 	var out []turn
 	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
@@ -527,7 +528,7 @@ func (h *chooser) exposedPrice() float64 {
 	return float64(out+back) / float64(h.sizes[0][largest])
 }
 
-// choose decides the placement of every unit, with the reason.
+// choose decides the placement of every unit and records the reason.
 func (h *chooser) choose(policy string) {
 	p := h.plan
 	before := h.tightest()
@@ -559,11 +560,11 @@ func (h *chooser) fitByRemaking() {
 	}
 }
 
-// fitWithCopies decides which units leave the device so that each stage fits; none do if everything
-// fits. It tries every number of recomputed units, in the order of their costs, and every named
-// policy, each with copies for the rest, and takes the fastest. If none fits, it takes the
-// placement that needs the least memory, regardless of time. A search for any plan that fits relies
-// on this.
+// fitWithCopies decides which units leave the device so that each stage fits. If everything fits on the device,
+// none do. Otherwise it tries to recompute no unit, the cheapest one, the two cheapest, and so on, and the
+// units of every named policy, each time with copies for the rest, and takes the fastest plan that fits. If
+// none fits, it takes the placement that needs the least memory, regardless of time. A search for any plan that
+// fits relies on this.
 func (h *chooser) fitWithCopies() {
 	p, caches := h.plan, h.plan.Offload.Caches
 	if caches == plan.CachesHost {
@@ -597,9 +598,8 @@ type fitting struct {
 	since      int64 // work done before this search
 }
 
-// Amounts of work after which a choice for a large job skips trials: first those that recompute a number of
-// units between the numbers of named policies, then all remaining trials. The choice continues until a plan
-// fits.
+// Amounts of work after which fitting, for a large job, skips the remaining trials: first those of numbers of
+// recomputed units, then those of named policies. Before a plan fits, no trial is skipped.
 const (
 	skipsNumbers = 1_000_000
 	skipsAll     = 2_000_000
@@ -678,7 +678,7 @@ func (f *fitting) tryNamed() {
 	}
 }
 
-// remakeFirst recomputes units everywhere.
+// remakeFirst recomputes the given units on every stage, and undoes all other changes.
 func (f *fitting) remakeFirst(units []remake) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
@@ -729,10 +729,10 @@ func (h *chooser) couldFit() bool {
 	return h.shared == nil || h.allFit()
 }
 
-// copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls and
-// host memory grows with the number of turns, so the search ends at a number with which either both limits are
-// exceeded or neither is. Host memory grows almost evenly with the turns, so it is found near the number at
-// which the host is just full.
+// copyUntilFits offloads units until a stage fits on the device and on the host, and reports whether it does.
+// Device memory falls and host memory grows with the number of turns, so the search ends at a number of turns
+// at which either both limits are exceeded or neither is. Host memory grows almost linearly, so the first
+// guesses are near the number of turns that just fills the host.
 func (h *chooser) copyUntilFits(stage int) bool {
 	turns, from := h.leave(stage), h.lettersOf(stage)
 	try := func(n int) (device, host ir.Bytes) {
@@ -750,7 +750,7 @@ func (h *chooser) copyUntilFits(stage int) bool {
 	few, many := 0, len(turns)
 	for guesses := 3; many-few > 1; guesses-- {
 		n := (few + many) / 2
-		if guesses > 0 { // where a line through both ends meets the host's memory, first below it, then above
+		if guesses > 0 { // where a line through both ends meets the host's memory, rounded down and up in turn
 			share := float64(h.host-least) / float64(most-least)
 			n = few + int(share*float64(many-few)) + 1 - guesses%2
 			n = max(few+1, min(n, many-1))
@@ -824,8 +824,8 @@ func (h *chooser) hidden(before *snapshot) [][]turn {
 	return turns
 }
 
-// shares returns the shares of all type-1 bytes by placement. The argument `of` selects units of
-// the layer, or all of them.
+// shares returns what share of the type-1 bytes has each placement. It counts only the given units of each
+// layer, or all units if none are given.
 func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
@@ -862,8 +862,8 @@ func (h *chooser) tightest() string {
 	return fmt.Sprintf("stage %d would take %s, but only %s is available", tight, most, h.device)
 }
 
-// explain records the decision and its reason. before describes the memory need of the plan before
-// any unit left the device.
+// explain records the decision and its reason. The argument `before` describes how much memory the plan needed
+// before any unit left the device.
 func (h *chooser) explain(policy, before string) {
 	p, all := h.plan, h.shares()
 	switch {

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// mostOf returns the largest of the stages' bounds.
+// mostOf returns the largest device memory bound of any stage.
 func mostOf(p *plan.Plan) (most ir.Bytes) {
 	for _, k := range memory.FootprintOf(p).Device {
 		most = max(most, k.Bytes)
@@ -26,8 +26,8 @@ func mostOf(p *plan.Plan) (most ir.Bytes) {
 
 var slowCopies = []string{"cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"}
 
-// TestLeastMemory checks that `memory` has no exposed copies, and that no other choice without exposed copies
-// has a lower peak.
+// TestLeastMemory checks that offload = memory has no exposed copies, and that no other policy without exposed
+// copies has a lower peak.
 func TestLeastMemory(t *testing.T) {
 	for _, c := range []struct {
 		file   string
@@ -53,9 +53,8 @@ func TestLeastMemory(t *testing.T) {
 	}
 }
 
-// TestAutoOffload checks that nothing is offloaded if everything fits. Otherwise all stages must fit, no
-// stage could keep one more layer of a subsequence, and nothing waits if computation can hide that many
-// copies.
+// TestAutoOffload checks that nothing is offloaded if everything fits. Otherwise all stages must fit, nothing
+// may wait for copies, and no stage that offloads may have room for two more layers of a subsequence.
 func TestAutoOffload(t *testing.T) {
 	if p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=auto", "cluster.device_memory=100GiB"); copies(p) {
 		t.Error("copies although all fits")
@@ -87,7 +86,8 @@ func TestNoHostMemory(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastest leaves both keys to the passes. No pinned choice that fits may be more than 1% faster.
+// TestAutoIsFastest leaves offload and recompute to the passes. No pinned pair of policies that fits may be
+// more than 1% faster.
 func TestAutoIsFastest(t *testing.T) {
 	for _, set := range [][]string{
 		append(slowCopies, "cluster.device_memory=34GiB"),
@@ -97,7 +97,8 @@ func TestAutoIsFastest(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastestAtRandom draws machines and strategies; more of them with SPPO_LONG.
+// TestAutoIsFastestAtRandom does the same for random machines and strategies, and for more of them if SPPO_LONG
+// is set.
 func TestAutoIsFastestAtRandom(t *testing.T) {
 	r, draws := plantest.Random(t), 2
 	if os.Getenv("SPPO_LONG") != "" {
@@ -121,7 +122,7 @@ func TestAutoIsFastestAtRandom(t *testing.T) {
 	}
 }
 
-// checkFastest compares the passes' choice with every pair of policies.
+// checkFastest compares the passes' choice with every pair of an offload and a recomputation policy.
 func checkFastest(t *testing.T, set []string) {
 	t.Helper()
 	const file = "paper/gpt-7b-512k.sppo"
@@ -183,7 +184,7 @@ func TestRecomputeByPrice(t *testing.T) {
 }
 
 // TestNothingFits checks that a job that cannot fit uses as little device memory as possible, and that the
-// report names the obstacle.
+// reason names the device's capacity.
 func TestNothingFits(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=auto", "schedule.recompute=auto", "cluster.device_memory=30GiB")
 	full := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=full", "schedule.recompute=none")
@@ -195,8 +196,8 @@ func TestNothingFits(t *testing.T) {
 	}
 }
 
-// TestCopiesInTurns checks a job in layer order in which only copies take time. A step takes the sum of
-// both directions if they take turns, and less if they do not.
+// TestCopiesInTurns checks a job in layer order in which only copies take time. If both directions take turns,
+// a step takes the sum of their times; if not, it takes less.
 func TestCopiesInTurns(t *testing.T) {
 	step := func(set ...string) float64 {
 		set = append(set, "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "model.layers=8", "schedule.offload=full",
@@ -210,14 +211,14 @@ func TestCopiesInTurns(t *testing.T) {
 	if half, full := step("cluster.copy_duplex=half", "schedule.order=sequence", "schedule.keep=[]"), step("schedule.order=sequence", "schedule.keep=[]"); half < 1.01*full {
 		t.Errorf("K and V that stream: %g s in turns, %g s with both ways at once", half, full)
 	}
-	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // the copies back of a sequence wait for all copies out
+	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // in this order, the copies back of a sequence begin after its last copy out
 	if full := step("schedule.order=sequence"); math.Abs(once/full-1) > 1e-9 {
 		t.Errorf("one sequence after another: %g s in turns, %g s with both ways at once", once, full)
 	}
 }
 
-// TestNodesShareCopies checks that a node's limit on copies is divided among its GPUs, as if each had a lower
-// rate.
+// TestNodesShareCopies checks that a node's copy bandwidth is divided among its GPUs: the plan is the same as
+// if each GPU had its share of the bandwidth.
 func TestNodesShareCopies(t *testing.T) {
 	for _, policy := range []string{"adaptive", "memory", "auto"} {
 		shared := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=24GB/s")

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestLongJobsFit checks that the largest shipped jobs fit with the values that the solver has found for
-// them, according to an upper bound that needs neither timed copies nor placement. The long form of the
-// report on examples searches for these values again.
+// TestLongJobsFit checks that the largest shipped jobs fit with the values that the solver has found for them,
+// according to an upper bound that needs neither timed copies nor placement. The long form of
+// TestExamplesReport searches for these values again.
 func TestLongJobsFit(t *testing.T) {
 	for _, job := range []struct {
 		file string
@@ -34,7 +34,7 @@ func TestLongJobsFit(t *testing.T) {
 		p.Offload.Ahead = 2
 		m := c.Estimator(p).Memory()
 		machine, inputs := ir.Machine(p.Cluster), m.WaitingInputs()
-		for _, s := range []int{0, 1, p.Parallel.PP - 1} { // all others equal the second
+		for _, s := range []int{0, 1, p.Parallel.PP - 1} { // the stages in between need as much as the second
 			device, host := m.Stage(s, inputs[s])
 			if has, hasHost := ir.Bytes(machine.DeviceMemory), machine.HostMemoryPerRank(); device.Bytes > has || host > hasHost {
 				t.Errorf("%s: stage %d holds up to %s of %s, and %s of %s on the host", job.file, s, device.Bytes, has, host, hasHost)

@@ -101,7 +101,7 @@ func offloadLeast(p *plan.Plan, c *pass.Context) {
 	}
 }
 
-// leastKept returns, among the recomputation policies that the plan may use, the one that keeps the fewest bytes.
+// leastKept returns, of the recomputation policies that the plan may use, the one that keeps the fewest bytes.
 func leastKept(p *plan.Plan) string {
 	switch {
 	case p.Recompute != plan.PolicyAuto:
@@ -117,7 +117,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
 	for i, z := range p.Sizes() {
 		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the last stage; other stages are often equal
+		var before, after string // of the previous stage, which this one often equals
 		var placed float64
 		for s := range p.Parallel.PP {
 			if placement := p.Offload.Placement[s][i]; placement != before {
@@ -176,8 +176,8 @@ func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
 
-// shortest returns the smallest value of a setting, from 1 to most, that makes the step as short as the value
-// most does, to within one part in ten thousand.
+// shortest returns the smallest value of a setting, from 1 to a maximum, that makes the step as short as the
+// maximum does, to within one part in ten thousand.
 func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	const tolerance = 1.0001
 	set(most)
@@ -191,15 +191,15 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	return most
 }
 
-// chooseAhead issues reloads as late as possible without cost. It takes the shortest distance that makes the
-// step as fast as the longest distance does. The longest is the number of layers of a task, as in the paper.
-// Later reloads hold their bytes for a shorter time. At the turnaround and during the long first subsequences,
-// these bytes determine the peak.
+// chooseAhead issues reloads as late as possible without lengthening the step. It takes the shortest distance
+// that makes the step as fast as the longest distance does. The longest is the number of layers of a task, as
+// in the paper. Later reloads hold their bytes for a shorter time. At the turnaround and during the long first
+// subsequences, these bytes determine the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
 
-// chooseEarly decides how early blocks of K and V are loaded: as late as possible without cost.
+// chooseEarly decides how early blocks of K and V are loaded: as late as possible without lengthening the step.
 func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	if !p.Streams() {
 		return
@@ -210,7 +210,7 @@ func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 		"this many blocks of K and V are in transit while one is in use; fewer would lengthen the step")
 }
 
-// wantedAlpha returns the share of each subsequence that the request asks for.
+// wantedAlpha returns what share of each subsequence the request asks to offload, and the reason.
 func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
 	switch req := p.Schedule.Offload; req.Policy {
@@ -266,10 +266,10 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	}
 }
 
-// chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to
-// share as whole units allow. It begins with the first layers, because their backward is last and
-// their reloads have the most time. Within a layer, it begins with large units; smaller ones fill
-// the rest of the target.
+// chooseUnits changes letters from keep to offload, so that the offloaded share of the bytes is as close to the
+// given one as whole units allow. It begins with the first layers, because their backward is last and their
+// reloads have the most time. Within a layer, it begins with large units; smaller ones fill the rest of the
+// target.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
 	var total ir.Bytes
@@ -308,7 +308,7 @@ func bySize(sizes []ir.Bytes) []int {
 	return order
 }
 
-// placedShare returns the alpha of a placement.
+// placedShare returns the alpha of a placement: the offloaded share of the bytes that are not recomputed.
 func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	var gone, total ir.Bytes
 	for at, letter := range letters {
@@ -345,8 +345,8 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	}
 }
 
-// keptBy returns the letters of a layer of a kind that recomputes some units and keeps all others
-// that its backward reads.
+// keptBy returns the letters of a layer of the given kind: some units are recomputed, and all others that its
+// backward reads are kept.
 func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 	letters := make([]byte, len(g.Layer.Units))
 	for u := range letters {
@@ -365,8 +365,8 @@ func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 // Off keeps all units on the device, except those that are recomputed.
 func Off(c *pass.Context, p *plan.Plan) { keepAll(p, c, "none") }
 
-// Check checks that there is a letter for every unit of every layer of the stage, and that alpha matches the
-// letters.
+// Check checks that every unit of every layer has a letter that is possible for it, and that alpha lies between
+// 0 and 1.
 func Check(c *pass.Context, p *plan.Plan) error {
 	o, stages := p.Offload, p.Parallel.PP
 	if most := max(2, p.Model.Layers); o.Ahead < 1 || o.Ahead > most {
@@ -394,7 +394,8 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// checkCaches checks that K and V leave the device between forward and backward only in layer order, and are not recomputed if they are streamed.
+// checkCaches checks that K and V leave the device between forward and backward only in layer order, and that
+// they are not recomputed if they are streamed.
 func checkCaches(p *plan.Plan) error {
 	switch at := p.Offload.Caches; {
 	case at == plan.CachesDevice:

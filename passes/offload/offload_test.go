@@ -118,9 +118,9 @@ func TestBrokenPlacements(t *testing.T) {
 	}
 }
 
-// TestAdaptive checks that the ratio agrees with the formula, to within a unit, at the bandwidth that
-// the paper's measured transfer times imply. It must rise, because bytes fall along the sequence while
-// the time of a task stays the same. The last subsequence is kept.
+// TestAdaptive checks that the shares of `adaptive` agree with the formula, to within a unit, at the bandwidth
+// that the paper's measured transfer times imply. They rise along the sequence, because bytes fall while the
+// time of a task stays the same, so the first must be below 1. The last subsequence is kept.
 func TestAdaptive(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
 	n := p.Subsequences.N
@@ -138,15 +138,15 @@ func TestAdaptive(t *testing.T) {
 			if i < n-1 {
 				want = min(1, 13.6e9*float64(costs.Forward(i+1))/sizes[i])
 			}
-			if math.Abs(got-want) > 0.02 || i == 0 && got == 1 { // half a unit of eight layers is less
+			if math.Abs(got-want) > 0.02 || i == 0 && got == 1 { // half a unit is less than 0.02 of the bytes of eight layers
 				t.Errorf("stage %d, subsequence %d: alpha %g, want %g", s, i, got, want)
 			}
 		}
 	}
 }
 
-// TestCarry checks that, if copies are slow, carry is as fast as any choice that offloads as much, and
-// faster than waiting for each subsequence's copies during the next task. If copies are fast, nothing lags.
+// TestCarry checks that, if copies are slow, offload = carry lets them lag, and waits for them less than half
+// as long as offload = full does. If copies are fast, they do not lag, and nothing waits.
 func TestCarry(t *testing.T) {
 	slow := []string{"cluster.d2h_bandwidth=8GB/s", "cluster.h2d_bandwidth=32GB/s"}
 	full := plantest.Plan(t, "paper/gpt-7b-512k.sppo", append(slow, "schedule.offload=full")...)

@@ -49,7 +49,8 @@ func lengthsInWords(lengths []int64) string {
 	return fmt.Sprintf("%s ... %s", words.List(lengths[:4]), words.List(lengths[n-2:]))
 }
 
-// cut places boundaries of equal work on a grid.
+// cut places boundaries on a grid, so that the N parts between them have about equal work. U(x) is the work of
+// the first x tokens, and S is the length of the sequence.
 type cut struct {
 	work    estimate.LayerFlops
 	total   *big.Int // of the whole sequence
@@ -62,7 +63,8 @@ func newCut(f estimate.LayerFlops, seq int64, n int, align int64) *cut {
 	return &cut{f, f.UpTo(seq), big.NewInt(int64(n)), align, (seq - 1) / align}
 }
 
-// nearest returns the step of the grid that minimises |N*U(x) - k*U(S)|. Ties go to the smaller step.
+// nearest returns the step of the grid whose position x minimises |N*U(x) - k*U(S)|. Ties go to the smaller
+// step.
 func (c *cut) nearest(k int) int64 {
 	target := new(big.Int).Mul(c.total, big.NewInt(int64(k)))
 	distance := func(step int64) *big.Int { // negative below the target
@@ -100,9 +102,9 @@ func (c *cut) about(k int) int64 {
 	return max(0, int64(x)/c.align)
 }
 
-// ByFlops returns N+1 strictly increasing boundaries. The k-th is the multiple of align that minimises
-// |N*U(x) - k*U(S)|, or is moved if it would coincide with its neighbour. The last boundary is S, whether or
-// not it is on the grid.
+// ByFlops returns N+1 strictly increasing boundaries. The k-th is the multiple x of align that minimises
+// |N*U(x) - k*U(S)|, or the nearest one that leaves room for all other subsequences. The last boundary is S,
+// whether or not it is on the grid.
 func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)
@@ -114,8 +116,8 @@ func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// ByLength returns boundaries that are an equal number of grid steps apart. The first subsequences get the
-// remainder.
+// ByLength returns boundaries whose distances, in steps of the grid, differ by at most one. The last
+// subsequence also gets the tokens that do not fill a step.
 func ByLength(seq int64, n int, align int64) []int64 {
 	steps, parts := seq/align, int64(n)
 	x := make([]int64, n+1)
@@ -151,8 +153,8 @@ func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	return v
 }
 
-// Check checks that N lengths add up to S, that each can be divided evenly among the ranks of a stage, and that all
-// boundaries are on the grid.
+// Check checks that the lengths of the N subsequences add up to that of the sequence, that each can be divided
+// evenly among the ranks of a stage, and that all boundaries inside the sequence are on the grid.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	s, grid := p.Subsequences, p.RowGrid()
 	if len(s.Lengths) != s.N {
@@ -174,7 +176,7 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// Shortest returns the length of the last subsequence before rounding.
+// Shortest returns the length of the last subsequence, the shortest, before it is rounded to the grid.
 func Shortest(f estimate.LayerFlops, p *plan.Plan) int64 {
 	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
 	if p.Schedule.Partition == "length" || n >= seq {

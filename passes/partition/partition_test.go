@@ -27,7 +27,7 @@ func TestPartitionOfThePaper(t *testing.T) {
 	}
 }
 
-// TestLayerFlopsIsU compares with the closed form U(x) = g2*x + x*(x+1) times the hidden size.
+// TestLayerFlopsIsU compares the operations of a layer with the closed form U(x) = hidden * (g2*x + x*(x+1)).
 func TestLayerFlopsIsU(t *testing.T) {
 	m := gptOf(4096)
 	m.Gated, m.Bias, m.KVHeads, m.FFN = true, nil, 8, 14336
@@ -40,7 +40,8 @@ func TestLayerFlopsIsU(t *testing.T) {
 	}
 }
 
-// TestFlopsBoundariesProperties draws requests at random and compares each border with the best of all multiples.
+// TestFlopsBoundariesProperties draws requests at random and compares each boundary with the best multiple of
+// align.
 func TestFlopsBoundariesProperties(t *testing.T) {
 	r := plantest.Random(t)
 	for range 300 {
@@ -57,7 +58,7 @@ func TestFlopsBoundariesProperties(t *testing.T) {
 			if x[k] <= x[k-1] || k < n && x[k]%align != 0 {
 				t.Fatalf("sequence %d in %d on %d: %v is not increasing on the grid", seq, n, align, x)
 			}
-			most := (seq-1)/align*align - int64(n-1-k)*align // leaves room for the later ones
+			most := (seq-1)/align*align - int64(n-1-k)*align // leaves room for the later boundaries
 			if best := bestBorder(m, seq, n, k, align, x[k-1]+align, most); k < n && x[k] != best {
 				t.Fatalf("sequence %d in %d on %d: border %d is %d, and %d is nearer", seq, n, align, k, x[k], best)
 			}
@@ -65,7 +66,7 @@ func TestFlopsBoundariesProperties(t *testing.T) {
 	}
 }
 
-// bestBorder tries every multiple of align in a range.
+// bestBorder returns the best boundary in a range, by trying every multiple of align.
 func bestBorder(m lang.Model, seq int64, n, k int, align, from, to int64) int64 {
 	f := estimate.FlopsOfLayer(m)
 	target := new(big.Int).Mul(f.UpTo(seq), big.NewInt(int64(k)))
@@ -80,7 +81,7 @@ func bestBorder(m lang.Model, seq int64, n, k int, align, from, to int64) int64 
 }
 
 func TestFlopsBoundariesTieGoesToTheSmaller(t *testing.T) {
-	// Without attention U is linear, so the middle of an odd number of steps lies between two of them.
+	// Without attention U is linear, so the boundaries 3 and 4 are equally far from the middle.
 	if x := ByFlops(linear, 7, 2, 1); x[1] != 3 {
 		t.Errorf("the border of 7 tokens in 2 is %d, want 3", x[1])
 	}
@@ -116,9 +117,9 @@ func TestImbalance(t *testing.T) {
 	}
 }
 
-// TestPartitionByTime checks that no other boundaries have a shorter longest task, by brute force if possible.
-// On the paper's specs, whose efficiencies do not depend on size, the step must be no slower than with equal
-// operations per subsequence, to within a thousandth.
+// TestPartitionByTime checks on a small job, by brute force, that no other boundaries make the longest task
+// shorter. On the paper's specs, whose efficiencies do not depend on size, a step may take at most 0.1% longer
+// than with equal operations per subsequence.
 func TestPartitionByTime(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.partition=time", "schedule.subsequences=3", "train.sequence=64", "schedule.align=4")
 	tt := estimate.NewTaskTime(estimate.NewCache(), p)

@@ -6,8 +6,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// ByTime returns N+1 boundaries on the grid that minimise the time of the longest task, with a
-// precision of timePrecision. The makespan contains the longest forward and backward PP-1 times.
+// ByTime returns N+1 boundaries on the grid that minimise the time of the longest task, to within one part in
+// timePrecision. The makespan contains the longest forward and backward PP-1 times.
 func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
@@ -39,7 +39,7 @@ func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 // grid for each later one. The last gets the rest, regardless of its time.
 func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	seq, n, align := t.Plan.Train.Sequence, t.Plan.Subsequences.N, t.Plan.Subsequences.Align
-	steps := (seq - 1) / align // boundaries inside the sequence
+	steps := (seq - 1) / align // number of grid points inside the sequence
 	x := make([]int64, n+1)
 	at, length := int64(0), max(1, steps/int64(n))
 	for k := 1; k < n; k++ {
@@ -53,9 +53,8 @@ func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	return x
 }
 
-// largest returns the largest value from 1 to most for which a condition holds, or 1 if there is
-// none. It searches near a guess first. If the condition holds for a value, it must hold for all
-// smaller values.
+// largest returns the largest value from 1 to a maximum for which a condition holds, or 1 if there is none. It
+// searches near a guess first. If the condition holds for a value, it must hold for all smaller values.
 func largest(guess, most int64, holds func(int64) bool) int64 {
 	low, high := int64(0), most+1 // the answer is at least low and below high
 	at, step := min(guess, most), int64(1)

@@ -37,7 +37,7 @@ type Context struct {
 	Cache     *estimate.Cache
 	Work      *walk.Work
 	estimates *estimate.Estimator // for the plan's current lengths and tasks; nil: not yet computed
-	Candidate bool                // the plan is a candidate of a search, so its reasons are not used
+	Candidate bool                // the plan is a candidate of a search, so nobody reads the reasons of its decisions
 	Untimed   bool                // choose the timing of copies for the least memory, regardless of time
 
 	Options Options
@@ -91,10 +91,10 @@ type Options struct {
 type Progress struct {
 	Candidates int        // complete or not
 	Planned    int        // number of candidates planned in full
-	StepS      ir.Seconds // of the best so far that fits, or 0
+	StepS      ir.Seconds // of the best plan so far that fits; 0: none fits yet
 }
 
-// Stopped reports whether the user has asked for the best plan so far.
+// Stopped reports whether the user has asked to end the search with the best plan so far.
 func (o *Options) Stopped() bool { return o.Context != nil && o.Context.Err() != nil }
 
 // Diagnose converts problems to diagnostics that point at the keys of the spec.

@@ -24,7 +24,7 @@ type Rejection struct {
 	Shortfall *Shortfall `json:"shortfall,omitempty"` // the smallest shortfall of the candidates that do not fit
 }
 
-// Shortfall returns the largest shortfall of a placed plan, or nil.
+// Shortfall returns the largest shortfall of a placed plan, or nil if it fits.
 func (m Memory) Shortfall() *Shortfall {
 	var worst *Shortfall
 	for _, arena := range []struct {
@@ -41,7 +41,7 @@ func (m Memory) Shortfall() *Shortfall {
 	return worst
 }
 
-// Missing returns the missing bytes, or 0.
+// Missing returns the bytes of the shortfall, or 0 if there is none.
 func (r *Rejection) Missing() ir.Bytes {
 	if r.Shortfall == nil {
 		return 0
@@ -49,13 +49,15 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// Slower returns by how many percent the step of a rejected value takes longer than that of the plan, rounded to
-// tenths. If Bound is set, it takes at least that much longer, or is at most that much faster.
+// Slower returns by how many percent a step with the rejected value takes longer than a step of the plan,
+// rounded to tenths; a negative result means that it is faster. If Bound is set, it takes at least that much
+// longer, or is at most that much faster.
 func (r *Rejection) Slower(step ir.Seconds) float64 {
 	return math.Round(1000*float64(r.StepS/step-1)) / 10
 }
 
-// Than compares a rejected value with the plan, whose step takes the given time, or returns its shortfall.
+// Than describes how a rejected value compares with the plan, whose step takes the given time, or the shortfall
+// if the value does not fit.
 func (r *Rejection) Than(step ir.Seconds) string {
 	switch {
 	case r.StepS <= 0 && r.Shortfall != nil:

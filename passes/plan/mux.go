@@ -5,7 +5,8 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Slot is the position of a task in the pipeline of equal tasks: tasks of one slot run at the same time.
+// Slot identifies a time slot of a pipeline. If all tasks take equally long, the tasks of one slot run at the
+// same time.
 type Slot struct {
 	kind               TaskKind
 	microbatch, number int
@@ -14,8 +15,8 @@ type Slot struct {
 // SlotOf returns the slot of a task.
 func SlotOf(t Task) Slot { return Slot{t.Kind, t.Microbatch, t.Slot()} }
 
-// Shared reports whether the ranks of all stages share a task's slot, so that they run it layer by layer
-// together.
+// Shared reports whether the ranks of all stages share a task's slot, so that they run its tasks together,
+// layer by layer.
 func (p *Plan) Shared(t Task) bool { return t.Slot() < p.SharedSlots() }
 
 // SharedSlots returns how many of the first slots the ranks of all stages share.
@@ -43,7 +44,7 @@ func (p *Plan) Runner(t Task) int {
 // ParamSet is a set of a layer's parameters, a bit for each.
 type ParamSet uint64
 
-// ParamsRead returns the parameters that a layer reads in a pass.
+// ParamsRead returns the parameters that a layer reads in its forward or its backward.
 func ParamsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	nodes := b.Forward
 	if kind == Backward {
@@ -69,8 +70,8 @@ func paramsOf(b *graph.Block, nodes []graph.Node) (set ParamSet) {
 // Has reports whether a parameter is in the set.
 func (s ParamSet) Has(param int) bool { return s>>param&1 == 1 }
 
-// Borrows returns the parameters of the k-th layer of another rank's stage that a rank reads in its
-// tasks on that stage, so that it must receive them.
+// Borrows returns the parameters that a rank must receive for the k-th layer of another rank's stage, because
+// its own tasks on that stage read them.
 func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set ParamSet) {
 	for _, t := range p.Tasks[rank] {
 		if t.Kind == kind && t.Stage == stage && t.Microbatch == 0 && p.Home(stage) != rank {
@@ -83,7 +84,7 @@ func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set P
 // Pieces returns the pieces of a task, or the task itself if it is whole.
 func (p *Plan) Pieces(t Task) []Task { return p.Sharing().CutInto(t) }
 
-// MostPieces returns the largest number of pieces of a subsequence, or 0.
+// MostPieces returns the largest number of pieces of a subsequence, or 0 if none is cut.
 func (p *Plan) MostPieces() (most int) {
 	for _, pieces := range p.Mux.Pieces {
 		most = max(most, len(pieces))
@@ -91,7 +92,7 @@ func (p *Plan) MostPieces() (most int) {
 	return most
 }
 
-// OwnTasks returns the forwards of a stage, starting at the given subsequence.
+// OwnTasks returns the forwards of a stage for one microbatch, starting at the given subsequence.
 func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	var tasks []Task
 	for x := first; x < p.Subsequences.N; x++ {
@@ -100,8 +101,9 @@ func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	return tasks
 }
 
-// Unshared returns the plan for validation: the forwards of the first microbatch, each on the rank that has its
-// stage. Subsequences stay cut into pieces, because they determine how the ranks of a stage divide rows.
+// Unshared returns the plan that validation runs: the forwards of the first microbatch, each on the rank that
+// has its stage. Subsequences stay cut into pieces, because the pieces determine how the ranks of a stage
+// divide rows.
 func (p *Plan) Unshared() *Plan {
 	u := *p
 	u.Mux.Left, u.Mux.Right = false, false

@@ -9,8 +9,8 @@ func (p *Plan) Helpers(t Task) int {
 	return max(0, t.Slot()-p.Subsequences.N+1)
 }
 
-// FirstHelped returns the first subsequence of a stage in which a helper takes part; it takes part in all
-// later ones.
+// FirstHelped returns the first subsequence whose attention on a stage a helper shares. The helper also shares
+// that of all later subsequences.
 func (p *Plan) FirstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
 
 // HelpedBlocks returns the boundaries of the blocks of keys that a task's helpers take.
@@ -18,9 +18,9 @@ func (p *Plan) HelpedBlocks(t Task) []int64 {
 	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.FirstHelped(t.Stage, 0)]
 }
 
-// Lending describes the keys that a stage sends to a helper: the range from the start of the
-// helper's first block to the end of its last block, and the last subsequence that contains any of
-// these keys, after which they can be sent. Blocks grow with the sequence.
+// Lending describes the keys that a stage sends to a helper: the range from the start of the helper's first
+// block to the end of its last block, and the last subsequence that contains any of these keys, after which
+// they can be sent. Blocks grow from one subsequence to the next.
 type Lending struct {
 	First, End int64
 	Behind     int
@@ -49,7 +49,7 @@ func (p *Plan) Returns(t Task) (first, end int) {
 	return first, end
 }
 
-// HelpedTasks returns those tasks of a slot that have helpers, for the first microbatch.
+// HelpedTasks returns the tasks of a slot in the first microbatch that have helpers.
 func (p *Plan) HelpedTasks(kind TaskKind, slot int) (tasks []Task) {
 	for i := slot - p.Subsequences.N + 1; i < p.Parallel.PP; i++ {
 		if t := (Task{Kind: kind, Subsequence: slot - i, Stage: i}); p.Helpers(t) > 0 {

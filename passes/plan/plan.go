@@ -22,7 +22,8 @@ const (
 	PolicyMemory = "memory"
 )
 
-// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in Placement.
+// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in
+// Placement.
 func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
@@ -50,7 +51,7 @@ type Plan struct {
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: tasks of a pipeline rank, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
-	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Placement has the units
+	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Placement lists the recomputed units
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
 	Memory         Memory       `json:"memory"`
@@ -87,9 +88,9 @@ type Parallel struct {
 	SP               int    `json:"sp"`
 	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
 	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
-	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: host, or none for the device
+	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: "host", or "none" for the device
 	VirtualStages    int    `json:"virtual_stages"`
-	Order            string `json:"order"`        // order inside a stage: sequence; or layer: all subsequences pass through the virtual stages of a single stage, one after another
+	Order            string `json:"order"`        // order inside a stage: "sequence"; or "layer": all subsequences pass through one virtual stage before any enters the next, on a single stage
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
 	Microbatches     int    `json:"microbatches"` // per replica and step
@@ -101,13 +102,13 @@ func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 // Placements of virtual stages on the pipeline ranks.
 const (
 	PlacedRound = "round" // assigned round-robin; also the default
-	PlacedV     = "v"     // assigned forwards, then backwards, so that the first rank also has the last stage
+	PlacedV     = "v"     // assigned in ascending, then in descending order of ranks, so that the first rank also has the last stage
 )
 
 // Stages returns the number of virtual stages, which are consecutive parts of the model.
 func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
 
-// Subsequences is the division of a sequence.
+// Subsequences describes how a sequence is cut.
 type Subsequences struct {
 	N         int     `json:"n"`
 	Lengths   []int64 `json:"lengths"`
@@ -138,7 +139,8 @@ const (
 	Type2
 )
 
-// Unit is a group of tensors of a block with one lifespan. Its bytes grow with the subsequence.
+// Unit is a group of tensors of a block that have the same lifespan. Its bytes grow with the length of the
+// subsequence.
 type Unit struct {
 	Block         string   `json:"block"` // layer; or head, whose saved tensors stay on the device
 	Name          string   `json:"name"`
@@ -195,8 +197,8 @@ func (p *Plan) LayerAt(stage, k int) int {
 	return k
 }
 
-// RecomputedBy returns the units that are not kept according to a layer's letters. The backward
-// recomputes those that it needs.
+// RecomputedBy returns the units that, according to a layer's letters, are recomputed or not saved. The
+// backward recomputes those that it needs.
 func RecomputedBy(letters string) (recomputed graph.Units) {
 	for u := range len(letters) {
 		if letters[u] == PlacementRecompute || letters[u] == FateUnsaved {
@@ -211,7 +213,7 @@ type Mux struct {
 	Left   bool       `json:"left"`  // tasks at the start of the pipeline, and their backwards at its end, are shared
 	Right  bool       `json:"right"` // attention of tasks before the turnaround, and of their backwards after it, is shared
 	Stages []MuxStage `json:"stages"`
-	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; later subsequences are not divided
+	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of each piece of subsequence i; subsequences after those listed are not divided
 }
 
 // MuxStage describes the sharing of one stage, in numbers of tasks and ranges of stages.
@@ -223,8 +225,8 @@ type MuxStage struct {
 	RightRange []int `json:"right_range"` // both ends included
 	Applied    bool  `json:"applied"`
 
-	// Blocks holds, for each of the stage's last tasks with helpers, the boundaries in tokens, starting at 0,
-	// of the blocks of keys that the helpers take.
+	// Blocks holds, for each task of the stage that has helpers (its last ones), the boundaries in tokens,
+	// starting at 0, of the blocks of keys that the helpers take.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
@@ -242,13 +244,14 @@ type Memory struct {
 	Checkpoint *CheckpointCopy `json:"checkpoint_copy,omitempty"` // nil: unknown, because no program has been built
 }
 
-// CheckpointCopy is the host memory for the copy of the state from which a checkpoint is written during training. Memory.Fits
-// does not include it: a run that waits for its checkpoints makes no copy.
+// CheckpointCopy describes the host memory for a copy of the state: while training continues, checkpoints are
+// written from this copy. Memory.Fits does not include it, because a run that waits for its checkpoints makes
+// no copy.
 type CheckpointCopy struct {
 	Bytes      []ir.Bytes `json:"bytes"`                 // [stage], of the rank with the largest copy
 	Fits       bool       `json:"fits"`                  // in host memory, in addition to the program
 	ShortStage int        `json:"short_stage,omitempty"` // the stage with the largest shortfall, if it does not fit
-	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // the shortfall of each of its ranks
+	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // the shortfall on each rank of that stage
 }
 
 // Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan
@@ -260,7 +263,7 @@ type Time struct {
 	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
 	BubbleRatio      float64      `json:"bubble_ratio"`       // idle divided by busy time of all ranks, up to the end of the pipeline
-	IdleShare        float64      `json:"idle_share"`         // idle time divided by all time of the pipeline
+	IdleShare        float64      `json:"idle_share"`         // idle time of all ranks divided by their total time, up to the end of the pipeline
 	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // longest time that any stage waits for copies
 
 	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
@@ -344,8 +347,8 @@ const (
 	Aside              // to or from a rank that helps a stage, outside the ring
 )
 
-// WayOf returns the direction of a task's result. With two ranks, the other one is both the next and the previous: results of
-// forwards then go Onwards and those of backwards Back.
+// WayOf returns the direction of a task's result. With two ranks, each is both the next and the previous rank
+// of the other: the direction is then Onwards for forwards, and Back for backwards.
 func (p *Plan) WayOf(t Task) Way {
 	to, target, ok := p.Target(t)
 	from, home, next := p.Runner(t), p.Home(t.Stage), p.Home(target.Stage)
@@ -360,7 +363,7 @@ func (p *Plan) WayOf(t Task) Way {
 	return Back
 }
 
-// Splits returns the backwards of a rank whose weight gradients are separate tasks.
+// Splits returns those backwards of a rank whose weight gradients are separate tasks.
 func (p *Plan) Splits(rank int) map[Task]bool {
 	split := map[Task]bool{}
 	for _, t := range p.Tasks[rank] {
@@ -398,8 +401,8 @@ func (p *Plan) Layers(stage int) []int {
 // LayersOf returns the number of layers of a pipeline rank.
 func (p *Plan) LayersOf(rank int) int { return p.layersBefore(rank, len(p.LayersPerStage)) }
 
-// layersBefore returns the number of layers that a pipeline rank has in the first virtual stages. Searches call it for every task,
-// so it visits only the rank's own stages: one in each round.
+// layersBefore returns how many layers a pipeline rank has in the first virtual stages, whose number is given.
+// Searches call it for every task, so it visits only the rank's own stages: one in each round.
 func (p *Plan) layersBefore(rank, stages int) (n int) {
 	pp := p.Parallel.PP
 	for round, first := 0, 0; first < stages; round, first = round+1, first+pp {
@@ -429,7 +432,7 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 	return counts
 }
 
-// Span returns the position of a virtual stage's layers among all layers of its rank, as in Placement.
+// Span returns the range of a virtual stage's layers among all layers of its rank, in the order of Placement.
 func (p *Plan) Span(stage int) (first, end int) {
 	first = p.layersBefore(p.Home(stage), stage)
 	return first, first + p.LayersPerStage[stage]
@@ -446,8 +449,8 @@ func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour returns the same task, the given number of virtual stages further in its direction; weight
-// gradients are not passed on.
+// neighbour returns the task for the same subsequence that is the given number of virtual stages further in the
+// task's direction, and its pipeline rank. Weight gradients are not passed on.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	switch t.Kind {
 	case WeightGrad:

@@ -19,7 +19,7 @@ func Fault(key string, code lang.Code, hint, format string, args ...any) Problem
 	return Problem{key, code, hint, fmt.Sprintf(format, args...)}
 }
 
-// Plain returns the first problem as an error, for a plan without a spec.
+// Plain returns the first problem as an error, for a plan without a spec, or nil if there is none.
 func Plain(problems []Problem) error {
 	if len(problems) == 0 {
 		return nil

@@ -17,15 +17,15 @@ const (
 // InputUnit is the index of a layer's input among its units, which are in the order of their producers.
 const InputUnit = 0
 
-// StagesOut reports whether a result stays on the host until it is read. The result is placed like the input of
-// the later of the two tasks' stages, which has the same rows. Gradients are placed like their values, and the
-// head's input is placed like the input of the last stage.
+// StagesOut reports whether the result of a task stays on the host until another task reads it. The result is
+// placed like the input of the later of the two tasks' stages, which has the same rows. Gradients are placed
+// like their values, and the head's input is placed like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
 }
 
-// Where K and V of a layer are kept between its last forward and its first backward: the values of Offload.Caches.
+// Values of Offload.Caches: where K and V of a layer are kept between its last forward and its first backward.
 const (
 	CachesDevice    = "device"
 	CachesHost      = "host"

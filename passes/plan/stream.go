@@ -4,7 +4,7 @@ package plan
 type Stream struct {
 	Caches []string `json:"caches"` // k, v or both: the ones that do not stay on the device
 	Block  int64    `json:"block"`  // tokens of a block
-	Early  int      `json:"early"`  // blocks that are loaded or in transit before they are needed
+	Early  int      `json:"early"`  // number of blocks that are loaded or in transit before they are needed
 }
 
 // Streams reports whether K, V or both are streamed.

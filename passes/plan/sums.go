@@ -8,8 +8,8 @@ import (
 )
 
 // Sums lists, as KEY = VALUE, the decisions that determine the order in which numbers are added. Two plans of
-// one model with equal lists give the same bits on one kind of device. Everything else only moves bytes or
-// repeats arithmetic.
+// one model with equal lists give the same bits on one kind of device. All other decisions only move bytes or
+// repeat arithmetic.
 func (p *Plan) Sums() []string {
 	par := &p.Parallel
 	list := []string{
@@ -24,20 +24,20 @@ func (p *Plan) Sums() []string {
 	if shared {
 		list = append(list, "mux = "+digest(p.Mux))
 	}
-	if streamed { // the ends of blocks of K and V depend on all of these
+	if streamed { // all of these determine where blocks of K and V end
 		list = append(list, "keep = "+digest(p.Stream), "recompute = "+p.Recompute, "offload = "+digest(p.Offload))
 	}
 	if shared || streamed || !common {
 		list = append(list, fmt.Sprint("pp = ", par.PP), fmt.Sprint("virtual_stages = ", par.VirtualStages))
 	}
-	if streamed || divided { // divided gradients are completed in turns
+	if streamed || divided { // divided gradients are summed over ranks during the step, at times that depend on the order
 		list = append(list, fmt.Sprint("zero = ", par.Zero), "order = "+par.Order)
 	}
 	return append(list, "order of gradients = "+gradients)
 }
 
-// gradientOrder digests the order in which tasks add to the gradients of parameters, and reports whether it is
-// the same on all stages.
+// gradientOrder returns a digest of the order in which tasks add to the gradients of parameters, and reports
+// whether this order is the same on all stages.
 func (p *Plan) gradientOrder() (order string, common bool) {
 	orders := make([][]string, p.Parallel.Stages())
 	add := func(t Task) {
@@ -63,7 +63,7 @@ func (p *Plan) gradientOrder() (order string, common bool) {
 	return digest(orders), common
 }
 
-// digest shortens a value that people compare but do not read.
+// digest returns a short hash of a value that people compare but do not read.
 func digest(value any) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%+v", value)

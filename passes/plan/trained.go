@@ -22,8 +22,8 @@ func (p *Plan) trained() (untrained int, n Parameters) {
 	return g.Untrained, n
 }
 
-// FreezeProblems reports patterns in freeze that match no tensor (a tied head is not a tensor), and
-// runs that train nothing.
+// FreezeProblems reports patterns of train.freeze that match no tensor (a tied head is not a tensor), and a
+// request that leaves no tensor to train.
 func (p *Plan) FreezeProblems() (found []Problem) {
 	if len(p.Train.Freeze) == 0 {
 		return nil

@@ -7,12 +7,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. With or
-// without ZeRO, these ranks reduce the gradient of the matrix in slices of its rows, so stage 1
-// does not change any bit.
+// ZeRO (Rajbhandari et al. 2020) divides state among ranks that hold the same matrix. With or without ZeRO,
+// these ranks reduce the gradient of the matrix in slices of its rows, so ZeRO stage 1 does not change any bit
+// of the result.
 
-// Stages of ZeRO. Each stage includes the previous one. The embedding and the head stay at stage 1,
-// because the ranks of a stage already divide them by vocabulary.
+// Stages of ZeRO. Each stage includes the previous one. The embedding and the head stay at ZeRO stage 1,
+// because the ranks of a pipeline stage already divide them by vocabulary.
 const (
 	ZeroState     = 1 // the optimizer state
 	ZeroGradients = 2 // a layer's gradients, which are whole only during a backward of the layer
@@ -30,7 +30,7 @@ func (p *Plan) OptimizerOf(b *graph.Block, param *graph.Param) *graph.Optimizer 
 	return graph.OptimizerOf(&p.Train.Optimizer, b, param)
 }
 
-// ZeroOf returns the stage that applies to a parameter of a block.
+// ZeroOf returns the ZeRO stage that applies to a parameter of a block.
 func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	switch {
 	case p.Slicing(param).Slices() == 1:
@@ -41,10 +41,9 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	return p.Parallel.Zero
 }
 
-// Completes reports whether a backward of a layer completes its gradient over ranks under
-// ZeroGradients. In sequence order every backward does, because the backward of another layer
-// follows. In layer order only the backward of the first subsequence does, which is the last one of
-// the microbatch.
+// Completes reports whether, under ZeroGradients, a backward task sums the gradients of its layers over ranks.
+// In sequence order every backward does, because the backward of another layer follows. In layer order only the
+// backward of the first subsequence does, which is the last one of the microbatch.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
 // GathersBeside reports whether, under ZeroWeights, the weights of other layers are gathered while
@@ -63,15 +62,15 @@ func (p *Plan) GathersBeside(t Task) bool {
 // WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
 const WholeLayers = 2
 
-// Slicing holds the numbers of ranks over which the rows of a parameter are sliced: first the ranks of a stage,
-// then replicas. Rank (d, k) has slice k*DP + d.
+// Slicing describes how the rows of a parameter are sliced: over how many ranks of a stage, and each of these
+// parts over how many replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
 // Slices returns the number of slices; 1 means no slicing.
 func (s Slicing) Slices() int64 { return s.SP * s.DP }
 
-// Slicing returns the division of a parameter's gradient over ranks. Vectors are too small to
-// slice, and parameters whose rows do not divide evenly stay whole.
+// Slicing returns how a parameter's gradient is sliced over ranks. Vectors are too small to slice, and
+// parameters whose rows do not divide evenly stay whole.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
 	whole := Slicing{1, 1}
 	if param.Shape[1] == 1 {
@@ -136,8 +135,8 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// dividedBytes returns the bytes of one of a parameter's tensors on one rank. At the given stage of ZeRO and
-// above, the rank holds only a slice.
+// dividedBytes returns the bytes on one rank of a tensor that belongs to a parameter: its weight, master or
+// state. From the given ZeRO stage upwards, the rank holds only a slice.
 func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	if p.ZeroOf(b, param) >= stage {
@@ -152,8 +151,8 @@ func (p *Plan) weightIsMaster(g *graph.Model, b *graph.Block, param *graph.Param
 	return g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights)
 }
 
-// SavedBytes returns the bytes of a block's parameters on one rank that checkpoints contain: the weight, or its master if it has one,
-// and the states of the optimizer, on the device and on the host.
+// SavedBytes returns the bytes that a checkpoint contains for a block's parameters on one rank: the weight, or
+// its master if it has one, and the states of the optimizer, on the device and on the host.
 func (p *Plan) SavedBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
@@ -176,7 +175,7 @@ func (p *Plan) SavedBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 	return n
 }
 
-// gradientBytes returns the bytes of a parameter's gradient that last until the end of the step.
+// gradientBytes returns the bytes that a parameter's gradient occupies until the end of the step.
 func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	if param.Frozen {
 		return 0
@@ -191,8 +190,8 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 // OffloadHost is the value of Parallel.OptimizerOffload that keeps optimizer state in host memory.
 const OffloadHost = "host"
 
-// OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master are kept in host memory.
-// Vectors stay on the device.
+// OptimizerOnHost reports whether a parameter's optimizer state and f32 master are kept in host memory. Vectors
+// stay on the device.
 func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
 	return p.Parallel.OptimizerOffload == OffloadHost && !param.Vector && !param.Frozen
 }
@@ -211,7 +210,7 @@ func (p *Plan) HostBlock(b *graph.Block, param *graph.Param) int64 {
 	return min(rows, max(1, hostBlock/param.Local[1]))
 }
 
-// HostStates returns the types of a parameter's tensors in host memory: its states, and its master if
+// HostStates returns the types of a parameter's tensors in host memory: its optimizer states, and its master if
 // weights are bf16.
 func (p *Plan) HostStates(g *graph.Model, b *graph.Block, param *graph.Param) (types []ir.DType) {
 	if !p.OptimizerOnHost(param) {

@@ -15,8 +15,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunPlan and VerifyPlan are passes.Run without options and passes.Verify, for tests of packages that package
-// passes imports.
+// Run is passes.Run without options, and Verify is passes.Verify, for tests of packages that package passes
+// imports.
 var (
 	Run    func(*lang.Spec, *plan.Plan) error
 	Verify func(*plan.Plan) error
@@ -43,7 +43,7 @@ func Plan(t testing.TB, file string, set ...string) *plan.Plan {
 	return p
 }
 
-// FolderOfExamples returns the path of the examples from the folder of a test.
+// FolderOfExamples returns the path of the examples relative to the folder of the running test.
 func FolderOfExamples() string {
 	up := "../"
 	for range 3 {

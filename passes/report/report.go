@@ -35,7 +35,7 @@ func rightInWords(p *plan.Plan) string {
 func Write(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
 	reportJob(p, &b)
-	if len(p.Time.BusyS) > 0 { // otherwise stopped before the end
+	if len(p.Time.BusyS) > 0 { // otherwise the passes stopped before the end
 		reportStages(p, &b)
 		reportTotals(p, &b)
 	}
@@ -48,7 +48,7 @@ func Write(w io.Writer, p *plan.Plan) error {
 	return err
 }
 
-// table aligns cells that end in tabs.
+// table writes rows of cells in aligned columns.
 func table(b *strings.Builder, rows func(line func(cells ...string))) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	rows(func(cells ...string) {
@@ -236,7 +236,7 @@ func shareRecomputed(p *plan.Plan) float64 {
 	return float64(again) / float64(max(1, all))
 }
 
-// reportStages shows times and, once codegen has placed the plan, memory.
+// reportStages lists the times of each stage and, once codegen has placed the plan, its memory.
 func reportStages(p *plan.Plan, b *strings.Builder) {
 	makespan := p.Time.StepS - p.Time.OptimizerS
 	table(b, func(line func(...string)) {
@@ -277,7 +277,7 @@ func layerRanges(p *plan.Plan, rank int) string {
 
 func ofCapacity(n, capacity ir.Bytes) string {
 	if capacity <= 0 {
-		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // negative if more is left for checkpoints than there is
+		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // negative if more memory is left free for checkpoints than there is
 	}
 	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
 }
@@ -356,7 +356,8 @@ func reportPath(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// reportMemory lists the uses of memory on each stage at its peak, and the largest buffers of the fullest stage.
+// reportMemory lists what uses the memory of each stage at its peak, and the largest buffers of the fullest
+// stage.
 func reportMemory(p *plan.Plan, b *strings.Builder) {
 	for _, arena := range []struct {
 		name  string
@@ -387,7 +388,7 @@ func reportMemory(p *plan.Plan, b *strings.Builder) {
 // mostStages is the maximum number of stages in a table of parts. JSON has all of them.
 const mostStages = 8
 
-// partRows writes a row for each part of any of the peaks, and their sum.
+// partRows writes a row for each part that occurs in one of the peaks, and a row of totals.
 func partRows(peaks []ir.Peak, line func(cells ...string)) {
 	shown := peaks[:min(len(peaks), mostStages)]
 	row := func(name string, bytes func(*ir.Peak) ir.Bytes) {

@@ -20,14 +20,14 @@ import (
 // This file computes lower bounds that hold for every plan of a candidate, even if only the candidate's first
 // dimensions are pinned.
 //
-// Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first
-// subsequence has passed through the earlier virtual stages; after its last task, the gradient of that
-// subsequence passes back through them. If all forwards of a microbatch precede all backwards, the rank
-// also waits in between, while the last subsequence passes through the later virtual stages and back. If
-// a strategy runs one microbatch after another, this wait occurs once per microbatch. The first
-// subsequence also passes through the whole model and back. Copies only add to these times, and streamed
-// blocks are copied one after another. While the number of subsequences is open, the bound uses the
-// minimum time of a layer over all numbers and assumes no waits.
+// Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first subsequence
+// has passed through the earlier virtual stages; after its last task, the gradient of that subsequence passes
+// back through them. If all forwards of a microbatch precede all backwards, the rank also waits in between,
+// while the last subsequence passes through the later virtual stages and back. If a strategy runs one
+// microbatch after another, this wait occurs once per microbatch. The first subsequence also passes through the
+// whole model and back. Copies only add to these times, and streamed blocks are copied one after another. While
+// the number of subsequences is open, the bound uses the minimum time of a layer over all possible numbers and
+// assumes no waits.
 //
 // Memory: see room.go.
 type bounds struct {
@@ -65,16 +65,16 @@ type endKey struct {
 	layers int // number of layers of the stage with the most
 }
 
-// end holds the times of the optimizer for a layer, the embedding and the head, and the other times
-// that parameters cause.
+// end holds the times of the optimizer for a layer, the embedding and the head, and the times of collectives on
+// parameters.
 type end struct {
 	layer, embedding, head ir.Seconds
 	visit                  visit
 }
 
 // visit is the time of the collectives on parameters that run during a layer of any task: those of the forward
-// pass, and the additional ones of the backward pass. In layer order, not every backward completes gradients,
-// so the additional collectives are not included.
+// pass, and the additional ones of the backward pass. In layer order a task may run none of these collectives,
+// so both times are 0.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -114,8 +114,8 @@ func (b *bounds) staged(p *plan.Plan) {
 	p.Subsequences.Lengths = b.lengthsOf(p)
 }
 
-// lengthsOf cuts the sequence in the same way as partition. If the sequence is cut by time, which
-// depends on the stages, it cuts by operations.
+// lengthsOf cuts the sequence in the same way as partition. A cut by time depends on the stages: until layers
+// are assigned to them, lengthsOf cuts by operations instead.
 func (b *bounds) lengthsOf(p *plan.Plan) []int64 {
 	if given := p.Schedule.Subsequences.Lengths; len(given) > 0 {
 		return given
@@ -154,14 +154,14 @@ type profile struct {
 	kinds             []*layerProfile
 	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward pass
 	embed, embedGrad  ir.Seconds   // of the first subsequence
-	hidden            ir.Bytes     // of a message, of the first subsequence
+	hidden            ir.Bytes     // bytes of a message for the first subsequence
 }
 
 // layerProfile holds the times of one microbatch in a layer of one kind.
 type layerProfile struct {
 	all             ir.Seconds        // forward and backward
 	halved          func() ir.Seconds // the same, if backwards may run in two halves
-	each, attention []ir.Seconds      // subsequences, and their attention
+	each, attention []ir.Seconds      // of each subsequence: all of the layer, and its attention alone
 	first, last     crossing          // the first subsequence and the last
 	shares          [2]share          // of the last subsequence: forward and backward
 	streaming       ir.Seconds        // time to load all blocks of K and V, one after another
@@ -185,7 +185,8 @@ type crossing struct {
 	forward, backward, input ir.Seconds
 }
 
-// both returns the sum of both latencies.
+// both returns the sum of the forward and the backward latency. If weight gradients may run late, the latter
+// omits them if that makes it shorter.
 func (c crossing) both(late bool) ir.Seconds {
 	if late {
 		return c.forward + min(c.backward, c.input)
@@ -225,7 +226,8 @@ func pricedRanks(p *plan.Plan) int {
 	return 0
 }
 
-// nodesOfLayer is more than the usual number of nodes in a layer, which are costed for every length.
+// nodesOfLayer is the number of nodes of a layer that count as one unit of work when they are costed; most
+// layers have fewer.
 const nodesOfLayer = 100
 
 func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
@@ -265,7 +267,7 @@ type endTimes struct{ embedding, head ir.Seconds }
 func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	p, g, layer, out := t.Plan, t.Model, t.Layers[kind], &layerProfile{}
 	back := estimate.VisitTime{Weights: v.forward, Gradients: v.backward}
-	if layer.DInput == graph.Missing { // the lowest layer with a backward pass, which reads few of its weights, or a layer without one
+	if layer.DInput == graph.Missing { // the lowest layer with a backward pass, whose backward reads few weights, or a layer without a backward pass
 		back = estimate.VisitTime{}
 	}
 	size := func(prefix, tokens int64) graph.Size { return g.OfKind(t.Size(prefix, tokens), kind) }
@@ -306,7 +308,7 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	return out
 }
 
-// memo computes a value once.
+// memo returns the value of a key, which it computes only once.
 func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 	v, ok := known[key]
 	if !ok {
@@ -316,10 +318,9 @@ func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 	return v
 }
 
-// leastRest returns, for a given number of tokens, the size at which a layer without attention
-// takes the least time: the one with the longest prefix, because its attention hides the most
-// concurrent work. In a ring, that time also increases with the prefix, and every subsequence has
-// its own.
+// leastRest returns, for a given number of tokens, the size at which the part of a layer outside attention
+// takes the least time: the one with the longest prefix, because attention then hides the most concurrent work.
+// In a ring, this part itself takes longer with a longer prefix, so every subsequence keeps its own size.
 func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 	if t.Plan.Parallel.SPMode != graph.ModeRing {
 		z.Prefix = z.Sequence - z.Tokens
@@ -348,7 +349,7 @@ func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 	}
 	in, _ := estimate.CopyCosts(p, g, estimate.CostModel(p))
 	kinds := []plan.TaskKind{plan.Forward, plan.Backward}
-	if g.LayerOf(layerKind).DInput == graph.Missing { // it may need one of dK and dV, or neither
+	if g.LayerOf(layerKind).DInput == graph.Missing { // its backward may need only one of dK and dV, or neither
 		kinds = kinds[:1]
 	}
 	for i := range p.Subsequences.N {
@@ -368,7 +369,7 @@ type leastKey struct {
 	ranks                      int
 }
 
-// cutByLength reports whether the lengths of the subsequences do not depend on the stages.
+// cutByLength reports whether the lengths of the subsequences are independent of the stages.
 func cutByLength(s *lang.Schedule) bool {
 	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
 }
@@ -413,7 +414,8 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	return least
 }
 
-// Levels from which bounds are useful, and levels at which they improve.
+// Levels, that is, numbers of pinned dimensions: bounds are useful from the first of them on, and improve at
+// the others.
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
 	levelOfStages = levelOf("schedule.pp")
@@ -427,8 +429,8 @@ func levelOf(key string) int {
 }
 
 // of returns lower bounds on step time and memory over all completions of a partial candidate with the given
-// number of pinned dimensions. If time does not matter, the time is 0, and only the costs that the assignment
-// of layers needs are computed.
+// number of pinned dimensions. If time does not matter, the returned time is 0, and only the costs that the
+// assignment of layers needs are computed.
 func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	switch {
 	case level < levelOfSizes:
@@ -468,10 +470,10 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	return times, held
 }
 
-// remakings returns the recomputation policies, other than none, that may still be pinned and that
-// may lead to a different balance because tasks take longer. This is the case if the sequence is
-// cut by time, or if layers would be assigned differently if each took twice as long, which is more
-// than any recomputation adds.
+// remakings returns the recomputation policies, except the policy none, that are still possible and that may
+// lead to a different balance because tasks take longer. They may do so if the sequence is cut by time, or if
+// layers would be assigned differently if each layer took twice as long, which is more than any recomputation
+// adds.
 func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	if !opensRecompute(p.Schedule) || b.fitting {
 		return nil
@@ -489,7 +491,7 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	return recomputing
 }
 
-// dealt returns the bounds of a sized plan whose layers have been assigned.
+// dealt assigns the layers of a sized plan to stages and returns the bounds of the result.
 func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	p := &plan.Plan{}
 	*p = *sized
@@ -624,10 +626,10 @@ func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
 	return counts
 }
 
-// ways returns three latencies: before, of the first subsequence on its way to a rank's first virtual stage and
-// back; after, of the last subsequence from the rank's last virtual stage to the end and back; and all, of the
-// first subsequence through all virtual stages and back. With deferred weight gradients, before omits the way
-// back, during which the rank has work.
+// ways returns three latencies: `before`, of the first subsequence on its way to a rank's first virtual stage
+// and back; `after`, of the last subsequence from the rank's last virtual stage to the end and back; and `all`,
+// of the first subsequence through all virtual stages and back. With deferred weight gradients, `before` omits
+// the way back, during which the rank has work.
 func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
@@ -665,10 +667,9 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 // the end of the pipeline (left), at its turnaround (right), or both (on). The total work stays the
 // same.
 //
-// At the turnaround, the last subsequence passes through the later ranks, each of which shares its
-// attention with the earlier ranks; messages arrive one by one. The rank waits during that time. If
-// the start is not shared, it also waits while the first subsequence passes through the earlier
-// ranks and back, as in pipeline.
+// At the turnaround, a rank waits while the last subsequence passes through the later ranks, each of which
+// shares its attention with the earlier ranks; messages arrive one by one. If the start is not shared, the rank
+// also waits while the first subsequence passes through the earlier ranks and back, as in pipeline.
 //
 // If the start is shared, the first rank runs at least the first (x+1)/PP of the tokens of
 // subsequence x, and at least the square of that fraction of the work, because earlier tokens
@@ -679,7 +680,7 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	m := estimate.CostModel(p)
 	far := estimate.WidestLink(p, m, estimate.Farthest)
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
-	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // of a rank: all of its tasks, the last subsequence
+	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // time of each rank: for all of its tasks, and for the last subsequence
 	var all, turn, least ir.Seconds
 	stays := attentionThatStays(p)
 	kinds := b.kindsByRank(p)
@@ -723,9 +724,9 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
 
-// attentionThatStays returns a lower bound on the largest part of a subsequence's attention on any
-// of the ranks that share it: the mean over these ranks, or the part that remains with the owner
-// when each helper takes 1/PP of the keys, within half a step of the grid.
+// attentionThatStays returns a lower bound on the largest part of a subsequence's attention that any of the
+// ranks that share it runs: the larger of the mean over these ranks, and the part that remains with the owner
+// when each helper takes 1/PP of the keys, to within half a step of the grid.
 func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	keys, end, stages, grid := make([]float64, p.Subsequences.N), float64(0), float64(p.Parallel.PP), float64(p.Subsequences.Align)
 	for x, n := range p.Subsequences.Lengths {
@@ -741,7 +742,7 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 }
 
 // given returns an upper bound on the time that sharing attention with the given number of helpers saves in a
-// layer of the last subsequence, if part of the attention stays with the owner.
+// layer of the last subsequence, if at least the given part of the attention stays on one rank.
 func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
@@ -760,7 +761,7 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 	fewest := ir.Seconds(slices.Min(layers))
 	var lent, rows, gradients ir.Seconds
 	for x := range p.Parallel.PP - 1 {
-		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // number of stages that it helps with the subsequence
+		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // at least this many layers of other ranks use its help with subsequence x
 		part := func(v *graph.Value) ir.Seconds {
 			others := ir.Bytes(z.Tokens) * ir.Bytes(p.Parallel.PP-1) / ir.Bytes(p.Parallel.PP)
 			return times * message(v.Bytes(z)*others/ir.Bytes(z.Sequence))
@@ -849,9 +850,8 @@ func count(is bool) int {
 	return 0
 }
 
-// balancedLayers assigns the layers so that the busiest rank, including embedding and loss,
-// finishes as early as possible. If the assignment makes no difference, layers are distributed
-// evenly.
+// balancedLayers assigns the layers so that the busiest rank, including embedding and loss, finishes as early
+// as possible. If this gains less than 0.1%, layers are distributed evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
 	balanced := dealLayers(p, of)
@@ -909,8 +909,8 @@ func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
 	return layers
 }
 
-// dealLayers gives each layer in turn to the rank that finishes earliest, and, within that
-// rank, to the shortest virtual stage.
+// dealLayers gives each layer in turn to the rank that finishes earliest, and, within that rank, to the virtual
+// stage with the least work.
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))

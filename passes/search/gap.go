@@ -53,7 +53,7 @@ func (s *search) widen() {
 	heap.Init(&s.frontier)
 }
 
-// slackened returns the lowest bound that is not better than a plan with a given step time.
+// slackened returns the lowest bound that, given the gap, is no better than a plan with a certain step time.
 func (s *search) slackened(t ir.Seconds) ir.Seconds { return t / ir.Seconds(1+s.gap) }
 
 // soFar returns the fastest complete candidate so far that fits, or nil.

@@ -6,7 +6,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunWith is passes.Run, and ContextOf creates a context as it does; both are in packages at a higher level.
+// RunWith is passes.Run, and ContextOf creates a context as passes.Run does; both need packages at a higher
+// level.
 var (
 	RunWith   func(*lang.Spec, *plan.Plan, pass.Options) error
 	ContextOf func(*lang.Spec, pass.Options) *pass.Context

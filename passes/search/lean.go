@@ -14,12 +14,12 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file implements the search that ignores time. It computes only the costs that the assignment
-// of layers needs, and takes candidates with the lowest memory bound first, so that it soon finds a
-// plan that fits, if there is one. A complete candidate is first planned without timing its copies,
-// which would take many simulations. Such a lean plan begins copies as late as possible and ends
-// them as early as possible. This needs no simulation, and takes no more device memory than any
-// other timing, except for part of the packing margin.
+// This file implements the search that ignores time. It computes only the costs that the assignment of layers
+// needs, and takes candidates with the lowest memory bound first, so that it soon finds a plan that fits, if
+// there is one. A complete candidate is first planned without timing its copies, which would take many
+// simulations. In such a lean plan, reloads begin as late as possible, and copies to the host end as early as
+// possible. This needs no simulation, and takes no more device memory than any other timing, except for part of
+// the packing margin.
 
 // wanted determines the order of candidates: least memory first. If memory is plentiful, candidates
 // with the fewest open dimensions come first, then those on the most ranks, then those with the
@@ -39,7 +39,7 @@ func (w wanted) compare(o wanted) int {
 // plenty is the fraction of device memory below which using less does not matter.
 const plenty = 0.5
 
-// want sets the order of a candidate, given its memory bound. A shortfall on the host counts as
+// want sets the place of a candidate in the order, given its memory bound. A shortfall on the host counts as
 // much as one on the device.
 func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	w, p := &n.wanted, &n.schedule
@@ -54,8 +54,8 @@ func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	}
 }
 
-// wantComplete sets the order of a candidate whose memory is known. If it fits, no other candidate
-// needs to be considered.
+// wantComplete sets the place in the order of a candidate whose memory is known. In a search for any plan that
+// fits, a candidate that fits comes first.
 func (s *search) wantComplete(n *node, device ir.Bytes, shortfall *plan.Shortfall) {
 	if s.want(n, device, shortfall); shortfall == nil && s.fitting {
 		n.wanted.bytes = 0
@@ -104,7 +104,7 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 // earlier returns the number of device bytes that reloads may occupy if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
-	for _, saved := range e.Saved { // with windows, the first subsequence may not be the longest
+	for _, saved := range e.Saved { // with attention windows, the first subsequence need not be the longest
 		var of ir.Bytes
 		for _, size := range saved {
 			of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
@@ -119,7 +119,8 @@ func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == plan.PolicyMemory || n.schedule.Recompute == plan.PolicyAuto
 }
 
-// closestPatience is the fraction of a search's patience that is spent on finding a plan to report if nothing fits.
+// closestPatience is the fraction of a search's patience that is spent on finding a plan to report if nothing
+// fits.
 const closestPatience = 0.3
 
 // keepLean drops all candidates except those with known memory, and reports whether there are any. If there are

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// contextOf returns a context as passes.Run creates it.
+// contextOf returns a context like the one that passes.Run creates.
 func contextOf(sp *lang.Spec, o pass.Options) *pass.Context {
 	c := &pass.Context{Spec: sp, Cache: estimate.NewCache(), Options: o}
 	for i := range passes.Passes {

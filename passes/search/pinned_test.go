@@ -53,7 +53,7 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 	}
 }
 
-// pinJob is a request with everything open, and a way to pin its keys.
+// pinJob is a request that leaves everything open, with a way to pin its keys.
 type pinJob struct {
 	name string
 	base []string // overrides of the spec
@@ -61,7 +61,7 @@ type pinJob struct {
 	open func(set ...string) (*lang.Spec, error)
 }
 
-// paperJob returns a job of the paper; drawnJob is a random one with little memory.
+// paperJob returns a job from the paper; drawnJob returns a random job with little memory.
 func paperJob(file string, base []string, most int) pinJob {
 	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
 		return lang.Load(plantest.FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
@@ -78,10 +78,10 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 
 // TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user can write. If the resulting
 // plan fits when placed as in `sppoc plan`, it may be at most 1% faster than the plan found with everything
-// open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth of the random
-// jobs every dimension is open, far more than by default, so 12 values each are enough. SPPO_PINNED selects
-// jobs by part of their names: that of a file, "drawn", or "drawn-07". Each job has its own random source, so
-// one can be repeated alone with the common seed.
+// open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth of these
+// random jobs, every dimension is open, far more than by default, so only 12 values are pinned in each.
+// SPPO_PINNED selects the jobs whose names contain it, for example a file name, "drawn", or "drawn-07". Each
+// job has its own random source, so a single job can be rerun with the same seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
 	seed, long := irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {
@@ -161,8 +161,9 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 	t.Logf("%d alternatives, of %d are found to fit in up to a tenth more time", min(j.most, len(pins)), compared)
 }
 
-// fastest returns the plan found for a request, if it fits. The search ends when every bound is beyond
-// a limit, 10% above the time to beat. Other tests check the bounds on all candidates of small jobs.
+// fastest searches for the fastest plan that fits. It returns nil if every bound exceeds the limit, which is
+// 10% above the time to beat, before such a plan is found. Other tests check the bounds on all candidates of
+// small jobs.
 func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	s := newSearch(ContextOf(sp, pass.Options{Measure: place}), plan.New(sp))
 	s.push(&node{schedule: s.request.Schedule})
@@ -174,7 +175,7 @@ func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	return nil
 }
 
-// whatFits returns the plan found for a request, if it fits.
+// whatFits returns the plan that solve finds for a request, or nil if that plan does not fit.
 func whatFits(sp *lang.Spec) *plan.Plan {
 	p := plan.New(sp)
 	if RunWith(nil, p, pass.Options{Measure: place}) != nil {
@@ -189,8 +190,8 @@ func whatFits(sp *lang.Spec) *plan.Plan {
 // Place is codegen.MeasureFit, from a package at a higher level.
 var Place func(*plan.Plan) (*plan.Shortfall, error)
 
-// place fills a plan's Memory: by the bound that placement respects if it fits, because that is faster, and
-// otherwise by placing.
+// place fills a plan's Memory and returns its shortfall, if any. If an upper bound on what placement needs
+// already fits, place uses this bound, which is fast to compute; otherwise it places the buffers.
 func place(p *plan.Plan) (*plan.Shortfall, error) {
 	m := &p.Memory
 	if m.Placed {

@@ -9,9 +9,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestRing checks that the request is accepted, that a rank keeps the same tensors between the forward and
-// backward passes as with divided weights, and that the number of heads need not be divisible by the number of
-// ranks.
+// TestRing checks that a request for a ring is accepted, that a rank then keeps the same tensors between the
+// forward and backward passes as with divided weights, and that the number of heads need not be divisible by
+// the number of ranks.
 func TestRing(t *testing.T) {
 	megatron, ring := plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4"), plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4", "schedule.sp_mode=ring")
 	if got := ring.Parallel.SPMode; got != graph.ModeRing {
@@ -33,8 +33,8 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestRingBeyondHeads checks the numbers of ranks that are tried for a layer, and their modes: a ring only where more
-// ranks share the layer than its heads allow.
+// TestRingBeyondHeads checks which numbers of ranks per layer are tried, and with which modes: a ring is tried
+// only where more ranks share a layer than its heads allow.
 func TestRingBeyondHeads(t *testing.T) {
 	for _, c := range []struct {
 		heads, kvHeads, gpus int

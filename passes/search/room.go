@@ -14,15 +14,15 @@ import (
 // This file computes lower bounds on the memory of a rank. They do not depend on copy times or on
 // the cost of any node.
 //
-// The bounds consider four points in a step. At the end of the step, a rank holds the state of the
-// parameters with all gradients. When the first backward begins, it holds K and V of a microbatch
-// and, without offload, all tensors that its forwards save. When the backward of the first and
-// longest subsequence begins, it holds the working memory of a layer. In all but the shortest
-// pipelines, it then also holds all of K, V, their gradients and the weight gradients. In the
-// shortest pipelines, it also holds K, V and their gradients, for one virtual stage only. At that
-// point, the last rank may instead hold the working memory of the head, which runs just before. The
-// fourth point concerns device and host together: when the first backward begins, K, V and all
-// tensors that forwards save are on one or the other.
+// The bounds consider four points in a step. At the end of the step, a rank holds the state of the parameters
+// with all gradients. When the first backward begins, it holds K and V of a microbatch and, without offload,
+// all tensors that its forwards save. When the backward of the first and longest subsequence begins, it holds
+// the working memory of a layer, and K and V. If the subsequences run backward through the virtual stages in
+// several groups, one group after another, it also holds all gradients of K and V and all weight gradients. If
+// they form a single group, it holds gradients of K and V for one virtual stage only; in layer order, the same
+// is true of K and V if they may be recomputed. At that point, the last rank may instead hold the working
+// memory of the head, which runs just before. The fourth point concerns device and host together: when the
+// first backward begins, K, V and all tensors that forwards save are on one or the other.
 
 // roomKey contains everything that a room depends on.
 type roomKey struct {
@@ -37,13 +37,13 @@ type room struct {
 	all, resident  caches   // of a layer: all, and those that are not streamed
 	kept, inputs   ir.Bytes // bytes that a layer saves for the backward pass; the part that is its inputs, which cannot be recomputed
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
-	head, lastHead ir.Bytes // while the head runs, for the first and for the last
+	head, lastHead ir.Bytes // while the head runs, for the first and for the last subsequence
 }
 
 // caches holds the bytes of K and V of a layer for a whole sequence, and of their gradients.
 type caches struct{ values, grads ir.Bytes }
 
-// roomOf returns the room of a plan with its lengths.
+// roomOf returns the room of a plan whose subsequence lengths are known.
 func (b *bounds) roomOf(p *plan.Plan) room {
 	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch}
 	of, known := b.rooms[key]
@@ -61,8 +61,8 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	return of
 }
 
-// workingOf returns the memory of a layer while its backward runs with a recomputation policy, for
-// the first subsequence: the minimum over all kinds of layers.
+// workingOf returns the memory that a layer uses while its backward runs with a recomputation policy, for the
+// first subsequence. It is the minimum over all kinds of layers.
 func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	g := b.cache.Model(p)
 	return leastOf(g, func(kind int) ir.Bytes {
@@ -135,8 +135,9 @@ func leastState(p *plan.Plan, g *graph.Model) (weights, gradients, optimizer ir.
 	return weights, gradients, optimizer
 }
 
-// cachesOf returns all caches of a layer, and those of which a rank holds more than its own rows. A
-// layer whose backward computes no gradients of K and V frees them after its last forward.
+// cachesOf returns the bytes of all caches of a layer, and of those that are not streamed. Both are zero if
+// some layer's backward computes no gradients of K and V, because that layer frees K and V after its last
+// forward.
 func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
 	for kind := range g.Kinds() {
 		if !g.LayerOf(kind).Attends {
@@ -197,8 +198,8 @@ func (b *bounds) heldByShare(p *plan.Plan) holding {
 	}
 }
 
-// heldByMost returns the bound for unassigned layers: one rank has the most layers, and the last
-// rank has at least one in each virtual stage.
+// heldByMost returns the bound for a plan whose layers are not assigned to stages yet: some rank has at least
+// an equal share of the layers, and the last rank has at least one in each virtual stage.
 func (b *bounds) heldByMost(p *plan.Plan) holding {
 	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
 	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
@@ -228,7 +229,7 @@ type rankOf struct {
 // holds returns the memory of a rank at the fullest of the four points.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), strategy.Of(p)
-	switch open := opensRecompute(p.Schedule); { // and therefore the saved tensors
+	switch open := opensRecompute(p.Schedule); { // an open policy also leaves the saved tensors open
 	case open && b.fitting:
 		of.kept, of.working = of.inputs, b.leastWorking(p)
 	case open:
@@ -253,7 +254,7 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 		}
 		return layers*(c.values+c.grads) + gradients
 	}
-	stays, group := b.stays(p, of), caches{} // of all layers, of those of a group in layer order
+	stays, group := b.stays(p, of), caches{} // of a layer: outside layer order, in layer order
 	if p.LayerOrder() && p.Schedule.Keep != nil {
 		group = of.resident
 	}
@@ -276,9 +277,8 @@ func mayRecomputeCaches(p *plan.Plan) bool {
 	return p.Schedule.Recompute == graph.RecomputeFullKV || opensRecompute(p.Schedule) && !p.Streams()
 }
 
-// othersGradients returns the bytes of the weight gradients of all groups of layers except the
-// largest. In layer order, the rank holds them during the backward of the first group, which is
-// last.
+// othersGradients returns the bytes of the weight gradients of all groups of layers except the largest. In
+// layer order, the rank holds them during the backward of the first group, which runs last.
 func (b *bounds) othersGradients(p *plan.Plan) ir.Bytes {
 	if !p.LayerOrder() || p.LayersPerStage == nil {
 		return 0
@@ -299,7 +299,8 @@ func backwardGroup(p *plan.Plan) int {
 	return p.Subsequences.N
 }
 
-// stays returns the bytes of K and V of a layer that are on the device for a whole sequence.
+// stays returns the bytes of a layer's K and V and of their gradients that stay on the device for a whole
+// sequence.
 func (b *bounds) stays(p *plan.Plan, of room) caches {
 	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {
 		return caches{}

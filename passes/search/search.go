@@ -28,11 +28,11 @@ import (
 // exact time is the prediction after the remaining passes; codegen, if available, decides exactly whether a
 // plan fits. gap.go decides when the search ends.
 
-// searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks,
-// splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less
-// even tasks, and their bounds are looser. Without a handicap, the search would plan many of them for
-// gains below the accuracy of predictions. Together with the gap, it keeps the result within 1% of the
-// best.
+// searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks, splits
+// backwards, has an unusual grid, or departs from the default of a wide dimension. Such candidates need more
+// memory and messages, or have less even tasks, and their bounds are looser. Without a handicap, the search
+// would plan many of them for gains below the accuracy of predictions. Together with the gap, it keeps the
+// result within 1% of the best.
 const searchHandicap = 0.006
 
 // mostAlternatives is the maximum number of alternatives in a plan.
@@ -42,13 +42,13 @@ const mostAlternatives = 5
 type node struct {
 	schedule lang.Schedule
 	level    int        // number of pinned dimensions
-	bound    ir.Seconds // of all plans that it represents, times their handicap
+	bound    ir.Seconds // on the time of all plans that it represents, times its handicap
 	number   int        // order of creation; among equal bounds, the lowest number is first
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
 	tight    bool       // the plan without offload does not fit
-	least    ir.Bytes   // of device memory, if tight: a lower bound
-	bare     *plan.Plan // the same sizes without offload or recomputation; a lower bound for the rest
+	least    ir.Bytes   // lower bound on device memory, if tight
+	bare     *plan.Plan // plan of the same sizes without offload or recomputation; its time is a lower bound
 	weighed  bool       // the offload pass decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
 }
@@ -56,8 +56,9 @@ type node struct {
 // time returns the step time of a complete candidate.
 func (n *node) time() ir.Seconds { return n.plan.Time.StepS }
 
-// rank returns the bound of a candidate. If memory is scarce, it is rounded down to a multiple of
-// the gap: candidates with the same sizes hardly differ in their bounds, but many of them do not fit.
+// rank returns the bound by which a candidate is queued. If memory is scarce, the bound is rounded down in
+// relative steps of the gap: candidates with the same sizes hardly differ in their bounds, but many of them do
+// not fit.
 func (n *node) rank() ir.Seconds {
 	if n.tight && n.plan == nil {
 		return ir.Seconds(math.Exp(math.Floor(math.Log(float64(n.bound))/searchGap) * searchGap))
@@ -65,9 +66,9 @@ func (n *node) rank() ir.Seconds {
 	return n.bound
 }
 
-// frontier is a queue of candidates, ordered by bound. Among equal ranks, those that need the least
-// memory are first, because they are the most likely to fit; among equal bounds, those that take
-// longest to plan are last.
+// frontier is a queue of candidates, ordered by rank. Candidates of equal rank are ordered by memory, those
+// that need the least first, because they are the most likely to fit. Those with the same bound are ordered by
+// how long they take to plan, the fastest first.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
@@ -131,7 +132,8 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	return winner, alternatives
 }
 
-// step refines the next candidate. If no other can be faster, it returns the candidate.
+// step takes the first candidate from the queue and refines it. If it is complete and fits, no other can be
+// faster, and step returns it.
 func (s *search) step() *node {
 	n := heap.Pop(&s.frontier).(*node)
 	switch {
@@ -149,8 +151,8 @@ func (s *search) step() *node {
 	return nil
 }
 
-// refine tries, on the plan that the search found, the values that the search skipped, one dimension after
-// another. It takes a value that is clearly faster.
+// refine tries, in the plan that the search found, the values that the search skipped, one dimension after
+// another. It takes a value that makes the plan clearly faster.
 func (s *search) refine(winner *node) *node {
 	for i := range dimensions {
 		d := &dimensions[i]
@@ -197,8 +199,8 @@ func (s *search) solve(p *plan.Plan) (winner *node, alternatives []*node) {
 	return s.run()
 }
 
-// weigh lets the offload pass decide the placements of the candidate with the smallest shortfall, if it then
-// fits.
+// weigh returns a candidate with its open placements decided by the offload pass, if it then fits, and
+// otherwise the unchanged candidate.
 func (s *search) weigh(n *node) *node {
 	if n == nil || n.weighed {
 		return n
@@ -210,15 +212,16 @@ func (s *search) weigh(n *node) *node {
 	return w
 }
 
-// weighing returns the candidate in which the offload pass decides the open placements.
+// weighing returns a copy of a candidate in which the offload pass decides the placements that the request
+// leaves open.
 func (s *search) weighing(n *node) *node {
 	w := &node{schedule: n.schedule, level: n.level, number: n.number, weighed: true}
 	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
 	return w
 }
 
-// others returns the best candidates of classes other than the winner's. Each class is represented
-// by the candidate that comes first.
+// others returns the best candidate found in each class other than the winner's. Once a class has a candidate
+// that fits, no others of that class are evaluated.
 func (s *search) others(winner *node) []*node {
 	best := map[string]*node{class(winner): winner}
 	take := func(n *node) {
@@ -240,10 +243,10 @@ func (s *search) others(winner *node) []*node {
 		case s.regrids(n):
 			rest = append(rest, n) // belongs to the class of the candidate with the usual grid
 		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
-			rest = append(rest, n) // does not form a class
+			rest = append(rest, n) // would not add a class
 		case n.level < len(dimensions):
 			s.advance(n)
-		case n.plan != nil: // nothing can be offloaded
+		case n.plan != nil: // planned already
 			take(n)
 			rest = append(rest, n)
 		case !n.weighed && best[class(n)] == nil && s.evaluate(n):
@@ -292,9 +295,8 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// boundOf returns the bound of a candidate. The bound of a candidate that streams K and V needs the
-// cost of each block, and is not computed if the candidate is not faster than the plan to beat even
-// without streaming.
+// boundOf returns the bound of a candidate. With streamed K and V, this takes the cost of each block. It is
+// therefore skipped for a candidate that would not be faster than the plan to beat even without streaming.
 func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	if s.beat != nil && n.schedule.Keep != nil && len(n.schedule.Keep) < len(plan.Streamable) {
 		resident := n.schedule
@@ -306,9 +308,9 @@ func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	return s.of(n.schedule, n.level)
 }
 
-// handicap returns how much faster a candidate must be than a simpler one if it splits backwards, shares tasks,
-// has an unusual grid, or uses another value of a wide dimension. The bounds of such candidates are also
-// looser, so simpler ones are considered first.
+// handicap returns the factor by which a candidate must be faster than a simpler one: more than 1 if it splits
+// backwards, shares tasks, has an unusual grid, or departs from the default of a wide dimension. The bounds of
+// such candidates are also looser, so simpler ones are considered first.
 func (s *search) handicap(n *node) ir.Seconds {
 	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
 		return 1 + searchHandicap
@@ -319,7 +321,8 @@ func (s *search) handicap(n *node) ir.Seconds {
 // regrids reports whether a candidate has an unusual grid.
 func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
-// advance pins one more dimension. Before the placement dimensions, it computes the exact bound of the sizes.
+// advance pins one more dimension. Before the first placement dimension, it computes the exact bound of the
+// sizes.
 func (s *search) advance(n *node) {
 	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
 		s.strip(n)
@@ -347,8 +350,7 @@ func (s *search) advance(n *node) {
 	}
 }
 
-// strip plans a candidate without offload, and without recomputation unless it is requested. If the
-// plan fits, nothing with the same sizes is faster.
+// strip plans the bare schedule of a candidate. If this plan fits, nothing with the same sizes is faster.
 func (s *search) strip(n *node) {
 	schedule := bare(n.schedule)
 	p, e := s.planOf(schedule)
@@ -364,7 +366,8 @@ func (s *search) strip(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// bare returns the schedule without offload, and without recomputation unless it is requested.
+// bare returns the schedule without offload, and without recomputation or streaming where the schedule leaves
+// them open.
 func bare(schedule lang.Schedule) lang.Schedule {
 	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
@@ -405,7 +408,8 @@ func (s *search) finish(n *node) bool {
 	return true
 }
 
-// planOf runs the passes after solve, with their caches. It returns nil if a pass refuses the candidate.
+// planOf sizes a candidate and runs the passes after solve on it. It returns nil if a pass refuses the
+// candidate.
 func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator) {
 	s.exact++
 	fitting := s.fitting
@@ -420,7 +424,8 @@ func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator
 	return p, e
 }
 
-// passed returns a plan after the remaining passes, with or without timed copies.
+// passed returns a candidate's plan after the remaining passes, with or without timed copies, or nil if a pass
+// refuses it.
 func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *estimate.Estimator) {
 	r := s.request
 	p := &plan.Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
@@ -439,8 +444,8 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 	return p, c.Estimator(p)
 }
 
-// fits places the buffers of a candidate, if this is possible and the candidate could fit, and
-// reports whether it fits.
+// fits reports whether a candidate fits. If codegen is available and the candidate could fit, it places the
+// buffers to find out.
 func (s *search) fits(n *node) bool {
 	shortfall := n.need.Shortfall(n.plan.Memory)
 	if s.fitting || shortfall == nil && s.timeless { // placement does not need more
@@ -474,7 +479,7 @@ func (s *search) reject(n *node, shortfall plan.Shortfall) {
 	}
 }
 
-// note takes a candidate into account for each value that it pins.
+// note records the time or the shortfall of a candidate under each value that it pins.
 func (s *search) note(n *node, shortfall *plan.Shortfall) {
 	for i := range dimensions {
 		d := &dimensions[i]
@@ -512,7 +517,7 @@ func (s *search) timeOf(n *node) ir.Seconds {
 	return n.bound / s.handicap(n)
 }
 
-// class returns the values that distinguish a candidate as an alternative.
+// class returns the values that make a candidate a separate alternative.
 func class(n *node) string {
 	var words []string
 	for i := range dimensions {
@@ -627,7 +632,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 
 const onlyPossible = "auto: the only option"
 
-// reason returns the reason why a value of a key was taken.
+// reason explains why a value was chosen for a key.
 func reason(key string, others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible
@@ -646,7 +651,7 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 		return fmt.Sprintf("auto: the fastest; a step takes %s longer with %s", than, setting)
 	case slower < 0 && next.Bound:
 		return fmt.Sprintf("auto: the fastest found; %s could be %s", setting, than)
-	case slower < 0: // too little for the accuracy of estimates
+	case slower < 0: // by less than the accuracy of estimates
 		return fmt.Sprintf("auto: %s is only %s", setting, than)
 	case next.Bound:
 		return fmt.Sprintf("auto: the fastest; %s cannot be faster", setting)

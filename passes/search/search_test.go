@@ -61,7 +61,7 @@ train {
 		pick("0", "0", "[8, 100, 0]", "[40, 1]"), pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
 }
 
-// smallSettings returns overrides that make the space or the machine smaller.
+// smallSettings returns random overrides that make the search space smaller, or the machine smaller or slower.
 func smallSettings(r *rand.Rand) []string {
 	set := []string{fmt.Sprintf("cluster.device_memory=%dKiB", []int{1 << 20, 64 << 10, 4 << 10, 2 << 10, 1 << 10, 512, 100}[r.IntN(7)])}
 	if r.IntN(2) == 0 {
@@ -87,7 +87,7 @@ func smallSettings(r *rand.Rand) []string {
 	return set
 }
 
-// streamSettings makes K and V stream, layer by layer if one stage holds all layers.
+// streamSettings returns random overrides that favor streamed K and V, and layer order.
 func streamSettings(r *rand.Rand) []string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	return []string{"schedule.keep=" + pick("[]", "[]", "[k]", "auto"), "schedule.order=" + pick("auto", "auto", "layer"), "schedule.zero=" + pick("3", "2", "auto"), "schedule.sp_mode=" + pick("auto", "ulysses"),
@@ -95,8 +95,8 @@ func streamSettings(r *rand.Rand) []string {
 		"cluster.device_memory=" + pick("1GiB", "4MiB", "1MiB"), "cluster.h2d_bandwidth=" + pick("10GB/s", "300MB/s"), "schedule.pp=" + pick("1", "auto")}
 }
 
-// complete visits all candidates of a request with the chain of their prefixes. It sets tight in candidates
-// that are tried only if memory is scarce.
+// complete visits every complete candidate of a request, with the chain of partial candidates that leads to it.
+// It sets tight in candidates that are tried only if memory is scarce.
 func (s *search) complete(chain []node, visit func(chain []node)) {
 	last := chain[len(chain)-1]
 	for last.level < len(dimensions) && dimensions[last.level].text(&last.schedule) != "" {
@@ -150,8 +150,8 @@ func TestSearchOfStreams(t *testing.T) {
 	}
 }
 
-// checkSearch compares a search with all candidates of its request, in a separate subtest, and returns their
-// number, or -1 if there are too many.
+// checkSearch compares the result of a search with all candidates of its request, in a separate subtest. It
+// returns the number of candidates that are valid plans, or -1 if there are too many candidates.
 func checkSearch(t *testing.T, draw int, text string, set []string, most int) int {
 	t.Helper()
 	request := plan.New(parse(t, text, set...))
@@ -164,11 +164,11 @@ func checkSearch(t *testing.T, draw int, text string, set []string, most int) in
 	return plans
 }
 
-// compareSearch returns the number of candidates that are plans.
+// compareSearch makes this comparison, and returns the number of candidates that are valid plans.
 func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) int {
 	t.Helper()
 	any := newSearch(ContextOf(nil, pass.Options{Fitting: true}), request)
-	var best, tight *node // the fastest that fits: of all, and of those tried only if memory is scarce
+	var best, tight *node // the fastest that fits: usual, and tried only if memory is scarce
 	plans := 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
 		leaf := chain[len(chain)-1]
@@ -181,7 +181,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
 		}
 		for _, n := range chain {
-			if leaf.tight && !n.tight { // the plans that it represents are on the usual grid
+			if leaf.tight && !n.tight { // n represents only plans on the usual grid
 				continue
 			}
 			bound, held := brute.of(n.schedule, n.level)
@@ -228,14 +228,14 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 	return plans
 }
 
-// fullest returns the memory of the fullest stage.
+// fullest returns the device memory of the fullest stage.
 func fullest(f *memory.Footprint) ir.Bytes {
 	device, _ := f.Peaks()
 	return device
 }
 
-// leaner reports a lean candidate whose bound exceeds the candidate's memory by so much that it would be
-// refused although it fits. Normally the bound does not exceed that memory. If it does, because the
+// leaner returns an error if the lean plan of a candidate needs so much more memory than the candidate that it
+// would be refused although the candidate fits. Normally a lean plan needs no more. If it does, because the
 // packing margin depends on the peak, it is compared with the placed plan.
 func (s *search) leaner(n *node) error {
 	if n.weighs() {
@@ -264,7 +264,7 @@ func (s *search) leaner(n *node) error {
 	return nil
 }
 
-// allOpen leaves every dimension of a spec to the search.
+// allOpen returns overrides that leave every dimension to the search.
 func allOpen() []string {
 	var set []string
 	for i := range dimensions {
@@ -273,7 +273,7 @@ func allOpen() []string {
 	return set
 }
 
-// unwritten sets every searched key to the default that it has if the user does not write it.
+// unwritten returns overrides that set every searched key to its default, as if the spec did not contain it.
 func unwritten() []string {
 	var set []string
 	for i := range dimensions {
@@ -334,8 +334,8 @@ func BenchmarkSolve4096(b *testing.B) {
 	benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 512, "train.batch=64")
 }
 
-// TestClosestSharesTasks checks that, if nothing fits and tasks are to be shared, the plan shown shares
-// them, although a single stage would have a smaller shortfall.
+// TestClosestSharesTasks checks that, if nothing fits and the request asks for shared tasks, the plan shown
+// shares tasks, although a single stage would have a smaller shortfall.
 func TestClosestSharesTasks(t *testing.T) {
 	for _, mux := range []string{"left", "right", "on"} {
 		set := append(unwritten(), "cluster.nodes=2", "cluster.device_memory=1GiB", "train.sequence=32K", "schedule.mux="+mux)

@@ -55,7 +55,7 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	if err := c.Diagnose(strategy.BatchProblems(p)); err != nil {
 		return err
 	}
-	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the offload pass compares with copies
+	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // auto: left to the offload pass
 	if p.Recompute != graph.RecomputeNone && p.Recompute != plan.PolicyAuto {
 		p.Decide("solve", "recompute", p.Recompute, "given: these units are recomputed instead of being saved between forward and backward")
 	}
@@ -159,8 +159,8 @@ func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 		"would be shorter than %d times that value; it must be a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
-// autoAlign halves the grid until every subsequence has enough steps, or until it is as small as
-// the ranks allow.
+// autoAlign halves the grid until every subsequence has enough grid steps (or, if lengths are given, until they
+// are on the grid), or until the grid is as fine as the ranks allow.
 func autoAlign(c *estimate.Cache, p *plan.Plan) int64 {
 	least := p.RowGrid()
 	align := least
@@ -291,11 +291,11 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 	return found
 }
 
-// mostTasks limits the forwards of layers in a step, each about 150 instructions with its backward,
-// so that the program fits into the memory of a workstation.
+// mostTasks limits the number of layer forwards in a step, so that the program fits into the memory of a
+// workstation. Each takes about 150 instructions, including its backward.
 const mostTasks = 150_000
 
-// taskLayers returns the number of times that each subsequence passes through a layer in a step.
+// taskLayers returns the number of layer forwards in a step for each subsequence, over all microbatches.
 func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
 
 func gridProblems(p *plan.Plan) []plan.Problem {
@@ -372,7 +372,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// solveSPMode takes the requested mode. With one rank per stage, all modes are equal.
+// solveSPMode sets the requested mode, or megatron. With one rank per stage, all modes are equivalent.
 func solveSPMode(p *plan.Plan) {
 	p.Parallel.SPMode = graph.ModeMegatron
 	if why, ok := splitDocs[p.Schedule.SPMode]; ok {
@@ -427,8 +427,8 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	return found
 }
 
-// ringProblems returns requests that conflict with passing K and V around the ranks of a stage,
-// each with the nearest request that works.
+// ringProblems returns a problem if a request conflicts with passing K and V around the ranks of a stage. The
+// problem names the nearest request that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Streams() {
 		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or sp_mode = ulysses",
@@ -441,11 +441,12 @@ func ringProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// mostLoads limits the blocks that a step's forwards load, each about ten instructions with its backward.
+// mostLoads limits the number of blocks that the forwards of a step load. Each takes about ten instructions,
+// including its backward.
 const mostLoads = 200_000
 
-// solveStream takes the request, and sets the block length to that of an average subsequence, or
-// longer if there would be too many blocks.
+// solveStream decides what is streamed, as requested, and sets the block length: that of an average
+// subsequence, or more if there would be too many blocks.
 func solveStream(p *plan.Plan) {
 	p.Stream = plan.Stream{Caches: []string{}}
 	for _, name := range plan.Streamable {

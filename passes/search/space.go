@@ -152,7 +152,7 @@ func alignText(s *lang.Schedule) string {
 // asSizesHaveIt leaves a dimension open, so that its value follows from the sizes.
 func asSizesHaveIt(*space, *lang.Schedule) []value { return []value{{"", func(*lang.Schedule) {}}} }
 
-// coarser returns grids to try for a candidate whose grid is open. Memory is fullest at the backward of the
+// coarser returns grids to try for a candidate whose grid is open. Memory use peaks in the backward of the
 // first subsequence, which is the longest. With each of these grids, that subsequence is clearly shorter than
 // with any finer grid.
 func (b *bounds) coarser(s lang.Schedule) (out []value) {
@@ -253,9 +253,9 @@ func (sp *space) microbatches(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
 }
 
-// optimizerOffloads returns host as a value only if the state is a large part of a device's memory.
-// Otherwise offloading it frees little, and twice as many candidates would leave less time for
-// each.
+// optimizerOffloads includes the value host only if the state takes a large part of a device's memory.
+// Otherwise, offloading the state would free little, and the search would have twice as many candidates and
+// less time for each.
 func (sp *space) optimizerOffloads(*lang.Schedule) []string {
 	const worthwhile = 0.5 // of a device
 	if sp.state == 0 {
@@ -321,11 +321,11 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 	return names
 }
 
-// alone reports whether a replica has one microbatch.
+// alone reports whether each replica has only one microbatch.
 func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
 
-// breadthFirst reports whether a candidate takes a whole microbatch through one virtual stage
-// before the next. The search does not try it if its rounds equal those of sppo.
+// breadthFirst reports whether a candidate takes a whole microbatch through one virtual stage before the next.
+// The search does not try such a candidate if its rounds equal those of sppo.
 func (sp *space) breadthFirst(s *lang.Schedule) bool {
 	st := strategy.Find(s.Strategy)
 	return st != nil && st.Turns == strategy.LastTurn && sp.alone(s) && strategy.Find(sp.asked.Strategy) == nil
@@ -355,8 +355,8 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 	return suiting(upTo(most), known.Has)
 }
 
-// oneRound reports whether subsequences on a single stage may pass through groups of its layers in
-// a single round. Gradients of K and V then exist for one group at a time, as in layer order.
+// oneRound reports whether the subsequences on a single stage may pass through the groups of its layers in a
+// single round. Gradients of K and V then exist for one group at a time, as in layer order.
 func (sp *space) oneRound(s *lang.Schedule) bool {
 	st := strategy.Find(s.Strategy)
 	return (st == nil || st.Rounds) && (s.Subsequences.Auto || s.Subsequences.Count > 0 && s.Subsequences.Count <= roundOfOne)
@@ -427,7 +427,8 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 // recomputing returns the policies that recompute anything in every layer. The one that recomputes the most is last.
 var recomputing = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
 
-// recomputes returns the values of recompute. The least memory is needed if everything possible is recomputed.
+// recomputes returns the values of recompute. A plan needs the least memory if everything possible is
+// recomputed.
 func (sp *space) recomputes(s *lang.Schedule) []string {
 	names := append([]string{graph.RecomputeNone}, recomputing...)
 	if s.Order == plan.OrderLayer && len(s.Keep) == len(plan.Streamable) && s.Subsequences.Count > 1 {
@@ -448,9 +449,9 @@ func (sp *space) offloads(*lang.Schedule) []string {
 	return []string{"none", "carry", "adaptive", "full"}
 }
 
-// subsequences returns numbers that increase by a factor of √2. Choosing the best number between
-// two of them would change the loss to bubbles and kernel inefficiency by at most 1%. With virtual
-// stages, subsequences form whole groups.
+// subsequences returns numbers of subsequences to try, which increase by a factor of √2. Choosing the best
+// number between two of them would change the loss to bubbles and kernel inefficiency by at most 1%. With
+// virtual stages, subsequences form groups, and the numbers are multiples of the group size.
 func (sp *space) subsequences(s *lang.Schedule) []value {
 	var out []value
 	for _, n := range sp.counts(s) {
@@ -487,7 +488,8 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		tasks = min(tasks, mostInRing)
 	}
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
-	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds need at least as much memory as one virtual stage
+	// With several rounds, virtual stages on one rank need at least as much memory as a single virtual stage.
+	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) {
 		group, most = 1, min(most, roundOfOne)
 	}
 	var out []int

@@ -7,9 +7,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// TestCounts checks that numbers of subsequences that make a step slow to place are tried only if bubbles would
-// otherwise be large, that the numbers for an open number of stages include those for every number of stages,
-// and that large batches leave a number to try.
+// TestCounts checks which numbers of subsequences are tried. Numbers that make a step slow to place must be
+// tried only if bubbles would otherwise be large. While the number of stages is open, all numbers that are
+// tried for any number of stages must be included. With a large batch, at least one number must remain.
 func TestCounts(t *testing.T) {
 	of := func(batch, stages, virtual int, timeless bool) []int {
 		sp := &space{model: lang.Model{Layers: 32}, train: lang.Train{Sequence: 16 << 20, Batch: batch}, timeless: timeless}

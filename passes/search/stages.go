@@ -18,22 +18,22 @@ import (
 // work. It starts from the plan that the first stage has found, so the result is never worse.
 //
 // If the first stage goes for a while without finding a plan that fits, a search over all values looks for any
-// plan that fits, however slow. If there is one, the first stage goes on, and later starts from that plan if it
-// has found none itself. If nothing fits, the search stops.
+// plan that fits, however slow. If there is one, the first stage goes on. If it still finds no plan that fits,
+// it continues from that one. If nothing fits, the search stops.
 
 // Fractions of a search's patience.
 const (
-	doubtShare  = 0.5  // for the first stage, before it checks whether anything fits
-	sureShare   = 2.5  // for the first stage, if something fits, before it starts from that plan
-	anyShare    = 0.05 // for that check, whose work is not counted
-	probeShare  = 1.5  // for the search up to the end of the probes of all classes
+	doubtShare  = 0.5  // that the first stage spends before it checks whether anything fits
+	sureShare   = 2.5  // that the first stage spends, if something fits, before it continues from that plan
+	anyShare    = 0.05 // for the check whether anything fits; its work is not counted
+	probeShare  = 1.5  // that the search spends before it stops probing classes
 	othersShare = 0.5  // for alternatives to the winner
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
 
-// visitsWeighed is the largest number of layer visits in the forward pass of a step for which the offload pass
-// decides the placements of the candidate that needs the least memory. For larger candidates, this would take
-// longer than the rest of the search.
+// visitsWeighed limits when the offload pass decides the placements of the candidate that needs the least
+// memory: only if a step has at most this many layer visits in its forward pass. For larger candidates, this
+// would take longer than the rest of the search.
 const visitsWeighed = 60_000
 
 // roots returns the request with default values for its open wide dimensions, and one schedule for
@@ -137,7 +137,7 @@ func (s *search) settle(most float64) *node {
 	winner, done := s.explore(most)
 	if !done {
 		if s.ended = true; !s.timeless {
-			s.weigh(s.least) // with its placements decided, it may be the fastest
+			s.weigh(s.least) // with placements from the offload pass, it may be the fastest
 		}
 		winner = s.soFar()
 	}
@@ -149,8 +149,9 @@ func (s *search) holdsFit() bool {
 	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil })
 }
 
-// doubt checks whether anything fits, first with the default values of wide dimensions. If so, it
-// continues the search from there. It returns the roots that it has not tried.
+// doubt checks whether anything fits, first with the default values of wide dimensions. If something does,
+// doubt continues the search from that plan. It returns the winner, if any, and the roots that it has not
+// tried.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
 	any, known, _ := s.anyFit(first)
 	if any != nil {
@@ -216,8 +217,8 @@ func (s *search) probe(root lang.Schedule) (best *node) {
 	return best
 }
 
-// classes returns, of all ways to divide the ranks of a root, those with the lowest bounds. Among almost equal
-// bounds, those with the fewest stages are first, because they have the smallest bubbles.
+// classes returns the ways to divide the ranks of a root that have the lowest bounds. Among those with almost
+// equal bounds, the ones with the fewest stages come first, because they have the smallest bubbles.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
 	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
@@ -246,8 +247,9 @@ func (s *search) classes(root lang.Schedule) (classes []*node) {
 }
 
 // startFrom evaluates the plan that the search for any fitting plan has found: once unchanged, and once with
-// open placements decided by the offload pass. It does the same with the candidate of a root that needs the
-// least memory when its copies are timed. It reports whether the unchanged plan can be evaluated.
+// open placements decided by the offload pass. If the candidate of a root that needs the least memory fits with
+// timed copies, startFrom does the same with that candidate. It reports whether the unchanged plan could be
+// evaluated.
 func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
 	s.evaluate(s.weighing(n))
@@ -261,7 +263,7 @@ func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	return s.evaluate(n)
 }
 
-// sameWide reports whether schedules have the same values of wide dimensions that are not refined.
+// sameWide reports whether two schedules have the same values in all wide dimensions that are not refined.
 func sameWide(a, b lang.Schedule) bool {
 	for i := range dimensions {
 		if d := &dimensions[i]; d.wide && !d.refine && d.text(&a) != d.text(&b) {
@@ -271,7 +273,8 @@ func sameWide(a, b lang.Schedule) bool {
 	return true
 }
 
-// extend tries the other values of wide dimensions. It returns the given winner if none is better.
+// extend tries the other values of wide dimensions, given as roots. It returns the given winner unless it finds
+// a better one.
 func (s *search) extend(winner *node, roots []lang.Schedule) *node {
 	if winner == nil || len(roots) == 0 {
 		return winner

@@ -11,14 +11,15 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// wideJob has more K and V than fit into little memory, unless they are streamed or layers take turns.
+// wideJob is a job whose K and V do not fit into little memory, unless they are streamed or the order is by
+// layer.
 const wideJob = `import "clusters/local.sppo"
 model m { family = gpt layers = 8 hidden = 128 heads = 4 vocab = 256 dtype = f32 }
 cluster two = local(ranks = 2)
 train { sequence = 4K data = random() }
 `
 
-// winnerOf searches a job.
+// winnerOf searches wideJob with some overrides.
 func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 	t.Helper()
 	s := newSearch(ContextOf(nil, o), plan.New(parse(t, wideJob, set...)))
@@ -48,9 +49,9 @@ schedule s { order = sequence sp_mode = megatron }
 
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
-// TestWideDimensions gives a job less and less memory. Whenever there is a plan with the plain values of wide
-// dimensions, the search must find one that is no slower. For some sizes, the job fits only with other values.
-// The long form uses twice as many sizes.
+// TestWideDimensions gives a job less and less memory. Whenever a plan with the plain values of wide dimensions
+// fits, the search must find one that is no slower. With some sizes of memory, only plans with other values
+// fit. The long form uses twice as many sizes.
 func TestWideDimensions(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int

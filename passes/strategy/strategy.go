@@ -1,4 +1,4 @@
-// Package strategy defines the orders in which ranks can run their tasks. Each is a row of All.
+// Package strategy defines the orders in which ranks can run their tasks. Each order is an element of All.
 package strategy
 
 import (
@@ -15,7 +15,7 @@ import (
 type Strategy struct {
 	Name     string
 	doc      string                            // its advantage, given as the reason for the decision
-	Sliced   string                            // the alternative for subsequences; empty if it supports them
+	Sliced   string                            // the strategy to use for subsequences; empty: this one
 	Stages   StageCount                        // virtual stages per rank
 	Placed   string                            // placement of the virtual stages on the ranks
 	Rounds   bool                              // processes one sequence at a time, in rounds of subsequences through the virtual stages of a rank
@@ -198,11 +198,11 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 }
 
 // overlapped returns the paper's order with an early start of the next microbatch. Between the last forward and
-// the first backward of a microbatch, a rank would otherwise wait until the subsequence has been to the end of
-// the pipeline and back. During that time it runs forwards of the next microbatch, which later ranks need in
-// order to continue without a gap. With f and b the times of a forward and a backward task, M microbatches of N
-// subsequences, and at most N early forwards, the makespan is (M N + PP - 1) (f + b). With virtual stages, one
-// round can start early.
+// the first backward of a microbatch, a rank would otherwise wait until the last subsequence has been to the
+// end of the pipeline and back. During that time it runs forwards of the next microbatch, which later ranks
+// need in order to continue without a gap. With f and b the times of a forward and a backward task, M
+// microbatches of N subsequences, and at most N early forwards, the makespan is (M N + PP - 1) (f + b). With
+// virtual stages, one round can start early.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
 	var early int // forwards of the microbatch that have already run
@@ -263,8 +263,8 @@ func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
 	return order
 }
 
-// inRounds returns the forwards and the backwards of all microbatches, each in the order of
-// microbatches. A round of microbatches passes through one virtual stage of the rank after another.
+// inRounds returns the forwards and the backwards of all microbatches on a rank, both in rounds of
+// microbatches, first to last. Each round passes through the rank's virtual stages one after another.
 func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
 	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
 	most := len(stages) * n * p.Parallel.Microbatches
@@ -295,7 +295,8 @@ func loopedBFS(p *plan.Plan, rank int) []plan.Task {
 	return append(forward, Mirrored(forward)...)
 }
 
-// rounds returns the number of rounds of at least PP microbatches. A single virtual stage needs no rounds.
+// rounds returns the number of rounds into which the microbatches are divided, each of at least PP
+// microbatches. With a single virtual stage, there is only one round.
 func rounds(p *plan.Plan) int {
 	if p.Parallel.VirtualStages == 1 {
 		return 1
@@ -310,9 +311,9 @@ func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b in
-// which weight gradients are deferred by as many backwards as there are hops after the rank, so
-// that backwards reach the first rank earlier.
+// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b in which a
+// rank defers its weight gradients, by as many backwards as the number of hops times the number of ranks before
+// it, so that backwards reach the first rank earlier.
 func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	woven, backward := weave(p, rank, hops)
 	late, done := hops*rank, 0
@@ -334,7 +335,8 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 
 // weave alternates forwards and backwards after a number of initial forwards: on the last rank, a whole round
 // on every virtual stage except the last, and on that stage all but one of the subsequences of the first
-// microbatch; on every other rank, hops more for each rank after it. It also returns the backwards separately.
+// microbatch; on every other rank, the given number of hops more than on the next rank. It also returns the
+// backwards separately.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))
@@ -363,7 +365,7 @@ func newFolded(p *plan.Plan, rank int) *folded {
 	return &folded{stages: p.StagesOf(rank), done: [2]map[plan.TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
 }
 
-// do appends the next task of the given kind. Tasks of missing microbatches are omitted.
+// do appends the next task of the given kind. It omits tasks of microbatches that do not exist.
 func (f *folded) do(kind plan.TaskKind, side int) {
 	m := f.done[side][kind]
 	f.done[side][kind]++
@@ -378,15 +380,15 @@ func (f *folded) putOff(side int) {
 	f.do(plan.Backward, side)
 }
 
-// catchUp appends the weight gradients that have been deferred longest.
+// catchUp appends the task of the weight gradients that have been deferred longest, if any.
 func (f *folded) catchUp() {
 	if len(f.late) > 0 {
 		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
 	}
 }
 
-// zeroBubbleV returns the order of ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches,
-// some of which may be missing.
+// zeroBubbleV returns the order of ZB-V (Qi et al. 2023, section 6). That order needs at least 2*PP-1
+// microbatches; if there are fewer, the tasks of the missing ones are omitted.
 func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	m := max(2*pp-1, f.most)

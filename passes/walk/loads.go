@@ -11,7 +11,8 @@ import (
 // This file describes the loads of K and V that do not stay on the device. A forward copies the rows that it
 // computes to the host. Attention in later subsequences loads the earlier rows that it sees, one block of
 // tokens after another, and then frees them. In the backward pass, dK and dV of a block are loaded with it,
-// unless nothing has been added to them yet, and copied back with the contribution of the subsequence.
+// unless nothing has been added to them yet, and are copied back once the subsequence has added its
+// contribution.
 
 // Load is the transfer of rows of K and V for one layer of a task: a block of earlier rows or, in
 // the backward pass, the task's own rows.
@@ -47,9 +48,9 @@ func CountBlocks(block int64, z graph.Size) int {
 	return int((z.Prefix+block-1)/block - z.Earliest()/block)
 }
 
-// VisitLoads visits the loads of one layer of a task, in the order of use. In the backward pass,
-// these are the task's own rows, followed by blocks of earlier rows, which are loaded twice if
-// attention is recomputed. Task and Layer of the loads are not set.
+// VisitLoads returns the loads of one layer of a task, in the order of use. In the backward pass, these are the
+// task's own rows, followed by blocks of earlier rows, which are loaded twice if attention is recomputed. It
+// does not set the fields Task and Layer of the loads.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
 	loads := Blocks(p.Stream.Block, z)
@@ -82,7 +83,8 @@ func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	return out
 }
 
-// CountLoads returns the approximate number of blocks of K and V that some layers load in a step.
+// CountLoads returns the approximate number of blocks of K and V that the given number of layers load in a
+// step.
 func CountLoads(p *plan.Plan, layers int) (n int) {
 	if !p.Streams() {
 		return 0
@@ -95,7 +97,7 @@ func CountLoads(p *plan.Plan, layers int) (n int) {
 	return n * layers * max(1, p.Parallel.Microbatches)
 }
 
-// VisitKind contains everything that the loads of a layer of a task depend on.
+// VisitKind contains everything that determines the loads of one layer of a task.
 type VisitKind struct {
 	Kind        plan.TaskKind
 	Subsequence int
@@ -115,20 +117,20 @@ type LoadQueue struct {
 	graph       *graph.Model
 	Sizes       []graph.Size // of subsequences
 	tasks       []plan.Task  // not yet visited
-	visit       int          // position in the first task
+	visit       int          // number of layers of the first task that have been visited
 	known       map[VisitKind][]Load
 	rest        []Load // remaining loads of the current visit
 	task        plan.Task
 	layer       int
 	outstanding int        // issued and not yet used
 	Rows        []int64    // [place]
-	grads       []gradRows // [place]; 0 tokens: none
+	grads       []gradRows // [place]; end 0: no rows yet
 }
 
-// Place returns the index of K and V of a load's microbatch and layer.
+// Place returns the index of the K and V to which a load belongs, by microbatch and layer.
 func (q *LoadQueue) Place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
 
-// gradRows describes the rows of dK and dV up to a token, written by the backward of a subsequence.
+// gradRows records up to which token the backward of a subsequence has sent rows of dK and dV to the host.
 type gradRows struct {
 	subsequence int
 	end         int64
@@ -189,7 +191,7 @@ func (q *LoadQueue) nextVisit() {
 	}
 }
 
-// Take uses the first outstanding load.
+// Take records that the first outstanding load has been used.
 func (q *LoadQueue) Take() { q.outstanding-- }
 
 func (q *LoadQueue) ready(l Load) bool {
@@ -198,7 +200,7 @@ func (q *LoadQueue) ready(l Load) bool {
 		return false
 	}
 	g := q.grads[at]
-	by := l.Task.Subsequence + 1 // this one has sent all of its blocks once the load's own task has sent any
+	by := l.Task.Subsequence + 1 // this subsequence has sent all blocks once the load's own task has sent one
 	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
 }
 

@@ -8,8 +8,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestLoadQueue runs the tasks of a plan with its queue. Loads must be issued in the order of use, none
-// before its rows are on the host, and no more may be outstanding than the plan allows.
+// TestLoadQueue goes through each rank's tasks with their load queue. Loads must be issued in the order of use,
+// no load may be issued before its rows are on the host, and no more loads may be outstanding than the plan
+// allows.
 func TestLoadQueue(t *testing.T) {
 	for _, set := range [][]string{
 		{"schedule.pp=1", "schedule.order=layer"},
@@ -70,8 +71,8 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 	}
 }
 
-// TestStreamedBytes checks that a streamed layer holds the rows of the current subsequence instead of those of
-// the sequence.
+// TestStreamedBytes checks that, if V is streamed but K is not, V and dV on the device have the rows of one
+// subsequence, and K and dK those of the whole sequence.
 func TestStreamedBytes(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.keep=[k]")
 	for _, v := range p.Graph().Layer.Values {

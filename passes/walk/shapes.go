@@ -13,7 +13,8 @@ type Shapes struct {
 	Saved [][]ir.Bytes // units of a layer
 }
 
-// NewShapes computes the sizes of a plan whose lengths have been decided; g is its model on one rank.
+// NewShapes computes the sizes of a plan whose subsequence lengths have been decided; g is its model on one
+// rank.
 func NewShapes(p *plan.Plan, g *graph.Model) *Shapes {
 	s := &Shapes{Model: g, Sizes: p.Sizes()}
 	for _, z := range s.Sizes {

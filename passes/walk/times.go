@@ -14,9 +14,9 @@ const layerTime = 8
 
 // Times returns when every task of every stage begins and ends in a simplified run of the schedule. In this
 // run, a layer takes layerTime forward and twice that backward, the head runs its FLOPs at the speed of a
-// layer, and messages take no time. If tasks are cut into pieces, each piece takes that long, and a whole task
-// takes that long times the number of pieces. All tasks of a shared slot begin and end together; if tasks are
-// shared at the turnaround, so do those of every slot.
+// layer, and messages take no time. If tasks are cut into pieces, these are the times of one piece, and those
+// of an undivided task are multiplied by the number of pieces. All tasks of a shared slot begin and end
+// together; if tasks are shared at the turnaround, so do those of every slot.
 func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
 	c := Must(p)
 	from, to := c.Times(g)

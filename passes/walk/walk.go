@@ -24,7 +24,7 @@ type Walk struct {
 	ranges int     // pieces and whole subsequences
 	Layers int     // number of layers of all tasks together
 
-	pipeline *schedule.Pipeline // nil: nothing has been written yet
+	pipeline *schedule.Pipeline // nil: no schedule has been written yet
 	lists    []writtenList      // [rank]
 }
 
@@ -37,16 +37,16 @@ type writtenList struct {
 // Node is a task in a Walk.
 type Node struct {
 	Kind           plan.TaskKind
-	fed, Feeds     bool     // whether a task provides its input; whether a task continues with its result
+	fed, Feeds     bool     // whether its input comes from a task; whether its result goes to one
 	Split          bool     // a backward whose weight gradients are a separate task
-	Way            plan.Way // direction of its result
+	Way            plan.Way // direction in which its result is sent
 	Shared, Opens  bool     // in a shared slot; the first visited task of the slot
 	Subsequence    int32    // of a microbatch
 	Stage          int32    // virtual
 	At             int32    // index of its tokens among pieces and whole subsequences
 	Rank, Home     int32    // the rank that runs it; the rank that holds its stage
 	First, End     int32    // range of the layers of its stage among all layers of its home rank
-	from, To, Next int32    // the tasks before and after it in the pipeline, and the rank that runs the latter; -1: none
+	from, To, Next int32    // previous task in the pipeline; rank of the next task; next task; -1: no such task
 	Undone         int32    // the forward that a backward belongs to; -1: none
 	Layers         int32    // number of layers of all tasks with smaller numbers
 }
@@ -127,7 +127,7 @@ func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipelin
 	return of
 }
 
-// stopOf returns the node of a task. The same task on the next stage has the next place.
+// stopOf returns the node of a task. The placeOf index of the same task on the next stage is one higher.
 func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 	p, place := c.Plan, c.placeOf(t)
 	kinds := len(c.places) / len(schedule.Kinds)

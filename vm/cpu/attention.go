@@ -12,7 +12,7 @@ var attentionKernels = kernelTable{
 	ir.AttentionDelta: attentionDelta,
 }
 
-// attentionPart is the work of an instruction on some of its queries, which start at a given row.
+// attentionPart is the work of an instruction on some of its queries, from the given row on.
 type attentionPart struct {
 	simd.Attention
 	row int
@@ -34,7 +34,7 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 	return parts
 }
 
-// lseRows returns the part's rows of a statistic with one value per row and head.
+// lseRows returns a statistic with one value per row and head, such as lse, from the part's first row on.
 func (p *attentionPart) lseRows(lse []float32) []float32 { return lse[p.row*p.Heads:] }
 
 func attention(b *binder) func() {
@@ -66,8 +66,8 @@ func attentionGrad(b *binder) func() {
 	}
 }
 
-// backward computes the gradients of a part. The first part overwrites the gradients of keys, unless the
-// instruction accumulates, and clears those of keys that no query sees. Later parts add to them.
+// backward computes the gradients of a part. Unless the instruction accumulates, the first part overwrites the
+// gradients of keys and values, and clears those that no query sees. Later parts add to them.
 func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
 	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
 	if !later && !g.AddKV {

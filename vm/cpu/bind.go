@@ -15,7 +15,7 @@ import (
 type bound struct {
 	kernel func()       // computation, or nil
 	action func() error // copy or communication, which may fail; or nil
-	record bool         // if there is neither: record rather than wait
+	record bool         // if there is neither: whether it is a record, not a wait
 	stream ir.Stream
 	event  int32
 	top    [ir.NumArenas]ir.Bytes // highest byte touched
@@ -34,7 +34,7 @@ func joined(tables ...kernelTable) kernelTable {
 	return all
 }
 
-// bind prepares a section.
+// bind binds the instructions of a section.
 func (d *Device) bind(section ir.Section) error {
 	code := d.code.Sections[section]
 	d.bound[section] = make([]bound, len(code))

@@ -4,8 +4,10 @@
 //	cpu.go        Device: arenas, load, begin, join
 //	stream.go     streams and events: goroutines, their queues, how they block and wake
 //	execute.go    runs instructions outside a program, one after another
-//	bind.go       from an instruction to a closure over slices, and the table of kernels by opcode
-//	              (each family of kernels has its own file)
+//	bind.go       from an instruction to a closure over slices; the table of kernels by opcode
+//	activation.go, attention.go, elementwise.go, embed.go, loss.go, matmul.go, norm.go, optimizer.go, rope.go
+//	              kernels, one file for each family of opcodes
+//	move.go       opcodes that move bytes, exchange messages or read the data set
 //	arena_*.go    memory
 //	pulse.go      the current speed of the processors, for measurements
 //	race_*.go     differences under the race detector
@@ -27,8 +29,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Device is one rank on this computer's processors. Streams are goroutines, so a missing event is a real
-// race.
+// Device is one rank on this computer's processors. Streams are goroutines, so a missing event causes a real
+// data race.
 type Device struct {
 	pool    *simd.Pool
 	program *ir.Program
@@ -47,7 +49,7 @@ type Device struct {
 	// The section being issued. Written by Begin, while all streams are idle.
 	section    ir.Section
 	round      int64
-	generation uint64 // an event has been recorded if it holds this value
+	generation uint64 // an event counts as recorded if it holds this value
 
 	joined sync.WaitGroup
 	failed atomic.Bool
@@ -55,11 +57,11 @@ type Device struct {
 	err    error
 }
 
-// New returns a device whose kernels share the workers of a pool with its other devices; nil means one
+// New returns a device whose kernels share the workers of a pool with the pool's other devices; nil means one
 // thread.
 func New(pool *simd.Pool) *Device {
 	if raceEnabled {
-		pool = nil // its synchronisation would order streams that nothing else orders, and thus hide races
+		pool = nil // its synchronisation could order streams that nothing else orders, and so hide races
 	}
 	return &Device{pool: pool}
 }
@@ -179,7 +181,7 @@ func (d *Device) Doing() (list []vm.Doing) {
 	return list
 }
 
-// fail keeps the first error, tells the other ranks and wakes every stream, so that none waits forever.
+// fail keeps the first error, tells the other ranks and wakes every stream, so that no stream waits forever.
 func (d *Device) fail(err error) {
 	d.once.Do(func() {
 		d.err = err

@@ -22,7 +22,8 @@ func TestEveryOpcodeHasItsKernel(t *testing.T) {
 	}
 }
 
-// TestConformance also checks that results are bitwise equal for any number of threads.
+// TestConformance runs the conformance tests with several numbers of threads, and checks that the results are
+// bitwise equal.
 func TestConformance(t *testing.T) {
 	var want map[string]uint64
 	counts := []int{1, 2, 3, 5}
@@ -50,7 +51,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// stripParent removes the part of a name that identifies the run of the suite.
+// stripParent removes, from the names of tests, the part that differs between runs of the suite.
 func stripParent(digests map[string]uint64) map[string]uint64 {
 	out := map[string]uint64{}
 	for name, digest := range digests {

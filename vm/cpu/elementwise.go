@@ -137,8 +137,9 @@ func dropout(b *binder) func() {
 	}
 }
 
-// halves returns the positions of the first token of each half of x. The tokens of x start at a position and
-// are in order; with chunks, the halves are two of the chunks of a subsequence that starts there.
+// halves returns the positions of the first token of each half of x. The tokens of x are consecutive and start
+// at the given position, unless the attribute chunks is set: then the halves are two chunks of a subsequence
+// that starts there.
 func (b *binder) halves(position int) [2]int {
 	rows, _ := b.shape("x")
 	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")
@@ -180,7 +181,7 @@ func gradNorm(b *binder) func() {
 			factor = limit / norm
 		}
 		if !(float32(norm) <= min(most[0], math.MaxFloat32)) {
-			factor = -1 // updates have no effect
+			factor = -1 // the optimizer skips the step
 		}
 		y[0], y[1] = float32(norm), float32(factor)
 	}

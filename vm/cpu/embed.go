@@ -65,7 +65,7 @@ func embedGrad(b *binder) func() {
 	}
 }
 
-// wideRow is scratch for one row of a bf16 operand.
+// wideRow is scratch for one row of a bf16 operand as f32.
 type wideRow struct{ row scratch }
 
 func (b *binder) wideRow(m simd.Mat) wideRow {

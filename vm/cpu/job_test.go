@@ -38,7 +38,7 @@ func (b *builder) put(section ir.Section, op ir.Op, stream ir.Stream, args []ir.
 	b.code.Sections[section] = append(b.code.Sections[section], ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
-// event makes one stream wait for all work issued to another so far.
+// event makes one stream wait for all work that has been issued to another so far.
 func (b *builder) event(section ir.Section, from, to ir.Stream) {
 	event := ir.Int(int64(b.code.Events[section]))
 	b.code.Events[section]++
@@ -58,9 +58,9 @@ const (
 	bigramBatch    = 4
 )
 
-// bigram trains a table that predicts the next byte from the current one. Two ranks hold halves of its rows
-// (the last row of the second is padding) and add their logits. Each rank computes the whole loss. The logits
-// travel to the host and back.
+// bigram trains a table that predicts the next token from the current one. Each of two ranks holds half of its
+// rows (the last row of rank 1 is padding), and the ranks add their logits. Each rank computes the whole loss.
+// The logits travel to the host and back.
 func bigram(t ir.DType) *ir.Program {
 	b := &builder{}
 	const rows, tokens = (bigramVocab + 1) / 2, bigramSequence * bigramBatch
@@ -138,7 +138,7 @@ func bigram(t ir.DType) *ir.Program {
 	}
 }
 
-// cyclic is text in which every token determines the next, except at the start of a run.
+// cyclic is text in which every token determines the next, which is 3 more, modulo the size of the vocabulary.
 type cyclic struct{}
 
 // Tokens implements vm.Tokens.
@@ -279,8 +279,8 @@ func TestCheckpointResumesBitwise(t *testing.T) {
 // oldCheckpoint is a file of format 2: a bigram in f32 after 7 steps.
 const oldCheckpoint = "testdata/checkpoints/format2"
 
-// A checkpoint in the single-file format 2 can be resumed. Its numbers are those of AVX-512; other instruction
-// sets round the last bits differently.
+// A checkpoint in the single-file format 2 can be resumed. Its values were computed with AVX-512; other
+// instruction sets round the last bits differently.
 func TestSingleFileResumes(t *testing.T) {
 	job := start(t, bigram(ir.F32))
 	steps(t, job, 7)
@@ -377,8 +377,8 @@ func TestForeignCheckpointsAreRefused(t *testing.T) {
 	}
 }
 
-// A checkpoint written during training holds the state of the step at which it was begun, and a run continues from
-// it bitwise.
+// A checkpoint that is written while training continues holds the state at the step when writing began. A run
+// that resumes from it has bitwise the same losses.
 func TestSavingBesideTraining(t *testing.T) {
 	bothTypes(t, func(t *testing.T, dtype ir.DType) {
 		dir := t.TempDir()
@@ -424,7 +424,8 @@ func TestSavingBesideTraining(t *testing.T) {
 	})
 }
 
-// faulty fails when one rank reads the tokens of a step: only that rank reads at that moment.
+// faulty fails in the third step, when a rank reads sequence 2 from position 1 on. In the program unequal, only
+// one rank does.
 type faulty struct {
 	cyclic
 	panics bool
@@ -441,7 +442,7 @@ func (f faulty) Tokens(section ir.Section, round, sequence, position int64, out 
 	return f.cyclic.Tokens(section, round, sequence, position, out, stride)
 }
 
-// unequal returns a program in which only rank 1 reads token 1 of sequence 2.
+// unequal returns a program in which only rank 1 reads sequence 2 from position 1 on.
 func unequal() *ir.Program {
 	p := bigram(ir.F32)
 	other := p.Codes[0]
@@ -528,7 +529,7 @@ func TestTraceShowsTheProgramsOrder(t *testing.T) {
 	}
 }
 
-// TestBadProgramsAreRefused checks that the error names the instruction that cannot be bound.
+// TestBadProgramsAreRefused checks that Open returns an error that says what is wrong with a program.
 func TestBadProgramsAreRefused(t *testing.T) {
 	step := func(p *ir.Program) []ir.Instr { return p.Codes[0].Sections[ir.SectionStep] }
 	for want, spoil := range map[string]func(p *ir.Program){
@@ -569,7 +570,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 }
 
 // TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and compares
-// with sequential execution. The race detector notices an event that fails to order its streams.
+// with sequential execution. If an event failed to order its streams, the race detector would report it.
 func TestEventsOrderStreams(t *testing.T) {
 	const seed = 19
 	for round := range 20 {
@@ -590,7 +591,7 @@ func TestEventsOrderStreams(t *testing.T) {
 
 const randomBuffers = 12
 
-// randomCopies returns a program of copies and fills over streams, and the final contents of its buffers.
+// randomCopies returns a program of copies and fills on several streams, and the final contents of its buffers.
 func randomCopies(rng *rand.Rand, n int) (*ir.Program, []float32) {
 	const width = 50
 	b := &builder{}
@@ -603,9 +604,9 @@ func randomCopies(rng *rand.Rand, n int) (*ir.Program, []float32) {
 	b.put(ir.SectionInit, ir.Fill, ir.Compute, []ir.View{all}, ir.Float(0))
 	var (
 		values  [randomBuffers]float32
-		last    [randomBuffers]ir.Stream          // the writer
+		last    [randomBuffers]ir.Stream          // the stream of the last write
 		written [randomBuffers]bool               //
-		readers [randomBuffers]map[ir.Stream]bool // since then
+		readers [randomBuffers]map[ir.Stream]bool // the streams that have read it since
 	)
 	streams := []ir.Stream{ir.Compute, ir.Mux, ir.D2H, ir.H2D} // the device accepts copies on all of them
 	for i := range n {

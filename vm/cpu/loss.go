@@ -34,7 +34,7 @@ func crossEntropyStats(b *binder) func() {
 	}
 }
 
-// softcap caps logits in working memory, if an instruction requires it.
+// softcap caps logits, if an instruction requires it, in scratch memory.
 type softcap struct {
 	pool       *simd.Pool
 	from       simd.Mat
@@ -122,7 +122,8 @@ func crossEntropy(b *binder) func() {
 	}
 }
 
-// labelScale returns a function that returns the factor of a label's loss, which may be a parameter of the step.
+// labelScale returns a function that returns the factor of each label's loss, which can differ from step to
+// step.
 func (b *binder) labelScale() func() float64 {
 	scale, weight := b.float("scale"), b.floats("weight")
 	return func() float64 {
@@ -140,7 +141,7 @@ func crossEntropyGrad(b *binder) func() {
 	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
 	scale, same := b.labelScale(), b.same("dlogits", "logits")
 	columns := b.scratch(3 * rows)
-	// The gradient is computed in place, unless storing the logits there would round them first.
+	// The gradient is computed in dlogits, where the logits are stored first, unless that would round them.
 	softcap := b.softcap(logits)
 	work, detour := dlogits, dlogits.BF16 != nil && (logits.BF16 == nil || softcap.limit > 0)
 	wide := b.scratch(0)

@@ -9,7 +9,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// overheadProgram fills one element repeatedly, on one stream, or on two that exchange events.
+// overheadProgram fills one element repeatedly. With events, a second stream fills another element, and waits
+// for the first stream before each fill.
 func overheadProgram(n int, events bool) *ir.Program {
 	view := ir.View{DType: ir.F32, Shape: [ir.MaxDims]int64{1}}
 	code := ir.Code{Buffers: []ir.Buffer{{Size: 4}, {Offset: 64, Size: 4}}, Arenas: [ir.NumArenas]ir.Bytes{68, 0}}
@@ -33,7 +34,8 @@ func overheadProgram(n int, events bool) *ir.Program {
 	return &ir.Program{Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Steps: 1, LR: 1}}
 }
 
-// TestInstructionsAllocateNothing allows for the cost of a section as a whole.
+// TestInstructionsAllocateNothing allows a section as a whole to allocate once for every 100 of its
+// instructions.
 func TestInstructionsAllocateNothing(t *testing.T) {
 	const n = 10000
 	job, err := vm.Open(overheadProgram(n, true), func(int) (vm.Device, error) { return New(nil), nil }, vm.Options{})
@@ -51,7 +53,7 @@ func TestInstructionsAllocateNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkOverhead measures an instruction that does nothing, from issue to end.
+// BenchmarkOverhead measures the time per instruction of a step whose instructions do almost nothing.
 func BenchmarkOverhead(b *testing.B) {
 	const n = 10000
 	for _, events := range []bool{false, true} {

@@ -13,12 +13,12 @@ import (
 // pulseSide is the size of the square matrices in a pulse. Operands and result fit into a core's private cache.
 const pulseSide = 128
 
-// pulseProducts is the number of products in a pulse. Together they take a few milliseconds.
+// pulseProducts is the number of products in a pulse. Together, the products take a few milliseconds.
 const pulseProducts = 100
 
-// Pulse measures the current speed of the processors. Processors are slower at a lower clock, while
-// another hyperthread uses the core, and while other programs run. Take uses all of them at once,
-// without shared memory.
+// Pulse measures the current speed of the processors. Processors are slower at a lower clock, while another
+// hyperthread uses the core, and while other programs run. Take uses all processors at once; each works in
+// memory of its own.
 type Pulse struct {
 	operands [][]float32 // by processor: one buffer for both operands and the result
 }
@@ -42,7 +42,7 @@ func (p *Pulse) Take() time.Duration {
 	for i, x := range p.operands {
 		all.Go(func() {
 			for there.Add(1); there.Load() < int32(len(p.operands)); {
-				runtime.Gosched() // so that all goroutines run at the same time
+				runtime.Gosched() // wait until all goroutines run
 			}
 			slowest[i] = products(x)
 		})

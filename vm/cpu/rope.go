@@ -89,7 +89,7 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	return out
 }
 
-// growTables computes the angles that instructions outside the program need, and as many again in advance.
+// growTables computes the angles that instructions outside the program need, and as many more in advance.
 func (d *Device) growTables() {
 	for _, t := range d.tables {
 		if len(t.cos) < t.positions*len(t.Rates) {

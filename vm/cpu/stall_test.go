@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// slow provides tokens, but waits when one rank reads those of step 3.
+// slow provides tokens, but calls wait first when one of the ranks reads those of step 3.
 type slow struct {
 	cyclic
 	wait func()
@@ -49,7 +49,7 @@ func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told
 	return job, func() []string { mu.Lock(); defer mu.Unlock(); return all }
 }
 
-// whatRanksDo matches the lines of a job whose second rank reads tokens.
+// whatRanksDo matches what a report says about the ranks of a job whose second rank is reading tokens.
 const whatRanksDo = `\n  rank 0 waits in all_reduce for ranks 0, 1 \(coll, pc \d+, [^)]*\)` +
 	`\n  rank 1 executes load_tokens \(compute, pc \d, [^)]*\)$`
 
@@ -81,7 +81,7 @@ func TestStalledStep(t *testing.T) {
 	}
 }
 
-// A slow step continues.
+// A slow step is reported, but continues.
 func TestSlowStep(t *testing.T) {
 	var job *vm.Job
 	var told func() []string
@@ -97,7 +97,8 @@ func TestSlowStep(t *testing.T) {
 	}
 }
 
-// pipeInstead is a device that puts a full pipe in place of one file in the checkpoint about to be written.
+// pipeInstead is a device that puts a full pipe in place of one file of the checkpoint about to be written, so
+// that writing this file blocks.
 type pipeInstead struct {
 	vm.Device
 	pipe, dir, file string
@@ -113,9 +114,9 @@ func (d pipeInstead) Read(v ir.View, out []byte) error {
 	return d.Device.Read(v, out)
 }
 
-// A file system that does not answer while a checkpoint is written during training ends the job, even if steps
-// continue. The error names the folder and the missing writer. The same holds for the files that only process 0
-// writes, and at the end of a run, when only the checkpoint is left to wait for.
+// If a file system stops responding while a checkpoint is written during training, the job ends, even if steps
+// continue. The error names the folder and says what has stalled. The same holds for the files that only
+// process 0 writes, and at the end of a run, when only the checkpoint is left to wait for.
 func TestStalledWriter(t *testing.T) {
 	for _, c := range []struct {
 		file   string

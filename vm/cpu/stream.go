@@ -10,21 +10,21 @@ import (
 	"sppo.dev/vm"
 )
 
-// stream is a goroutine that executes instructions in the order of their issue. The queue holds a whole section,
-// so issuing never blocks, and counters never wrap: the entry of instruction number n is n-base.
+// stream is a goroutine that executes instructions in the order of their issue. The queue holds a whole
+// section, so issuing never blocks, and counters never wrap: instruction number n is entry n-base of the queue.
 type stream struct {
 	device  *Device
 	index   ir.Stream
 	queue   []int32
 	serving bool
 
-	base, next uint64 // used by the issuing goroutine: the section's first number, and the next to fill
-	issued     uint64 // published by the issuing goroutine
+	base, next uint64 // of the issuing goroutine: numbers of the section's first instruction and of the next
+	issued     uint64 // number of the first instruction not yet published
 	_          [64]byte
 	published  atomic.Uint64
 	sleeping   atomic.Bool
 	wake       chan struct{}
-	signal     func() // a bound signalSleeper
+	signal     func() // the method signalSleeper, bound to this stream
 	_          [64]byte
 
 	done        uint64       // used by the stream's goroutine, like all fields below
@@ -48,9 +48,9 @@ type event struct {
 	waiters    atomic.Uint32
 }
 
-// Before it blocks, a stream polls this many times and then yields this many times. Waking a goroutine costs several
-// microseconds, and most waits are shorter. With ten times as many iterations, training is at least 10% slower if
-// there are more ranks than processors.
+// looks and yields are the numbers of times that a stream polls and then yields before it blocks. Waking a
+// goroutine costs several microseconds, and most waits are shorter. With ten times as many iterations, training
+// is at least 10% slower if there are more ranks than processors.
 const (
 	looks  = 100
 	yields = 20
@@ -109,7 +109,7 @@ func (s *stream) serve() {
 	}
 }
 
-// await waits for new instructions and returns the number of issued instructions.
+// await waits for new instructions and returns the number of instructions published so far.
 func (s *stream) await() uint64 {
 	for tries := 0; ; tries++ {
 		if to := s.published.Load(); to != s.done {
@@ -129,8 +129,8 @@ func (s *stream) await() uint64 {
 	}
 }
 
-// execute runs the entries up to a number and reports whether the stream has ended. If a kernel
-// panics, the device fails, and the stream skips the remaining entries.
+// execute runs the entries before a number and reports whether the stream has ended. If a kernel panics, the
+// device fails, and the stream skips the remaining entries.
 func (s *stream) execute(to uint64) (ended bool) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// Other programs disturb measurements. A virtual machine loses a third of a core's speed as soon as another
-// virtual machine uses the core's other hyperthread, for a tenth of a second or for minutes. The measurement
+// Other programs disturb measurements. A virtual machine loses a third of a core's speed while another virtual
+// machine uses the core's other hyperthread, which lasts from a tenth of a second to minutes. The measurement
 // itself cannot serve to detect this, because slow measurements must not be dropped for being slow. Instead, a
 // pulse that is independent of the measured work is timed before and after each measurement, and only
 // measurements with fast pulses are used.
@@ -49,7 +49,7 @@ func (b *Bench) pulse() time.Duration {
 	return p
 }
 
-// calmShare is the inverse of the share of measurements that is used.
+// calmShare is the inverse of the fraction of the measurements that are used.
 const calmShare = 3
 
 // Calm returns, in ascending order, the seconds of the third of the measurements with the fastest

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// Only pulses select the samples that are used: the third with the fastest pulses, and any others as fast as the
-// last of these.
+// Only their pulses decide which samples are used: the third with the fastest pulses, and any others whose
+// pulses are as fast as the slowest of these.
 func TestCalm(t *testing.T) {
 	sample := func(seconds float64, pulse time.Duration) probe.Sample {
 		return probe.Sample{Seconds: seconds, Pulse: pulse}
@@ -31,7 +31,8 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// A used sample is disturbed if its pulse is slower than the fastest of all by more than the margin.
+// A used sample counts as disturbed if its pulse is slower than the fastest pulse of all by more than the
+// margin.
 func TestDisturbed(t *testing.T) {
 	b := &probe.Bench{Pulse: func() time.Duration { return 100 }}
 	step := func() (vm.StepResult, error) { return vm.StepResult{Seconds: 1}, nil }
@@ -44,7 +45,7 @@ func TestDisturbed(t *testing.T) {
 		want    float64
 	}{
 		{nil, 0},
-		{[][]probe.Sample{{calm, slow, slow}}, 0}, // the third that is used is calm
+		{[][]probe.Sample{{calm, slow, slow}}, 0}, // only one third is used, the calm sample
 		{[][]probe.Sample{{slow, slow, slow}}, 1},
 		{[][]probe.Sample{{calm, slow, slow}, {slow}, {calm, calm}}, 0.25},
 	} {
@@ -54,7 +55,7 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-// The probe waits for a calm computer, but no longer than it measures.
+// Sample waits for a calm computer, but in total no longer than it measures.
 func TestSampleWaits(t *testing.T) {
 	pulses := []time.Duration{10, 10, 10, 30, 30, 10, 40}
 	taken := 0

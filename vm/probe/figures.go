@@ -22,7 +22,7 @@ type Facts struct {
 	PeakSource   string  // the data sheet
 }
 
-// Scale holds the sizes of the items.
+// Scale holds the sizes of the items to measure.
 type Scale struct {
 	DType  ir.DType // type of most items: the usual type of models on such a machine
 	Inner  int64    // columns and depth of products
@@ -30,8 +30,8 @@ type Scale struct {
 	Tokens []int64  // tokens of attention, ascending; at least two if ranks share processors
 	Prefix int64    // tokens before them
 	Heads  Heads
-	Bytes  int64 // operands of memory-bound kernels, copies and messages: activations of a layer
-	Cols   int64 // columns of a row of those kernels
+	Bytes  int64 // size of operands of memory-bound kernels, copies and messages: a layer's activations
+	Cols   int64 // columns of the operands of memory-bound kernels
 }
 
 // Scales for GPUs and for processors.
@@ -52,7 +52,7 @@ type Figures struct {
 	Machine   ir.Machine
 	Notes     map[string]string
 	Timings   []Timing
-	Disturbed float64 // share of the measurements that other work slowed down
+	Disturbed float64 // fraction of the used measurements that other work slowed down
 }
 
 // prober derives figures from measurements. After an error its results are meaningless.
@@ -63,8 +63,8 @@ type prober struct {
 	take  func(Item, int) Timing // measures an item on the given number of ranks at once
 }
 
-// Probe measures all figures of a cluster file. Its measurements do not depend on their results, so the
-// figures are derived twice: first to collect the list of measurements, which are then taken in rounds, and
+// Probe measures all figures of a cluster file. The choice of measurements does not depend on their results, so
+// the figures are derived twice: first to collect the list of measurements, which are then taken in rounds, and
 // then from their results.
 func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, error) {
 	t := newTurns()
@@ -140,7 +140,8 @@ func (p *prober) latency() {
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	resident := min(cmp.Or(median(shares), 1), 1) // for a kernel that finds its own results in each processor's cache
+	// resident is the spread efficiency of kernels that find their own results in each processor's cache.
+	resident := min(cmp.Or(median(shares), 1), 1)
 
 	late, sum := 0.0, 0.0 // measurement errors are relative, so short kernels are more informative
 	for _, item := range small {
@@ -154,8 +155,9 @@ func (p *prober) latency() {
 	p.note("kernel_latency", "extra time of %d kernels of a rank alone, especially the shortest, compared with larger ones", len(small))
 }
 
-// layers measures how much slower kernels with an efficiency curve are in a layer than on operands in a cache,
-// and the share of the rate of several processors that a single rank reaches in a layer.
+// layers measures how much slower kernels with an efficiency curve are in a layer than on cached operands, and
+// scales the curves accordingly. If there are several processors, it also calls layersAlone. It does nothing
+// unless ranks share processors.
 func (p *prober) layers() {
 	m := &p.Machine
 	if p.facts.Processors == 0 {
@@ -190,12 +192,12 @@ func (p *prober) layers() {
 	p.layersAlone(rows)
 }
 
-// stack has several layers: the weights of a single one could stay in a processor's own cache.
+// stack returns several layers, because the weights of a single one could stay in a processor's own cache.
 func (p *prober) stack(tokens int64) Item { return Layers(4, tokens, p.scale) }
 
-// layersAlone measures the share of the rate of several processors that a single rank reaches in layers of many
-// tokens, and the time to wake the processors in layers of few tokens, if that is longer than between small
-// kernels.
+// layersAlone measures, in layers of many tokens, the fraction of the processors' combined rate that a single
+// rank reaches, and, in layers of few tokens, the time to wake the processors. This time becomes the kernel
+// latency if it is longer than the one measured with small kernels.
 func (p *prober) layersAlone(rows []int64) {
 	m := &p.Machine
 	least, few, many := m.KernelLatency, rows[0], rows[max(len(rows)-2, 0):]
@@ -244,8 +246,8 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// memory measures the bandwidth of the fastest copy or kernel, and the efficiency, which is the
-// median share of the bandwidth that kernels reach.
+// memory measures the memory bandwidth, which is that of the fastest copy or kernel, and the copy efficiency,
+// which is the median fraction of this bandwidth that kernels reach.
 func (p *prober) memory() {
 	m := &p.Machine
 	fastest := p.own(Copy(ir.CopyD2D, p.scale.Bytes))
@@ -263,7 +265,8 @@ func (p *prober) memory() {
 	p.note("copy_efficiency", "the median of %d memory-bound kernels; the slowest reaches %.2f", len(rates), rates[0]/m.MemoryBandwidth)
 }
 
-// products measures the peaks of matmuls, and the share of the peak by number of rows.
+// products measures the peak rates of matmuls, unless the facts state them, and the fraction of the peak that
+// matmuls reach, by number of rows.
 func (p *prober) products() {
 	m, s := &p.Machine, p.scale
 	peaks := map[ir.DType]*float64{ir.BF16: &m.PeakBF16, ir.F32: &m.PeakF32}
@@ -293,7 +296,7 @@ func (p *prober) products() {
 	p.note("matmul_efficiency", "share of the peak by rows, %s, %d columns, with an equal inner size", s.DType, s.Inner)
 }
 
-// curve returns the share of a peak that timings reach, by size.
+// curve returns the fraction of the peak that each timing reaches, by number of rows or tokens.
 func (p *prober) curve(timings []Timing, peak float64) (points []ir.CurvePoint) {
 	for _, t := range timings {
 		share := min(t.Flops(p.start())/peak, 1)
@@ -323,8 +326,8 @@ func (p *prober) attention() {
 	p.note("attention_grad_efficiency", "%s", shape)
 }
 
-// shared is a threshold: if a rank keeps at least this share of its own rate while all ranks copy, the
-// rate is considered not shared.
+// shared is a threshold: if each rank keeps at least this fraction of its rate while all ranks copy, they are
+// considered not to share the bandwidth.
 const shared = 0.95
 
 func (p *prober) copies() {
@@ -360,9 +363,9 @@ func (p *prober) copies() {
 // smallMessage is the size of a message whose bytes take negligible time.
 const smallMessage = 4096
 
-// meeting returns the time that ranks take to meet after a kernel if they share processors, with one processor
-// each. They do not arrive at the same time, and early ones may block, whereas ranks that do nothing but meet
-// never block. The number of ranks does not matter.
+// meeting returns how long ranks take to meet after a kernel if they share processors and each uses one. They
+// do not arrive at the same time, and early ones may block, whereas ranks that do nothing but meet never block.
+// The time does not depend on the number of ranks.
 func (p *prober) meeting() float64 {
 	s, n := p.scale, p.facts.Processors
 	if n < 2 {
@@ -372,9 +375,9 @@ func (p *prober) meeting() float64 {
 	return p.own(Behind(kernel, Gather(smallMessage, n))).Seconds - p.own(kernel).Seconds
 }
 
-// links measures the links between two ranks, and among all ranks. A single rank has no links, and
-// networks are not measured; the figures are then those of copies to the host, through which
-// messages would have to pass.
+// links measures the links between two ranks, and among all ranks. If there is a single rank, the figures are
+// those of copies between device and host, which messages would have to use. Networks are not measured; their
+// figures are those of the links.
 func (p *prober) links() {
 	m := &p.Machine
 	if p.facts.Ranks < 2 {

@@ -8,17 +8,16 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// computer answers with the cost model's own times, except for effects that appear only in a layer or after a
-// kernel.
+// computer answers with the cost model's own times, plus effects that appear only in a layer or after a kernel.
 type computer struct {
 	ir.Machine
 	processors int
-	longer     float64 // factor for kernels with a curve in a layer
-	meeting    float64 // seconds for ranks to meet after a kernel
+	longer     float64 // factor on the time of kernels with an efficiency curve, in a layer
+	meeting    float64 // minimum seconds that ranks take to meet after a kernel
 }
 
-// take measures an item. With as many ranks as processors each rank has its own processor; a single rank has all
-// of them.
+// take measures an item. With as many ranks as processors, each rank has its own processor; a single rank has
+// all of them.
 func (c computer) take(t *testing.T, item Item, ranks int) Timing {
 	t.Helper()
 	p, err := item.program(ranks, 1)
@@ -67,7 +66,7 @@ func few() computer {
 	}
 }
 
-// Effects that appear only in layers and after kernels reach the figures unchanged: each has a value that no
+// The figures recover the effects that appear only in layers or after kernels. Each effect has a value that no
 // other figure explains.
 func TestFiguresOfProcessors(t *testing.T) {
 	for name, change := range map[string]func(*computer){

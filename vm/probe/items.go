@@ -7,7 +7,8 @@ import (
 )
 
 // Matmul returns a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands are in a cache. The cost model
-// derives the time to read them from memory from the bandwidth, so the efficiency reflects the shape only.
+// uses the bandwidth to derive the time to read operands from memory, so the efficiency reflects the shape
+// only.
 func Matmul(m, n, k int64, t ir.DType) Item {
 	return Item{
 		Name: fmt.Sprintf("matmul %s [%d,%d] x [%d,%d]", t, m, k, k, n), Op: ir.Matmul,
@@ -15,7 +16,7 @@ func Matmul(m, n, k int64, t ir.DType) Item {
 	}
 }
 
-// Heads is the shape of attention without its tokens.
+// Heads is the shape of attention without the number of tokens.
 type Heads struct {
 	Heads, KVHeads, Dim int64
 }
@@ -24,7 +25,7 @@ func (h Heads) attrs(prefix int64) map[string]float64 {
 	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
 }
 
-// Attention returns the forward pass of n tokens after a prefix, on operands in a cache, as for products.
+// Attention returns the forward pass of n tokens after a prefix, on operands in a cache, like those of Matmul.
 func Attention(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
@@ -47,9 +48,9 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. A kernel reads
-// results that other kernels have just written on any processor, values kept since the forward pass, or weights
-// that have not been used since. The inner size is that of the scale's products.
+// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. A kernel
+// reads results that other kernels have just written, on any processor, as well as values kept since the
+// forward pass and weights that have not been used recently. The inner size is that of the scale's products.
 func Layers(depth int, n int64, s Scale) Item {
 	var items []Item
 	stack := make([]layer, depth)
@@ -66,7 +67,7 @@ func Layers(depth int, n int64, s Scale) Item {
 	return first
 }
 
-// layer is one layer of a stack whose items are being listed. Values that are written twice share a buffer.
+// layer is one layer of a stack whose items are being listed. Values with the same key share a buffer.
 type layer struct {
 	scale  Scale
 	tokens int64
@@ -91,7 +92,7 @@ func (l *layer) kept() kept {
 	}
 }
 
-// forward lists the items from x to the next layer's x.
+// forward lists the items from this layer's x to the next layer's x.
 func (l *layer) forward() []Item {
 	l.items = nil
 	k, s := l.kept(), l.scale
@@ -113,7 +114,7 @@ func (l *layer) forward() []Item {
 	return l.items
 }
 
-// backward lists the items from the next layer's dx to dx.
+// backward lists the items from the next layer's dx to this layer's dx.
 func (l *layer) backward() []Item {
 	l.items = nil
 	k, s := l.kept(), l.scale
@@ -158,12 +159,12 @@ func (l *layer) value(key string, cols int64) Arg {
 	return l.operand(key, l.scale.DType, l.tokens, cols)
 }
 
-// shared returns a value that no layer keeps.
+// shared returns a value that no layer keeps, so that all layers share its buffer.
 func (l *layer) shared(key string, cols int64) Arg {
 	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
 }
 
-// border returns the value between the layer at index and the one before it.
+// border returns the value passed between the layer at the given index and the layer before it.
 func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
@@ -185,7 +186,7 @@ func (l *layer) sum(key string, shape ...int64) Arg {
 	return l.operand("gradient of "+key, ir.F32, shape...)
 }
 
-// linear computes y = x w, plus a bias unless a later sum adds it.
+// linear computes y = x w, plus a bias if bias is set; otherwise a later sum adds the bias.
 func (l *layer) linear(w string, y, x Arg, bias bool) {
 	in, out := x.Shape[1], y.Shape[1]
 	add := Arg{}
@@ -195,7 +196,7 @@ func (l *layer) linear(w string, y, x Arg, bias bool) {
 	l.do(ir.Matmul, nil, y, x, l.weight(w, in, out), add)
 }
 
-// linearGrad computes dx from dy, and the gradients of weight and bias.
+// linearGrad computes dx from dy, and the gradients of the weight and the bias.
 func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
 	in, out := x.Shape[1], dy.Shape[1]
 	attrs := map[string]float64{"trans_b": 1}
@@ -229,9 +230,9 @@ func (l *layer) rope(x Arg, inverse bool) {
 	l.do(ir.Rope, attrs, x, x)
 }
 
-// MemoryBound returns kernels limited by memory bandwidth, on operands of about the given bytes and columns.
-// Results of the previous kernel are in the cache; values saved for the backward pass, weights and moments are
-// not.
+// MemoryBound returns kernels limited by memory bandwidth. Their operands have the given number of columns and
+// about the given number of bytes. As in training, results of the previous kernel are in the cache; values
+// saved for the backward pass, weights and moments are not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	rows := max(bytes/int64(t.Bytes())/cols, 1)
 	x := Arg{Type: t, Shape: []int64{rows, cols}}
@@ -259,7 +260,8 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	}
 }
 
-// Copy returns a copy of bytes: CopyD2D, CopyD2H or CopyH2D. A copy to the host follows the last reader.
+// Copy returns a copy of the given number of bytes: CopyD2D, CopyD2H or CopyH2D. The source of a copy to the
+// host is fresh, because in training the copy directly follows the last kernel that reads it.
 func Copy(op ir.Op, bytes int64) Item {
 	y, x := Arg{Type: ir.U8, Shape: []int64{bytes}}, Arg{Type: ir.U8, Shape: []int64{bytes}, Fresh: op == ir.CopyD2H}
 	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{y, x}}
@@ -270,24 +272,25 @@ func Nothing() Item {
 	return Item{Name: "a kernel on 8 elements", Op: ir.Fill, Args: []Arg{{Type: ir.F32, Shape: []int64{8}}}, Attrs: map[string]float64{"value": 1}}
 }
 
-// Message returns a message from the first rank to the second.
+// Message returns a message of the given size from the first rank to the second.
 func Message(bytes int64) Item {
 	return Item{Name: fmt.Sprintf("message of %s", ir.Bytes(bytes)), Op: ir.Send, Args: []Arg{{Type: ir.U8, Shape: []int64{bytes}}}}
 }
 
-// Gather returns an all_gather of the given bytes in total.
+// Gather returns an all_gather whose result has about the given number of bytes.
 func Gather(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.AllGather, whole, ranks), Op: ir.AllGather, Args: []Arg{whole, part}}
 }
 
-// Scatter returns a reduce_scatter of the given bytes in total.
+// Scatter returns a reduce_scatter whose input on each rank has about the given number of bytes.
 func Scatter(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
-// Behind returns an item between two kernels: it waits for the first, and the second waits for it.
+// Behind returns the kernel followed by a second item. In the repetitions the two alternate, each waiting for
+// the other to end.
 func Behind(kernel, then Item) Item {
 	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)
 	kernel.Then = []Item{then}

@@ -1,5 +1,5 @@
-// Package probe measures how long instructions take on a device by running tiny programs, and derives the figures
-// of a cluster file from these times.
+// Package probe measures how long instructions take on a device by running tiny programs, and derives the
+// figures of a cluster file from these times.
 //
 //	probe.go    Bench and Measure: one instruction, repeated, on any device
 //	program.go  Item: an instruction with its operands, and the program that repeats it
@@ -8,8 +8,8 @@
 //	calm.go     Sample and Calm: which measurements to use on a computer shared with other programs
 //	figures.go  Probe: from measurements to the figures of package cost, by inverting its formulas
 //
-// A device is measured through vm's loop, as in training. The package does not depend on particular devices;
-// its caller provides data-sheet figures and memory sizes as Facts.
+// A device runs these programs in the interpreter loop of package vm, as in training. The package does not
+// depend on particular devices; its caller provides data-sheet figures and memory sizes as Facts.
 package probe
 
 import (
@@ -24,14 +24,14 @@ import (
 
 // Bench measures items.
 type Bench struct {
-	// Open returns the devices that a program runs on, one for each rank, and the transport (nil: inside this
-	// process).
+	// Open returns the devices that a program runs on, one for each rank, and the transport (nil: all ranks are
+	// in this process).
 	Open func(p *ir.Program) (device func(rank int) vm.Device, transport vm.Transport, err error)
-	// Span is the minimum duration of a measurement: an instruction is repeated until it is reached.
+	// Span is the target duration of one run: the run repeats an instruction often enough to reach it.
 	Span time.Duration
 	// Rounds is the number of rounds in which Probe takes its measurements; 0: one.
 	Rounds int
-	// Pulse measures the current speed of the computer; nil: no other program uses it.
+	// Pulse times a fixed piece of work, which takes longer while other programs run; nil: no others run.
 	Pulse func() time.Duration
 	// Between is called after each round; may be nil.
 	Between func()
@@ -47,9 +47,9 @@ type Timing struct {
 	Item    Item
 	Ranks   int       // number of ranks that ran it at the same time
 	Copies  int       // copies of the instruction in a run
-	Seconds float64   // per instruction: the median of calm runs
+	Seconds float64   // per repetition: the median of calm runs
 	Spread  float64   // of the calm runs: longest minus shortest, divided by the median
-	Works   []ir.Work // per repetition, by instruction: the item and those that follow it
+	Works   []ir.Work // of one repetition, by instruction: the item and those that follow it
 }
 
 // Work returns the total work of one repetition, with the kind, size and type of the first instruction.
@@ -75,7 +75,7 @@ func (t Timing) Flops(latency float64) float64 {
 	return over(float64(t.Work().Flops), t.Seconds-latency)
 }
 
-// over divides by a time, using a small positive one if noise made it negative.
+// over divides by a time, or by a small positive time if noise has made it zero or negative.
 func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) }
 
 const (
@@ -85,7 +85,7 @@ const (
 	runs = 5
 )
 
-// Measure repeats an item on the given number of ranks at once.
+// Measure times an item that runs on the given number of ranks at once.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
 	t := Timing{Item: item, Ranks: ranks}
 	job, err := b.start(ctx, &t)
@@ -101,7 +101,7 @@ func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, erro
 	return t, nil
 }
 
-// start opens a program with enough copies of an item to reach the minimum duration, and runs it once.
+// start opens a program that repeats an item often enough to reach the target duration, and runs it once.
 func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
 	t.Copies = 1
 	job, err := b.open(ctx, t)
@@ -150,7 +150,7 @@ func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	return job, nil
 }
 
-// run times steps of the item's program.
+// run executes steps of the item's program and measures how long they take.
 func (t *Timing) run(ctx context.Context, b *Bench, job *vm.Job, times int) (took []Sample, err error) {
 	for range times {
 		s, err := b.Sample(func() (vm.StepResult, error) { return job.Step(ctx) })

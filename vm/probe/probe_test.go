@@ -13,7 +13,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// machine has a different value in every figure.
+// machine has a different value for every figure that Probe measures on one node.
 var machine = ir.Machine{
 	Name: "made up", Nodes: 1, GPUsPerNode: 4, DeviceMemory: 80 << 30, HostMemory: 1 << 40, PeakBF16: 900e12, PeakF32: 60e12,
 	MemoryBandwidth: 3e12, D2HBandwidth: 50e9, H2DBandwidth: 40e9, NodeCopyBandwidth: 120e9, NVLinkBandwidth: 400e9,
@@ -24,7 +24,7 @@ var machine = ir.Machine{
 	CopyEfficiency:      1, CollectiveEfficiency: 0.8,
 }
 
-// simulated returns a bench whose programs are verified and run in virtual time on the machine.
+// simulated returns a bench whose programs are verified, then run in virtual time on the given machine.
 func simulated(t *testing.T, m ir.Machine) *probe.Bench {
 	return &probe.Bench{Span: time.Millisecond, Open: func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
 		p.Machine = m
@@ -75,8 +75,8 @@ func TestProbeFindsTheFigures(t *testing.T) {
 	}
 }
 
-// If ranks share processors, rates are those of one processor, and the cost of spreading a kernel is found from
-// kernels of all sizes.
+// If ranks share processors, rates are those of one processor, and the cost of spreading a kernel over several
+// processors is derived from kernels of all sizes.
 func TestProbeFindsSharing(t *testing.T) {
 	few := machine
 	few.Parallelism, few.SpreadEfficiency, few.NodeCopyBandwidth = 2, 0.9, 0
@@ -98,12 +98,13 @@ func TestProbeFindsSharing(t *testing.T) {
 			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
 		}
 	}
-	for i, p := range g.AttentionGradEff { // in this simulation a layer takes no longer than its kernels
+	for i, p := range g.AttentionGradEff { // here a layer takes no longer than the sum of its kernels
 		if want := few.PeakBF16 / g.PeakBF16 * cost.Efficiency(few.AttentionGradEff, int64(p[0])); math.Abs(p[1]-want) > 0.04*want {
 			t.Errorf("point %d of attention_grad's efficiency: %g, the machine has %g", i, p[1], want)
 		}
 	}
-	if l := g.KernelLatency; l < 0.7*few.KernelLatency || l > 1.3*few.KernelLatency { // the first kernel of a section finds processors idle
+	// The range is wide, because the first kernel of a section finds processors idle.
+	if l := g.KernelLatency; l < 0.7*few.KernelLatency || l > 1.3*few.KernelLatency {
 		t.Errorf("kernel latency: %g, the machine has %g", l, few.KernelLatency)
 	}
 }
@@ -117,8 +118,8 @@ func at(curve []ir.CurvePoint, size float64) float64 {
 	return math.NaN()
 }
 
-// Without a data sheet, the fastest product is the peak. Without a peer, the figures of links are noted as not
-// measured.
+// Without a data sheet, the rate of the fastest matmul counts as the peak. With a single rank, the figures of
+// links are noted as not measured.
 func TestProbeAlone(t *testing.T) {
 	got, err := simulated(t, machine).Probe(t.Context(), probe.Facts{Ranks: 1}, probe.GPU)
 	if err != nil {

@@ -7,13 +7,13 @@ import (
 	"sppo.dev/ir"
 )
 
-// Item is an instruction to measure. Its operands are in the order of the opcode's row.
+// Item is an instruction to measure. Its operands are in the order of the opcode's row in ir.Ops.
 type Item struct {
 	Name  string // description with size
 	Op    ir.Op
 	Args  []Arg
 	Attrs map[string]float64 // attributes that are not 0
-	Then  []Item             // instructions that follow it each time
+	Then  []Item             // instructions that follow it in each repetition
 }
 
 // Arg is an operand with its own buffer. An operand without a shape is absent.
@@ -22,7 +22,7 @@ type Arg struct {
 	Shape []int64
 	Value float64 // initial contents; 0: random numbers, because arithmetic on zeros may be faster than on data
 	Fresh bool    // in training, it has just been written or read, so all repetitions share the buffer
-	Key   string  // operands with the same key share one buffer, across an item and the following instructions; they are fresh
+	Key   string  // operands of an item and its followers with the same key share a buffer; they are fresh
 }
 
 // builder builds the program of an item.
@@ -32,8 +32,8 @@ type builder struct {
 	keys map[string]ir.View
 }
 
-// program repeats the item on the given number of ranks in the step section; the init section initialises
-// operands. In an exchange of messages, the second rank receives the messages of the first.
+// program returns a program whose step section repeats the item on the given number of ranks; its init section
+// initialises the operands. If the item is a message, the first rank sends and the second receives.
 func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	p := &ir.Program{Name: it.Name, Lines: []string{""}, Passes: []string{"probe"}, Groups: []string{"all"}, Run: ir.Run{Seed: 1}}
 	members := make([]int32, ranks)
@@ -67,15 +67,15 @@ func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	return works
 }
 
-// Instructions alternate between sets of operands, up to a limit on bytes and on the number of
-// sets. In training, operands that are not fresh are in memory, not in a cache that the same
-// instruction has just filled.
+// Repetitions alternate between sets of operands, up to a limit on bytes and on the number of sets. In
+// training, operands that are not fresh are in memory, not in a cache that the previous repetition has just
+// filled.
 const (
 	coldBytes = 64 << 20
 	mostSets  = 64
 )
 
-// sets returns the number of sets of operands for the given number of instructions.
+// sets returns the number of sets of operands for the given number of repetitions.
 func (it *Item) sets(copies int) int {
 	var bytes int64
 	for _, a := range it.Args {
@@ -90,7 +90,7 @@ func (it *Item) sets(copies int) int {
 	return int(min(int64(copies), max(1, coldBytes/max(1, bytes)), mostSets))
 }
 
-// fill writes both sections of a code.
+// fill writes the init and step sections of a code.
 func (b *builder) fill(it *Item, peer, copies int) error {
 	turns := make([][]ir.Instr, it.sets(copies))
 	chain := append([]Item{*it}, it.Then...)
@@ -129,8 +129,8 @@ func (b *builder) then(s ir.Section, first, next ir.Stream) {
 	b.put(s, ir.Instr{Op: ir.Wait, Stream: next, Attrs: []ir.Attr{event}})
 }
 
-// instruction returns an item with its own operands, except for those that it shares with the first
-// instruction or by key. Operands that are read but never written are initialised.
+// instruction turns an item into an instruction with its own operands, except for those that it shares with the
+// first repetition or by key. Operands that are read before anything writes them are initialised.
 func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
@@ -168,7 +168,7 @@ func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, er
 	return in, in.CheckRule()
 }
 
-// operand returns the view of an operand, and whether it is a new buffer.
+// operand returns the view of an operand, and whether its buffer is new.
 func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir.View, own bool, err error) {
 	if a.Shape == nil {
 		return ir.Absent(), false, nil
@@ -186,7 +186,7 @@ func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir
 	return v, true, err
 }
 
-// buffer places an operand after the last one of its arena.
+// buffer places an operand after the last one in its arena.
 func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: a.Type}
 	for i, n := range a.Shape {
@@ -210,7 +210,8 @@ func (b *builder) put(s ir.Section, in ir.Instr) {
 	b.code.Sections[s] = append(b.code.Sections[s], in)
 }
 
-// again copies the values of the first operand of the same kind, which is faster than drawing new ones.
+// again initialises an operand. In later repetitions, an operand on the device copies the values of its
+// counterpart in the first one, which is faster than drawing new ones.
 func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	if !later || b.code.Buffers[v.Buffer].Arena == ir.Host {
 		b.initial(v, a)
@@ -219,7 +220,7 @@ func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	b.copy(v, first, int64(v.Bytes()))
 }
 
-// initial initialises an operand; on the host, through the device.
+// initial initialises an operand; one on the host is copied from the device.
 func (b *builder) initial(v ir.View, a Arg) {
 	if b.code.Buffers[v.Buffer].Arena == ir.Host {
 		there, err := b.buffer("source", ir.Device, a)
@@ -238,7 +239,8 @@ func (b *builder) initial(v ir.View, a Arg) {
 	b.draw(v, a)
 }
 
-// drawn is the number of random values drawn for an operand. The rest repeats them, which is faster.
+// drawn is the maximum number of random values drawn for an operand. They repeat in the rest of the operand,
+// which is faster.
 const drawn = 1 << 18
 
 func (b *builder) draw(v ir.View, a Arg) {
@@ -263,7 +265,7 @@ func (b *builder) draw(v ir.View, a Arg) {
 	}
 }
 
-// copy repeats bytes on the device.
+// copy copies n bytes from x to y on the device.
 func (b *builder) copy(y, x ir.View, n int64) {
 	for _, v := range []*ir.View{&y, &x} {
 		v.DType, v.Shape = ir.U8, [ir.MaxDims]int64{n}

@@ -7,15 +7,15 @@ import (
 	"sppo.dev/vm"
 )
 
-// turns holds the measurements that figures request: they are first listed, then taken and
-// answered. Measurements alternate in several rounds, so that changes in the computer's speed
-// affect all of them equally.
+// turns holds the measurements that the function figures needs: ask lists them, measure takes them, and answer
+// returns them. Each of several rounds takes every measurement, so that changes in the computer's speed affect
+// all of them equally.
 type turns struct {
 	timings []Timing
 	index   map[turn]int
 }
 
-// turn is an item, by name, and the number of ranks that run it.
+// turn identifies a measurement: the name of its item and the number of ranks that run it.
 type turn struct {
 	item  string
 	ranks int
@@ -85,15 +85,15 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	return took, err
 }
 
-// warm runs the item's program without measuring it. Its memory has been unused for some seconds while others
-// were measured, and such memory is slow to write at first in a virtual machine. This does not happen in
-// training.
+// warm runs the item's program without measuring it. In a virtual machine, memory that has been unused for some
+// seconds, here during other measurements, is slow to write at first. Training does not have such pauses.
 func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
 	_, err := job.Step(ctx)
 	return t.failed(err)
 }
 
-// settle takes the median of calm runs, because predictions are compared with the median of calm steps.
+// settle sets the result to the median of calm runs, because predictions are compared with the median of calm
+// steps.
 func (t *Timing) settle(samples []Sample) {
 	calm := Calm(samples)
 	middle := median(calm)

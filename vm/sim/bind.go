@@ -14,7 +14,7 @@ import (
 type kind uint8
 
 const (
-	kindWork   kind = iota // work of the rank itself, which takes its duration
+	kindWork   kind = iota // work that involves no other rank and takes step.duration
 	kindRecord             // arg is an event
 	kindWait
 	kindMeet // arg is a port
@@ -26,12 +26,13 @@ type step struct {
 	work     int32   // work of a meeting: index into prices
 	arg      int32
 	kind     kind
-	spreads  bool // runs on several processors, if ranks share them
+	spreads  bool // can use several processors, if ranks share them
 	stream   ir.Stream
 	op       ir.Op
 }
 
-// port is a connection of a code to other ranks: messages to or from a peer, or collectives of a group on a stream.
+// port is a connection of a code to other ranks: messages to or from a peer, or collectives of a group on a
+// stream.
 type port struct {
 	team    bool
 	stream  ir.Stream // stream of collectives
@@ -41,12 +42,12 @@ type port struct {
 	channel vm.Channel
 }
 
-// binding is a bound section of a code, shared by all ranks of the code.
+// binding is a section of a code, turned into steps. All ranks of the code share it.
 type binding struct {
 	steps []step
 	ports []port
-	peaks [ir.NumArenas]ir.Bytes // highest byte that an instruction touches
-	tasks int                    // 1 + the last instruction of a task on the compute stream; 0: none
+	peaks [ir.NumArenas]ir.Bytes // end of the highest bytes that an instruction touches
+	tasks int                    // 1 + the pc of the last instruction of a task on the compute stream; 0: none
 }
 
 // prices caches the duration of each distinct piece of work.
@@ -174,7 +175,7 @@ func portOf(in *ir.Instr) port {
 	return port{team: true, stream: in.Stream, group: int32(in.Attr("group").Bits)}
 }
 
-// touch records the highest bytes of an instruction's operands, which must be in their arenas.
+// touch records how far an instruction's operands reach in their arenas, and rejects operands out of bounds.
 func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
 	for i := range in.Args {
 		v := &in.Args[i]

@@ -12,8 +12,8 @@ type clock struct {
 	busy  float64
 }
 
-// moment is a time with its cause: the stream that worked without pause until then, and the event that it had
-// waited for before that.
+// moment is a time and its cause: a stream that worked without a pause until then, and the event that it had
+// waited for before.
 type moment struct {
 	at, since float64
 	stream    ir.Stream
@@ -35,7 +35,7 @@ type rank struct {
 	meetings []*meeting // by port
 	blocked  *meeting
 	waits    [ir.NumStreams]float64 // waits of the compute stream, for work on each other stream
-	idle     float64                // time for which the compute stream waits while the awaited stream also waits
+	idle     float64                // waits of the compute stream that other ranks caused
 	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
 	wake     chan error // used only by a device, whose goroutine blocks on it
@@ -81,8 +81,9 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied records a stream's copy to or from the host that took turns with copies in the other direction. While
-// the stream waits for its turn, it is considered busy, so a wait for it counts as a wait for a transfer.
+// copied records a stream's copy to or from the host that took turns with copies in the other direction. The
+// stream is not busy while it waits for its turn, but if the compute stream waits for it meanwhile, that counts
+// as a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin
@@ -91,21 +92,21 @@ func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	}
 }
 
-// lead advances a stream to the end of a piece of work, and keeps the cause.
+// lead advances a stream to the end of a piece of work, and records why that did not end earlier.
 func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
 	switch waited := c.cause.stream != s; {
-	case begin > c.cause.at: // other ranks arrived
+	case begin > c.cause.at: // it waited for other ranks
 		m.since, m.before = begin, 0
-	case waited: // another stream of this rank was done
+	case waited: // it waited for another stream of this rank
 		r.causes = append(r.causes, c.cause)
 		m.since, m.before = begin, int32(len(r.causes))
 	}
 	c.now, c.cause = end, m
 }
 
-// record stores a stream's time and cause.
+// record stores a stream's time and its cause as an event.
 func (r *rank) record(pc int, st *step) {
 	c := &r.clocks[st.stream]
 	r.events[st.arg] = moment{c.now, c.cause.since, c.cause.stream, c.cause.before}

@@ -9,14 +9,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// Job provides the ranks of a program as devices for a vm.Job. All run in one process, each with its own
-// interpreter loop. For messages and collectives they exchange clocks.
+// Job provides the ranks of a program as devices for a vm.Job. All ranks run in one process, each in its own
+// interpreter loop. At messages and collectives they compare their clocks.
 type Job struct {
 	program *ir.Program
 	worlds  [ir.NumSections]*world
 	prices  *prices
 	options Options
-	shares  bool // time passes in Join for all ranks at once; nothing happens before
+	shares  bool // ranks affect each other's durations: Join simulates the whole section for all ranks at once
 
 	mu      sync.Mutex
 	running int // number of ranks that neither wait for others nor have finished the section
@@ -37,7 +37,7 @@ func New(p *ir.Program, o Options) (*Job, error) {
 // Device returns the device of a rank.
 func (j *Job) Device(rank int) vm.Device { return &device{job: j, index: rank} }
 
-// Timeline returns the last section that all ranks have finished.
+// Timeline returns the timeline of the section begun last, which all ranks must have finished.
 func (j *Job) Timeline() *Timeline {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -66,7 +66,7 @@ func (j *Job) world(s ir.Section, round int64) (*world, error) {
 	return w, nil
 }
 
-// meet makes a rank arrive, and blocks it until the others have arrived.
+// meet makes a rank arrive at its meeting, and blocks it until the others have arrived, too.
 func (j *Job) meet(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {
@@ -92,8 +92,8 @@ func (j *Job) meet(w *world, r *rank) error {
 	return <-r.wake
 }
 
-// rest removes a rank from the running ranks. If none is left, any blocked ranks would wait forever, so it
-// reports a deadlock.
+// rest removes a rank from the running ranks. If none is left running, any blocked ranks would wait forever, so
+// it reports a deadlock.
 func (j *Job) rest(w *world) error {
 	if j.running--; j.running > 0 {
 		return nil
@@ -105,7 +105,7 @@ func (j *Job) rest(w *world) error {
 	return nil
 }
 
-// share lets the last rank to arrive run the section for all ranks, while the others block.
+// share makes ranks block until the last one arrives, which simulates the section for all of them.
 func (j *Job) share(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {
@@ -130,7 +130,7 @@ func (j *Job) share(w *world, r *rank) error {
 	return nil
 }
 
-// fail wakes all ranks with the same error.
+// fail wakes all blocked ranks with the same error.
 func (j *Job) fail(err error) {
 	j.failed = fmt.Errorf("%w: %w", vm.ErrAborted, err)
 	for r := range j.blocked {

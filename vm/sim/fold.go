@@ -32,8 +32,8 @@ type folding struct {
 	gathers map[gathering]*ends
 }
 
-// way is a port of a rank. Ports of a rank that lead to the same meeting form one way, identified
-// by the first of them.
+// way tells where a port of a rank leads. If several ports of the rank lead to the same meeting, the first of
+// them identifies it.
 type way struct {
 	meets int32 // the peer, or the number of the member list
 	same  int32 // first port that leads to the same place
@@ -46,7 +46,7 @@ type gathering struct {
 	stream ir.Stream
 }
 
-// ends holds the ranks to which a way leads, shared by all members of a team.
+// ends holds the ranks to which a way leads. All members of a team share it.
 type ends struct {
 	ranks []int32
 	ports []int32 // by rank: its first port that leads here; -1: none
@@ -92,7 +92,7 @@ func (f *folding) list(members []int32) int32 {
 	return n
 }
 
-// look finds the other ends of a port of a rank.
+// look finds the other ends of a rank's port.
 func (f *folding) look(r int32, mine *port, meets int32) *ends {
 	if !mine.team {
 		port := f.find(meets, mine, !mine.sends, r)
@@ -166,8 +166,8 @@ func (f *folding) key(r int) string {
 	return string(k)
 }
 
-// numberEnds gives equal numbers to ends whose links are of the same kind and whose ranks are in
-// the same classes and take part in the meeting in the same way.
+// numberEnds gives equal numbers to ends whose links are of the same kind and whose ranks are in the same
+// classes and use the same ports.
 func (f *folding) numberEnds() {
 	seen := map[string]int32{}
 	number := func(e *ends) {
@@ -193,8 +193,8 @@ func (f *folding) numberEnds() {
 	}
 }
 
-// sound rejects classes whose members meet each other in different ways: the simulated member would wait for
-// itself.
+// sound returns false if members of one class meet each other through different ports, because the simulated
+// one would then wait for itself.
 func (f *folding) sound() bool {
 	for r := range f.ways {
 		for i, p := range f.binding(r).ports {

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes than 32 bits can count, and one
-// whose largest operands have more elements than that. The programs must verify, survive both file forms, and
-// run.
+// TestSizesBeyond32Bits builds two jobs whose largest operands have more bytes than 32 bits can count; one of
+// them also has operands with more elements than that. The programs must verify, survive encoding in both file
+// formats, and run.
 func TestSizesBeyond32Bits(t *testing.T) {
 	for file, least := range map[string]int64{"8b-1m.sppo": 0, "one-layer-16m.sppo": math.MaxUint32} {
 		_, p := compile(t, "../vm/sim/testdata/"+file, "cluster.device_memory=2TiB", "cluster.host_memory=16TiB")
@@ -28,7 +28,7 @@ func TestSizesBeyond32Bits(t *testing.T) {
 	}
 }
 
-// TestViewsOutsideAreRefused runs unverified programs whose views wrap around.
+// TestViewsOutsideAreRefused runs unverified programs with a view that overflows or has no buffer.
 func TestViewsOutsideAreRefused(t *testing.T) {
 	for want, spoil := range map[string]func(v *ir.View){
 		"[4611686018427387905 4] of f32 does not fit":             func(v *ir.View) { v.DType, v.Shape = ir.F32, [ir.MaxDims]int64{1<<62 + 1, 4} },
@@ -45,7 +45,7 @@ func TestViewsOutsideAreRefused(t *testing.T) {
 	}
 }
 
-// largestView returns the extent and the number of elements of the largest operands of a program.
+// largestView returns the most bytes and the most elements that any operand of a program has.
 func largestView(p *ir.Program) (size ir.Bytes, elements int64) {
 	for i := range p.Codes {
 		for _, section := range p.Codes[i].Sections {

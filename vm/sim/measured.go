@@ -9,8 +9,8 @@ import (
 )
 
 // Measured returns the timeline of a section that a device ran, analysed like a simulation: the instructions
-// define the reason for each wait, and the device provides the times. Spans are indexed by rank and pc. Measured
-// adjusts their start times to the simulator's definition.
+// define the reason for each wait, and the device provides the times. Spans are indexed by rank and pc.
+// Measured adjusts their start times to the simulator's definition.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
 	b, err := NewBooks(p, section)
 	if err != nil {
@@ -52,9 +52,9 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	return &Books{w, meetingsOf(p, section)}, nil
 }
 
-// Timeline returns the timeline of the measured ranks; the spans of other ranks are nil. A
-// collective with ranks that were not measured begins with the arrival of the first measured rank.
-// Start times of spans are adjusted as in Measured.
+// Timeline returns the timeline of the measured ranks; pass nil as the spans of others. A message or collective
+// with ranks that were not measured begins when the last measured rank arrives. Start times of spans are
+// adjusted as in Measured.
 func (b *Books) Timeline(spans [][]Span) *Timeline { return b.replay(spans) }
 
 func (b *Books) replay(spans [][]Span) *Timeline {
@@ -75,9 +75,9 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 	return w.timeline()
 }
 
-// replay applies a measured instruction. A pause before work that meets no other rank is the device's own,
-// between one kernel and the next. Causes treat the pause as part of the work, but it is not counted as busy
-// time.
+// replay applies a measured instruction. The device itself causes a pause before work that involves no other
+// rank, for example between two kernels. Such a pause counts as part of the work when a wait is explained, but
+// not as busy time.
 func (r *rank) replay(pc int, st *step, span Span) {
 	begin, end := float64(span.Begin), float64(span.End)
 	c := &r.clocks[st.stream]
@@ -101,7 +101,8 @@ func (r *rank) replay(pc int, st *step, span Span) {
 	r.spans[pc] = span
 }
 
-// encounter identifies a meeting by its ranks and its number among their meetings, which all issue in order.
+// encounter identifies a meeting by its ranks and its number among their meetings, which all of them issue in
+// the same order.
 type encounter struct {
 	from, to int // ranks of a message; -1 for a collective
 	channel  vm.Channel
@@ -109,7 +110,7 @@ type encounter struct {
 	number   int // among meetings of its kind
 }
 
-// meetingsOf finds the instructions of messages and collectives.
+// meetingsOf finds the instructions of each message and collective.
 func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	numbers := map[encounter]int{}
 	var out [][]Site
@@ -144,8 +145,8 @@ func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	return out
 }
 
-// align moves the start of messages and collectives to the arrival of the last rank, as in a simulation; a device
-// measures them from the arrival of the rank's stream.
+// align moves the start of messages and collectives to the arrival of the last rank, as in a simulation; a
+// device measures them from the arrival of its own rank.
 func (b *Books) align(spans [][]Span) {
 	for _, all := range b.meetings {
 		var last ir.Seconds

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// A device that ran exactly as simulated gives the simulation's figures. Its messages are measured from its
-// own stream's arrival, which alignment corrects.
+// A device that ran exactly as simulated gives the simulation's figures. It measures messages and collectives
+// from the arrival of each rank itself, which Measured corrects.
 func TestMeasuredAsSimulated(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	want, err := sim.Run(p, ir.SectionStep, sim.Options{Spans: true, NoFold: true, Jitter: 0.3, Seed: 5})
@@ -72,7 +72,8 @@ func TestMeasuredAsSimulated(t *testing.T) {
 	}
 }
 
-// Each rank's times count from its own start; together they count from the first one's.
+// Each rank reports times since its own start; SpansOf converts them to times since the start of the first
+// rank.
 func TestSpansOf(t *testing.T) {
 	p := &ir.Program{Codes: []ir.Code{{}}, Ranks: []ir.Rank{{}, {}}}
 	p.Codes[0].Sections[ir.SectionStep] = make([]ir.Instr, 2)

@@ -9,11 +9,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// meeting is a message or collective among ranks. It begins when the last rank has reached it on its
-// stream, takes the duration of its work on the link, and ends for all.
+// meeting is a message or collective among ranks. It begins when the last rank has reached it on its stream,
+// takes the duration of its work on the link, and ends for all ranks at once.
 type meeting struct {
-	need    int       // ranks that must arrive
-	members []int32   // ranks of the job; for messages, used in errors about missing ranks
+	need    int       // number of ranks that must arrive
+	members []int32   // ranks of the job that take part; for messages, used only in errors about missing ranks
 	price   []float64 // by work
 	link    cost.Link
 	arrived []arrival
@@ -27,8 +27,8 @@ type arrival struct {
 
 func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
-// meet makes a rank arrive with its current instruction, and reports whether the meeting has taken place. In
-// that case, the others have also passed it, and release has been called for each of them.
+// meet makes a rank arrive at the meeting of its current instruction, and reports whether it has taken place.
+// In that case, the other ranks have also passed it, and release has been called for each of them.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	m, err := w.arrive(arrival{r, r.pc})
 	if err != nil {
@@ -75,7 +75,7 @@ func (w *world) duration(m *meeting) float64 {
 	return *price * w.jitterOf(m)
 }
 
-// match returns an error for a meeting of two different operations.
+// match returns an error if the instructions of two ranks at a meeting do not match.
 func (w *world) match(a, b arrival) error {
 	x, y := a.step(), b.step()
 	same := x.op == y.op
@@ -98,10 +98,10 @@ func (w *world) at(r *rank, pc int) string {
 	return fmt.Sprintf("rank %d at %s", r.index, vm.At(p, w.section, pc, &code.Sections[w.section][pc]))
 }
 
-// mostBlocked is the number of blocked ranks that an error describes.
+// mostBlocked is the maximum number of blocked ranks that an error describes.
 const mostBlocked = 8
 
-// DeadlockError reports that ranks wait for each other.
+// DeadlockError reports that ranks wait forever.
 type DeadlockError struct {
 	Ranks []int // the waiting ranks
 	text  string

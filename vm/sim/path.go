@@ -8,8 +8,8 @@ import (
 )
 
 // The spans explain the duration of a section: every instruction begins when the last of its dependencies ends.
-// The program defines the dependencies: the previous instruction on its stream, the instruction before an event,
-// the last rank at a meeting.
+// The program defines the dependencies: the previous instruction on its stream, the instruction before an
+// event, the last rank at a meeting.
 
 // Site is an instruction of a rank.
 type Site struct{ Rank, PC int }
@@ -17,7 +17,8 @@ type Site struct{ Rank, PC int }
 // Nowhere is the absence of a site.
 var Nowhere = Site{-1, -1}
 
-// Segment is a part of a critical path. A pause, in which nothing is known to have run, has the site Nowhere.
+// Segment is a part of a critical path. A pause, during which nothing is known to have run, has the site
+// Nowhere.
 type Segment struct {
 	Site
 	Begin, End ir.Seconds
@@ -75,7 +76,8 @@ func newCodeOrder(instrs []ir.Instr, events int32) *codeOrder {
 	return o
 }
 
-// rankMeetings numbers the meetings of a rank: the n-th operation of a kind meets the n-th of its peers.
+// rankMeetings numbers the meetings of a rank: its n-th operation of a kind meets the n-th of that kind on each
+// peer.
 type rankMeetings struct {
 	lists map[meetingKind][]int32
 	nth   map[int32]int32 // by pc
@@ -128,8 +130,8 @@ func (c *Causes) meetings(rank int) *rankMeetings {
 	return m
 }
 
-// others returns the instructions of other ranks that an instruction meets. Ranks that do the same
-// work at the same times represent each other.
+// others returns the instructions of other ranks that an instruction meets. Of ranks that do the same work at
+// the same times, it includes only one.
 func (c *Causes) others(at Site) (out []Site) {
 	p, t := c.timeline.program, c.timeline
 	mine := c.meetings(at.Rank)
@@ -166,9 +168,9 @@ func (c *Causes) instr(at Site) *ir.Instr {
 	return &p.Codes[p.Ranks[at.Rank].Code].Sections[c.timeline.Section][at.PC]
 }
 
-// Of returns the last dependency of an instruction: for a wait, the work before its event; for a message or
-// collective, the last work before it on the last rank; otherwise, the predecessor on its stream. It is an
-// instruction that takes time, or Nowhere at the start of the section.
+// Of returns the last dependency of an instruction: for a wait, the work whose end the event marks; for a
+// message or collective, the preceding work on the rank that arrives last; otherwise, the predecessor on its
+// stream. The result is an instruction that takes time, or Nowhere if there is none.
 func (c *Causes) Of(at Site) Site {
 	for next := c.step(at); next != Nowhere; next = c.step(next) {
 		if span := c.span(next); c.instr(next).Op != ir.Wait && span.End > span.Begin {
@@ -178,7 +180,7 @@ func (c *Causes) Of(at Site) Site {
 	return Nowhere
 }
 
-// step returns the direct predecessor, which may take no time.
+// step returns the direct dependency of an instruction, even if it takes no time.
 func (c *Causes) step(at Site) Site {
 	order, in := c.order(at.Rank), c.instr(at)
 	span := c.span(at)
@@ -211,7 +213,8 @@ func (c *Causes) end(at Site) ir.Seconds {
 	return c.span(at).End
 }
 
-// turn returns the copy in the other direction that delayed a copy, or the predecessor on its stream.
+// turn returns the copy in the other direction that delayed a copy; if there is none, the predecessor on its
+// stream.
 func (c *Causes) turn(at, before Site) Site {
 	if !c.timeline.program.Machine.HalfDuplex() || c.end(before) >= c.span(at).Begin {
 		return before
@@ -234,8 +237,8 @@ func (c *Causes) turn(at, before Site) Site {
 	return before
 }
 
-// nearly is the fraction of a section below which two times are treated as equal, because sums in different
-// orders differ by rounding errors.
+// nearly is a fraction of the section's duration: times that differ by less are treated as equal, because sums
+// in different orders differ by rounding errors.
 const nearly = 1e-12
 
 // Path returns the critical path of the section: from start to end without a gap, each segment the dependency
@@ -300,7 +303,7 @@ const (
 	NumSorts
 )
 
-// sorts lists the name of each sort, its kinds of work, and the keys that reduce it.
+// sorts lists the name of each sort, its kinds of work, and the keys of a spec that reduce it.
 var sorts = [NumSorts]struct {
 	name   string
 	kinds  []ir.WorkKind
@@ -319,7 +322,7 @@ var sorts = [NumSorts]struct {
 
 func (s Sort) String() string { return sorts[s].name }
 
-// Remedy returns the keys that reduce such work.
+// Remedy returns the keys of a spec that reduce such work.
 func (s Sort) Remedy() string { return sorts[s].remedy }
 
 // Kinds returns the kinds of work of the sort.

@@ -62,8 +62,8 @@ func byKind(t *testing.T, name string, p *ir.Program, tl *sim.Timeline) map[ir.W
 	return out
 }
 
-// The critical path has no gap and is as long as the step. Without contention, speeding up work that is not
-// on it has no effect, and speeding up work on it saves at most the time it takes.
+// The critical path has no gap and is as long as the step. Without contention, speeding up work that is not on
+// it has no effect, and speeding up work on it saves at most the time that this work takes on the path.
 func TestCriticalPath(t *testing.T) {
 	off := 0
 	for name, p := range pathJobs(t) {
@@ -93,8 +93,8 @@ func TestCriticalPath(t *testing.T) {
 	}
 }
 
-// A wait is caused by the work before the event that it waits for. A late message is caused by the work that its sender
-// did before.
+// The cause of a wait is the work that precedes the event. The cause of a late message is what its sender did
+// before it.
 func TestCauses(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 7)           // pc 0: 0 .. 7

@@ -6,8 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run simulates a section of all ranks and returns the timeline. It runs each rank as far as
-// possible without the others.
+// Run simulates a section of all ranks and returns the timeline. It runs one rank at a time, until that rank
+// must wait for others.
 func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -19,7 +19,7 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	}
 	err = w.run()
 	var d *DeadlockError
-	if errors.As(err, &d) && len(w.ranks) < len(p.Ranks) { // report the position of every rank
+	if errors.As(err, &d) && len(w.ranks) < len(p.Ranks) { // simulate again, to report every rank's position
 		o.NoFold = true
 		if w, err = newWorld(p, section, pr, o); err == nil {
 			err = w.run()

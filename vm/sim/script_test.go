@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// machine makes durations readable: a d2d of n bytes takes n seconds, as does a copy to or from the host, a
-// message, or a collective whose whole operand has n bytes on the ring.
+// machine makes durations readable: a d2d copy of n bytes takes n seconds, as does a copy to or from the host,
+// a message, or a collective in which each rank sends n bytes.
 var machine = ir.Machine{
 	Nodes: 1, GPUsPerNode: 8, PeakF32: 2, PeakBF16: 4, MemoryBandwidth: 2, CopyEfficiency: 1,
 	D2HBandwidth: 1, H2DBandwidth: 1, NVLinkBandwidth: 1, NodeNetworkBandwidth: 1, CollectiveEfficiency: 1,
@@ -78,7 +78,7 @@ func (s *script) then(a, b ir.Stream) {
 	s.wait(b, event)
 }
 
-// program joins one script for each rank; group 0 contains all ranks.
+// program returns a program with one rank for each script; group 0 contains all ranks.
 func program(scripts ...*script) *ir.Program {
 	p := &ir.Program{Name: "script", Machine: machine, Groups: []string{"all"}, Lines: []string{""}}
 	var all []int32

@@ -41,7 +41,8 @@ type link struct {
 	next           ir.Stream // the stream that waits
 }
 
-// enter reports whether a stream may copy. Otherwise the stream is next.
+// enter takes the link for a stream's copy if the link is free, and reports whether it was. If not, the copy is
+// next.
 func (l *link) enter(s ir.Stream) bool {
 	if l.taken {
 		l.awaited, l.next = true, s
@@ -51,7 +52,7 @@ func (l *link) enter(s ir.Stream) bool {
 	return true
 }
 
-// leave ends a copy and returns the stream whose turn it is.
+// leave ends a copy and returns the stream that waits for its turn, if there is one.
 func (l *link) leave() (next ir.Stream, awaited bool) {
 	awaited, l.taken, l.awaited = l.awaited, false, false
 	return l.next, awaited
@@ -69,7 +70,7 @@ type pool struct {
 	width      float64 // 0: unlimited
 	efficiency float64 // efficiency of a kernel that workers help
 	taken      float64 // by its instructions
-	work       float64 // seconds at full speed that each of its instructions has had since the start
+	work       float64 // work done per instruction since the start, in seconds at full speed
 	since      float64 // time up to which work has been counted
 	tasks      tasks   // except for the helped one
 	helped     task    // the kernel that has the workers; its rank is nil if they are free
@@ -78,10 +79,10 @@ type pool struct {
 
 // task is an instruction or a meeting, which ends when its pool has worked on it for long enough.
 type task struct {
-	until  float64 // pool.work at which it is done
+	until  float64 // value of pool.work at which it is done
 	takes  float64 // part of the pool's width
-	number int     // in order of starts: of two tasks that end together, the first started ends first
-	spread bool    // a kernel that is worth the workers
+	number int     // in order of starts: of two tasks that end together, the one that started first ends first
+	spread bool    // a kernel that benefits from the workers
 	rank   *rank
 	pc     int32
 	meet   *meeting
@@ -145,7 +146,7 @@ func (p *pool) advance(now float64) {
 	p.since = now
 }
 
-// helpNext gives the workers to the first kernel that can use them.
+// helpNext gives the workers to the kernel that started first among those that can use them.
 func (p *pool) helpNext() {
 	first := -1
 	for i := range p.tasks {
@@ -182,7 +183,7 @@ const (
 	poolsOfNode    = 3
 )
 
-// share simulates the section of all ranks. Every rank needs its own clock, so none represents others.
+// share simulates the section of all ranks. Every rank needs its own clock, so no rank represents others.
 func (w *world) share() error {
 	s := newSharing(w)
 	for _, r := range w.ranks {
@@ -287,8 +288,8 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	heap.Push(&p.tasks, t)
 }
 
-// help starts a kernel with the workers, given its time on one processor. Waking them takes time, if there is
-// a processor for them.
+// help starts a kernel with the workers, given its time on one processor. Waking the workers takes time, but
+// only if a processor is idle.
 func (s *sharing) help(p *pool, seconds float64, t task) {
 	p.advance(s.now)
 	t.takes, t.number = 1, s.starts
@@ -354,7 +355,7 @@ func (s *sharing) ended(a arrival) error {
 	return s.proceed(a.rank, stream)
 }
 
-// proceed runs a stream until it works or waits.
+// proceed runs a stream until it starts work or must wait.
 func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 	q := &s.queues[r.class][stream]
 	for q.at < len(q.pcs) {
@@ -383,7 +384,7 @@ func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 	return nil
 }
 
-// record continues the streams that wait for an event.
+// record records an event and continues the streams that wait for it.
 func (s *sharing) record(r *rank, pc int, st *step) error {
 	r.record(pc, st)
 	e := &s.events[r.class][st.arg]

@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// shared makes the ranks of a node share a number of processors.
+// shared returns the program on a machine where the ranks of a node share the given number of processors.
 func shared(p *ir.Program, processors float64) *ir.Program {
 	q := *p
 	q.Machine.Parallelism = processors
@@ -20,7 +20,7 @@ func shared(p *ir.Program, processors float64) *ir.Program {
 }
 
 // TestSharedWithoutNeed checks that, with a processor for every rank and kernels that use only one, a common
-// clock gives the times of separate clocks, apart from rounding.
+// clock gives the same times as separate clocks, apart from rounding.
 func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
@@ -50,24 +50,25 @@ func TestSharedByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 4)      // 0 .. 8: half speed
 	a.then(ir.Compute, ir.D2H) // 8
-	a.d2h(6)                   // 8 .. 18: half speed until 14, when 3 of 6 are done; alone until 17
+	a.d2h(6)                   // 8 .. 17: half speed until 14, when 3 of 6 are done; then alone
 	b.work(ir.Compute, 7)      // 0 .. 14: 4 of 7 at time 8, 7 at 14
 	tl := run(t, shared(program(a, b), 1), sim.Options{Spans: true})
 	near(t, "the first kernel's end", float64(tl.Rank(0).Spans[0].End), 8)
 	near(t, "the second kernel's end", float64(tl.Rank(1).Spans[0].End), 14)
 	near(t, "the copy's end", float64(tl.Rank(0).Spans[3].End), 17)
-	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
+	// On 1.5 processors, the kernels end at 16/3 and 28/3, and the copy's last 3 s run alone.
+	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3)
 }
 
-// TestSpreadByHand checks that a kernel gets the workers if no other kernel has them when it begins: they take
-// parts of it while processors are idle. A copy takes one processor. Seconds are those of one processor.
+// TestSpreadByHand checks that a kernel gets the workers if no other kernel has them when it begins: they run
+// parts of it while processors are idle. A copy takes one processor. The scripts give times on one processor.
 func TestSpreadByHand(t *testing.T) {
 	a, b := &script{}, &script{}
-	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 per second, plus 1 s of latency
+	a.work(ir.Compute, 12) // on all 3, at three quarters of their rate: 2.25 per second; latency adds 1 s
 	b.recv(ir.RecvNext, 2, 0)
-	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two are left for the kernel, which does 3 of its 14.25
+	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two processors are left for the kernel, which does 3 s of its 14.25 s
 	b.then(ir.RecvNext, ir.Compute)
-	b.work(ir.Compute, 4) // 2 .. 6, on one: no worker is free. The long kernel still has two, and does 6
+	b.work(ir.Compute, 4) // 2 .. 6 on one processor: no worker is free. The long kernel, on two, does 6 s
 	p := shared(program(a, b), 3)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 0.75, 1
 	tl := run(t, p, sim.Options{Spans: true})
@@ -76,13 +77,13 @@ func TestSpreadByHand(t *testing.T) {
 	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 6+5.25/2.25)
 }
 
-// TestSpreadBesideACopy checks that a worker starts late if its processor is in use when its kernel begins.
+// TestSpreadBesideACopy checks that a worker starts late if no processor is idle when its kernel begins.
 func TestSpreadBesideACopy(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)              // 0 .. 4
 	b.work(ir.Compute, 2) // 0 .. 2: on one processor, during the copy
-	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 are left
-	b.work(ir.Compute, 4) // 7 .. 9.5: both at once, after the latency
+	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 s are left
+	b.work(ir.Compute, 4) // 7 .. 9.5: on both processors at once, after the latency
 	p := shared(program(a, b), 2)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 0.5
 	tl := run(t, p, sim.Options{Spans: true})
@@ -92,12 +93,12 @@ func TestSpreadBesideACopy(t *testing.T) {
 	near(t, "the last kernel's end", float64(tl.Rank(1).Spans[2].End), 9.5)
 }
 
-// Workers continue with the kernel that has run longest and can use them.
+// When a kernel ends, its workers continue with the one that has run longest among those that can use them.
 func TestWorkersGoOn(t *testing.T) {
 	a, b, c := &script{}, &script{}, &script{}
-	a.d2h(30)              // 0 .. 40: two thirds of its speed until 30
+	a.d2h(30)              // 0 .. 40: two thirds of full speed until 30
 	b.work(ir.Compute, 1)  // 0 .. 1.5: too short for workers
-	b.work(ir.Compute, 50) // has 31 left at 30; then it has the workers, but no processor for them until 40
+	b.work(ir.Compute, 50) // 31 s are left at 30, when it gets the workers, but they have no processor until 40
 	c.work(ir.Compute, 20) // 0 .. 30, with the workers
 	p := shared(program(a, b, c), 2)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 1
@@ -108,7 +109,7 @@ func TestWorkersGoOn(t *testing.T) {
 	near(t, "the end of the kernel that has the workers first", float64(tl.Rank(2).Spans[0].End), 30)
 }
 
-// On a computer that is never idle, any schedule takes the sum of all work.
+// On a single processor that is never idle, any schedule takes the sum of all work.
 func TestSharedConservesWork(t *testing.T) {
 	f, b := []int{3, 1, 2, 4}, []int{5, 2, 6, 1}
 	for _, stages := range []int{1, 2, 3, 4} {
@@ -117,7 +118,7 @@ func TestSharedConservesWork(t *testing.T) {
 	}
 }
 
-// Copies limited by a node slow each other down while they run together, and only then.
+// Copies that share a node's bandwidth slow each other down while they run together, and only then.
 func TestContention(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)
@@ -137,7 +138,7 @@ func TestContention(t *testing.T) {
 func TestSharedDeadlock(t *testing.T) {
 	for name, c := range deadlocks() {
 		if name == "circle" {
-			continue // streams do not wait for each other here: the messages pass
+			continue // streams run independently here, so the messages get through
 		}
 		_, err := sim.Run(shared(c.p, 1), ir.SectionStep, sim.Options{})
 		var d *sim.DeadlockError
@@ -167,7 +168,7 @@ func openSimulated(t *testing.T, p *ir.Program) *vm.Job {
 	return j
 }
 
-// Devices with the interpreter loop share processors as Run does, step after step.
+// In the interpreter loop, devices share processors exactly as in Run, step after step.
 func TestSharedDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo", "cluster.parallelism=1.25")
 	want := run(t, p, sim.Options{})
@@ -194,22 +195,22 @@ func TestSharedDeviceEqualsRun(t *testing.T) {
 	}
 }
 
-// half makes the copies of a program take turns.
+// half returns the program with copies in the two directions taking turns.
 func half(p *ir.Program) *ir.Program {
 	q := *p
 	q.Machine.CopyDuplex = "half"
 	return &q
 }
 
-// Copies requested in both directions at once run side by side, or take turns. A wait of the compute stream for
-// either is a wait for a transfer.
+// Copies in opposite directions run side by side or, with half duplex, take turns. In both cases, a wait of the
+// compute stream for them is a wait for a transfer.
 func TestHalfDuplex(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)      // 0 .. 2
 	s.then(ir.Compute, ir.D2H) //
 	s.d2h(4)                   // 2 .. 6 both ways
-	s.h2d(3)                   // 0 .. 3; in turns, it is too long for the gap before the d2h: 6 .. 9
-	s.h2d(1)                   // 3 .. 4; 0 .. 1 would be free, but a direction keeps its order: 9 .. 10
+	s.h2d(3)                   // 0 .. 3; in turns 6 .. 9, because it is too long for the gap before the d2h
+	s.h2d(1)                   // 3 .. 4; in turns 9 .. 10: 0 .. 1 is free, but a direction keeps its order
 	s.then(ir.H2D, ir.Compute) //
 	s.work(ir.Compute, 1)      // 4 .. 5; 10 .. 11
 	p := program(s)
@@ -243,7 +244,8 @@ func TestHalfDuplexShared(t *testing.T) {
 	near(t, "the other rank's copy", float64(tl.Rank(1).Spans[0].End), 5)
 }
 
-// Both directions also share a node's limit: a copy from one rank's device slows down a copy to another's.
+// With half duplex, both directions share a node's limit: a copy from one rank's device slows down a copy to
+// another's.
 func TestHalfDuplexContention(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4) // 0 .. 7: half speed until 6

@@ -13,11 +13,11 @@
 //	path.go      the cause of each instruction's wait, and the critical path
 //	measured.go  the same analysis of a measurement
 //
-// The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing with
-// other groups. The cost model divides a node's bandwidth by the number of the job's ranks on that node, because
-// these ranks copy at the same time. Two streams of a rank do not slow each other down, except for copies that
-// take turns. If ranks are threads on one computer, this model is far off. In that case, and on request for
-// copies, share.go divides resources among the work in progress.
+// The duration of a copy accounts for other ranks of its node that copy, and that of a message for other groups
+// that communicate. The cost model divides a node's bandwidth by the number of the job's ranks on that node,
+// because these ranks copy at the same time. Two streams of a rank do not slow each other down, except for
+// copies that take turns. If ranks are threads on one computer, this model is far off. In that case, and for
+// copies if Options.Contention is set, share.go divides resources among the work in progress.
 //
 // The package does not depend on plans, specs or data.
 package sim
@@ -35,13 +35,12 @@ import (
 type Options struct {
 	// Slow multiplies the durations of a rank's own work: kernels and copies.
 	Slow map[int]float64
-	// Jitter is the standard deviation of the logarithm of a random factor for every duration; 0: none.
+	// Jitter is the standard deviation of the logarithm of a random factor on every duration; 0: no jitter.
 	Jitter float64
 	Seed   uint64 // seed of the jitter
-	Round  int64  // round of the section that Run runs; each has its own jitter
+	Round  int64  // round of the section that Run runs; each round has its own jitter
 	Spans  bool   // keep the start and end of each instruction
-	// Scale multiplies the durations of kinds of work on all ranks. For kinds without an entry, the factor is
-	// 1.
+	// Scale multiplies the durations of kinds of work on all ranks. Kinds without an entry have the factor 1.
 	Scale  map[ir.WorkKind]float64
 	NoFold bool // simulate every rank, even if one could represent several
 	// Contention makes the ranks of a node share the bandwidth of copies to and from the host dynamically,
@@ -75,7 +74,7 @@ func (o *Options) check(p *ir.Program) error {
 	return nil
 }
 
-// slow returns the factor of a rank.
+// slow returns the factor by which a rank is slowed down.
 func (o *Options) slow(r int) float64 {
 	if f, ok := o.Slow[r]; ok {
 		return f
@@ -94,7 +93,8 @@ type world struct {
 	ranks    []*rank    // one for each class
 }
 
-// newWorld binds a section, finds the classes of ranks, and sets them to the start of the section.
+// newWorld binds a section, divides the ranks into classes, and sets the simulated ranks to the section's
+// start.
 func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world, error) {
 	w := &world{program: p, options: o, section: section, prices: pr}
 	for c := range p.Codes {
@@ -151,7 +151,7 @@ func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
 
-// own returns the time that a rank takes for such an instruction, given its price.
+// own returns the time that a rank takes for an instruction that involves no other rank, given its price.
 func (w *world) own(r *rank, pc int, price float64) float64 {
 	d := price * r.slow
 	if w.options.Jitter > 0 {
@@ -197,7 +197,7 @@ func mix(x uint64) uint64 {
 // unit returns a number in (0, 1].
 func unit(x uint64) float64 { return (float64(x>>11) + 1) / (1 << 53) }
 
-// check rejects programs that no device can run.
+// check rejects programs that no device can run, and invalid options.
 func check(p *ir.Program, o *Options) error {
 	if err := vm.CheckProgram(p); err != nil {
 		return err

@@ -36,7 +36,7 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 // compile builds the program of an example spec.
 func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program) {
 	t.Helper()
-	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device unless a test says otherwise
+	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device by default
 	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
 	if err != nil {
 		t.Fatal(err)
@@ -52,24 +52,24 @@ func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program)
 	return plan, program
 }
 
-// TestByHand contains every class of instruction, with times computed by hand.
+// TestByHand simulates instructions of every class and compares the times with those computed by hand.
 func TestByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 5)                                                                            // 0 .. 5
-	a.add(ir.LoadTokens, ir.Compute, []ir.View{a.view(ir.Device, ir.I32, 2)}, make([]ir.Attr, 6)...) // 5 .. 9: 8 bytes at 2 a second
+	a.add(ir.LoadTokens, ir.Compute, []ir.View{a.view(ir.Device, ir.I32, 2)}, make([]ir.Attr, 6)...) // 5 .. 9: 8 bytes at 2 B/s
 	a.record(ir.Compute, 0)                                                                          // at 9
 	a.wait(ir.D2H, 0)                                                                                // 0 .. 9
 	a.d2h(4)                                                                                         // 9 .. 13
 	a.wait(ir.SendNext, 0)                                                                           // 0 .. 9
 	a.send(ir.SendNext, 3, 1)                                                                        // b is ready at 20: 20 .. 23
 	product := []ir.View{a.view(ir.Device, ir.F32, 4, 4), a.view(ir.Device, ir.F32, 4, 4), a.view(ir.Device, ir.F32, 4, 4), ir.Absent()}
-	a.add(ir.Matmul, ir.Compute, product, make([]ir.Attr, 3)...) // 2*64 FLOPs at 2 a second, 192 bytes at 2: 9 .. 105
+	a.add(ir.Matmul, ir.Compute, product, make([]ir.Attr, 3)...) // 9 .. 105: 192 bytes at 2 B/s; 64 s of FLOPs
 	a.record(ir.D2H, 1)                                          // at 13
 	a.wait(ir.H2D, 1)                                            // 0 .. 13
 	a.h2d(6)                                                     // 13 .. 19
 	a.record(ir.H2D, 2)                                          // at 19
-	a.wait(ir.Compute, 2)                                        // 105: it was recorded long ago
-	a.gather(4, 2)                                               // 8 bytes, half of them move: b arrives at 23, 23 .. 27
+	a.wait(ir.Compute, 2)                                        // 105: the event was recorded long before
+	a.gather(4, 2)                                               // b comes at 23; 4 of 8 bytes move: 23 .. 27
 	a.record(ir.Coll, 3)                                         // at 27
 	a.wait(ir.Mux, 3)                                            // 0 .. 27
 	a.work(ir.Mux, 2)                                            // 27 .. 29
@@ -108,8 +108,8 @@ func TestByHand(t *testing.T) {
 	near(t, "its share", share, 1)
 }
 
-// A wait for a copy is exposed from the time at which the copy stream begins to work without a pause, including
-// earlier copies.
+// A wait for a copy counts as exposed for as long as the copy stream works without a pause, earlier copies
+// included.
 func TestExposed(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)
@@ -162,8 +162,8 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 	}
 }
 
-// If an awaited stream itself waited, that part is attributed to what it waited for. Here a collective may not
-// start before a copy has ended.
+// If the compute stream waits for a stream that itself waits, that time is attributed to what the latter waits
+// for. Here a collective cannot start before a copy has ended.
 func TestBlame(t *testing.T) {
 	a, b := &script{}, &script{}
 	for _, s := range []*script{a, b} {
@@ -229,7 +229,7 @@ func sameTimelines(t *testing.T, what string, p *ir.Program, a, b *sim.Timeline)
 	}
 }
 
-// Simulating one rank for many gives the same as simulating all.
+// Simulating one rank for many gives the same results as simulating all of them.
 func TestFoldedEqualsUnfolded(t *testing.T) {
 	for _, c := range []struct {
 		classes int
@@ -282,7 +282,7 @@ func TestFoldedEqualsUnfoldedAtRandom(t *testing.T) {
 	}
 }
 
-// The device with the interpreter loop and the fast way give the same simulation.
+// The devices of a Job, in the interpreter loop, and Run give the same times.
 func TestDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	for _, o := range []sim.Options{{}, {Jitter: 0.2, Seed: 9}, {Slow: map[int]float64{3: 1.5}}} {
@@ -373,8 +373,8 @@ func TestJitter(t *testing.T) {
 func TestStraggler(t *testing.T) {
 	p := pipeline(3, []int{2, 2, 2}, []int{2, 2, 2})
 	tl := run(t, p, sim.Options{Slow: map[int]float64{1: 2}})
-	// The slow rank runs forward from 2 to 14, then the last from 14 to 18, the slow one to 30, and the first
-	// to 32.
+	// The slow rank's last forward pass ends at 14, the last rank's first backward pass at 18, the slow rank's
+	// last one at 30, and the first rank's at 32.
 	near(t, "makespan", float64(tl.Makespan), 32)
 }
 
@@ -387,7 +387,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// deadlocks are programs that must end with an error that contains the given words.
+// deadlocks returns programs that must end with an error that contains the given words.
 func deadlocks() map[string]struct {
 	p    *ir.Program
 	want []string
@@ -534,8 +534,8 @@ func checkMemory(t *testing.T, p *ir.Program) {
 	}
 }
 
-// The same is true of the paper's jobs, unchanged. With collectives across nodes, streams wait for each other
-// because buffers share bytes.
+// The simulation also agrees with the prediction for the paper's jobs as they are. With collectives across
+// nodes it agrees less closely, because streams wait for each other when their buffers share memory.
 func TestAgreesOnPaperJobs(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("a minute; SPPO_LONG=1 runs it")

@@ -32,8 +32,8 @@ type Rank struct {
 	Count int        // number of such ranks
 	End   ir.Seconds // end of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
-	// Waits is the time for which the compute stream waited for work in progress on each other stream, directly or
-	// through another stream.
+	// Waits is the time for which the compute stream waited for work in progress on each other stream, directly
+	// or through another stream.
 	Waits [ir.NumStreams]ir.Seconds
 	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
 	// determined when it continued.
@@ -44,12 +44,12 @@ type Rank struct {
 }
 
 // Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of
-// them. It excludes the optimizer and later work. A section without tasks is included as a whole.
+// them. It excludes the optimizer and later work. A section without tasks counts as a whole.
 type Pipeline struct {
 	Ranks   int
 	End     ir.Seconds // end of the last task
-	Busy    ir.Seconds // total time in which compute streams work or wait for their task's running collectives
-	Exposed ir.Seconds // total time in which they wait for copies to or from the host
+	Busy    ir.Seconds // total time that compute streams work or wait for collectives in progress
+	Exposed ir.Seconds // total time that they wait for copies to or from the host
 }
 
 // Add joins the pipeline times of two sets of ranks.
@@ -57,7 +57,7 @@ func (p Pipeline) Add(q Pipeline) Pipeline {
 	return Pipeline{p.Ranks + q.Ranks, max(p.End, q.End), p.Busy + q.Busy, p.Exposed + q.Exposed}
 }
 
-// Idle returns the total time in which ranks have nothing to run. Exposed copies are not part of it.
+// Idle returns the total time during which ranks have nothing to run. Exposed copies are not part of it.
 func (p Pipeline) Idle() ir.Seconds {
 	return max(0, p.End*ir.Seconds(p.Ranks)-p.Busy-p.Exposed)
 }
@@ -78,14 +78,14 @@ func (p Pipeline) IdleShare() float64 {
 	return float64(p.Idle() / (p.End * ir.Seconds(p.Ranks)))
 }
 
-// Split divides the time of a section, from its start to its end, summed over all ranks. It includes the
-// optimizer, so its bubble is not that of the Pipeline.
+// Split divides the time of a section, summed over all ranks, into the compute stream's work, its waits, and
+// the bubble. It includes the optimizer, so its bubble is not that of the Pipeline.
 type Split struct {
 	Ranks         int
 	End           ir.Seconds // end of the section
-	Compute       ir.Seconds // time in which the compute stream works
-	Copies        ir.Seconds // time in which it waits for running copies to or from the host
-	Communication ir.Seconds // time in which it waits for running collectives or messages
+	Compute       ir.Seconds // time that the compute stream works
+	Copies        ir.Seconds // time that it waits for copies in progress to or from the host
+	Communication ir.Seconds // time that it waits for collectives or messages in progress
 }
 
 // Add joins the times of two sets of ranks.
@@ -93,8 +93,8 @@ func (s Split) Add(q Split) Split {
 	return Split{s.Ranks + q.Ranks, max(s.End, q.End), s.Compute + q.Compute, s.Copies + q.Copies, s.Communication + q.Communication}
 }
 
-// Bubble returns the remaining time, in which nothing was in progress on a rank, and other ranks
-// determined when it continued.
+// Bubble returns the remaining time, during which nothing was in progress on a rank and other ranks determined
+// when it continued.
 func (s Split) Bubble() ir.Seconds {
 	return max(0, s.End*ir.Seconds(s.Ranks)-s.Compute-s.Copies-s.Communication)
 }
@@ -197,7 +197,7 @@ func (t *Timeline) MFU() float64 {
 
 func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
 
-// Level is the number of live bytes, starting at a given time.
+// Level is the number of live bytes from a given time on.
 type Level struct {
 	At    ir.Seconds
 	Bytes ir.Bytes
@@ -218,7 +218,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 		}
 	}
 	slices.SortFunc(changes, func(x, y Level) int {
-		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // bytes are freed before others are taken
+		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // at equal times, frees first
 	})
 	curve := []Level{{}}
 	for _, c := range changes {

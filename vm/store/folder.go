@@ -23,7 +23,7 @@ type Folder struct {
 
 const (
 	stepPrefix  = "step-"
-	temporary   = ".step-" // followed by the step, a random word and one of:
+	temporary   = ".step-" // followed by the step, a random word, and unfinished or removed
 	unfinished  = ".tmp"
 	removed     = ".removed"
 	damagedMark = ".damaged"
@@ -58,10 +58,9 @@ func Steps(dir string) ([]int64, error) {
 	return steps, nil
 }
 
-// Create opens a folder for a run that writes checkpoints after step done, and creates it if it does not exist. It
-// removes incomplete checkpoints of killed runs. Only one run at a time may write to a folder, and no
-// checkpoint in the folder may be later than the step from which the run continues. A run that does not resume
-// passes -1.
+// Create opens a folder, creating it if necessary, for a run that continues after step `done`, or that starts
+// anew if it is -1. It removes incomplete checkpoints of killed runs. It refuses a folder that another run is
+// writing to, or that has a checkpoint of a later step.
 func Create(dir string, keep int, done int64) (*Folder, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s is a file, but checkpoints are written to a folder: give another name", dir)
@@ -91,8 +90,8 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 	return f, nil
 }
 
-// writable returns an error if the folder cannot be written to, which would otherwise go unnoticed until the first
-// checkpoint. It ignores a full disk, which may have space by then.
+// writable returns an error if the folder cannot be written to, which would otherwise go unnoticed until the
+// first checkpoint. It ignores a full disk, which may have space by then.
 func (f *Folder) writable() error {
 	trial, err := f.Begin(0)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
@@ -104,7 +103,8 @@ func (f *Folder) writable() error {
 	return nil
 }
 
-// take locks the folder for this process. Some network file systems do not support locks.
+// take locks the folder for this process. Some network file systems do not support locks; there it does
+// nothing.
 func (f *Folder) take() error {
 	file, err := os.Open(f.Dir)
 	if err != nil {
@@ -178,8 +178,8 @@ func (f *Folder) Retire() error {
 		return err
 	}
 	for _, step := range steps[:max(0, len(steps)-f.Keep)] {
-		// Half of a checkpoint must not look like a whole one, so it is renamed first. If the checkpoint is a
-		// symbolic link, only the link is renamed and removed, not its target.
+		// A half-removed checkpoint must not look complete, so the checkpoint is renamed first. If the
+		// checkpoint is a symbolic link, only the link is renamed and removed, not its target.
 		gone := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], removed))
 		if err := os.Rename(filepath.Join(f.Dir, StepName(step)), gone); err != nil {
 			return err

@@ -19,18 +19,20 @@ import (
 // ManifestFile is the name of the manifest, which every checkpoint folder contains.
 const ManifestFile = "manifest.json"
 
-// Format is the version of the checkpoints that this package writes and reads. Versions 1 and 2 were single files.
+// Format is the version of the checkpoints that this package writes and reads. Versions 1 and 2 were single
+// files.
 const Format = 3
 
 // Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are whole, so any
-// other program of the same model can continue from the checkpoint, no matter how the program is divided.
+// other program of the same model can continue from the checkpoint, no matter how it divides the model among
+// ranks.
 type Manifest struct {
 	Format  int                  `json:"format"`
 	Program string               `json:"program"`
-	Model   ir.Model             `json:"model"` // because names and shapes of tensors do not determine the computation
+	Model   ir.Model             `json:"model"` // names and shapes of tensors do not determine the computation
 	Step    int64                `json:"step"`
-	Skipped int64                `json:"skipped"`         // number of these steps that left the weights unchanged
-	Norms   []float32            `json:"norms,omitempty"` // gradient norms of the last steps not skipped, oldest first
+	Skipped int64                `json:"skipped"`         // number of steps that left the weights unchanged
+	Norms   []float32            `json:"norms,omitempty"` // gradient norms of the last updates, oldest first
 	Seed    int64                `json:"seed"`
 	Origin  string               `json:"origin,omitempty"` // source of the weights that the run started from
 	Data    []corpus.Fingerprint `json:"data,omitempty"`   // fingerprints of token files
@@ -45,7 +47,7 @@ type Division struct {
 	PP int `json:"pp"`
 	SP int `json:"sp"`
 
-	// Results can differ in rounding only if one of these differs; see ir.Run.
+	// Results can differ in rounding only if one of the following differs; see ir.Run.
 	Sums    []string `json:"sums,omitempty"`
 	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each once
 }
@@ -58,8 +60,8 @@ type Tensor struct {
 	Shape  [2]int64 `json:"shape"`
 }
 
-// Name returns the entry's name in shards: the parameter's name for its weight at the highest precision that the
-// job has, and optimizer.ROLE.PARAMETER for optimizer states.
+// Name returns the entry's name in shards: the parameter's name for a weight (the most precise copy that the
+// job has), and optimizer.ROLE.PARAMETER for an optimizer state.
 func (t *Tensor) Name() string {
 	if t.IsWeight() {
 		return t.Tensor
@@ -67,7 +69,7 @@ func (t *Tensor) Name() string {
 	return "optimizer." + t.Role + "." + t.Tensor
 }
 
-// IsWeight reports whether the entry is the parameter itself.
+// IsWeight reports whether the entry holds the parameter itself, not an optimizer state.
 func (t *Tensor) IsWeight() bool {
 	return t.Role == ir.RoleWeight.String() || t.Role == ir.RoleMaster.String()
 }
@@ -121,8 +123,8 @@ func decode(text []byte) (*Manifest, error) {
 	return m, m.check()
 }
 
-// check rejects manifests that name files elsewhere or have impossible sizes. A checksum does not prove who wrote
-// a manifest.
+// check rejects manifests that name files outside the checkpoint's folder or hold impossible values: anyone can
+// write a manifest with a correct checksum.
 func (m *Manifest) check() error {
 	if m.Step < 0 || m.Skipped < 0 || m.Skipped > m.Step {
 		return fmt.Errorf("is invalid: step %d with %d skipped", m.Step, m.Skipped)

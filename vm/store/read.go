@@ -24,14 +24,14 @@ type Checkpoint struct {
 	index map[string]*Tensor
 }
 
-// located is a part of a tensor in a file.
+// located is a part of a tensor: its position in the whole tensor, and its entry in a file.
 type located struct {
 	row, col, rows, cols int64
 	in                   *safetensors.Tensor
 }
 
-// Open opens a checkpoint. It checks the manifest, that all shards exist with the right sizes, and that they cover
-// every tensor exactly once. Verify checks their contents.
+// Open opens a checkpoint. It checks the manifest, that all shards exist with the right sizes, and that they
+// cover every tensor exactly once. Verify checks the contents of the shards.
 func Open(dir string) (*Checkpoint, error) {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -124,8 +124,9 @@ func (c *Checkpoint) covers(t *Tensor) error {
 	return nil
 }
 
-// Verify compares the checksums of shards with the manifest. Processes may share the work: wanted selects shards
-// by the rank that wrote them. Verify calls progress with the size of each block that it has read.
+// Verify compares the checksums of shards with the manifest. Processes can share the work: Verify reads only
+// the shards of ranks for which wanted returns true. It calls progress with the size of each block that it has
+// read.
 func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
 	buffer := make([]byte, 4<<20)
 	for i := range c.Shards {
@@ -165,10 +166,11 @@ func checksum(ctx context.Context, in io.Reader, buffer []byte, progress func(by
 	return sum, err
 }
 
-// Find returns the entry with a name, or nil.
+// Find returns the entry with the given name, or nil if there is none.
 func (c *Checkpoint) Find(name string) *Tensor { return c.index[name] }
 
-// Read fills out with rows by cols values of an entry, starting at (row, col), row by row.
+// Read writes a rectangle of an entry to the slice out, row by row: rows by cols values, the first of which is
+// at (row, col).
 func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32) error {
 	var buffer []byte
 	for _, p := range c.parts[name] {
@@ -177,7 +179,7 @@ func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32
 		if row0 >= row1 || col0 >= col1 {
 			continue
 		}
-		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous on both sides
+		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous in the file and in the result
 			to := out[(row0-row)*cols : (row1-row)*cols]
 			var err error
 			if buffer, err = p.in.Float32s(to, (row0-p.row)*p.cols, buffer); err != nil {

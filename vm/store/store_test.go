@@ -22,7 +22,7 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// value returns the values of the tests' tensors.
+// value returns one element of a test tensor.
 func value(tensor int, row, col int64) float32 {
 	return float32(tensor+1)*1000 + float32(row) + float32(col)/64
 }
@@ -104,7 +104,8 @@ func create(t *testing.T, dir string, keep int, done int64) *store.Folder {
 	return f
 }
 
-// Every rectangle of every tensor is read as it was written, for any division among the ranks that wrote it.
+// Random rectangles of every tensor are read back as they were written, for many divisions of the tensors among
+// the ranks that wrote them.
 func TestReadsWhatWasWritten(t *testing.T) {
 	f := create(t, t.TempDir(), 100, -1)
 	for step := range int64(40) {
@@ -199,8 +200,8 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// The newest checkpoints stay, remains of killed runs are removed, other files stay, and if a checkpoint is a
-// symbolic link, only the link is removed.
+// The newest checkpoints and files of other kinds are kept, and what killed runs left is removed. If an old
+// checkpoint is a symbolic link, only the link is removed.
 func TestRetention(t *testing.T) {
 	root := t.TempDir()
 	real, dir, aside := filepath.Join(root, "real"), filepath.Join(root, "link"), filepath.Join(root, "aside")
@@ -244,7 +245,7 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// A folder belongs to one run at a time, and not to a run that would write steps before the existing ones.
+// Only one run at a time can write to a folder, and it must not start before the newest step in the folder.
 func TestWhoMayWrite(t *testing.T) {
 	dir := t.TempDir()
 	f := create(t, dir, 2, -1)
@@ -297,7 +298,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// readTorch loads all tensors with torch.distributed.checkpoint and prints their sums of squares.
+// readTorch loads all tensors with torch.distributed.checkpoint and prints a sum of each, weighted by the
+// elements' indices, which start at 1.
 const readTorch = `
 import sys, torch
 import torch.distributed.checkpoint as dcp

@@ -17,23 +17,23 @@ import (
 // Part is a rectangle of a tensor. Write writes its values, row by row.
 type Part struct {
 	Of         *Tensor
-	Row, Col   int64 // place of its first element
+	Row, Col   int64 // position of its first element in the tensor
 	Rows, Cols int64
 	Write      func(w io.Writer) error
 }
 
-// Names of the metadata that torch.distributed.checkpoint uses to locate the parts of tensors.
+// Keys of the metadata that torch.distributed.checkpoint uses to locate the parts of tensors.
 const (
 	torchVersion  = "DCP_VERSION"
 	torchSharding = "DCP_SHARDING_INFO"
 )
 
-// place is a part's entry in this metadata.
+// place is the entry of a part in the sharding metadata.
 type place struct {
 	Offsets []int64 `json:"saved_offsets"`
 }
 
-// span returns a part's shape or place as readers of the file expect it: vectors have one dimension.
+// span returns a part's shape or position as readers of the file expect it: with one number for a vector.
 func (p *Part) span(rows, cols int64) []int64 {
 	if p.Of.Shape[1] == 1 {
 		return []int64{rows}
@@ -41,8 +41,8 @@ func (p *Part) span(rows, cols int64) []int64 {
 	return []int64{rows, cols}
 }
 
-// WriteShards writes the parts of a rank into the folder of an incomplete checkpoint. A file has at most one part
-// of each tensor, so several parts of one tensor go to several files.
+// WriteShards writes the parts of a rank into the folder of an incomplete checkpoint. A file has at most one
+// part of each tensor, so several parts of one tensor go to several files.
 func WriteShards(ctx context.Context, dir string, rank int, parts []Part) ([]Shard, error) {
 	var shards []Shard
 	for len(parts) > 0 {
@@ -104,14 +104,14 @@ func (s *summed) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writeManifest writes the manifest to the folder of a checkpoint with complete shards.
+// writeManifest checks the sizes of a checkpoint's shards and then writes its manifest to the folder.
 func writeManifest(dir string, m *Manifest) error {
 	m.Format = Format
 	text, err := m.encode()
 	if err != nil {
 		return err
 	}
-	for i := range m.Shards { // shards of other processes are on a shared file system
+	for i := range m.Shards { // other processes wrote some of them, to a shared file system
 		s := &m.Shards[i]
 		info, err := os.Stat(filepath.Join(dir, s.File))
 		if err != nil {
@@ -129,7 +129,7 @@ func writeManifest(dir string, m *Manifest) error {
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// syncFolder syncs the names in a folder to disk. Some file systems do not support this.
+// syncFolder flushes a folder's list of files to disk. It ignores that some file systems do not support this.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 
 // attentionShapes covers a single token, a prefix, several sequences, grouped heads, more tokens than a tile
 // holds, blocks of keys that all queries see or that only later queries see in full, and heads wide enough for
-// tensor cores. Windows hold one key, are shorter than a block, end at a block's border, before and across the
-// first query, and are longer than the sequence. Soft caps are far above, among and far below the scores.
+// tensor cores. Windows hold one key, are shorter than a block, begin at a block's boundary, lie before or
+// across the first query, or are longer than the sequence. Soft caps are above all scores, within their range,
+// or below most of them.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -48,7 +49,8 @@ func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
 	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
 }
 
-// eachShape visits the shapes, and repeats those that cover all keys so far with several documents in a sequence.
+// eachShape visits the shapes. It visits those whose Keys is 0, so that no key is left out, a second time with
+// several documents in a sequence.
 func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	for _, a := range attentionShapes {
 		if s.short && a.Queries > 2*tile {
@@ -64,7 +66,8 @@ func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	}
 }
 
-// positions returns the positions of random documents, the first of which may have begun before the first query.
+// positions returns the position of each query in its document, for documents of random lengths. The first
+// document may begin before the first query.
 func (s *suite) positions(a naive.AttentionShape) []int32 {
 	out := make([]int32, a.Queries*a.Batch)
 	for b := range a.Batch {
@@ -80,7 +83,7 @@ func (s *suite) positions(a naive.AttentionShape) []int32 {
 	return out
 }
 
-// withPositions adds the positions of a shape to operands.
+// withPositions adds a shape's positions, if any, to operands.
 func withPositions(in args, a naive.AttentionShape) args {
 	if a.Positions != nil {
 		v := nothing(ir.I32, []int{len(a.Positions)})
@@ -151,7 +154,7 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 	}
 }
 
-// attentionResults returns o and lse as a forward pass leaves them.
+// attentionResults returns o and lse as the forward pass stores them.
 func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse *value) {
 	o, lse = s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
 	o.data, lse.data = naiveAttention(q.data, k.data, v.data, a)
@@ -161,12 +164,12 @@ func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse
 	return o, lse
 }
 
-// tensorDim is the smallest head dimension for which devices may use tensor cores, which take probabilities, and
-// in the backward pass gradients of scores, in bf16.
+// tensorDim is the smallest head dimension for which devices may use tensor cores. These read the
+// probabilities, and in the backward pass also the gradients of scores, as bf16.
 const tensorDim = 64
 
-// rounded returns the error of sums when a factor of every term is rounded to the 8 significant bits of bf16: at
-// most 2^-8 of each term.
+// rounded returns the tolerance of sums for which a device may round a factor of every term to the 8
+// significant bits of bf16: 2^-8 of each term. For other sums it is 0.
 func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 	slack := make([]float64, len(terms))
 	if s.dtype == ir.BF16 && a.HeadDim >= tensorDim {
@@ -177,7 +180,7 @@ func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 	return slack
 }
 
-// checkAttention compares o and lse with the results of undivided attention.
+// checkAttention compares o and lse with naive attention that is not divided into blocks.
 func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v *value, a naive.AttentionShape) {
 	s.Helper()
 	wantO, wantLSE := naiveAttention(q.data, k.data, v.data, a)
@@ -185,8 +188,8 @@ func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v
 	s.equal("lse"+how, lse, wantLSE, ir.F32)
 }
 
-// checkAttentionGrad does the same with the gradients. The o from which they are computed may be rounded; dk and
-// dv are f32.
+// checkAttentionGrad does the same with the gradients. They are computed from o, which may be rounded. The type
+// of dq is t; dk and dv are f32.
 func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
 	s.Helper()
 	wantQ, wantK, wantV := naiveAttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
@@ -231,8 +234,9 @@ func (s *suite) blocks() blocks {
 	return b
 }
 
-// goesOn reports whether a block's result is added to existing results. With a window or documents, this also
-// applies to the first block, because some queries do not see it; the existing results then have no weight.
+// goesOn reports whether the results of the block that starts at key first are added to existing results. With
+// a window or documents, those of the first block are too, because some queries may see none of its keys; the
+// existing results then have weight 0.
 func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
 
 // hides reports whether some queries may see none of a block's keys.
@@ -267,7 +271,7 @@ func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	}
 }
 
-// rows returns the rows of count tokens of an operand, starting at a token; put writes them back.
+// rows returns an operand's rows for count tokens, starting at the given token; put writes such rows back.
 func (b *blocks) rows(v *value, token, count int) *value {
 	cols := v.shape[1]
 	return &value{dtype: v.dtype, shape: []int{count * b.Batch, cols}, data: slices.Clone(v.data[token*b.Batch*cols:][:count*b.Batch*cols])}
@@ -277,8 +281,8 @@ func (b *blocks) put(v *value, token int, data []float64) {
 	copy(v.data[token*b.Batch*v.shape[1]:], data)
 }
 
-// attentionInBlocks computes attention over the blocks in two ways: each instruction continues from the
-// previous one, or the separate results of the blocks are joined. In f32 both must equal undivided attention.
+// attentionInBlocks computes attention over the blocks in two ways: each instruction adds to the results of the
+// previous one, or the blocks' separate results are merged. Both must equal undivided attention.
 func (s *suite) attentionInBlocks() {
 	b := s.blocks()
 	o, lse := b.before(s)
@@ -300,7 +304,7 @@ func (s *suite) attentionInBlocks() {
 	s.checkAttention(" in turn", o.data, lse.data, ir.F32, b.q, b.k, b.v, b.AttentionShape)
 	n := b.Queries * b.Batch
 	if b.cuts[len(b.cuts)-1] != b.Prefix+b.Queries || len(parts.data) != len(b.cuts)*n*b.Heads*b.HeadDim {
-		return // a block starts after the first query
+		return // not every block was also computed separately, for all queries
 	}
 	parts.shape, lses.shape = []int{len(b.cuts), n, b.Heads * b.HeadDim}, []int{len(b.cuts), n, b.Heads}
 	out := s.run(call{op: ir.AttentionMerge, attrs: attrs{"heads": float64(b.Heads), "head_dim": float64(b.HeadDim)},
@@ -308,7 +312,7 @@ func (s *suite) attentionInBlocks() {
 	s.checkAttention(" joined", out["o"], out["lse"], s.dtype, b.q, b.k, b.v, b.AttentionShape)
 }
 
-// attentionGradInBlocks adds to dq block by block, passing delta instead of o.
+// attentionGradInBlocks computes the gradients block by block, adding to dq, and passes delta instead of o.
 func (s *suite) attentionGradInBlocks() {
 	b := s.blocks()
 	do := s.normal(b.q.shape...)
@@ -343,7 +347,7 @@ func innerProducts(x, y []float64, width int) (out []float64) {
 	return out
 }
 
-// caseAttentionMerge joins blocks of very different weights, with results of both types.
+// caseAttentionMerge merges the results of blocks with very different weights, into results of both types.
 func caseAttentionMerge(s *suite) {
 	const p, rows, heads, dim = 3, 37, 2, 9
 	parts, lses := s.normal(p, rows, heads*dim), s.f32(p, rows, heads)
@@ -386,7 +390,7 @@ func caseAttentionDelta(s *suite) {
 	s.equal("delta", out["delta"], innerProducts(do.data, o.data, dim), ir.F32)
 }
 
-// attentionWindowOfAll requires a window that covers all keys to give the same bits as no window.
+// attentionWindowOfAll checks that a window that covers all keys gives the same bits as no window.
 func (s *suite) attentionWindowOfAll() {
 	for _, a := range []naive.AttentionShape{
 		{Queries: 37, Prefix: 120, Batch: 2, Heads: 2, KVHeads: 1, HeadDim: 12}, {Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: tensorDim},
@@ -406,7 +410,7 @@ func (s *suite) attentionGradWindowOfAll() {
 		"dv": s.sum(false, v.shape...), "do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}}, a)
 }
 
-// sameBits runs a call without a window, and with windows that cover all keys.
+// sameBits checks that windows that cover all keys do not change any bit of a call's results.
 func (s *suite) sameBits(c call, a naive.AttentionShape) {
 	s.Helper()
 	want := s.run(c)

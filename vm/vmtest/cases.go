@@ -11,8 +11,9 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// cases checks the opcodes whose cases elementwise does not derive, in one round for f32 and one for bf16. Gradients are
-// compared with the numerical derivative of the naive forward formula, which shares nothing with the kernel's formula.
+// cases holds the cases of all opcodes except those for which elementwise derives them. They run in one round
+// for f32 and one for bf16. Most gradients are compared with the numerical derivative of the naive forward
+// formula, which shares nothing with the kernel's formula.
 var cases = [ir.NumOps]func(*suite){
 	ir.LoadTokens:        caseLoadTokens,
 	ir.InitNormal:        caseInitNormal,
@@ -66,7 +67,7 @@ func (s *suite) onOff(f func(s *suite, accumulate bool)) {
 	s.sub("accumulate", func(s *suite) { f(s, true) })
 }
 
-// plus adds the previous contents of an accumulated operand.
+// plus returns x, with the operand's previous contents added if the kernel accumulates.
 func plus(accumulate bool, before *value, x []float64) []float64 {
 	out := append([]float64(nil), x...)
 	for i := range out {
@@ -115,8 +116,8 @@ func caseLoadTokens(s *suite) {
 	}
 }
 
-// caseInitNormal compares rectangles, one of them extending past the tensor's edge, with the whole tensor, and the
-// tensor's moments with those of a normal distribution.
+// caseInitNormal compares rectangles, some of which extend past the tensor's edge, with the whole tensor.
+// Elements outside it must be 0.
 func caseInitNormal(s *suite) {
 	const rows, cols = 23, 17
 	random := vm.InitialValues(seed, "w")
@@ -168,7 +169,7 @@ func caseEmbed(s *suite) {
 	}
 }
 
-// scaled returns a vector times the factor of an attribute, where 0 means 1.
+// scaled returns a vector times a factor. As in attributes, a factor of 0 means 1.
 func scaled(x []float64, factor float64) []float64 {
 	y := append([]float64(nil), x...)
 	for i := range y {
@@ -210,7 +211,7 @@ func casePositionEmbed(s *suite) {
 	}
 }
 
-// inPlace runs a case with a separate result and with the result in place of an operand.
+// inPlace runs a case twice: with a result of its own, and with the result in place of an operand.
 func (s *suite) inPlace(c call, y, x string, want []float64) {
 	s.sub("apart", func(s *suite) { s.equal(y, s.run(c)[y], want, s.dtype) })
 	s.sub("in place", func(s *suite) {
@@ -239,7 +240,7 @@ func casePositionEmbedGrad(s *suite) {
 	})
 }
 
-// offsets runs a case with gamma unchanged and with 1 added to it.
+// offsets runs a case twice: with gamma unchanged, and with 1 added to gamma.
 func (s *suite) offsets(f func(s *suite, offset float64)) {
 	f(s, 0)
 	s.sub("offset", func(s *suite) { f(s, 1) })
@@ -298,8 +299,8 @@ func (s *suite) layerNormGrad(residual, accumulate bool, offset float64) {
 	s.withoutWeights(ir.LayerNormGrad, a, out, accumulate, offset, []string{"dgamma"}, []string{"dbeta"}, []string{"dgamma", "dbeta"})
 }
 
-// withoutWeights repeats the gradient of a norm without the gradients of some of its weights. The other results
-// must not change.
+// withoutWeights repeats a norm's backward pass without computing the gradients of some weights. The other
+// results must not change.
 func (s *suite) withoutWeights(op ir.Op, a args, want map[string][]float64, accumulate bool, offset float64, frozen ...[]string) {
 	for _, names := range frozen {
 		some := maps.Clone(a)
@@ -378,7 +379,8 @@ func caseMatmul(s *suite) {
 	}
 }
 
-// matmul checks a product with a bias, or one that accumulates. Its result has the round's type or f32.
+// matmul checks a product with a result of the round's type, or of f32 if wide is set. If third is set, the
+// former adds a bias and the latter accumulates.
 func (s *suite) matmul(m, n, k int, transA, transB, third, wide bool) {
 	a, b := s.normal(m, k), s.normal(k, n)
 	if transA {
@@ -416,15 +418,16 @@ func caseBiasGrad(s *suite) {
 	})
 }
 
-// rotations lists the rotations of the cases' programs: of a part of each head with factors, of whole heads, and
-// of none.
+// rotations lists the rotations that the cases' programs declare: of a part of each head, of whole heads, and
+// one that rotates nothing and only scales.
 var rotations = []naive.Rotation{
 	{Rates: []float64{1, 0.25, 0.003}, Scale: 1.25, Rest: 0.75},
 	{Rates: []float64{0.5, 0.25, 0.125, 0.0625, 0.03125}, Scale: 1.5, Rest: 1},
 	{Scale: 1, Rest: 0.5},
 }
 
-// documents returns the positions of tokens in documents of random lengths, in the layout of load_tokens.
+// documents returns the position of each token in its document, for documents of random lengths, in the layout
+// of load_tokens.
 func (s *suite) documents(tokens, batch int) *value {
 	v := nothing(ir.I32, []int{tokens * batch})
 	for b := range batch {
@@ -506,7 +509,7 @@ func caseCast(s *suite) {
 	}
 }
 
-// The vocabulary in the loss cases has two parts, the second with padding.
+// In the loss cases, the vocabulary is divided into two parts, the second of which is padded.
 const (
 	lossRows, lossWidth, lossValid, lossFirst = 9, 40, 33, 40
 	lossVocab                                 = lossFirst + lossValid
@@ -524,7 +527,7 @@ func caseCrossEntropyStats(s *suite) {
 	}
 }
 
-// lossParts returns the logits of both parts, and their statistics.
+// lossParts returns random logits of both parts, random labels, and the statistics of both parts.
 func (s *suite) lossParts(softcap float64) (first, second, labels, stats *value) {
 	first, second = s.normal(lossRows, lossFirst), s.normal(lossRows, lossWidth)
 	labels, stats = s.integers(lossVocab, lossRows), s.outF32(2, lossRows, 3)
@@ -574,7 +577,7 @@ func caseCrossEntropy(s *suite) {
 	})
 }
 
-// maskedLabels excludes every third label.
+// maskedLabels returns the labels with every third one masked.
 func maskedLabels(labels *value) *value {
 	out := *labels
 	out.data = slices.Clone(labels.data)
@@ -716,8 +719,8 @@ func (s *suite) isRounded(out map[string][]float64) {
 	}
 }
 
-// caseSGD takes steps with momentum on a vector, and without momentum on rows of a matrix whose gradient has
-// more rows.
+// caseSGD takes steps with momentum on a vector, and without momentum on a matrix whose gradient is part of an
+// operand with more rows.
 func caseSGD(s *suite) {
 	const lr, factor, momentum, decay, scale = 0.02, 0.5, 0.9, 0.1, 3
 	parameters, norm := s.f32(3), s.f32(2)
@@ -756,7 +759,7 @@ func caseSGD(s *suite) {
 		out := s.run(call{op: ir.SGD, args: args{"w": w, "grad": grad, "step": parameters},
 			attrs: attrs{"weight_decay": decay, "scale": scale, "row": row}})
 		s.equal("w", out["w"], want, ir.F32)
-		for _, factor := range []float64{0.25, -1} { // if scaled is set, only its sign matters
+		for _, factor := range []float64{0.25, -1} { // if scaled is set, only the sign of the factor matters
 			norm := s.f32(2)
 			norm.data[1] = factor
 			operands := args{"w": w, "grad": grad, "step": parameters, "norm": norm}
@@ -807,8 +810,8 @@ func caseNormalize(s *suite) {
 	s.equal("y", out["y"], want, s.dtype)
 }
 
-// caseDropout lays out tokens in order, in order for a later member, and as two chunks. The first column is
-// odd. No element of its inputs is 0, so the zeros in a result are the dropped elements.
+// caseDropout tests a member's tokens as one contiguous range, for the first and a later member, and as two
+// chunks. The first column has an odd index.
 func caseDropout(s *suite) {
 	const batch, n, first, replica, position, col = 2, 6, 1, 3, 5, 7
 	for _, cols := range []int{9, 300} {

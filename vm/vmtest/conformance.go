@@ -8,15 +8,15 @@ import (
 	"sppo.dev/vm"
 )
 
-// Conformance runs every case on a device and returns a digest of the results of each case by name, so that two
+// Conformance runs every case on a device and returns, by the case's name, a digest of its results, so that two
 // configurations of a device can be compared bit for bit.
 func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 	return run(t, suite{newDevice: newDevice})
 }
 
-// ShortConformance omits attention over many tiles: rings whose chunks are longer than a tile, and more queries
-// than two tiles hold. These take most of the time on emulated kernels. It is for devices whose kernels also run
-// the whole suite on their own.
+// ShortConformance is Conformance without attention over many tiles, which takes most of the time on emulated
+// kernels: it omits rings with chunks longer than a tile, and shapes with more queries than two tiles hold. It
+// is for devices whose kernels pass the whole suite in another test.
 func ShortConformance(t *testing.T, newDevice func() vm.Device) {
 	run(t, suite{newDevice: newDevice, short: true})
 }

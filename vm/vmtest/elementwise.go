@@ -11,15 +11,17 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// formula computes the results of an opcode from the operands that it reads. All have the same length.
+// formula computes the results of an opcode from the operands that it reads. All operands and results have the
+// same length.
 type formula func(in map[string][]float64, a naive.Attrs) (out map[string][]float64)
 
-// elementwiseSize is the shape of operands in derived cases: odd, so that vectors end inside rows.
+// elementwiseSize gives the dimensions of operands in derived cases. They are odd, so that rows are not a whole
+// number of a kernel's vectors.
 var elementwiseSize = map[string]int{"r": 9, "c": 41}
 
-// elementwise derives the cases of an opcode from its row and its formula in package naive: for all functions, with and
-// without each optional operand, with another type for each operand whose type is free, and in place. It returns
-// nil if there is no formula.
+// elementwise derives the cases of an opcode from its row in the opcode table and its formula in package naive:
+// for all functions, with and without each optional operand, with another type for each operand whose type is
+// free, and in place. It returns nil if there is no formula.
 func elementwise(op ir.Op) func(*suite) {
 	info, f := &ir.Ops[op], formulaOf(op)
 	if f == nil {
@@ -34,7 +36,8 @@ func elementwise(op ir.Op) func(*suite) {
 	}
 }
 
-// formulaOf returns the formula of an elementwise opcode, or of the gradient of one, or nil.
+// formulaOf returns the formula of an elementwise opcode or of the gradient of one, or nil if the opcode is
+// neither.
 func formulaOf(op ir.Op) formula {
 	name, gradient := strings.CutSuffix(ir.Ops[op].Name, "_grad")
 	f := naive.Elementwise[name]
@@ -65,7 +68,8 @@ func formulaOf(op ir.Op) formula {
 	}
 }
 
-// attributes returns the attributes with every function, with factors of 0, and with random numbers.
+// attributes returns all combinations of the attribute values to test: every function, a random number for any
+// other attribute, and for factors also 0.
 func (s *suite) attributes(info *ir.OpInfo) []attrs {
 	list := []attrs{{}}
 	for _, a := range info.Attrs {
@@ -96,8 +100,8 @@ func with[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// types returns the choices of operand types for a call: the round's type for all operands, and the other type
-// for each operand that may have it, with and without each optional operand.
+// types returns the choices of operand types to test: all operands have the round's type, or one whose type is
+// free has the other type; each with and without every optional operand.
 func (s *suite) types(info *ir.OpInfo) []map[string]ir.DType {
 	list := []map[string]ir.DType{{}}
 	for _, o := range info.Operands {
@@ -138,7 +142,7 @@ func (s *suite) elementwise(op ir.Op, f formula, a attrs, types map[string]ir.DT
 		}
 		v := s.typed(t, shape...)
 		inputs[o.Name] = v
-		for len(in[o.Name]) < elementwiseSize["r"]*elementwiseSize["c"] { // repeats one row for all
+		for len(in[o.Name]) < elementwiseSize["r"]*elementwiseSize["c"] { // an operand of one row is repeated for all rows
 			in[o.Name] = append(in[o.Name], v.data...)
 		}
 	}

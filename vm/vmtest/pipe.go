@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FullPipe returns the path of a pipe that is full and that nobody reads until the test ends. A hard link to it in
-// place of a file blocks everyone who writes to the file, like a file system that does not answer.
+// FullPipe returns the path of a pipe that is full and that nobody reads until the test ends. A hard link to it
+// in place of a file blocks everyone who writes to the file, like a file system that does not answer.
 func FullPipe(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "full")
@@ -20,7 +20,7 @@ func FullPipe(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // let writers of this process continue
+	t.Cleanup(func() { // unblock the writers in this process
 		buf := make([]byte, 1<<16)
 		for {
 			if _, err := syscall.Read(pipe, buf); err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // FreePlace returns a local address on which nothing listens. Its port is below those that the system assigns,
-// because an assigned port may be used by another connection later.
+// because the system might give one of those to another connection before the test listens on it.
 func FreePlace(t testing.TB) string {
 	t.Helper()
 	const lowest, many = 10_000, 20_000

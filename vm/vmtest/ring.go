@@ -7,9 +7,10 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// ring is attention among members that each hold two chunks in zigzag order and a part of the prefix.
+// ring describes attention among members, each of which holds two chunks in zigzag order and a part of the
+// prefix.
 type ring struct {
-	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: tokens before the chunks, for each member
+	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: number of tokens before the chunks that each member holds
 	softcap                                                float64
 }
 
@@ -20,7 +21,7 @@ var rings = []ring{
 	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16, softcap: 1.5},
 }
 
-// rings returns the rings of the suite.
+// rings returns the rings that the suite tests.
 func (s *suite) rings() []ring {
 	if !s.short {
 		return rings
@@ -33,8 +34,8 @@ func (r ring) whole() naive.AttentionShape {
 		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, Softcap: r.softcap}
 }
 
-// tokens returns the tokens of a member in order: those of its part of the prefix, if before is set, then those of
-// its two chunks.
+// tokens returns the indices of a member's tokens in order. If the argument before is true, these are its part
+// of the prefix and its two chunks; if not, only the chunks, counted from the end of the prefix.
 func (r ring) tokens(member int, before bool) (out []int) {
 	add := func(first, n int) {
 		for i := range n {
@@ -51,7 +52,7 @@ func (r ring) tokens(member int, before bool) (out []int) {
 	return out
 }
 
-// take returns some tokens of an operand; put adds to them.
+// take returns an operand's rows for some tokens; put adds to those rows.
 func (r ring) take(v *value, tokens []int) *value {
 	width := r.batch * v.shape[1]
 	out := &value{dtype: v.dtype, shape: []int{len(tokens) * r.batch, v.shape[1]}}
@@ -70,8 +71,8 @@ func (r ring) put(v *value, tokens []int, data []float64) {
 	}
 }
 
-// turns visits the work of each member, turn by turn: whose keys it holds and the attributes of its
-// instruction.
+// turns visits the turns of each member, with the member whose keys it then has (source) and the attributes of
+// its instruction.
 func (r ring) turns(visit func(member, source int, at attrs)) {
 	for k := range r.members {
 		for j := range r.members {
@@ -153,9 +154,10 @@ func minus(a, b []float64) []float64 {
 	return out
 }
 
-// windows returns windows for the queries of a member: none, only its own key, within a chunk, as long as a
-// chunk, into the chunk before, and longer than everything. For chunks longer than a tile it returns only
-// windows that change which tiles a kernel skips, because emulated kernels are slow on such chunks.
+// windows returns the windows to test: no window (0), only the query's own key, within a chunk, as long as a
+// chunk, into the chunk before, and as long as all chunks and one member's prefix. For chunks longer than a
+// tile it returns only windows that change which tiles a kernel skips, because emulated kernels are slow on
+// such chunks.
 func (r ring) windows() []int {
 	if r.chunk > tile {
 		return []int{0, 1, r.chunk - 1, r.chunk + 1}
@@ -173,7 +175,7 @@ func (r ring) ofMember(member, window int) attrs {
 	return at
 }
 
-// attentionOfChunks lets each member attend to gathered keys.
+// attentionOfChunks lets each member attend to the gathered keys of all members.
 func (s *suite) attentionOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
@@ -192,7 +194,8 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
 }
 
-// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every other member accumulates.
+// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every other member
+// accumulates.
 func (s *suite) attentionGradOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window

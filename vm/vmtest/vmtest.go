@@ -1,11 +1,11 @@
-// Package vmtest checks a device against the opcode table. It runs every opcode that computes, moves or loads on
-// random values in both element types, and compares the results with the float64 formulas of package naive. It is
-// for tests only.
+// Package vmtest checks a device against the opcode table. It runs every opcode that computes, moves or loads
+// on random values in both element types, and compares the results with the float64 formulas of package naive.
+// It is for tests only.
 //
 //	vmtest.go       puts one instruction into a program, runs it on a device and reads the result
 //	elementwise.go  the cases of elementwise opcodes, derived from their rows and formulas
 //	cases.go        the cases of the other opcodes
-//	attention.go    the cases of attention, also over blocks of keys; ring.go has rings
+//	attention.go    the cases of attention, also over blocks of keys; ring.go has those over a ring of members
 //	conformance.go  the suite
 package vmtest
 
@@ -19,7 +19,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// value is an operand before and after a call.
+// value is an operand of a call, with its values before the call.
 type value struct {
 	dtype ir.DType
 	shape []int
@@ -34,8 +34,8 @@ func (v *value) elements() int {
 	return n
 }
 
-// call is one instruction. Operands that are not given are absent. An operand with an alias has the same address
-// as another operand.
+// call is one instruction. Operands that are not given are absent. An operand with an alias has the same
+// address as another operand.
 type call struct {
 	op    ir.Op
 	args  map[string]*value
@@ -95,7 +95,8 @@ func nothing(t ir.DType, shape []int) *value {
 	return v
 }
 
-// sum returns an accumulated f32 operand, which holds random values if the kernel adds to it.
+// sum returns an f32 operand for sums: with random values if the kernel adds to it, otherwise one that it must
+// overwrite.
 func (s *suite) sum(accumulate bool, shape ...int) *value {
 	if accumulate {
 		return s.f32(shape...)
@@ -121,7 +122,7 @@ func (v *value) ints() []int32 {
 	return out
 }
 
-// stored returns a number as rounded by storage.
+// stored returns a number rounded as an operand of the given type stores it.
 func stored(x float64, t ir.DType) float64 {
 	switch t {
 	case ir.F32:
@@ -219,7 +220,7 @@ func (s *suite) program(c call) *ir.Program {
 
 const seed = 7
 
-// tokens is a data set in which every token encodes its position.
+// tokens is a data set in which every token encodes its section, round, sequence and position.
 type tokens struct{}
 
 // Tokens implements vm.Tokens.
@@ -296,7 +297,7 @@ func noise(n int) []byte {
 }
 
 // collect reads the operands, and checks that no byte outside them has changed and that the device reports the
-// right peaks.
+// right peak of every arena.
 func (s *suite) collect(d vm.Device, p *ir.Program, c call) map[string][]float64 {
 	s.Helper()
 	code := &p.Codes[0]
@@ -347,9 +348,8 @@ func (s *suite) checkGuards(d vm.Device, code *ir.Code, all uint32) {
 	}
 }
 
-// equal compares a result with naive values. The tolerance is that of f32 sums relative to the largest value,
-// plus half a unit in the last place of the stored type, or a whole unit if storage had already rounded the
-// value.
+// equal compares a result with naive values. The tolerance is that of f32 sums, relative to the largest value,
+// plus 1/200 of each value in bf16, which is more than half a unit in the last place.
 func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 	s.Helper()
 	s.within(what, got, want, t, nil)

@@ -23,7 +23,7 @@ import (
 type message struct {
 	Kind     string
 	Text     string    `json:",omitempty"` // text for users, or the name of a value
-	Order    *vm.Order `json:",omitempty"` // its Data follows the JSON
+	Order    *vm.Order `json:",omitempty"` // without its Data, which follows the JSON
 	Greeting *greeting `json:",omitempty"`
 	Hello    *hello    `json:",omitempty"`
 	Welcome  *welcome  `json:",omitempty"`
@@ -38,7 +38,7 @@ const (
 	kindSeated   = "seated"  // the process is accepted
 	kindWelcome  = "welcome" // all processes are connected
 	kindRefused  = "refused" // the process is rejected
-	kindWire     = "wire"    // a connection for bytes
+	kindWire     = "wire"    // opens a connection for bytes
 	kindOrder    = "order"
 	kindAnswer   = "answer"
 	kindStop     = "stop"   // a user asks for the job to stop
@@ -52,7 +52,7 @@ const (
 	kindState    = "state"
 )
 
-// conn is a connection of the control plane. Any goroutine may write; one goroutine reads.
+// conn is a connection of the control plane. Any goroutine may write, but only one may read.
 type conn struct {
 	net.Conn
 	in *bufio.Reader

@@ -35,7 +35,8 @@ func (w *World) serve(process int, c *conn) {
 	}
 }
 
-// handle processes a message from a process, or the end of its connection, and reports whether more may follow.
+// handle processes a message from a process, or the end of its connection, and reports whether more messages
+// may follow.
 func (w *World) handle(process int, m message, data []byte, err error) bool {
 	if err != nil {
 		w.lost(process, err)
@@ -69,7 +70,7 @@ func (w *World) receive(process int, m message, data []byte) {
 		w.board.put(m.Text, data)
 	case kindGet:
 		w.board.get(m.Text, func(value []byte) {
-			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // the goroutine that reads from the process notices if it is lost
+			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // the goroutine that reads from the process notices if the process is lost
 		})
 	}
 }
@@ -149,14 +150,14 @@ func (w *World) Stop() {
 		w.receive(0, message{Kind: kindStop}, nil)
 		return
 	}
-	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if the message is lost, all processes stop anyway
+	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if the message cannot be sent, process 0 is lost, which stops the job anyway
 }
 
 // Stopped is closed in process 0 when a user asks the job to stop.
 func (w *World) Stopped() <-chan struct{} { return w.control.stop }
 
-// Share distributes a value that one process creates. That process passes the function that creates
-// it; the others pass nil.
+// Share returns, in every process, a value that one of them creates. That process passes the function that
+// creates it; the others pass nil.
 func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error) {
 	if create != nil {
 		value, err := create()
@@ -206,7 +207,7 @@ func (b *board) put(name string, value []byte) {
 	}
 }
 
-// get calls a function with a value once the value is available.
+// get calls a function with the named value once the value is available.
 func (b *board) get(name string, f func(value []byte)) {
 	b.mu.Lock()
 	value, ok := b.values[name]

@@ -31,11 +31,11 @@ const (
 	newsGone    = "gone"
 )
 
-// gathering is the list of processes that process 0 waits for.
+// gathering is process 0's list of processes while it waits for all of them to connect.
 type gathering struct {
 	w        *World
 	present  []*arrival
-	again    []*arrival // processes whose number is taken, while its holder is pinged
+	again    []*arrival // processes whose number another process holds, while that one is pinged
 	news     chan news
 	pinged   map[*arrival]bool // pinged since the last arrival; true until the answer comes
 	silent   chan *arrival     // processes that did not answer in time
@@ -74,9 +74,9 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	return w.welcome(g.present)
 }
 
-// await fills the list of present processes, or returns why it cannot. Strangers and processes of other jobs are
-// turned away and do not affect the job. If a process of this job is rejected, the others get a moment to connect
-// and learn why.
+// await fills the list of present processes, or returns why it cannot. Strangers and processes of other jobs
+// are turned away and do not affect the job. If a process of this job is rejected, the others get a moment to
+// connect and learn why.
 func (g *gathering) await(ctx context.Context) error {
 	remind := time.After(5 * time.Second)
 	for g.rejected == 0 || g.missing() > g.rejected {
@@ -177,8 +177,8 @@ func (g *gathering) arrive(a *arrival) {
 	go g.attend(a)
 }
 
-// leave frees the number of a process that has died or does not answer. A process that waits for the number gets
-// it.
+// leave frees the number of a process that has died or does not answer. A process that waits for the number
+// gets it.
 func (g *gathering) leave(a *arrival, why string) {
 	process := a.hello.Process
 	if g.present[process] != a {
@@ -201,7 +201,7 @@ func (g *gathering) reject(a *arrival, why error) {
 	g.problem, g.enough = cmp.Or(g.problem, why), time.After(farewell)
 }
 
-// turnAway reports a stranger, each one only once.
+// turnAway reports that a stranger has been turned away, unless the same has been reported before.
 func (g *gathering) turnAway(stranger string) {
 	g.stranger = stranger
 	if !g.told[stranger] && len(g.told) < mostStrangers {
@@ -210,11 +210,11 @@ func (g *gathering) turnAway(stranger string) {
 	}
 }
 
-// mostStrangers is the maximum number of different strangers reported.
+// mostStrangers is the maximum number of different strangers that are reported.
 const mostStrangers = 100
 
-// attend reads the messages of a process on the list. Until all have arrived, these are its answers to pings, or
-// the end of its connection.
+// attend reads the messages of a process on the list. Until all have arrived, these are its answers to pings,
+// or the end of its connection.
 func (g *gathering) attend(a *arrival) {
 	process := a.hello.Process
 	for {
@@ -249,7 +249,7 @@ func (a *arrival) isAdmitted() bool {
 	}
 }
 
-// hand passes an event on and reports whether the list was still open.
+// hand passes an event to await and reports whether the list was still open.
 func (g *gathering) hand(n news) bool {
 	select {
 	case g.news <- n:
@@ -269,7 +269,7 @@ func (g *gathering) accept(l net.Listener) {
 		case errors.Is(err, net.ErrClosed):
 			return // all have arrived, or the wait is over
 		default:
-			time.Sleep(100 * time.Millisecond) // such as too many open files
+			time.Sleep(100 * time.Millisecond) // after an error such as too many open files
 		}
 	}
 }
@@ -314,7 +314,7 @@ func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	return m.Hello, ""
 }
 
-// send writes a short message to a process that may be gone or may not read it. It ignores errors: the reader of
+// send writes a short message to a process that may be gone or not reading. It ignores errors: the reader of
 // the connection notices a lost process.
 func send(c *conn, m message) {
 	_ = c.SetWriteDeadline(time.Now().Add(farewell))
@@ -327,7 +327,8 @@ func refuse(c *conn, why string) {
 	c.Close()
 }
 
-// gaveUp returns the error that names the missing processes, and any rejected one.
+// gaveUp returns an error that names the missing processes and, after a timeout, the last stranger that was
+// turned away.
 func (g *gathering) gaveUp(ctx context.Context) error {
 	o := &g.w.options
 	if errors.Is(ctx.Err(), context.Canceled) {
@@ -346,7 +347,7 @@ func (w *World) tell(what string) {
 	}
 }
 
-// absent lists processes: "processes 1, 2 and 3".
+// absent names the missing processes, for example "processes 1, 2 and 3".
 func (g *gathering) absent() string {
 	var list []string
 	for process, a := range g.present {
@@ -401,7 +402,7 @@ func (w *World) welcome(present []*arrival) error {
 			if err != nil {
 				return err
 			}
-			// A loopback address names our own host, so others need another address for it.
+			// A loopback address means our own host, for which processes on other hosts need another address.
 			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 				m.Address = net.JoinHostPort(host, a.hello.Port)
 			}
@@ -411,7 +412,7 @@ func (w *World) welcome(present []*arrival) error {
 	for _, a := range present[1:] {
 		w.gone.Add(1)
 		close(a.admitted)
-		_ = a.conn.write(message{Kind: kindWelcome, Welcome: &welcome{w.key, w.Members}}, nil) // a lost process is noticed by its reader
+		_ = a.conn.write(message{Kind: kindWelcome, Welcome: &welcome{w.key, w.Members}}, nil) // the goroutine that reads from the process notices if the process is lost
 	}
 	return nil
 }

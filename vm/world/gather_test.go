@@ -46,7 +46,7 @@ func strangers() map[string][]byte {
 // nothing about it.
 func TestStrangers(t *testing.T) {
 	place := vmtest.FreePlace(t)
-	const each = 30 // includes silent ones, which the system would keep for a while
+	const each = 30 // connections of each kind except zeros; the silent ones stay open for a second
 	var mu sync.Mutex
 	learned, reached := map[string]string{}, 0
 	var all sync.WaitGroup
@@ -105,7 +105,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// Only processes that know the secret of a job take part. Others do not end the job.
+// Only processes that know the secret of a job take part. Others are turned away, which does not end the job.
 func TestSecret(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -137,7 +137,8 @@ func TestSecret(t *testing.T) {
 	}
 }
 
-// An eavesdropper who replays the bytes of a process is not accepted.
+// A proof that an eavesdropper has recorded is useless in another connection: it depends on the role, both
+// nonces, the introduction and the secret.
 func TestSecretIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := newWorld(Options{Processes: 2, Ranks: 2, Secret: "s"})
@@ -170,8 +171,7 @@ func early(t *testing.T, place string, process int, dies bool) {
 	t.Error("it got no place")
 }
 
-// A process that died before all had connected may connect again, from another host or before its death was
-// noticed.
+// A process that died or fell silent before all had connected may connect again.
 func TestComeAgain(t *testing.T) {
 	t.Parallel()
 	for _, dies := range []bool{true, false} {
@@ -199,7 +199,7 @@ func TestComeAgain(t *testing.T) {
 	}
 }
 
-// The others wait for a process 0 that died before all had connected.
+// If process 0 dies before all have connected, the others wait until it is started again.
 func TestFirstComesAgain(t *testing.T) {
 	t.Parallel()
 	place := vmtest.FreePlace(t)
@@ -207,7 +207,7 @@ func TestFirstComesAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { // welcomes one process as process 0 does, and dies
+	go func() { // puts one process on its list, as process 0 does, and dies
 		raw, err := l.Accept()
 		if err != nil {
 			return

@@ -55,14 +55,14 @@ func (w *World) Inspect(wait time.Duration) []vm.Inspection {
 	return all
 }
 
-// inspect asks one process. It does not even wait until the question is sent.
+// inspect asks one process. It does not wait, not even until the question has been sent.
 func (w *World) inspect(process int) <-chan []byte {
 	q := &w.inspections
 	answer := make(chan []byte, 1)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.writing[process] {
-		return answer // the process does not even read
+		return answer // the process has not even read the previous question
 	}
 	q.asked++
 	name := fmt.Sprint(q.asked)
@@ -74,7 +74,7 @@ func (w *World) inspect(process int) <-chan []byte {
 	}
 	q.waiting[name], q.writing[process] = answer, true
 	go func() {
-		_ = w.conns[process].write(message{Kind: kindInspect, Text: name}, nil) // a lost process is noticed by its reader
+		_ = w.conns[process].write(message{Kind: kindInspect, Text: name}, nil) // the goroutine that reads from the process notices if the process is lost
 		q.mu.Lock()
 		q.writing[process] = false
 		q.mu.Unlock()
@@ -82,10 +82,10 @@ func (w *World) inspect(process int) <-chan []byte {
 	return answer
 }
 
-// maxWaiting is the number of unanswered questions after which all are forgotten.
+// maxWaiting is the number of unanswered questions above which the next question discards them all.
 const maxWaiting = 1 << 16
 
-// inspected answers a request.
+// inspected answers a question of another process.
 func (w *World) inspected(process int, question string) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.answer
@@ -97,7 +97,7 @@ func (w *World) inspected(process int, question string) {
 	_ = w.conns[process].write(message{Kind: kindState, Text: question}, state) // as above
 }
 
-// stated receives the answer to a question of this process.
+// stated passes the answer to a question of this process to the caller that waits for it.
 func (w *World) stated(question string, state []byte) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.waiting[question]

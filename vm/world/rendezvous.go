@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// greeting opens a connection in both directions. If the job has a secret, each side proves that it knows the
-// secret before it learns more about the other.
+// greeting is the first message in both directions of a connection. If the job has a secret, each side proves
+// that it knows the secret before it learns more about the other.
 type greeting struct {
 	Magic string
 	Nonce string
@@ -44,8 +44,8 @@ const magic = "sppo rendezvous 2"
 // introduction is the time limit for a new connection to introduce itself.
 const introduction = 10 * time.Second
 
-// Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or an
-// error that explains why they are not.
+// Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or
+// with an error that explains why they are not.
 func Join(ctx context.Context, o Options) (*World, error) {
 	w := newWorld(o)
 	wires, err := w.listen(ctx)
@@ -124,8 +124,8 @@ func (w *World) hello(wires net.Listener) *hello {
 	return &hello{Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
-// come connects to process 0. It retries until process 0 listens and all other processes have connected. Process 0
-// may be restarted in the meantime.
+// come connects to process 0. It retries until process 0 listens and all other processes have connected.
+// Process 0 may be restarted in the meantime.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
@@ -179,7 +179,7 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	return nil, err
 }
 
-// introduce exchanges greetings and returns the answer to the introduction.
+// introduce exchanges greetings, sends the introduction and returns the answer to it.
 func (w *World) introduce(c *conn, h *hello) (answer message, err error) {
 	mine := greeting{Magic: magic, Nonce: rand.Text()}
 	if err := c.write(message{Kind: kindGreeting, Greeting: &mine}, nil); err != nil {
@@ -242,7 +242,8 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 	}
 }
 
-// reachable completes addresses on the host of process 0 with the address of our connection.
+// reachable adds a host to the addresses that have none, which are on the host of process 0: the host at the
+// other end of our connection.
 func (w *World) reachable() error {
 	host, _, err := net.SplitHostPort(w.conns[0].RemoteAddr().String())
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitSilence makes a connection fail if sent bytes are not acknowledged within `silence`. By default the system
-// retransmits them for a quarter of an hour.
+// limitSilence makes a connection fail if sent bytes are not acknowledged within `silence`. By default the
+// system retransmits them for a quarter of an hour.
 func limitSilence(c *net.TCPConn) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -22,10 +22,10 @@ import (
 //	wire   8 bytes, little-endian: the channel of the message
 //	size   8 bytes, little-endian
 //
-// The receiving end sends "ready" with the size that it expects. The data then follow in pieces, each in a frame
-// with its size, so that messages of several streams can share a connection. The reader of a connection always
-// knows the destination of bytes and never waits for anything else, so two processes cannot block each other on
-// full sockets.
+// The receiving end sends "ready" with the size that it expects. The data then follow in pieces, each in a
+// frame with its size, so that messages of several streams can share a connection. The reader of a connection
+// always knows the destination of bytes and never waits for anything else, so two processes cannot block each
+// other on full sockets.
 const (
 	frameReady byte = iota
 	frameData
@@ -170,14 +170,15 @@ func (l *link) write(kind byte, x *wire, b []byte) error {
 	return err
 }
 
-// broken waits for process 0 to explain a broken connection. If it does not, broken returns its own error.
+// broken waits a while for process 0 to explain a broken connection. If it does not, the break itself becomes
+// the reason for failure. broken returns the resulting error.
 func (w *World) broken(process int, err error) error {
 	select {
 	case <-w.failed:
 	case <-w.ending:
 	case <-time.After(farewell):
 		if isSilence(err) {
-			w.lost(process, err) // the other process does the same: no message could reach it
+			w.lost(process, err) // the other process notices the silence itself: no message could reach it
 			break
 		}
 		w.Failed(fmt.Errorf("the connection to %s broke: %w", w.name(process), err))
@@ -205,7 +206,7 @@ func (w *World) receiveBytes(process int, l *link) {
 		case errors.Is(err, io.EOF):
 			return
 		default:
-			_ = w.broken(process, err) // this goroutine's error is not returned
+			_ = w.broken(process, err) // nobody waits for an error of this goroutine
 			return
 		}
 	}

@@ -3,7 +3,7 @@
 //	world.go       World: which process has which ranks, how the job ends, and errors
 //	rendezvous.go  how processes find process 0 and introduce themselves
 //	gather.go      how process 0 waits for them, and what must be equal among them
-//	control.go     orders of the first process and answers of the others; values created by one for all
+//	control.go     orders of process 0 and answers of the others; values that one process creates for all
 //	inspect.go     asks other processes what they are doing, during any order
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
@@ -38,7 +38,7 @@ type Options struct {
 	Terms              []Term            // must be equal in all processes
 	Local              int               // index among the processes of its host; -1: in order of arrival
 	Wires              bool              // ranks communicate over TCP, not over a network of their own
-	Tell               func(what string) // receives progress: missing processes, rejected ones
+	Tell               func(what string) // receives progress reports: processes that are missing or were rejected
 }
 
 // SecretVariable is the environment variable that sets Options.Secret.
@@ -151,8 +151,8 @@ func (w *World) Failed(reason error) {
 	}
 }
 
-// fail stops everything in this process; process 0 tells the others. It reports whether this is the first
-// failure.
+// fail stops everything in this process; in process 0, it also tells the others. It reports whether this is the
+// first failure.
 func (w *World) fail(cause error) bool {
 	w.mu.Lock()
 	if w.cause != nil {
@@ -196,7 +196,7 @@ func broke(err error) string {
 }
 
 // isSilence reports whether a connection ended because a host does not answer: by a timeout, or by an error
-// that some routes report instead.
+// that some networks report instead.
 func isSilence(err error) bool {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
@@ -219,8 +219,8 @@ func (w *World) aborted() error { return fmt.Errorf("%w: %w", vm.ErrAborted, w.C
 // farewell is the time that a process waits for the others to learn that it has ended.
 const farewell = 3 * time.Second
 
-// Close ends this process's part of the job, with an error if it failed. The other processes end when process 0
-// does, with the cause of the failure if there was one.
+// Close ends this process's part of the job, which has failed if err is not nil. In processes other than 0, it
+// waits until process 0 ends the job. It returns the cause of a failure, if there was one.
 func (w *World) Close(err error) error {
 	if err != nil && w.Cause() == nil {
 		w.Failed(err)
@@ -271,7 +271,7 @@ func (w *World) leave() {
 	w.wires.close()
 }
 
-// end allows connections to close.
+// end marks the end of the job: connections may now be closed.
 func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 
 // silence is how long a host may leave bytes unacknowledged before it is considered lost.

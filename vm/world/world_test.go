@@ -33,7 +33,7 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
-// joined returns the worlds of several processes, all of them inside this one.
+// joined connects several processes of a job, all of them inside this one, and returns their worlds and errors.
 func joined(t *testing.T, processes, ranks int, change func(*Options)) ([]*World, []error) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
@@ -89,8 +89,8 @@ func transports(worlds []*World) []*vm.Local {
 	return out
 }
 
-// script is run by every rank: collectives in several groups at once, each on its own stream, and messages in a
-// ring. It returns everything that a rank received.
+// script lets every rank run collectives in several groups, exchanges, and messages in a ring, one after
+// another. It returns everything that each rank received.
 func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err error) {
 	results, errs := make([][]byte, ranks), make([]error, ranks)
 	var all sync.WaitGroup
@@ -111,8 +111,7 @@ func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err er
 
 const seed = 5
 
-// numbers returns a rank's own numbers of either type. With bf16 any bits would do, but NaN would compare
-// badly in failure messages.
+// numbers returns n random numbers of either type, different for each rank.
 func numbers(rank, n int, t ir.DType) []byte {
 	rng := rand.New(rand.NewPCG(seed, uint64(rank*1000+n)))
 	out := make([]byte, n*int(t.Bytes()))
@@ -127,8 +126,8 @@ func numbers(rank, n int, t ir.DType) []byte {
 	return out
 }
 
-// collect runs the collectives of groups across processes: neighbours, every second rank, all ranks, in unusual
-// orders.
+// collect runs the collectives in three groups: every second rank and all ranks, both in descending order, and
+// the rank alone.
 func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	even, odd, all := []int32{}, []int32{}, []int32{}
 	for r := ranks - 1; r >= 0; r-- {
@@ -176,7 +175,8 @@ func collective(tr vm.Transport, rank int, group []int32, in *ir.Instr, y, x []b
 	return run()
 }
 
-// exchange goes from rows to columns and back, with columns of one rank and of several.
+// exchange turns a matrix divided by rows into one divided by columns, and back. Each block of columns goes to
+// one rank or to several.
 func exchange(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	const rows, cols = 3, 5
 	var group []int32
@@ -228,7 +228,7 @@ func ring(rank, ranks int, tr vm.Transport) ([]byte, error) {
 	return slices.Concat(got...), errors.Join(errs...)
 }
 
-// Ranks of several processes receive bitwise what they receive in one.
+// Ranks in several processes receive the same bits as in one process.
 func TestRanksOfSeveralProcesses(t *testing.T) {
 	for _, c := range []struct{ ranks, processes int }{{4, 2}, {4, 4}, {6, 3}, {3, 3}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestRanksOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// Mismatched sizes are one error for all.
+// If a message's sender and receiver expect different sizes, both get the same error.
 func TestSizesAcrossProcesses(t *testing.T) {
 	worlds := mustJoin(t, 2, 2)
 	over := transports(worlds)
@@ -280,7 +280,7 @@ func TestSizesAcrossProcesses(t *testing.T) {
 	closeAll(t, worlds, nil)
 }
 
-// A process that fails or disappears stops all waits of the others.
+// When a process fails or disappears, the others stop waiting and get an error.
 func TestFailureReachesAll(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		for process := range 3 {
@@ -323,8 +323,8 @@ func TestFailureReachesAll(t *testing.T) {
 	}
 }
 
-// A connection for bytes that breaks while both processes are alive is a failure too, and is reported to all
-// that wait for bytes.
+// A connection for bytes that breaks while both processes are alive is a failure too, and is reported to
+// everyone who waits for bytes.
 func TestBrokenWire(t *testing.T) {
 	t.Parallel()
 	worlds := mustJoin(t, 2, 2)
@@ -491,7 +491,7 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-// A process asked to stop while it waits names the missing ones.
+// A process that is asked to stop while it waits names the missing processes in its error.
 func TestStopWhileWaiting(t *testing.T) {
 	for process, want := range []string{"stopped while waiting for process 1 at ", "stopped while waiting for process 0 at "} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

@@ -66,8 +66,8 @@ func annotate(flags *pflag.FlagSet, name, annotation string, values []string) {
 	}
 }
 
-// KeyWords returns the keys of a spec as --set accepts them, each with "=", and with each possible word after
-// it.
+// KeyWords returns the beginnings of values for --set: each key of a spec with "=", alone and followed by each
+// word that the key accepts.
 func KeyWords() []string {
 	var words []string
 	for _, k := range lang.Keys {

@@ -68,7 +68,7 @@ type Command struct {
 	MinArgs  int
 	MaxArgs  int             // -1: any number
 	Files    []string        // extensions of file arguments, for completion
-	Words    func() []string // other arguments, for completion
+	Words    func() []string // possible other arguments, for completion
 	Setup    func(flags *pflag.FlagSet) Action
 }
 
@@ -77,7 +77,7 @@ type App struct {
 	Name     string
 	Doc      string
 	Commands []Command           // excluding completion, man and version, which every App has
-	Aliases  map[string][]string // first arguments that mean a command: "--list-passes" for "passes"
+	Aliases  map[string][]string // first argument to the words that replace it: "--list-passes" to "passes"
 	Pages    []Page              // manual pages besides the program's own
 }
 

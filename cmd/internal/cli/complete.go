@@ -11,8 +11,9 @@ import (
 )
 
 // The scripts call the hidden command __complete with the words typed so far, the last of which is to be
-// completed. It prints one line for each candidate, "word<TAB>description", and a last line starting with ":"
-// that names other possible completions: ":files EXTENSION..." for files, ":nospace" if the word continues.
+// completed. It prints one line for each candidate, "word<TAB>description", and a last line that starts with
+// ":" and may tell the shell what else to do: ":files EXTENSION..." to offer files, ":nospace" to add no space
+// because the word continues.
 var (
 	//go:embed completion/bash.sh
 	bashScript string
@@ -140,7 +141,7 @@ func (a *App) candidates(before []string, current string) candidates {
 	return c
 }
 
-// awaits returns the flag named by a word if its value is the next word.
+// awaits returns the flag that a word names if the next word must be the value of that flag, and otherwise nil.
 func awaits(flags *pflag.FlagSet, word string) *pflag.Flag {
 	var f *pflag.Flag
 	if name, long := strings.CutPrefix(word, "--"); long {
@@ -163,7 +164,8 @@ func flagNames(flags *pflag.FlagSet) candidates {
 	return c
 }
 
-// valuesOf returns the values of a flag, each after a prefix. A list continues after its last comma.
+// valuesOf returns the possible values of a flag, each preceded by a prefix. In a list, only the element after
+// the last comma is completed.
 func valuesOf(f *pflag.Flag, prefix, current string) candidates {
 	c := candidates{words: slices.Clone(f.Annotations[wordsAnnotation])}
 	if one, ok := f.Value.(*choice); ok {

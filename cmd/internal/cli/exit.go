@@ -50,7 +50,7 @@ func DoesNotFit(err error) error { return &exit{NoFit, err} }
 // Silent returns an error for a failure that the output has already explained.
 func Silent(code int) error { return &exit{code: code} }
 
-// ExitCode returns the exit code of an error. Diagnostics are input errors.
+// ExitCode returns the exit code of an error. Diagnostics mean invalid input or a job that does not fit.
 func ExitCode(err error) int {
 	var e *exit
 	var d *lang.Diagnostic
@@ -67,7 +67,8 @@ func ExitCode(err error) int {
 	return Failed
 }
 
-// Report prints an error: diagnostics unchanged, others on one line after the command's name.
+// Report prints an error and returns its exit code. Diagnostics are printed unchanged, other errors after the
+// name of the program.
 func (env *Env) Report(err error) int {
 	code := ExitCode(err)
 	var d *lang.Diagnostic
@@ -81,7 +82,7 @@ func (env *Env) Report(err error) int {
 	return code
 }
 
-// plain rewords a failed system call.
+// plain rewords the error of a failed system call.
 func plain(err error) error {
 	var p *fs.PathError
 	if !errors.As(err, &p) || err.Error() != p.Error() {

@@ -13,12 +13,12 @@ import (
 	"sppo.dev/lang"
 )
 
-// clusterPrefix marks, among overrides, the cluster of a job whose model comes from a folder.
+// clusterPrefix is the start of the override that names the cluster of a job whose model comes from a folder.
 const clusterPrefix = "cluster="
 
 // FolderFlags adds flags that define a job for a model folder. Because there is no spec, the flags must give
-// the machines and the number of tokens. The returned function returns the equivalent overrides, appended to
-// those of --set.
+// the machines and the number of tokens. The function that it returns appends the equivalent overrides to those
+// of --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a built-in `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
@@ -70,7 +70,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	}
 	sequence := model.Context()
 	if sequence == 0 {
-		sequence = 1 // the override sets the right value
+		sequence = 1 // an override replaces it
 		if !overrides(others, "train.sequence") {
 			return nil, Usagef("%s does not give the length of sequences: use --sequence", dir)
 		}

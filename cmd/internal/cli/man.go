@@ -56,7 +56,7 @@ func (m *Manual) Text(text string) {
 	}
 }
 
-// Literal writes lines unchanged.
+// Literal writes lines that are displayed unchanged.
 func (m *Manual) Literal(text string) {
 	m.b.WriteString(".nf\n")
 	for line := range strings.Lines(text) {
@@ -90,7 +90,7 @@ func (a *App) pages() []Page {
 	return append([]Page{{Name: a.Name, Section: 1, Doc: doc, Write: a.manual}}, a.Pages...)
 }
 
-// manual describes all commands, from the same rows as help.
+// manual describes all commands, from the same table as help.
 func (a *App) manual(m *Manual) {
 	m.Heading("synopsis")
 	all := a.commands()

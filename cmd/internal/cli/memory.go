@@ -5,7 +5,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Peaks returns the highest peaks over all stages.
+// Peaks returns the highest peaks of device and host memory over all stages.
 func Peaks(m *plan.Memory) (device, host ir.Bytes) {
 	for _, b := range m.DevicePeakBytes {
 		device = max(device, b)

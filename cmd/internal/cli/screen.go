@@ -13,7 +13,7 @@ import (
 type screen struct {
 	w     io.Writer
 	mutex sync.Mutex
-	begun []byte // start of a character that the last write cut off
+	begun []byte // first bytes of a character that the last write left incomplete
 }
 
 // Write implements io.Writer.
@@ -29,7 +29,7 @@ func (s *screen) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// flush writes the bytes of a cut character.
+// flush writes the bytes of a character that has remained incomplete.
 func (s *screen) flush() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -38,7 +38,7 @@ func (s *screen) flush() error {
 	return err
 }
 
-// incomplete returns the number of bytes at the end that are the start of an incomplete character.
+// incomplete returns the number of bytes at the end of text that begin a character without completing it.
 func incomplete(text []byte) int {
 	for n := 1; n <= min(utf8.UTFMax-1, len(text)); n++ {
 		if rest := text[len(text)-n:]; utf8.RuneStart(rest[0]) {
@@ -51,7 +51,8 @@ func incomplete(text []byte) int {
 	return 0
 }
 
-// visible replaces control characters, characters that change the direction of text, and bytes that are not UTF-8.
+// visible escapes control characters, characters that change the direction of text, and bytes that are not
+// UTF-8.
 func visible(text []byte) []byte {
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSimulated is the maximum number of ranks for which reports are simulated. For more ranks, building the
-// program just for a few figures takes too long, so the estimate is kept.
+// mostSimulated is the largest number of ranks for which the figures of a report are simulated. With more
+// ranks, building the program only for these figures takes too long, so the report keeps the estimates.
 const mostSimulated = 1 << 13
 
 // Simulate replaces the plan's estimate of time with the simulated time of its program.
@@ -40,8 +40,9 @@ func (j *Job) Simulate() error {
 	return j.estimateDocuments()
 }
 
-// estimateDocuments sets the plan's Documents if sequences hold several documents and the data is available. It
-// simulates the step again with attention sped up by the share of pairs that documents exclude.
+// estimateDocuments sets the plan's Documents if sequences hold several documents. It simulates the step again
+// with the time of attention multiplied by the share of query-key pairs that lie within one document. If the
+// data cannot be read, Documents holds the reason.
 func (j *Job) estimateDocuments() error {
 	run := &j.Program.Run
 	if !run.DataOptions.Packs() {
@@ -74,8 +75,8 @@ func (j *Job) estimateDocuments() error {
 	return nil
 }
 
-// Peaks returns the contents of each code's arenas at their peaks. Lifetimes are those that placement used or,
-// for a program read from a file, those implied by its instructions.
+// Peaks returns the contents of each code's arenas at their peaks. The buffers' lifetimes are those that
+// placement used or, for a program read from a file, those implied by its instructions.
 func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	peaks := make([][ir.NumArenas]ir.Peak, len(j.Program.Codes))
 	for i := range peaks {
@@ -109,7 +110,7 @@ func reportTime(p *plan.Plan, program *ir.Program, t *sim.Timeline) {
 	p.Throughput.TGS, p.Throughput.MFU = t.TGS(), t.MFU()
 }
 
-// CriticalPath sums the path by kind of work and stage.
+// CriticalPath sums the time on the critical path by kind of work and stage.
 func CriticalPath(program *ir.Program, t *sim.Timeline) (out []plan.CriticalPart) {
 	causes := t.Causes()
 	var sums [sim.NumSorts]map[int]ir.Seconds

@@ -66,8 +66,8 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	return spec, Wrong(err)
 }
 
-// IsSpec refuses files whose extension shows that they are not specs. Otherwise every character in them would be
-// reported.
+// IsSpec refuses files whose extension shows that they are not specs. Parsed as specs, they would cause an
+// error for almost every character.
 func IsSpec(file string) error {
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".sppb", ".sppir":
@@ -110,7 +110,7 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	return &Job{Spec: spec, Plan: plan}, nil
 }
 
-// Measure places the plan, unless the search for its sizes has already done so.
+// Measure places the buffers of the plan, unless the search has already done so.
 func (j *Job) Measure() error {
 	if j.Plan.Memory.Placed {
 		return nil
@@ -175,7 +175,7 @@ func ReadProgram(file string) (*ir.Program, error) {
 	return program, Wrong(err)
 }
 
-// Compile builds the program of the plan. Plan.Memory.Fits reports whether it fits.
+// Compile builds the program of the plan. Afterwards Plan.Memory.Fits reports whether the program fits.
 func (j *Job) Compile() (err error) {
 	j.Program, err = sppo.Build(j.Plan)
 	return Wrong(err)

@@ -23,7 +23,7 @@ func TestBuildOf(t *testing.T) {
 		{debug.BuildInfo{}, hashed, "build cafe"},
 		{debug.BuildInfo{}, func() (string, error) { return "", errors.New("no /proc") }, "unknown build"},
 		{debug.BuildInfo{Settings: vcs("false")}, hashed, "commit 0123456789ab"},
-		{debug.BuildInfo{Settings: vcs("true")}, hashed, "build cafe"}, // two states of one commit
+		{debug.BuildInfo{Settings: vcs("true")}, hashed, "build cafe"}, // not identified by the commit
 		{debug.BuildInfo{Main: debug.Module{Version: "v1.2.3", Sum: "h1:sum="}}, hashed, "module v1.2.3 h1:sum="},
 	} {
 		if got := buildOf(&c.info, c.hash); got != c.want {

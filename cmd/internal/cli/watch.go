@@ -14,8 +14,9 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// Watch shows the progress of a command on a terminal if it takes a while, and stops it at the user's request. A
-// search then ends with the best plan so far. A nil Watch does neither.
+// Watch shows the progress of a command on a terminal if the command takes a while, and stops the command at
+// the user's request. A search that is stopped returns the best plan so far. A nil Watch shows and stops
+// nothing.
 type Watch struct {
 	context context.Context
 	out     io.Writer
@@ -38,7 +39,7 @@ const (
 	shownColumns = 79
 )
 
-// errStopped is the result of work that the user has ended.
+// errStopped is the error of work that the user has stopped.
 var errStopped = errors.New("stopped at the user's request")
 
 // NewWatch returns a Watch for a command. End must be called before anything else is printed.
@@ -51,7 +52,7 @@ func NewWatch(env *Env) *Watch {
 	return w
 }
 
-// show rewrites the progress line until the end.
+// show rewrites the progress line until End is called.
 func (w *Watch) show() {
 	defer w.ended.Done()
 	next := time.NewTimer(firstShown)
@@ -102,8 +103,8 @@ func (w *Watch) Say(format string, args ...any) {
 	w.doing, w.best, w.searching = fmt.Sprintf(format, args...), pass.Progress{}, false
 }
 
-// Options sets the options of a search so that the Watch can show and stop it. The search becomes the current
-// work.
+// Options returns the options of a search, changed so that the Watch can show and stop the search. The search
+// becomes the current work.
 func (w *Watch) Options(o passes.Options) passes.Options {
 	if w == nil {
 		return o
@@ -121,10 +122,10 @@ func (w *Watch) Options(o passes.Options) passes.Options {
 }
 
 // Do calls a function without partial results and returns its error. If the user asks to stop meanwhile, Do
-// returns another error immediately. The function then continues until the process ends, so its results must not
-// be read.
+// immediately returns errStopped instead. The function then keeps running, at most until the process ends, so
+// its results must not be read.
 func (w *Watch) Do(f func() error) error {
-	if w == nil || w.context == nil || w.Stopped() { // if a search was stopped, its result is still needed
+	if w == nil || w.context == nil || w.Stopped() { // a stopped search still needs f for its result
 		return f()
 	}
 	type result struct {

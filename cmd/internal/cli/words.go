@@ -27,7 +27,7 @@ func Wrap(text, indent string) string {
 	return b.String()
 }
 
-// Short writes a number with a decimal prefix.
+// Short writes a number with the suffix K, M or B for powers of 1000.
 func Short(v float64) string {
 	for _, p := range []struct {
 		unit string

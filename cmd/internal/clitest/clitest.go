@@ -32,7 +32,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run runs all transcripts that match pattern, each in a new folder with a copy of base.
+// Run runs all transcripts whose paths match pattern, each in a new folder that starts as a copy of the folder
+// base.
 func Run(t *testing.T, pattern, base string, app *cli.App, update bool) {
 	names, err := filepath.Glob(pattern)
 	if err != nil || len(names) == 0 {
@@ -155,7 +156,7 @@ func list(t *testing.T) []string {
 	return names
 }
 
-// perform runs one line and returns its result.
+// perform runs one command line and returns its result in the form of a transcript.
 func perform(line string, app *cli.App) string {
 	var out, errs bytes.Buffer
 	code := app.Main(&cli.Env{Context: context.Background(), Stdout: &out, Stderr: &errs}, fields(line)[1:])
@@ -191,7 +192,7 @@ func fields(line string) []string {
 	return words
 }
 
-// prepare creates an input.
+// prepare runs a command that prepares an input.
 func prepare(t *testing.T, words []string) {
 	t.Helper()
 	if words[0] == "compile" {
@@ -227,7 +228,7 @@ func prepare(t *testing.T, words []string) {
 	write(t, to, string(data))
 }
 
-// place returns an offset; negative offsets count from the end.
+// place returns the offset that a word gives; negative offsets count from the end.
 func place(t *testing.T, word string, size int) int {
 	t.Helper()
 	n, err := strconv.Atoi(word)

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// odd lists the kinds of unusual files: the name of a kind, and a function that creates such a file.
+// odd lists the kinds of unusual files, each with a function that creates one.
 var odd = []struct {
 	name string
 	make func(path string) error
@@ -31,8 +31,8 @@ var odd = []struct {
 }
 
 // Hostile runs commands with unusual files at a path that the commands read. Each command must end soon, report
-// one error with exit code 2, and use little memory. except lists the kinds to omit: "pipe", "device",
-// "folder", "binary", "sparse".
+// at most a few errors, end with exit code 2, and use little memory. The parameter except lists the kinds to
+// omit: "pipe", "device", "folder", "binary", "sparse".
 func Hostile(t *testing.T, app *cli.App, path string, except []string, commands ...string) {
 	t.Helper()
 	for _, kind := range odd {

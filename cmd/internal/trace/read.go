@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Is reports whether a file is a trace, judged by its start: plans are JSON too.
+// Is reports whether a file is a trace, judged by its first bytes, because plans are JSON too.
 func Is(file string) bool {
 	f, _, err := infile.Open(file)
 	if err != nil {
@@ -29,7 +29,8 @@ func Is(file string) bool {
 // opening is the start of every file that Write produces.
 const opening = `{"displayTimeUnit"`
 
-// Read returns the measured timeline of a program, which must be the one that was run.
+// Read reads a measured timeline of the program p, which must have the same instructions as the program that
+// was run.
 func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 	var file struct {
 		OtherData otherData

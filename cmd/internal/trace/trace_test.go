@@ -32,8 +32,8 @@ func run(t *testing.T, p *ir.Program) *sim.Timeline {
 	return timeline
 }
 
-// A measured timeline is read back to the nanosecond, for any cluster for which the program was compiled.
-// Timelines of other programs and simulated ones are refused.
+// A measured timeline is read back to the nanosecond, even if the program has since been compiled for a
+// different cluster. Simulated timelines, and those of other programs, are refused.
 func TestReadIsTheInverseOfWrite(t *testing.T) {
 	p := open(t)
 	timeline := run(t, p)

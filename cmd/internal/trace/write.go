@@ -18,7 +18,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// writer writes trace events one by one, so that no trace is held in memory.
+// writer writes trace events one by one, so that the whole trace is never in memory.
 type writer struct {
 	w        *bufio.Writer
 	program  *ir.Program
@@ -30,16 +30,17 @@ type writer struct {
 	buf      []byte
 }
 
-// messageKey is a channel in which messages keep their order.
+// messageKey identifies a channel between two ranks. Messages in a channel arrive in the order in which they
+// are sent.
 type messageKey struct {
 	from, to int
 	channel  vm.Channel
-	received bool // counted at the receiver
+	received bool // the number is the receiver's count
 }
 
 // Write writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each
-// message, a counter for each arena. A measured timeline is written with every instruction of its ranks, so
-// that Read can restore it.
+// message, a counter for each arena. Of a measured timeline, every instruction of the given ranks is written,
+// so that Read can restore it.
 func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	x := &writer{w: bufio.NewWriterSize(w, 1<<20), program: p, timeline: t, shown: map[int]bool{}, messages: map[messageKey]int{}, first: true}
 	for _, line := range p.Lines {
@@ -93,7 +94,7 @@ func quoted(s string) string {
 	return string(b)
 }
 
-// event writes one object.
+// event writes one trace event.
 func (x *writer) event(format string, args ...any) {
 	x.buf = x.buf[:0]
 	if !x.first {
@@ -127,8 +128,8 @@ func (x *writer) rank(r int) {
 	}
 }
 
-// instruction writes a slice, and an arrow's end if there is one. Simulated records, and waits that did not
-// wait, take no time and are left out.
+// instruction writes a slice and, for a send or receive, one end of the message's arrow. In a simulated
+// timeline, instructions that record an event, and waits that end at once, take no time and are left out.
 func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 	span := x.timeline.Rank(r).Spans[pc]
 	class := in.Info().Class
@@ -180,8 +181,8 @@ func category(in *ir.Instr) string {
 	return in.Info().Class.String()
 }
 
-// arrow writes one end of a message's arrow if both ends are shown. Sends and receives are counted
-// separately.
+// arrow writes one end of a message's arrow if both ranks are shown. Sends and receives are counted separately,
+// so that the two ends of a message have the same number.
 func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 	peer := int(in.Attr("peer").Int(x.program.Ranks[r].Consts))
 	if !x.shown[peer] {
@@ -196,8 +197,8 @@ func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 		phase, r, in.Stream, micros(nanos(span.Begin)), key.from, key.to, key.channel, x.messages[key])
 }
 
-// nanos rounds to the precision of the format. Starts and ends are rounded, not durations: if a slice ended
-// after the start of its successor, viewers would nest them.
+// nanos rounds to the precision of the format. Starts and ends are rounded, not durations: with rounded
+// durations, a slice could end after the start of its successor, and viewers would nest the two.
 func nanos(s ir.Seconds) int64 { return int64(math.Round(float64(s) * 1e9)) }
 
 // micros formats a time in microseconds.

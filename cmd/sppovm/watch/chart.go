@@ -26,7 +26,7 @@ type line struct {
 	dots        bool
 }
 
-// chart is a drawing of curves by step or by position.
+// chart is a drawing of curves over steps or over positions.
 type chart struct {
 	Title string
 	Axis  string // label of x; empty: step
@@ -40,7 +40,7 @@ type chart struct {
 	cut     bool // cut off large y values of the first steps if this enlarges the rest of the curve considerably
 }
 
-// thin combines adjacent values until they fit a chart. It omits values that are not finite.
+// thin averages adjacent values if there are more than a chart can show. It omits values that are not finite.
 func thin(points []point) []point {
 	var good []point
 	for _, p := range points {
@@ -65,7 +65,7 @@ func thin(points []point) []point {
 	return out
 }
 
-// scale maps values to coordinates. Values beyond its end are drawn at the end.
+// scale maps values to coordinates. Values above its upper end are drawn at that end.
 type scale struct {
 	low, high  float64
 	begin, end float64
@@ -233,8 +233,8 @@ func (l *line) draw(b *strings.Builder, x, y scale) {
 	}
 }
 
-// values returns the data that the page's script shows at the pointer: for each curve its name, and the
-// coordinate, x and y of each point.
+// values returns the data that the page's script shows at the pointer: the name of each curve, and for each
+// point its horizontal coordinate in the chart, x and y.
 func (c *chart) values(x, y scale) string {
 	type curve struct {
 		Name   string       `json:"name"`

@@ -12,15 +12,15 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Prediction is the simulation of a step.
+// Prediction is what a simulation predicts for a step.
 type Prediction struct {
 	Seconds    Number `json:"step_s"`
 	Split      *Split `json:"split"`
 	Comparable bool   `json:"comparable"` // the device is of the kind that the program was compiled for
 }
 
-// Predict simulates a step. A machine whose ranks share processors is a CPU. The figures of one kind of machine do
-// not predict runs on the other.
+// Predict simulates a step. The prediction is comparable only with runs on the same kind of device, CPU or GPU,
+// as the program's machine. A machine whose ranks share processors is a CPU.
 func Predict(p *ir.Program, cpu bool) (*Prediction, error) {
 	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
 	if err != nil {
@@ -45,8 +45,8 @@ const (
 	mostShare    = 0.10 // difference between a part's mean share and the predicted one
 )
 
-// Add adds a step. The first step of a run must be left out, because it warms up. Add returns a warning once,
-// otherwise "".
+// Add adds a step. The caller must leave out the first step of a run, which is a warm-up. Add returns at most
+// one warning in a run, and otherwise "".
 func (c *Compare) Add(s *Step) string {
 	if c.told || c.Predicted == nil || !c.Predicted.Comparable || !s.Seconds.Finite() {
 		return ""
@@ -86,8 +86,8 @@ func (c *Compare) warning(median float64) string {
 	return "warning: " + strings.Join(parts, "; ") + "; measure this machine with sppovm probe, and a step with --profile"
 }
 
-// LayerOf returns the layer that a tensor's name belongs to: "layer.3" for "layer.3.wq". A tensor outside the
-// layers counts as a layer of its own.
+// LayerOf returns the layer that a tensor's name belongs to: "layer.3" for "layer.3.wq". Outside the layers,
+// the first part of the name counts as a layer: "ln_f" for "ln_f.gamma".
 func LayerOf(tensor string) string {
 	if rest, ok := strings.CutPrefix(tensor, "layer."); ok {
 		number, _, _ := strings.Cut(rest, ".")

@@ -32,7 +32,7 @@ type Prometheus struct {
 	position   *prometheus.GaugeVec // by positions
 }
 
-// NewPrometheus starts to listen on a port of 127.0.0.1; 0 means any free port.
+// NewPrometheus starts a server on a port of 127.0.0.1; 0 means any free port.
 func NewPrometheus(port uint16) (*Prometheus, error) {
 	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"io"
 )
 
-// Log is the history of a run from its records, across stops and restarts. If a step was repeated, the later
-// record is used.
+// Log is the history of a run according to its records, across stops and restarts. If a run repeated a step
+// after a restart, the log has the later record.
 type Log struct {
 	Runs        []*Run // its starts, first to last; empty for the output of --json
 	Steps       []*Step
 	Validations []*Validation
 	Notes       []*Note
-	Done        *Done // nil: the last start has not ended or was killed
+	Done        *Done // nil: since its last start, the run has not ended or was killed
 }
 
 // maxRecord is the maximum length of a line in bytes.
 const maxRecord = 4 << 20
 
-// Read reads JSON lines. The last line before a start or before the end may be incomplete, because a run may have
-// been killed.
+// Read reads JSON lines. The last line of the file, or before the record of a start, may be incomplete, because
+// a run may have been killed.
 func Read(r io.Reader) (*Log, error) {
 	l := &Log{}
 	lines := bufio.NewScanner(r)
@@ -113,7 +113,7 @@ func (l *Log) add(r Record) {
 	}
 }
 
-// Run returns the record of the last start, or an empty one.
+// Run returns the record of the last start, or an empty record if there is none.
 func (l *Log) Run() *Run {
 	if n := len(l.Runs); n > 0 {
 		return l.Runs[n-1]

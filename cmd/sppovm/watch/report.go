@@ -35,7 +35,7 @@ type page struct {
 // tile is a figure with its name and a remark.
 type tile struct{ Name, Value, Note string }
 
-// bar is a split into parts that add up to 1.
+// bar is a split into parts that add up to 100 percent.
 type bar struct {
 	Name  string
 	Parts []Part
@@ -153,7 +153,7 @@ func ofLast(steps int) string {
 	return fmt.Sprintf("of %d", steps)
 }
 
-// figure formats a number, including NaN and infinities.
+// figure formats a number. NaN, which a log also has in place of infinities, becomes "not finite".
 func figure(v float64, digits int) string {
 	if math.IsNaN(v) {
 		return "not finite"
@@ -205,7 +205,7 @@ func charts(l *Log) []*chart {
 	return slices.DeleteFunc(all, func(c *chart) bool { return !c.render() })
 }
 
-// bad describes the values of a curve that cannot be drawn, or returns "".
+// bad describes how many values of a curve are not finite and cannot be drawn, or returns "" if all can.
 func bad(points []point) string {
 	n := 0
 	for _, p := range points {
@@ -247,7 +247,8 @@ func positions(l *Log) *chart {
 	return c
 }
 
-// splits returns the mean split of the measured steps, without the first of each start, and the predicted split.
+// splits returns the mean split of the measured steps, without the first step after each start, and the
+// predicted split.
 func splits(l *Log) []bar {
 	var out []bar
 	first := map[int]bool{}
@@ -324,8 +325,8 @@ func shares(l *Log) template.HTML {
 // heatColumns is the maximum number of columns of a heat map.
 const heatColumns = 60
 
-// heatmap draws the gradient norms of layers, with one row per layer and one column per reading. Larger norms are
-// darker.
+// heatmap draws the gradient norms of layers, with one row per layer and at most one column per reading. Larger
+// norms are darker.
 func heatmap(l *Log) template.HTML {
 	var with []*Step
 	names := map[string]Number{}

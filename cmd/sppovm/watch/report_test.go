@@ -27,7 +27,7 @@ func linesOf(t *testing.T, records ...Record) string {
 	return b.String()
 }
 
-// However a run is killed and resumed, each step occurs once, with its last result.
+// However a run is killed and resumed, its log has each step once, with the last result.
 func TestReadAfterKills(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -101,7 +101,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// pageOf returns the report for records.
+// pageOf returns the report on a run with the given records.
 func pageOf(t *testing.T, records ...Record) string {
 	t.Helper()
 	l, err := Read(strings.NewReader(linesOf(t, records...)))
@@ -137,7 +137,7 @@ func whole() []Record {
 	return append(records, &Note{Note: "saved <img src=x onerror=alert(1)>", Step: 20_000}, &Done{Steps: 20_000, FinalLoss: 2, DevicePeak: 2 << 20, HostPeak: 1 << 20})
 }
 
-// A page is one file of bounded size that loads nothing, for any names in the run.
+// A report is a single file of bounded size that loads nothing, whatever names occur in the run.
 func TestReport(t *testing.T) {
 	text := pageOf(t, whole()...)
 	if len(text) > 400_000 {
@@ -172,7 +172,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Reports of runs with few records are drawn.
+// A report can be drawn from very few records.
 func TestSmallReports(t *testing.T) {
 	for name, c := range map[string]struct {
 		records []Record
@@ -197,7 +197,7 @@ func TestSmallReports(t *testing.T) {
 	}
 }
 
-// A thinned curve keeps the mean and the extremes.
+// A thinned curve keeps the extremes, and omits values that are not finite.
 func TestThin(t *testing.T) {
 	var points []point
 	sum := 0.0

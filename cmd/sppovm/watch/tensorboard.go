@@ -34,8 +34,8 @@ type TensorBoard struct {
 	now  func() time.Time
 }
 
-// NewTensorBoard creates an event file in a folder, which it creates if necessary. A resumed run gets a new file,
-// whose start record makes readers discard later steps of older files.
+// NewTensorBoard creates an event file in a folder, which it creates if necessary. A resumed run gets a new
+// file, whose start record makes readers discard the steps of older files that the run repeats.
 func NewTensorBoard(dir string) (*TensorBoard, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func (t *TensorBoard) scalars(step int, values []scalar) error {
 	return t.write(step, protowire.AppendBytes(protowire.AppendTag(nil, eventSummary, protowire.BytesType), summary))
 }
 
-// write appends an event in one call, so that a reader does not see part of an event for long.
+// write appends an event to the file in one call, so that an incomplete event is visible only briefly.
 func (t *TensorBoard) write(step int, body []byte) error {
 	var event []byte
 	event = protowire.AppendFixed64(protowire.AppendTag(event, eventWallTime, protowire.Fixed64Type), math.Float64bits(float64(t.now().UnixNano())/1e9))
@@ -162,8 +162,8 @@ func frame(event []byte) []byte {
 	return binary.LittleEndian.AppendUint32(out, masked(event))
 }
 
-// masked returns the masked CRC-32C of bytes. TFRecord masks checksums because a checksum of data that contains
-// checksums is weaker.
+// masked returns the masked CRC-32C of bytes. TFRecord masks checksums because computing the checksum of data
+// that contains checksums is problematic.
 func masked(b []byte) uint32 {
 	sum := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 	return (sum>>15 | sum<<17) + 0xa282ead8

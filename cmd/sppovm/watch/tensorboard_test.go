@@ -14,10 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// curve holds the values of a tag by step.
+// curve maps steps to the values of a tag.
 type curve map[int]float64
 
-// written writes a run of four steps that stops after step 2, resumes and ends. It returns the expected curves.
+// written writes the events of a run that reaches step 4, resumes from step 2 and ends after step 5. It returns
+// the curves that a reader should find.
 func written(t *testing.T, dir string) map[string]curve {
 	t.Helper()
 	want := map[string]curve{}
@@ -47,7 +48,7 @@ func written(t *testing.T, dir string) map[string]curve {
 			}
 		}
 		for step := first + 1; step <= last; step++ {
-			loss := 5 - 0.1*float64(step) + float64(first) // the second part differs
+			loss := 5 - 0.1*float64(step) + float64(first) // different losses in the second part
 			observe(&Step{Step: step, Loss: Number(loss), TokensPerSecond: 1e6, Seconds: 0.25, GradNorm: 3, LR: Number(1e-4 * float64(step)), Split: split, GradNorms: map[string]Number{"layer.10": 2, "layer.9": 1}, Skipped: step == 1})
 			if step == 1 {
 				put("train/skipped", step, 1)
@@ -74,12 +75,12 @@ func written(t *testing.T, dir string) map[string]curve {
 	time.Sleep(10 * time.Millisecond)
 	part(2, 5, nil)
 	for _, tag := range []string{"loss/validation", "loss_by_position/0-0", "loss_by_position/1-1"} {
-		delete(want[tag], 4) // the resumed run validates later
+		delete(want[tag], 4) // repeated after step 5
 	}
 	return want
 }
 
-// A file contains every event, framed with correct checksums.
+// An event is framed with correct checksums, and a resumed run writes a second file.
 func TestFrames(t *testing.T) {
 	// The frame of a 3-byte event, with the checksums that tensorboard's masked_crc32c computes.
 	if got := frame([]byte("abc")); !slices.Equal(got, []byte{3, 0, 0, 0, 0, 0, 0, 0, 0xb0, 0x99, 0x49, 0x0e, 'a', 'b', 'c', 0x6e, 0x57, 0xf1, 0x21}) {
@@ -93,8 +94,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TensorBoard's own reader reads the curves. For a resumed run, steps after the checkpoint come from the later
-// part.
+// TensorBoard's own reader finds the expected curves. For a resumed run, the steps after the checkpoint come
+// from the second file.
 func TestTensorBoardReads(t *testing.T) {
 	const script = `
 import json, sys

@@ -30,13 +30,13 @@ func (*Validation) record() {}
 func (*Note) record()       {}
 func (*Done) record()       {}
 
-// Run is the start of a run, or its continuation from a checkpoint.
+// Run records the start of a run, or its continuation from a checkpoint.
 type Run struct {
 	Name         string      `json:"run"`
 	Version      string      `json:"version"`
 	Time         time.Time   `json:"time"`
 	Device       string      `json:"device"`
-	Machine      string      `json:"machine"` // machine of the program
+	Machine      string      `json:"machine"` // that the program was compiled for
 	Ranks        int         `json:"ranks"`
 	DP           int         `json:"dp"`
 	PP           int         `json:"pp"`
@@ -51,7 +51,7 @@ type Run struct {
 	Predicted    *Prediction `json:"predicted,omitempty"`
 }
 
-// Memory is the memory of the fullest rank, in bytes.
+// Memory describes the memory of the fullest rank, in bytes.
 type Memory struct {
 	Peak     ir.Bytes `json:"peak"`
 	Capacity ir.Bytes `json:"capacity"` // 0: unknown
@@ -174,7 +174,7 @@ type Observer interface {
 // Lines writes records as JSON, one per line.
 type Lines struct {
 	W       io.Writer
-	Results bool // only Step, Validation and Done
+	Results bool // write only Step, Validation and Done
 }
 
 // Observe implements Observer.
@@ -218,7 +218,7 @@ func (o *Observers) Add(name string, observer Observer) {
 	o.list = append(o.list, named{name, observer})
 }
 
-// Observe passes a record to all observers. The observer of results reports its own error.
+// Observe passes a record to all observers, and drops those that fail.
 func (o *Observers) Observe(r Record) {
 	var left []named
 	var failed []func()

@@ -22,7 +22,7 @@ func TestSplitOf(t *testing.T) {
 	}
 }
 
-// A warning comes once, after ten steps, if and only if the steps deviate from the prediction.
+// Compare warns once, after ten steps, if and only if the steps deviate from the prediction.
 func TestCompare(t *testing.T) {
 	predicted := &Prediction{Seconds: 1, Split: &Split{0.7, 0.1, 0.1, 0.1}, Comparable: true}
 	for _, c := range []struct {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the minimum size of buffers for which huge pages are requested.
+// hugePage is the size of a huge page. Alloc requests huge pages for buffers of at least half that size.
 const hugePage = 2 << 20
 
 // Alloc returns zeroed floats aligned to a cache line, for buffers that live as long as the process. Large buffers

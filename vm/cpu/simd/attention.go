@@ -16,10 +16,10 @@ import (
 // no key at all.
 //
 // The kernels work on transposed score tiles, keys by queries. The running maximum and sum of a query are then
-// lanes of vectors, and probabilities have the layout in which the micro-kernel reads a transposed left operand.
-// If the instruction set multiplies pairs of bfloat16 and all operands are bfloat16, the products of queries with
-// keys, and of output gradients with values, use pairs, which needs no rounding. Probabilities and score gradients
-// stay float32, and so do their products.
+// lanes of vectors, and probabilities have the layout in which the micro-kernel reads a transposed left
+// operand. If the instruction set multiplies pairs of bfloat16 and all operands are bfloat16, the products of
+// queries with keys, and of output gradients with values, are computed in pairs, which needs no rounding.
+// Probabilities and score gradients stay float32, and so do their products.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
 	Softcap                                                      float32
@@ -60,7 +60,7 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 	p.Run(a.Batch*a.Heads*chunks, func(part int) {
 		s := takeScratch()
 		defer s.release()
-		// Late chunks go first because they see the most keys.
+		// The last chunks go first because they see the most keys.
 		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
 		f := a.attentionPart(s, head/a.Heads, head%a.Heads, q, k, v)
 		f.q0 = chunk * size
@@ -70,8 +70,8 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 }
 
 // chunk returns the number of queries per part for the given number of heads: as many as are held at once, or
-// fewer if threads would otherwise have fewer than partsOfThread parts, so that a late thread does not delay the
-// others.
+// fewer if threads would otherwise have fewer than partsOfThread parts, so that a slow thread does not delay
+// the others.
 func (a Attention) chunk(heads, threads int) int {
 	size := queryChunk
 	for threads > 1 && size > leastChunk && heads*ceilDiv(a.Tokens, size) < partsOfThread*threads {
@@ -190,8 +190,8 @@ func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, 
 	}
 }
 
-// scores computes the tile keys x queries of a*bT for the strips of one group; a is a left operand, bT is packed
-// by strips.
+// scores computes a tile of scores as a*bT: the first `rows` keys by the queries of the first `strips` strips.
+// a is a left operand; bT is packed by strips.
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
 	d, nr := f.words(f.HeadDim), active.nr
 	for i := range strips {
@@ -210,8 +210,8 @@ func hide(tile []float32, ld, rows, offset, window int) {
 	}
 }
 
-// hideDocuments sets to minus infinity the scores between n queries, starting at `query`, and the keys,
-// starting at k0, that belong to earlier documents.
+// hideDocuments sets to minus infinity the scores of keys that belong to an earlier document than the query.
+// The tile has n queries, starting at `query`, and `rows` keys, starting at k0.
 func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 	if f.Positions == nil || f.firstKey(query+n-1, f.seq) <= k0 {
 		return
@@ -225,7 +225,7 @@ func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 	}
 }
 
-// lseAt returns the index of a query's lse and delta.
+// lseAt returns the index of a query's values in lse and delta.
 func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.Heads + f.head }
 
 func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v Mat) {
@@ -236,7 +236,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
-	Fill(rowMax, -math.MaxFloat32) // finite: a query may see no keys in the first block
+	Fill(rowMax, -math.MaxFloat32) // finite: a query might see no keys in the first block
 	clear(sum)
 	if accumulate { // keys handled earlier count as one key with score lse and value o
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)

@@ -2,21 +2,21 @@ package simd
 
 import "sync"
 
-// AttentionGrads holds the operands of Backward. If Delta, the delta of attention's gradient, is nil, it is
-// computed from O.
+// AttentionGrads holds the operands of Backward. Delta has the inner products of the rows of DOut and O; see
+// AttentionDelta. If it is nil, they are computed.
 type AttentionGrads struct {
 	DQ, DK, DV, DOut, Q, K, V, O Mat
 	LSE, Delta                   []float32
-	AddQ, AddKV                  bool // add to DQ, and to DK and DV, instead of overwriting them
+	AddQ, AddKV                  bool // AddQ adds to DQ, AddKV to DK and DV, instead of overwriting
 }
 
 // Backward computes DQ, laid out like Q, and the gradients DK and DV of the keys and values, in float32. DOut is
 // the gradient of O; O and LSE are Forward's results over all keys that a query sees.
 //
-// The gradient of a key is summed over query heads, then over blocks of queries; that of a query over blocks of
-// keys; all in ascending order. If there are fewer heads than threads, the work is done in two phases with the
-// score gradients kept in between: the first divides the keys among threads, the second the queries. This changes
-// neither the order of any sum nor the arithmetic.
+// The gradient of a key is a sum over query heads and, for each, over blocks of queries. The gradient of a
+// query is a sum over blocks of keys. All sums are in ascending order. If there are fewer heads than threads,
+// the work is done in two phases with the score gradients kept in between: the first divides the keys among
+// threads, the second the queries. This changes neither the order of any sum nor the arithmetic.
 func (a Attention) Backward(p *Pool, g AttentionGrads) {
 	if !g.AddKV {
 		a.clearKeys(p, g.DK, g.DV)
@@ -49,8 +49,8 @@ func (a Attention) backwardByHeads(p *Pool, g AttentionGrads) {
 	})
 }
 
-// turns schedules lists of tasks. The tasks of a list run one after another. Lists advance evenly, so all of them
-// end at about the same time, and a late thread still finds a list to continue.
+// turns schedules lists of tasks. The tasks of a list run one after another. Lists advance evenly, so all of
+// them end at about the same time, and a delayed thread still finds a list to continue.
 type turns struct {
 	sync.Mutex
 	each int    // tasks per list
@@ -59,8 +59,8 @@ type turns struct {
 	owed int    // tasks for which every list was busy; the next thread to finish runs them
 }
 
-// take runs a task of the idle list with the most tasks left; ties go to the first such list at or after
-// `from`.
+// take runs the next task of the idle list with the most tasks left, then tasks that are owed. Ties go to the
+// first list at or after `from`, cyclically.
 func (t *turns) take(from int, do func(list, task int)) {
 	t.Lock()
 	t.owed++
@@ -90,7 +90,7 @@ func (t *turns) next(from int) int {
 // panelBlocks is the number of blocks of keys whose score gradients are kept at once.
 const panelBlocks = 8
 
-// keptGrads is the number of a chunk's score gradients for one block of keys.
+// keptGrads is the number of score gradients of a chunk of queries for one block of keys.
 const keptGrads = keyBlock * queryChunk
 
 // backwardInPhases processes one query head of each key head.
@@ -152,20 +152,20 @@ type attentionBackward struct {
 	attentionPart
 	AttentionGrads
 	queries, keys  bool
-	k0, k1, q0, q1 int // in phases, queries are counted from the first of the chunk
+	k0, k1, q0, q1 int // in phases, q0 and q1 are relative to the chunk's first query
 
 	kept  []float32 // in phases: score gradients, by key block starting at panel, then by tile
 	panel int
 
 	qT, doT, qRows, doRows, dqRows []float32 // queries and output gradients as strips, then as right operands; accumulators
 	lseStrip, delta                []float32
-	keyLeft, valueLeft, keyRight   []float32 // as left operands, and as a right operand, which may equal the first
+	keyLeft, valueLeft, keyRight   []float32 // as left operands; keys as a right operand, maybe keyLeft
 	dkRows, dvRows                 []float32
 	tile, dTile, slopes            []float32
 }
 
-// backward returns the work on a whole query head, member number `member` of the group of a key head. Key heads
-// are numbered over all sequences.
+// backward returns the work on a whole query head: number `member` in the group of query heads that use a key
+// head. Key heads are numbered over all sequences.
 func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *attentionBackward {
 	f := a.attentionPart(s, head/a.KVHeads, head%a.KVHeads*(a.Heads/a.KVHeads)+member, g.DOut, g.Q, g.K, g.V)
 	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
@@ -182,7 +182,7 @@ func (b *attentionBackward) run() {
 	b.endQueries(0, b.nq)
 }
 
-// keyPhase computes a chunk's contribution to the gradients of keys and keeps the score gradients.
+// keyPhase computes a chunk's contribution to the gradients of keys and values, and keeps the score gradients.
 func (b *attentionBackward) keyPhase() {
 	b.queries = false
 	b.room(b.nq)
@@ -190,8 +190,8 @@ func (b *attentionBackward) keyPhase() {
 	b.blocks()
 }
 
-// queryPhase adds the kept score gradients to the gradients of queries. first and last mark the first and the last
-// panel.
+// queryPhase adds the kept score gradients to the gradients of queries. The flags first and last mark the first
+// and the last panel.
 func (b *attentionBackward) queryPhase(first, last bool) {
 	if first {
 		b.beginQueries(b.q0, b.q1)
@@ -216,7 +216,7 @@ func (b *attentionBackward) keptTile(i, k0 int) []float32 {
 	return b.kept[(k0-b.panel)/keyBlock*keptGrads+i*keyBlock:][:keyBlock*tileQueries]
 }
 
-// room takes scratch for a chunk of the given number of queries.
+// room reserves scratch for a chunk of the given number of queries.
 func (b *attentionBackward) room(queries int) {
 	d, padded := b.words(b.HeadDim), roundUp(queries, tileQueries)
 	rows := b.s.floats(0, (2*d+2*b.dp+2)*padded)
@@ -259,7 +259,7 @@ func (b *attentionBackward) beginQueries(lo, hi int) {
 	}
 }
 
-// endQueries stores the gradients of these queries.
+// endQueries stores the gradients of some of the chunk's queries.
 func (b *attentionBackward) endQueries(lo, hi int) {
 	b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.dp:], b.dp, hi-lo, b.HeadDim)
 }
@@ -314,7 +314,7 @@ func (b *attentionBackward) block(k0, nk int) {
 	}
 }
 
-// sees returns the number of queries in a tile, and how many of the nk keys some of them may see.
+// sees returns the number of queries in a tile, and how many of the nk keys at least one of them might see.
 func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	n = min(tileQueries, b.nq-i)
 	if k0 < b.firstBlock(b.attentionPart.q0+i, b.seq) {
@@ -323,7 +323,7 @@ func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
 }
 
-// group processes one tile: n queries starting at i, against rows keys.
+// group processes one tile: n queries, starting at i, against the first `rows` keys of a block.
 func (b *attentionBackward) group(i, n, rows, offset int) {
 	nr, d := active.nr, b.words(b.HeadDim)
 	strips := ceilDiv(n, nr)

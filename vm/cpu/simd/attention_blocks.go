@@ -2,8 +2,8 @@ package simd
 
 import "math"
 
-// AttentionMerge merges o and lse of the same queries over several blocks of keys. Row r of block b is row b*rows
-// + r of parts and lses. Sums are in the order of the blocks.
+// AttentionMerge merges the results of attention, o and lse, of the same queries over several blocks of keys.
+// Row r of block b is row b*rows + r of parts and lses. Sums run over the blocks in order.
 func AttentionMerge(p *Pool, o Mat, lse []float32, parts Mat, lses []float32, rows, heads, headDim int) {
 	blocks := len(lses) / (rows * heads)
 	p.Split(rows, rowGrain(blocks*heads*headDim), func(lo, hi int) {

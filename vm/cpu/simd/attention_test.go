@@ -17,7 +17,7 @@ type naiveAttention struct {
 	dq, dk, dv     []float64
 	probs, dscores []float64
 	slopes         []float64
-	terms          float64 // sum of the squares of the inner products that dq and dk subtract
+	terms          float64 // sum of squared terms of dq and dk, with |a|+|b| for every difference a-b
 	// Bounds on rounding errors; see roundings.
 	delta                             []float64
 	oBound, dqBound, dkBound, dvBound []float64
@@ -90,7 +90,7 @@ func (a *naiveAttention) row(t, b, h int) {
 }
 
 // roundings adds the contribution of one pair of a query and a key to the error bounds, given its probability p
-// and the sum of the absolute terms of its score gradient. All of this is computed in float32.
+// and the sum of the absolute terms of its score gradient. The kernels compute both in float32.
 func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
 	p, terms = p*float32Error, terms*float32Error
 	for i := range a.HeadDim {
@@ -106,7 +106,7 @@ const (
 	float32Error = 1.0 / (1 << 14) // a few hundred roundings with 24 bits
 )
 
-// checkBound compares element by element; stored is the error of storing a result.
+// checkBound compares element by element; stored is the relative error of storing a result.
 func checkBound(t *testing.T, what string, got []float32, want, bound []float64, stored float64) {
 	t.Helper()
 	for i, w := range want {
@@ -157,8 +157,8 @@ func doubles(x []float32) []float64 {
 	return y
 }
 
-// checkNorm compares relative to the norm of the whole result. rounding gives further allowed errors, for results
-// in which terms nearly cancel.
+// checkNorm compares relative to the norm of the whole result. The errors in rounding are allowed in addition,
+// for results in which terms nearly cancel.
 func checkNorm(t *testing.T, what string, got []float32, want []float64, tolerance float64, rounding ...float64) {
 	t.Helper()
 	var diff, norm float64
@@ -215,7 +215,7 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 	checkNorm(t, "o", values(o), n.o, tolerance)
 	checkNorm(t, "lse", lse, n.lse, 2e-6)
 	a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, AddKV: accumulate, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
-	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // rounding error of the inner products that dq and dk subtract
+	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products in dq and dk
 	checkNorm(t, "dq", values(dq), n.dq, gradTolerance, rounding)
 	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance, rounding)
 	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)
@@ -245,8 +245,8 @@ func TestAttention(t *testing.T) {
 	})
 }
 
-// TestAttentionIsTheSameForAnyThreads uses several chunks of queries and several panels of keys, with fewer heads
-// than threads and with more.
+// TestAttentionIsTheSameForAnyThreads compares results with one thread and with several. It uses several chunks
+// of queries and panels of keys, and both fewer heads than threads and more.
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -314,8 +314,8 @@ func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
 	}
 }
 
-// TestTurns checks that every task runs once, those of a list in order and never two of them at a time, with any
-// assignment to threads.
+// TestTurns checks that every task runs exactly once, and that the tasks of a list run in order and never two
+// at a time, whichever threads run them.
 func TestTurns(t *testing.T) {
 	r := testRand(t)
 	for range rounds(200) {
@@ -328,7 +328,7 @@ func TestTurns(t *testing.T) {
 				if inside[list].Add(1) != 1 {
 					t.Errorf("two tasks of list %d at a time", list)
 				}
-				if next[list] != task { // the race detector reports another task of the list that writes it concurrently
+				if next[list] != task { // under the race detector, concurrent tasks of a list fail here
 					t.Errorf("list %d: task %d comes before task %d", list, task, next[list])
 				}
 				next[list]++

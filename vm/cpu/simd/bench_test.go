@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// The benchmarks run on two threads. Comparisons alternate within one run and report medians, because the
-// machine's speed varies more between runs than between the compared functions.
+// The benchmarks run on two threads. Comparisons alternate between the functions within one run, and report
+// medians or best times, because the machine's speed varies more between runs than between the compared
+// functions.
 
 func benchPool(b *testing.B) *Pool {
 	p := NewPool(2)
@@ -36,8 +37,8 @@ func seconds(f func()) float64 {
 	return time.Since(start).Seconds()
 }
 
-// BenchmarkMatmulVsOpenBLAS checks the required speed of the cpu device: at least 0.75 times that of OpenBLAS
-// on the same two cores.
+// BenchmarkMatmulVsOpenBLAS measures the ratio to the speed of OpenBLAS on the same two cores. The cpu device
+// must reach 0.75.
 func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -49,7 +50,7 @@ func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	}
 }
 
-// compareGemm measures a product with both implementations for at least a second and a half.
+// compareGemm measures a product with both implementations in turn.
 func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	x, y, z := benchFloats(m*k), benchFloats(k*n), Alloc(m*n)
 	lda, ldb := k, n
@@ -83,8 +84,8 @@ func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkMatmulShapes measures the products of the training goals: forward pass, gradient of the input,
-// gradient of the weight. It includes OpenBLAS if installed.
+// BenchmarkMatmulShapes compares with OpenBLAS on the products of the training goals: forward pass, gradient of
+// the input, gradient of the weight.
 func BenchmarkMatmulShapes(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -245,14 +246,15 @@ func BenchmarkVector(b *testing.B) {
 	})
 }
 
-// report reports bytes moved and elements computed.
+// report reports the bytes moved per second and the time per element.
 func report(b *testing.B, bytes, elements int) {
 	each := b.Elapsed().Seconds() / float64(b.N)
 	b.ReportMetric(float64(bytes)/each/1e9, "GB/s")
 	b.ReportMetric(each/float64(elements)*1e9, "ns/element")
 }
 
-// BenchmarkRows measures the operations on rows, 1024 rows of 768, and a vocabulary of GPT-2's size.
+// BenchmarkRows measures the row operations: on 1024 rows of 768 elements, or on 64 rows of logits for a
+// vocabulary of GPT-2's size.
 func BenchmarkRows(b *testing.B) {
 	const rows, cols, vocabulary, tokens = 1024, 768, 50257, 64
 	p := benchPool(b)
@@ -284,8 +286,8 @@ func BenchmarkRows(b *testing.B) {
 	}
 }
 
-// BenchmarkAttention counts the operations under the causal mask: 4 for each visible pair and element of a head
-// in the forward pass, 10 in the backward pass.
+// BenchmarkAttention reports operations per second. For each element of a head, it counts 4 operations per
+// query and visible key in the forward pass, and 10 in the backward pass.
 func BenchmarkAttention(b *testing.B) {
 	p := benchPool(b)
 	for _, a := range []Attention{

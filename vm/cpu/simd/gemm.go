@@ -49,11 +49,11 @@ type gemmJob struct {
 	perWord        int // elements along k in a packed word: 2 if a and b are multiplied in bfloat16, else 1
 	rowParts       int
 	colParts       int
-	number         uint64         // number of the product if parts with the same rows share packed rows of a; otherwise 0
+	number         uint64         // number of the product if its parts share packed rows of a; else 0
 	run            func(part int) // the method part, as a bound function
 }
 
-// products is the number of products so far.
+// products is the number of products so far whose parts share packed rows of a.
 var products atomic.Uint64
 
 var gemmJobs = sync.Pool{New: func() any {
@@ -110,16 +110,16 @@ func (g *gemmJob) split(threads int) {
 	}
 }
 
-// If a thread has several parts, others can take over those that it has not started. Therefore each thread
-// gets this many parts, provided that each part has at least this much work.
+// If a thread has several parts, others can take over those that it has not started. Therefore each thread gets
+// up to finestParts parts, each with at least finestFlops operations.
 const (
 	finestParts = 4
 	finestFlops = 4 << 20
-	keptWords   = 1 << 18 // packed words of op(a) for all parts of the same rows: half of a second-level cache
+	keptWords   = 1 << 18 // limit on the packed words of op(a) that parts share: half of a second-level cache
 )
 
-// refine divides parts further if that costs nothing: rows at the ends of blocks, and columns if a thread can
-// keep its packed rows of op(a) from one part to the next.
+// refine divides parts further if that costs nothing: rows at the boundaries of blocks, and columns if a thread
+// can keep its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)
@@ -139,7 +139,8 @@ func roundUp(a, b int) int { return ceilDiv(a, b) * b }
 // words returns the number of packed words for n elements along k.
 func (g *gemmJob) words(n int) int { return ceilDiv(n, g.perWord) }
 
-// even returns the length of equal pieces of n that are at most `most` long, rounded to a multiple of unit.
+// even divides n into equal pieces that are at most `most` long, and returns their length, rounded up to a
+// multiple of unit.
 func even(n, most, unit int) int { return max(unit, roundUp(ceilDiv(n, ceilDiv(n, most)), unit)) }
 
 // part computes one rectangle of c.
@@ -166,7 +167,8 @@ func cut(n, parts, part, unit int) (lo, hi int) {
 	return min(n, units*part/parts*unit), min(n, units*(part+1)/parts*unit)
 }
 
-// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache. kcMax is in words.
+// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache. The limit kcMax
+// counts packed words.
 func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 	c, cLd, accumulate := g.c.F32, g.c.Ld, g.accumulate
 	if g.c.BF16 != nil {

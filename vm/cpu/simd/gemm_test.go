@@ -15,7 +15,7 @@ func testRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 1))
 }
 
-// eachISA runs the test once on every instruction set of this machine.
+// eachISA runs the test once with every instruction set of this machine.
 func eachISA(t *testing.T, f func(t *testing.T)) {
 	was := active
 	defer func() { active = was }()
@@ -56,8 +56,8 @@ func randomGemmCase(r *rand.Rand) gemmCase {
 	return gemmCase{coin(), coin(), coin(), coin(), r.IntN(4) == 0, r.IntN(4) == 0, r.IntN(4) == 0, size(), size(), size()}
 }
 
-// gemmOperands holds the operands of a case, their product in float64, and the sums of absolute products, which
-// scale the error.
+// gemmOperands holds the operands of a case, their product in float64, and the sums of absolute products, to
+// which the allowed error is proportional.
 type gemmOperands struct {
 	a, b, c    Mat
 	bias       []float32
@@ -157,7 +157,8 @@ func TestGemm(t *testing.T) {
 	})
 }
 
-// TestGemmIsTheSameForAnyThreads uses products whose parts share packed rows of a, and others.
+// TestGemmIsTheSameForAnyThreads compares results with one thread and with several, of products whose parts
+// share packed rows of a, and of others.
 func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -223,7 +224,7 @@ func TestGemmAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestGemmFromManyCallers lets ranks share a pool.
+// TestGemmFromManyCallers calls Gemm from several goroutines that share a pool, as ranks do.
 func TestGemmFromManyCallers(t *testing.T) {
 	p := NewPool(3)
 	defer p.Close()

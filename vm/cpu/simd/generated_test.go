@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestGeneratedFilesAreCurrent runs the generator and compares.
+// TestGeneratedFilesAreCurrent runs the generator and compares its output with the files of the package.
 func TestGeneratedFilesAreCurrent(t *testing.T) {
 	folder := t.TempDir()
 	if out, err := exec.Command("go", "run", "./internal/gen", folder).CombinedOutput(); err != nil {

@@ -1,10 +1,10 @@
 package simd
 
-// kernelSet holds the kernels of one instruction set. Each processes one row, without threads or checks. A test
-// compares every kernel of every set with the portable one.
+// kernelSet holds the kernels of one instruction set. The kernels use no threads and check no arguments. Tests
+// check the kernels of every set.
 type kernelSet struct {
 	name   string
-	mr, nr int // maximum rows and number of columns of a micro-kernel's panel
+	mr, nr int // maximum number of rows, and number of columns, of a micro-kernel's panel
 
 	gemm     func(t *tile)
 	copy2D   func(dst []float32, dstLd int, src []float32, srcLd, rows, cols int)
@@ -42,13 +42,13 @@ type kernelSet struct {
 	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
 
-	// interleave makes row i of dst, cols words, from rows 2i and 2i+1 of src: pairs of bfloat16, which gemm
-	// multiplies in tiles of pairs. It is nil if gemm has no such tiles.
+	// interleave makes row i of dst, which has cols words, from rows 2i and 2i+1 of src. A word is a pair of
+	// bfloat16; gemm multiplies pairs if the tile requests it. interleave is nil if gemm cannot.
 	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 
-// active is the set in use. By default this is the last of kernelSets, which are in ascending order of
-// preference. Only tests change it.
+// active is the set in use: the last of kernelSets, which are in ascending order of preference, unless a test
+// changes it.
 var active = kernelSets[len(kernelSets)-1]
 
 // kernelSets lists the sets that this machine can run.

@@ -2,8 +2,8 @@ package simd
 
 import "math"
 
-// Mat is a row-major matrix stored as float32 or as bfloat16; exactly one of the slices is set. Ld is the number of
-// elements from one row to the next. Each call passes the sizes.
+// Mat is a row-major matrix stored as float32 or as bfloat16; exactly one of the slices is set. Ld is the
+// number of elements from one row to the next. The numbers of rows and columns are passed with each call.
 type Mat struct {
 	F32  []float32
 	BF16 []uint16
@@ -16,7 +16,7 @@ func F32(x []float32, ld int) Mat { return Mat{F32: x, Ld: ld} }
 // BF16 wraps a bfloat16 matrix.
 func BF16(x []uint16, ld int) Mat { return Mat{BF16: x, Ld: ld} }
 
-// at returns the submatrix that starts at an element.
+// at returns the submatrix that starts at the given element.
 func (m Mat) at(row, col int) Mat {
 	off := row*m.Ld + col
 	if m.BF16 != nil {
@@ -64,7 +64,7 @@ func (m Mat) target(i, cols int, buf []float32) []float32 {
 	return m.F32[i*m.Ld : i*m.Ld+cols]
 }
 
-// done completes a row that target returned.
+// done stores a row that target returned, unless it is already in place.
 func (m Mat) done(i int, row []float32) {
 	if m.BF16 != nil {
 		Narrow(m.BF16[i*m.Ld:], row)

@@ -26,8 +26,8 @@ type blas struct {
 
 var openBLAS blas
 
-// UseOpenBLAS turns the use of an installed OpenBLAS for float32 products on or off. Its results may depend on
-// the number of threads. It must not be called while a product runs.
+// UseOpenBLAS sets whether float32 products use an installed OpenBLAS. Their results may then depend on the
+// number of threads. UseOpenBLAS must not be called while a product runs.
 func UseOpenBLAS(use bool) error {
 	if use {
 		if err := openBLAS.open(); err != nil {
@@ -41,7 +41,8 @@ func UseOpenBLAS(use bool) error {
 // open finds the library and makes it single-threaded, because our own workers run the parts of a product.
 func (b *blas) open() error {
 	b.once.Do(func() {
-		// Unless the variable is set, a release older than the processor falls back to kernels without AVX.
+		// Unless the variable is set, an OpenBLAS release older than the processor falls back to kernels
+		// without AVX.
 		if _, told := os.LookupEnv(coreType); !told && active.name == "avx512" && os.Setenv(coreType, "SKYLAKEX") == nil {
 			defer os.Unsetenv(coreType)
 		}
@@ -68,8 +69,8 @@ func (b *blas) open() error {
 	return b.err
 }
 
-// gemm computes the product if OpenBLAS is in use and the operands are float32, and reports whether it did. c
-// is split along its longer side.
+// gemm computes the product if OpenBLAS is in use and the operands are float32, and reports whether it did. It
+// splits c among threads, along the longer side.
 func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumulate bool, bias []float32, c Mat) bool {
 	if !b.use || a.BF16 != nil || bm.BF16 != nil || c.BF16 != nil || k == 0 {
 		return false
@@ -97,7 +98,8 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 	return true
 }
 
-// rowsOf returns the part of a matrix that starts at a row, or at a column if it is transposed.
+// rowsOf returns the part of a matrix that starts at the given row or, if the matrix is transposed, at the
+// given column.
 func rowsOf(m Mat, transposed bool, first int) Mat {
 	if transposed {
 		return m.at(0, first)

@@ -2,19 +2,19 @@ package simd
 
 import "unsafe"
 
-// packed identifies the rows of a product's op(a) that a scratch holds, up to some k.
+// packed identifies the rows of op(a) that a scratch holds: of which product, which rows, and up to which k.
 type packed struct {
 	number     uint64 // number of the product; 0: none
 	i, m, upTo int
 }
 
-// packA gathers m rows of op(a), each kn long, into scratch. It does not transpose, because the
-// micro-kernel reads a with any strides.
+// packA gathers a block of op(a), m rows by kn columns, into scratch. It does not transpose the block, because
+// the micro-kernel accepts any strides of a.
 func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	words := g.words(kn)
 	t, at, room := &s.tile, 0, m*words
 	if g.number > 0 {
-		at, room = m*g.words(k), m*g.words(g.k) // after those of smaller k, which stay
+		at, room = m*g.words(k), m*g.words(g.k) // after the elements of smaller k, which are kept
 	}
 	buf := s.floats(0, room+1)[at:]
 	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*words, 4
@@ -69,7 +69,7 @@ func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	}
 }
 
-// rowsAndColumns returns the part of the matrix that starts at an element of op(m).
+// rowsAndColumns returns the part of m that starts at the given row and column of op(m).
 func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 	if transposed {
 		return m.at(col, row)
@@ -81,7 +81,7 @@ func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 // sliver is in use, the micro-kernel prefetches the next, so that packing does not wait for memory.
 type lookAhead struct {
 	lines     []int
-	end       int // start of the kcMax zeros
+	end       int // index of the kcMax zeros that follow the list
 	ld, kc    int
 	elemBytes int
 	transB    bool
@@ -111,7 +111,7 @@ func (l *lookAhead) plan(b Mat, transB bool, kc int) {
 	l.lines = append(l.lines, make([]int, kcMax)...)
 }
 
-// point makes the micro-kernel prefetch the sliver that starts with next.
+// point makes the micro-kernel prefetch the sliver at the start of next.
 func (l *lookAhead) point(t *tile, next Mat) {
 	t.ahead, t.aheadEnd = unsafe.Pointer(&l.lines[0]), unsafe.Pointer(&l.lines[l.end])
 	if next.BF16 != nil {
@@ -121,7 +121,7 @@ func (l *lookAhead) point(t *tile, next Mat) {
 	}
 }
 
-// nothing is an empty list and the zeros that the micro-kernel reads after its end.
+// nothing is an empty prefetch list, with the zeros that must follow a list.
 var nothing [1024]int
 
 // noAhead disables prefetching in the micro-kernel.

@@ -5,7 +5,7 @@ import "unsafe"
 // An instruction set whose kernels include interleave multiplies bfloat16 without converting it. Along k, two
 // elements form a pair, one word of 32 bits with the first element in its lower half. If k is odd, the second
 // element of the last pair is zero. The operands of a product then consist of words, as float32 operands do,
-// and are half as long. Slices of float32 hold the words.
+// but are half as long along k. Slices of float32 hold the words.
 
 // perWord returns the number of elements in a word of a product's operands: 2 if they are
 // multiplied in pairs, otherwise 1.
@@ -18,7 +18,7 @@ func perWord(operands ...Mat) int {
 	return 2
 }
 
-// halves returns the elements of pairs.
+// halves views words as the bfloat16 elements of their pairs.
 func halves(words []float32) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), 2*len(words))
 }
@@ -36,7 +36,8 @@ func (m Mat) pairsAlong(dst []float32, dstLd, rows, cols int) {
 	}
 }
 
-// pairsAcross makes ceil(rows/2) rows of cols words. A pair is two adjacent elements of a column.
+// pairsAcross makes ceil(rows/2) rows of cols words from rows of a bfloat16 matrix. A pair is two adjacent
+// elements of a column.
 func (m Mat) pairsAcross(dst []float32, dstLd, rows, cols int) {
 	active.interleave(dst, dstLd, m.BF16, m.Ld, rows/2, cols)
 	if rows%2 == 0 {

@@ -15,7 +15,7 @@ func flushed(x float32) float32 {
 	return x
 }
 
-// fusedBF16 returns a*b + c rounded once, for a and b in bfloat16, as the documentation of the instruction defines
+// fusedBF16 returns a*b + c rounded once, for a and b in bfloat16, as the documentation of VDPBF16PS defines
 // it: denormal operands and results are flushed to zero.
 func fusedBF16(a, b uint16, c float32) float32 {
 	product := float64(flushed(FromBF16(a))) * float64(flushed(FromBF16(b))) // exact
@@ -37,7 +37,7 @@ func fusedBF16(a, b uint16, c float32) float32 {
 	return flushed(float32(sum))
 }
 
-// gemmPairsPortable defines the product of tiles of pairs.
+// gemmPairsPortable defines what gemm computes for tiles of pairs.
 func gemmPairsPortable(t *tile) {
 	for i := range t.rows {
 		c := unsafe.Slice((*float32)(unsafe.Add(t.c, i*t.cRow)), t.cols)
@@ -73,7 +73,8 @@ func eachPairs(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// randomBF16 returns values of all sizes, some of them denormal. If wide is set, some products overflow.
+// randomBF16 returns values of various magnitudes. If wide is set, some are denormal, and some products
+// overflow.
 func randomBF16(r *rand.Rand, n int, wide bool) []uint16 {
 	out := make([]uint16, n)
 	for i := range out {
@@ -86,7 +87,8 @@ func randomBF16(r *rand.Rand, n int, wide bool) []uint16 {
 	return out
 }
 
-// TestPairProductsAreTheDefinition compares bit by bit, over every height of a panel.
+// TestPairProductsAreTheDefinition compares gemm with gemmPairsPortable bit by bit, for every height of a
+// panel.
 func TestPairProductsAreTheDefinition(t *testing.T) {
 	eachPairs(t, func(t *testing.T) {
 		r := testRand(t)

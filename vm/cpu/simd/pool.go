@@ -8,8 +8,8 @@ import (
 )
 
 // Pool is a fixed set of workers that share the parts of a Run. Any number of goroutines may call Run at the
-// same time. A caller runs all its parts itself if every worker is busy, so no caller waits for a worker. A nil
-// Pool has no workers.
+// same time. A caller runs all its parts itself if every worker is busy, so no caller waits for a worker to
+// become free. A nil Pool has no workers.
 type Pool struct {
 	workers []worker
 	open    []atomic.Pointer[job] // jobs that may have remaining parts
@@ -56,8 +56,8 @@ type share struct {
 // a sleeping thread takes as long as a small kernel.
 const spinRounds = 500
 
-// mostOpen is the maximum number of jobs that workers look for, which is at least the usual number of ranks on a
-// computer. Further jobs run without workers.
+// mostOpen is the minimum length of Pool.open, at least the usual number of ranks on a computer. Jobs that find
+// no place there run without workers.
 const mostOpen = 16
 
 // NewPool creates a pool that uses at most the given number of threads for one Run, including the caller's. A
@@ -145,7 +145,7 @@ func (p *Pool) publish(j *job) (place int) {
 	return -1
 }
 
-// withdraw hides a job from workers. The caller holds the job.
+// withdraw hides a job, which the caller must hold, from workers.
 func (p *Pool) withdraw(place int, j *job) {
 	if place >= 0 {
 		p.open[place].CompareAndSwap(j, nil)
@@ -182,14 +182,15 @@ func (p *Pool) Errand(f *func()) bool {
 		if w.state.Load() != workerLooking || !w.errand.CompareAndSwap(nil, f) {
 			continue
 		}
-		if w.state.Load() == workerLooking || !w.errand.CompareAndSwap(f, nil) { // otherwise it may have stopped looking
+		// A worker that has stopped looking may not notice the errand, which is then taken back.
+		if w.state.Load() == workerLooking || !w.errand.CompareAndSwap(f, nil) {
 			return true
 		}
 	}
 	return false
 }
 
-// runErrand runs a pending errand. Workers call it while they spin, and once more after that.
+// runErrand runs a pending errand. Workers call it while they spin, and once more when they stop spinning.
 func (w *worker) runErrand() {
 	if f := w.errand.Load(); f != nil && w.errand.CompareAndSwap(f, nil) {
 		(*f)()
@@ -218,7 +219,7 @@ func (j *job) work(thread int) {
 	}
 }
 
-// wait returns when every part is finished. This is usually soon, so it spins for a while before it blocks.
+// wait returns when every part is finished. Usually that is soon, so it spins for a while before it blocks.
 func (j *job) wait() {
 	for range spinRounds {
 		if j.left.Load() == 0 {
@@ -289,8 +290,8 @@ func (w *worker) help(p *Pool, thread int) bool {
 	return false
 }
 
-// park blocks until there is a job. It does not miss a job or an errand that arrives before other
-// goroutines see that the worker is about to block.
+// park blocks until there is a job. After marking the worker as parked, it looks for an errand and a job once
+// more, so it misses neither.
 func (w *worker) park(p *Pool) {
 	if !w.state.CompareAndSwap(workerLooking, workerParked) {
 		return
@@ -304,8 +305,8 @@ func (w *worker) park(p *Pool) {
 	<-w.wake
 }
 
-// relaxPauses is the number of pauses in a round. Threads that only yield would move between
-// processors and lose their caches.
+// relaxPauses is the number of pauses in a call of relax. Threads that only yield would move between processors
+// and lose their caches.
 const relaxPauses = 8
 
 // relax waits for half a microsecond and yields the processor to other goroutines.

@@ -2,5 +2,5 @@
 
 package simd
 
-// rounds shortens random tests under the race detector.
+// rounds reduces the number of rounds of random tests under the race detector.
 func rounds(n int) int { return 1 + n/20 }

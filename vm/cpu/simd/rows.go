@@ -7,11 +7,13 @@ const (
 	elementGrain = 8192
 	// sumBlock is the number of elements that are added in float32. The sums of blocks are added in float64.
 	sumBlock = 4096
-	// rowBlock is the number of rows whose column sums are added together; blocks are then added in order.
+	// rowBlock is the number of rows in a block: column sums are first computed for each block, then added in
+	// order.
 	rowBlock = 64
 )
 
-// Split calls f on ranges that cover 0..n, in parallel. Each range except the last is a multiple of grain long.
+// Split calls f on ranges that cover 0..n, in parallel. The length of each range except the last is a multiple
+// of grain.
 func (p *Pool) Split(n, grain int, f func(lo, hi int)) {
 	if n <= 0 {
 		return
@@ -35,7 +37,7 @@ func (p *Pool) Split(n, grain int, f func(lo, hi int)) {
 func rowGrain(cols int) int { return max(1, elementGrain/max(cols, 1)) }
 
 // Map calls f on every row of the operands, in parallel, converting bfloat16 rows before and after. An operand
-// that is updated is in both lists. f must write whole rows of its outputs and not retain the slices.
+// that is updated must be in both lists. f must write whole rows of its outputs and not retain the slices.
 func Map(p *Pool, rows, cols int, out, in []Mat, f func(out, in [][]float32)) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()
@@ -109,8 +111,8 @@ func RMSNormBackward(p *Pool, dx Mat, dgamma []float32, dy, x Mat, rstd, gamma [
 	normBackward(p, dx, dgamma, nil, dy, x, nil, rstd, gamma, rows, cols, accumulate)
 }
 
-// normBackward implements the backward pass of both norms; RMSNorm has mean zero and no beta. Blocks of rows
-// have separate sums for gamma and beta, which are then added in order.
+// normBackward implements the backward pass of both norms; RMSNorm has mean zero and no beta. Each block of
+// rows has its own sums for gamma and beta, and the sums of all blocks are then added in order.
 func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	blocks := (rows + rowBlock - 1) / rowBlock
@@ -152,7 +154,8 @@ func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rst
 	}
 }
 
-// ColumnSums computes the sum of each column, adding to dst if accumulate is set: a bias's gradient.
+// ColumnSums computes the sum of each column, such as the gradient of a bias, adding to dst if accumulate is
+// set.
 func ColumnSums(p *Pool, dst []float32, x Mat, rows, cols int, accumulate bool) {
 	const stripe = 128
 	p.Split(cols, stripe, func(lo, hi int) {
@@ -180,7 +183,7 @@ func ColumnSums(p *Pool, dst []float32, x Mat, rows, cols int, accumulate bool) 
 	})
 }
 
-// SumSquares returns the sum of the squares of all elements, in float64 over blocks.
+// SumSquares returns the sum of the squares of all elements, adding the sums of blocks in float64.
 func SumSquares(p *Pool, x []float32) float64 {
 	blocks := (len(x) + sumBlock - 1) / sumBlock
 	s := takeScratch()

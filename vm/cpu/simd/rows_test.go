@@ -40,7 +40,7 @@ func checkMat(t *testing.T, what string, m Mat, rows, cols int, tolerance float6
 	}
 }
 
-// eachRowShape runs a test on every set over random shapes and both types.
+// eachRowShape runs a test on every instruction set, with random shapes and both types.
 func eachRowShape(t *testing.T, f func(t *testing.T, p *Pool, r *rand.Rand, rows, cols int, bf16 bool)) {
 	p := NewPool(3)
 	defer p.Close()
@@ -122,7 +122,7 @@ func TestNorms(t *testing.T) {
 	})
 }
 
-// flat copies a matrix without its gaps.
+// flat copies a matrix without the gaps between its rows.
 func flat(m Mat, rows, cols int) []float32 {
 	x := make([]float32, rows*cols)
 	m.load(x, cols, rows, cols)
@@ -214,7 +214,8 @@ func TestSumSquares(t *testing.T) {
 	}
 }
 
-// TestAdamWIsTheSameEverywhere compares every set and number of threads with the portable result, bit by bit.
+// TestAdamWIsTheSameEverywhere compares the results of every instruction set, on one thread and on three, with
+// the portable result, bit by bit.
 func TestAdamWIsTheSameEverywhere(t *testing.T) {
 	r := testRand(t)
 	const n = 3*elementGrain + 77

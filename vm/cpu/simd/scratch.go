@@ -18,7 +18,7 @@ type scratch struct {
 
 // scratches holds all scratches. A processor reuses the one that it used last, which is in its own cache.
 var scratches struct {
-	recent sync.Pool // by processor; scratches that the pool drops remain in all
+	recent sync.Pool // by processor; the list below keeps scratches that the pool drops
 	sync.Mutex
 	all []*scratch
 }
@@ -29,7 +29,7 @@ func takeScratch() *scratch {
 	return s
 }
 
-// takePacked returns a scratch whose packed contents are kept.
+// takePacked returns a scratch without discarding its packed contents.
 func takePacked() *scratch {
 	for {
 		s, _ := scratches.recent.Get().(*scratch)

@@ -41,7 +41,8 @@ func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x
 func Softcap(dst, x []float32, limit float32) { softcap(dst, x, 1, limit) }
 
 // softcap computes dst = limit * tanh(scale * x / limit) with a relative error of 2^-20, as limit * (1 - 2 /
-// (exp(2y) + 1)). Where that would cancel, it uses the first terms of the series of tanh.
+// (exp(2y) + 1)) with y = scale * x / limit. Where the subtraction would lose precision, it uses the first
+// terms of the series of tanh.
 func softcap(dst, x []float32, scale, limit float32) {
 	var ys [tileQueries]float32
 	scale /= limit
@@ -120,7 +121,8 @@ func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
 	})
 }
 
-// AdamWBF16 is AdamW with moments stored as bf16. They are rounded after they have changed the weights.
+// AdamWBF16 is AdamW with moments stored as bf16. The moments are rounded after the weights have been updated
+// with them.
 func AdamWBF16(p *Pool, w []float32, m, v []uint16, g []float32, s AdamWStep) {
 	c := s.constants()
 	p.Split(len(w), elementGrain, func(lo, hi int) {

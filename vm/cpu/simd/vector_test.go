@@ -63,8 +63,8 @@ var vectorCases = []vectorCase{
 	}},
 }
 
-// TestVectorKernels compares every kernel of every set with the portable one. A guard after each operand detects
-// writes past the end.
+// TestVectorKernels compares the kernels in vectorCases, of every instruction set, with the portable ones. A
+// guard after each operand detects writes past the end.
 func TestVectorKernels(t *testing.T) {
 	r := testRand(t)
 	const guard = 20
@@ -98,7 +98,7 @@ func TestVectorKernels(t *testing.T) {
 	}
 }
 
-// TestExp compares with float64 over the whole range and at its ends.
+// TestExp compares exp with float64 over nearly its whole range, and checks special values.
 func TestExp(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -127,7 +127,7 @@ func TestExp(t *testing.T) {
 	})
 }
 
-// TestSoftcap compares with float64 from far below the limit to far above it.
+// TestSoftcap compares softcap with float64, for inputs from far below the limit to far above it.
 func TestSoftcap(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)

@@ -2,19 +2,19 @@ package naive
 
 import "math"
 
-// AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
-// [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are [Keys*Batch,
-// KVHeads*HeadDim]; Keys is the number of tokens, or 0 for all Prefix+Queries. Heads share keys and values in
-// groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own position, or
-// all if Window is 0. With Positions, it sees only keys of its own document: at most Positions keys before its
-// own. Softcap is the limit that the function Softcap applies to the scores.
+// AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries
+// are [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are [Keys*Batch,
+// KVHeads*HeadDim]; Keys is their number of tokens per sequence, or 0 for all Prefix+Queries. Heads share keys
+// and values in groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its
+// own position, or all if Window is 0. With Positions, which holds each query's position in its document, it
+// sees only keys of its own document. Softcap is the limit that the function Softcap applies to the scores.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
 	Softcap                                                       float64
 	Positions                                                     []int32 // [Queries*Batch]
 }
 
-// Seen returns the end of the keys that query t sees.
+// Seen returns the index after the last key that query t sees.
 func (s AttentionShape) Seen(t int) int {
 	if s.Keys == 0 {
 		return s.Prefix + t + 1
@@ -22,14 +22,15 @@ func (s AttentionShape) Seen(t int) int {
 	return min(s.Keys, s.Prefix+t+1)
 }
 
-// query returns the start of head h of query t of sequence b; key does the same for the key head that h reads.
+// query returns the index at which head h of query t in sequence b starts; key returns that of the key head
+// that h reads.
 func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
 func (s AttentionShape) key(t, b, h int) int {
 	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
 }
 
-// Attention returns softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that are not in a query's future
-// (Vaswani et al., 2017), and the logarithm of every softmax's denominator, [Queries*Batch, Heads].
+// Attention returns softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that each query sees (Vaswani et
+// al., 2017), and the logarithm of every softmax's denominator, [Queries*Batch, Heads].
 func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	weights, logSumExp := attentionWeights(q, k, s)
 	out = make([]float64, len(q))
@@ -43,8 +44,8 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	return out, logSumExp
 }
 
-// AttentionGrad returns the gradients of Attention, given its result out. With p a query's weights, dp = dout*v^T
-// and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
+// AttentionGrad returns the gradients of Attention, given its result out. With p a query's weights, dp =
+// dout*v^T and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
 func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
 	_, logSumExp := attentionWeights(q, k, s)
 	delta := make([]float64, len(logSumExp))
@@ -54,8 +55,8 @@ func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv [
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
 }
 
-// AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may cover
-// more keys than these.
+// AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may
+// cover more keys than k holds.
 func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 	terms := make([]float64, len(q))
 	s.each(func(t, b, h, row int) {
@@ -72,8 +73,8 @@ func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 	return terms
 }
 
-// AttentionGradTerms returns the sums of the absolute values of the terms p*dout, ds*k and ds*q that AttentionGrad
-// sums. logSumExp and delta may cover more keys than these.
+// AttentionGradTerms returns the sums of the absolute values of the terms p*dout, ds*k and ds*q that
+// AttentionGrad sums. logSumExp and delta may cover more keys than k holds.
 func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionShape) (dq, dk, dv []float64) {
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, math.Abs)
 }
@@ -112,8 +113,8 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	}
 }
 
-// scores returns the products of a query with the keys up to its position, with minus infinity for keys before its
-// window.
+// scores returns a query's scores for the keys up to its position: minus infinity for keys outside its window
+// or document.
 func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	scores := make([]float64, s.Seen(t))
 	query, root := q[s.query(t, b, h):][:s.HeadDim], math.Sqrt(float64(s.HeadDim))

@@ -2,10 +2,10 @@ package naive
 
 import "math"
 
-// Dropout sets elements of x to 0 and divides the others by 1 - rate (Srivastava et al., 2014). places gives the
-// sequence and position of the token in a row. key is the key of step and tensor; col is the column of the whole
-// input at which x starts. Each element uses 32 bits of SplitMix64 (Steele, Lea, Flood 2014) with random access,
-// so two columns of a token share a value.
+// Dropout sets elements of x to 0 and divides the others by 1 - rate (Srivastava et al., 2014). places returns
+// the sequence and the position of a row's token. key is that of DropoutKey; col is the column of the whole
+// input at which x starts. Each element uses 32 of the 64 bits that SplitMix64 (Steele, Lea, Flood 2014), with
+// random access, gives for each pair of a token's columns.
 func Dropout(x []float64, cols, col int, rate float64, key uint64, places func(row int) (sequence, position int)) []float64 {
 	y := make([]float64, len(x))
 	for i, v := range x {
@@ -22,7 +22,7 @@ func Dropout(x []float64, cols, col int, rate float64, key uint64, places func(r
 	return y
 }
 
-// DropoutKey returns the key of a step's dropout before the matrix with the given name.
+// DropoutKey returns the key for the dropout of a matrix's input in one step, given the matrix's name.
 func DropoutKey(seed, step int64, tensor string) uint64 {
 	return finish(named(seed, "dropout")+golden^uint64(step)) ^ DropoutTensor(tensor)
 }
@@ -32,7 +32,7 @@ func DropoutTensor(tensor string) uint64 { return named(0, "dropout "+tensor) }
 
 const golden = 0x9e3779b97f4a7c15
 
-// splitMix returns value i of a key's stream.
+// splitMix returns value i of the random stream of a key.
 func splitMix(key uint64, i int) uint64 { return finish(key + uint64(i+1)*golden) }
 
 func finish(z uint64) uint64 {
@@ -41,7 +41,7 @@ func finish(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// named returns the key of the stream for a seed and a name.
+// named returns the key of the random stream for a seed and a name.
 func named(seed int64, name string) uint64 {
 	key := finish(uint64(seed) + golden)
 	for _, c := range []byte(name) {

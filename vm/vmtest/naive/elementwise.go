@@ -9,9 +9,9 @@ type Attrs struct {
 }
 
 // Elementwise holds, by name, the formulas of opcodes that compute each element of the result from the same
-// element of the operands. x holds one number for each operand that the opcode reads, in the order of its row,
-// or 0 if the operand is absent. Package vmtest derives the cases of the opcode from the formula, and those of
-// its gradient, NAME_grad, from the formula's derivative.
+// element of the operands. x holds one number for each operand that the opcode reads, in the order of the
+// opcode table, or 0 if the operand is absent. Package vmtest derives the cases of the opcode from the formula,
+// and those of its gradient, NAME_grad, from the formula's derivative.
 var Elementwise = map[string]func(x []float64, a Attrs) float64{
 	"activation": func(x []float64, a Attrs) float64 { return Activate(a.Function, x)[0] },
 	"glu":        func(x []float64, a Attrs) float64 { return GLU(a.Function, x[:1], x[1:])[0] },
@@ -19,7 +19,7 @@ var Elementwise = map[string]func(x []float64, a Attrs) float64{
 	"axpby":      func(x []float64, a Attrs) float64 { return a.Numbers["alpha"]*x[0] + a.Numbers["beta"]*x[1] },
 }
 
-// functions holds the activation functions by name. Each returns its value and its slope.
+// functions holds the activation functions by name. Each returns the function's value and slope.
 var functions = map[string]func(x float64) (y, slope float64){
 	"gelu": func(x float64) (y, slope float64) { // Hendrycks and Gimpel, 2016
 		return x * normalCDF(x), normalCDF(x) + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)

@@ -3,14 +3,14 @@ package naive
 import "math"
 
 // CrossEntropy returns every row's -log softmax(logits)[label] and the logarithm of its softmax's denominator.
-// Rows have the width of the vocabulary.
+// Each row has a logit for every token of the vocabulary.
 func CrossEntropy(logits []float64, labels []int32, vocab int) (losses, logSumExp []float64) {
 	return CrossEntropyJoin(CrossEntropyStats(logits, labels, vocab, vocab, 0), len(labels))
 }
 
-// CrossEntropyGrad returns the gradient of scale * (sum of the rows' losses) with respect to logits over a part of
-// the vocabulary, laid out as for CrossEntropyStats. It is softmax, minus one at the label, and 0 for padding and
-// for rows with a negative label. logSumExp is that of whole rows.
+// CrossEntropyGrad returns the gradient of scale * (sum of the rows' losses) with respect to logits over a part
+// of the vocabulary, laid out as for CrossEntropyStats. Before scaling, it is the softmax, with 1 subtracted at
+// the label; padding and rows with a negative label have 0. logSumExp covers whole rows, not only the part.
 func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, width, valid, first int, scale float64) []float64 {
 	dlogits := make([]float64, len(logits))
 	for i, value := range logits {
@@ -27,8 +27,9 @@ func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, wid
 }
 
 // CrossEntropyStats returns the contribution of a part of the vocabulary to the loss of each row, as [rows, 3]:
-// the largest logit, the sum of exp(logit - largest), and the label's logit, or 0 if the label is in another part.
-// Rows have `width` columns. The first `valid` columns are tokens, starting at first; the rest is padding.
+// the largest logit, the sum of exp(logit - largest), and the label's logit, or 0 if the label is in another
+// part. Rows have `width` columns. The first `valid` columns are the tokens that start at token `first`; the
+// rest is padding.
 func CrossEntropyStats(logits []float64, labels []int32, width, valid, first int) []float64 {
 	var stats []float64
 	for row, label := range labels {

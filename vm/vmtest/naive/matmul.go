@@ -1,10 +1,11 @@
 package naive
 
-// MatMul returns A*B + bias, where A is [m, k] and B is [k, n] after any transposition: with transA the slice a is
-// stored as [k, m], with transB the slice b as [n, k]. bias is nil or has n values, which are added to every row.
+// MatMul returns A*B + bias, where A is [m, k] and B is [k, n] after any transposition: with transA the slice a
+// is stored as [k, m], with transB the slice b as [n, k]. bias is nil or has n values, which are added to every
+// row.
 func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	demand(len(a) == m*k && len(b) == k*n, "matmul of %d by %d values as m=%d n=%d k=%d", len(a), len(b), m, n, k)
-	rowA, columnA := k, 1 // distances between adjacent elements
+	rowA, columnA := k, 1 // distances in a between adjacent rows and columns of A
 	if transA {
 		rowA, columnA = 1, m
 	}
@@ -17,7 +18,7 @@ func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 					row[j] += a[i*rowA+p*columnA] * b[j*k+p]
 				}
 			}
-		} else { // the same sums in the order in which b lies in memory
+		} else { // the same sums, but reading b in the order of memory
 			for p := range k {
 				x := a[i*rowA+p*columnA]
 				for j, y := range b[p*n : p*n+n] {

@@ -23,8 +23,8 @@ import (
 	"strings"
 )
 
-// Config describes a model. There are no defaults: KVHeads equals Heads if queries are not grouped. The JSON names
-// are the spec's keys.
+// Config describes a model. There are no defaults: KVHeads must be set to Heads if queries are not grouped. The
+// JSON names are the spec's keys.
 type Config struct {
 	Layers  int `json:"layers"`
 	Hidden  int `json:"hidden"`
@@ -44,10 +44,10 @@ type Config struct {
 	QKNorm     string   `json:"qk_norm"` // none | head | all
 
 	Positions       string   `json:"positions"`        // learned | rope | none
-	PositionPattern []string `json:"position_pattern"` // rope | none by layer, repeated; empty: Positions
+	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated cyclically; empty: Positions for all layers
 	RopeConfig
 
-	Windows      []int   `json:"windows"`    // by layer, repeated: keys that a query sees, including its own; 0: all
+	Windows      []int   `json:"windows"`    // for each layer, repeated cyclically: number of keys that a query sees, including its own; 0: all
 	AttnScale    float64 `json:"attn_scale"` // factor of the scores
 	AttnSoftcap  float64 `json:"attn_softcap"`
 	LogitSoftcap float64 `json:"logit_softcap"`
@@ -61,7 +61,7 @@ type Config struct {
 	AdapterTargets []string `json:"adapter_targets"`
 
 	Sequence   int   `json:"-"` // tokens of one sequence
-	Seed, Step int64 `json:"-"` // seed and number of a training step, for dropout; Step 0: no dropout
+	Seed, Step int64 `json:"-"` // seed of the run and number of the training step, for dropout; Step 0: no dropout
 }
 
 // ConfigOf parses a model from JSON.
@@ -81,7 +81,7 @@ func (cfg *Config) layerRotation(layer int) Rotation {
 	return r.rotation(cfg.HeadDim, cfg.Sequence)
 }
 
-// normsBefore and normsAfter report whether attention and the MLP have a norm before and after them.
+// normsBefore and normsAfter report whether there is a norm before, and after, attention and the MLP.
 func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
 func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
 
@@ -102,7 +102,7 @@ type tensor struct {
 	shape []int
 }
 
-// parameters lists a model's tensors in order of use. It is the only such list.
+// parameters lists a model's tensors in order of use. Names and shapes are defined only here.
 func parameters(cfg Config) []tensor {
 	h := cfg.Hidden
 	list := []tensor{{"embed", []int{cfg.Vocab, h}}}
@@ -174,8 +174,8 @@ func layerParameters(cfg Config, prefix string) (list []tensor) {
 	return list
 }
 
-// lowered returns the name of the first matrix of a weight's adapter, or "" if the weight has no adapter. Weights
-// that a model may store as one tensor share that matrix.
+// lowered returns the name of the first matrix of a weight's adapter, or "" if the weight has no adapter.
+// Weights of a fused target, such as qkv_proj, share that matrix.
 func (cfg *Config) lowered(weight string) string {
 	for _, t := range []struct{ target, weights, a string }{
 		{"q_proj", "wq", "wq"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
@@ -189,7 +189,8 @@ func (cfg *Config) lowered(weight string) string {
 	return ""
 }
 
-// adapter returns the names of the two matrices of the adapter of a layer's weight, if it has one.
+// adapter returns the names of the two matrices of a weight's adapter; ok is false if the weight has no
+// adapter.
 func (m *model) adapter(weight string) (a, b string, ok bool) {
 	parts := strings.SplitN(weight, ".", 3) // layer.3.wq
 	if len(parts) < 3 {
@@ -210,7 +211,7 @@ func Names(cfg Config) []string {
 	return names
 }
 
-// Shapes returns the sizes of every tensor by name.
+// Shapes returns the shape of every tensor by name.
 func Shapes(cfg Config) map[string][]int {
 	shapes := map[string][]int{}
 	for _, p := range parameters(cfg) {
@@ -219,8 +220,8 @@ func Shapes(cfg Config) map[string][]int {
 	return shapes
 }
 
-// Loss returns the mean cross-entropy in nats over all tokens of the batch. Each element of tokens is a sequence
-// of cfg.Sequence+1 tokens: all but the last are inputs, all but the first are labels.
+// Loss returns the mean cross-entropy in nats over all tokens of the batch. Each element of tokens is a
+// sequence of cfg.Sequence+1 tokens: all but the last are inputs, all but the first are labels.
 func Loss(cfg Config, w Tensors, tokens [][]int32) float64 {
 	m := newModel(cfg, w, tokens)
 	loss, _ := m.forward()
@@ -238,7 +239,7 @@ func TokenLosses(cfg Config, w Tensors, tokens [][]int32) [][]float64 {
 	return out
 }
 
-// Logits returns, for each token of a sequence, the logits of the token that follows it.
+// Logits returns, for each input token of a sequence, the logits for the token that follows it.
 func Logits(cfg Config, w Tensors, tokens []int32) (rows [][]float64) {
 	m := newModel(cfg, w, [][]int32{tokens})
 	m.forward()
@@ -285,8 +286,8 @@ func (m *model) lossAndGrads() (loss float64, grads Tensors) {
 	return loss, m.grads
 }
 
-// model is one evaluation: the weights, the batch as interleaved rows, values kept from the forward pass for the
-// backward pass, and the gradients computed so far.
+// model is one evaluation: the weights, the batch as interleaved rows, values kept from the forward pass for
+// the backward pass, and the gradients computed so far.
 type model struct {
 	cfg            Config
 	w, grads       Tensors
@@ -320,8 +321,8 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 	return m
 }
 
-// check panics on invalid arguments. Only a mistake in a test can cause them, and without the panic it would
-// produce a meaningless number.
+// check panics on invalid arguments. They are always mistakes in a test, which would otherwise compute
+// meaningless numbers.
 func check(cfg Config, w Tensors, tokens [][]int32) {
 	for _, word := range []struct{ what, is, oneOf string }{
 		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},
@@ -477,8 +478,8 @@ func scaled(x []float64, factor float64) []float64 {
 	return y
 }
 
-// headNorm normalises queries or keys, in rows as wide as gamma: each head, or all heads of a token. A model
-// without this norm has no such tensor.
+// headNorm normalises queries or keys, in rows as wide as gamma: each head by itself, or all heads of a token
+// together. A model without this norm has no gamma tensor for it.
 func (m *model) headNorm(x []float64, gamma string) []float64 {
 	if m.cfg.QKNorm == "none" {
 		return x
@@ -544,7 +545,8 @@ func (m *model) normGrad(x, dy []float64, name string) []float64 {
 	return dx
 }
 
-// linear computes x*W + b. A model without biases has no such tensor, and MatMul treats nil as no bias.
+// linear computes x*W + b, and adds the output of the weight's adapter, if any. For a weight without bias,
+// m.w[bias] is nil, which MatMul treats as no bias.
 func (m *model) linear(x []float64, weight, bias string) []float64 {
 	rows := len(m.inputs)
 	in := len(x) / rows
@@ -577,7 +579,7 @@ func (m *model) linearGrad(x, dy []float64, weight, bias string) []float64 {
 	return dx
 }
 
-// dropped applies dropout to the input of an adapter's first matrix, or to its gradient.
+// dropped applies dropout to the input of an adapter's first matrix, or to the gradient of that input.
 func (m *model) dropped(x []float64, cols int, a string) []float64 {
 	if m.cfg.AdapterDropout == 0 || m.cfg.Step == 0 {
 		return x
@@ -600,7 +602,7 @@ func addTo(to, from []float64) {
 	}
 }
 
-// columnSums returns the sum of the rows of a matrix.
+// columnSums returns the sum of each column of a matrix.
 func columnSums(x []float64, width int) []float64 {
 	sums := make([]float64, width)
 	for i, value := range x {

@@ -12,7 +12,8 @@ import (
 
 const seed = 20240607 // seed of all random values in these tests
 
-// tiny returns a model whose sizes all differ, so that confusing two of them fails.
+// tiny returns a model in which the widths of hidden states, queries, MLP and vocabulary all differ, so that
+// code that confuses two of them fails.
 func tiny(family, positions string, kvHeads int, tied bool) Config {
 	cfg := Config{Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
 		Norm: "rmsnorm", NormPlace: "pre", NormEps: 1e-5, Activation: "silu", Gated: true, QKNorm: "none",
@@ -24,7 +25,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 	return cfg
 }
 
-// traits holds changes to a tiny model that the arguments of tiny do not cover.
+// traits holds, by name, changes to a tiny model that the arguments of tiny do not cover.
 var traits = map[string]func(*Config){
 	"gemma": func(c *Config) {
 		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
@@ -49,7 +50,8 @@ var traits = map[string]func(*Config){
 	},
 }
 
-// tinyConfigs returns every family with every kind of positions and head grouping, alternately tied and untied.
+// tinyConfigs returns every family with every kind of positions and head grouping, alternately tied and untied,
+// and a model for each entry of traits.
 func tinyConfigs() []Config {
 	var list []Config
 	for _, family := range []string{"gpt", "llama"} {
@@ -155,7 +157,8 @@ func TestGradientsOfEveryTensor(t *testing.T) {
 	}
 }
 
-// wantZero checks a key bias. Without rotation it adds the same to all scores of a query, which softmax ignores.
+// wantZero checks that the gradient of a key bias is zero: without rotation, the bias adds the same number to
+// all scores of a query, which softmax ignores.
 func wantZero(t *testing.T, name string, grad []float64) {
 	t.Helper()
 	for _, g := range grad {
@@ -203,8 +206,8 @@ func TestUniformLogitsGiveLogVocab(t *testing.T) {
 	}
 }
 
-// TestByHand uses one layer of width 2 whose matrices are zero, so the embedding goes directly to the last norm:
-// (3, 4) divided by its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2). The head is the identity.
+// TestByHand uses one layer of width 2 whose matrices are zero, so the embedding goes directly to the last
+// norm: (3, 4) divided by its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2). The head is the identity.
 func TestByHand(t *testing.T) {
 	cfg := tiny("llama", "none", 1, false)
 	cfg.Layers, cfg.Hidden, cfg.Heads, cfg.FFN, cfg.Vocab, cfg.NormEps, cfg.Sequence = 1, 2, 1, 3, 2, 0, 1
@@ -247,8 +250,8 @@ func TestBatchIsTheMeanOfItsSequences(t *testing.T) {
 	}
 }
 
-// TestCausal changes only the last input. For earlier rows, the input to the last layer's MLP must not change
-// in any bit.
+// TestCausal changes only the last input token. For earlier rows, no bit of the input to the last layer's MLP
+// may change.
 func TestCausal(t *testing.T) {
 	r := newRand(t)
 	for _, cfg := range tinyConfigs() {

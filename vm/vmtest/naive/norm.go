@@ -11,8 +11,8 @@ func Plus(x []float64, offset float64) []float64 {
 	return y
 }
 
-// LayerNorm (Ba et al., 2016) normalises every row to mean 0 and variance 1, then scales and shifts each column.
-// Rows are as wide as gamma. The variance divides by the width, not by the width minus 1.
+// LayerNorm (Ba et al., 2016) normalises every row to mean 0 and variance 1, then scales and shifts each
+// column. Rows are as wide as gamma. The variance divides by the width, not by the width minus 1.
 func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
 	y := make([]float64, len(x))
 	for start := 0; start < len(x); start += len(gamma) {
@@ -25,8 +25,8 @@ func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
 	return y
 }
 
-// LayerNormGrad returns the gradients of LayerNorm. With xhat the normalised row and g = dy*gamma, dx = rstd * (g
-// - mean(g) - xhat*mean(g*xhat)).
+// LayerNormGrad returns the gradients of LayerNorm. With xhat the normalised row and g = dy*gamma, dx = rstd *
+// (g - mean(g) - xhat*mean(g*xhat)).
 func LayerNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma, dbeta []float64) {
 	width := len(gamma)
 	dx, dgamma = make([]float64, len(x)), make([]float64, width)

@@ -2,8 +2,8 @@ package naive
 
 import "math"
 
-// NumericGrad differentiates f at x by central differences over five points. The error falls with the fourth power
-// of the step: in float64, a smooth f of ordinary size gives about ten digits. x is unchanged on return.
+// NumericGrad differentiates f at x by central differences over five points. The error falls with the fourth
+// power of the step: in float64, a smooth f of ordinary size gives about ten digits. x is unchanged on return.
 func NumericGrad(f func(x []float64) float64, x []float64) []float64 {
 	grad := make([]float64, len(x))
 	for i := range x {

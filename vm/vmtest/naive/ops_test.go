@@ -12,7 +12,8 @@ func TestKnownValues(t *testing.T) {
 		name      string
 		got, want []float64
 	}{
-		// Mean 3, variance 5 without Bessel's correction, eps 4 makes the deviation 3.
+		// The mean is 3 and the variance, without Bessel's correction, 5; with eps 4 the deviation is sqrt(5+4)
+		// = 3.
 		{"layernorm", LayerNorm([]float64{0, 2, 4, 6}, []float64{1, 3, 1, 1}, []float64{0, 0, 7, 0}, 4),
 			[]float64{-1, -1, 7 + 1.0/3, 1}},
 		{"rmsnorm", RMSNorm([]float64{1, 7, 0, 0}, []float64{1, 2}, 11), []float64{1 / 6.0, 14 / 6.0, 0, 0}},
@@ -22,7 +23,8 @@ func TestKnownValues(t *testing.T) {
 		{"swiglu", GLU("silu", []float64{0, math.Log(3)}, []float64{5, 2}), []float64{0, math.Log(3) * 0.75 * 2}},
 		{"softcap", Softcap([]float64{0, 2 * math.Atanh(0.5)}, 2), []float64{0, 1}},
 		{"embed", Embed([]float64{1, 2, 3, 4}, []int32{8, 7, 9, 6}, 2, 7), []float64{3, 4, 1, 2, 0, 0, 0, 0}},
-		// Token 1 of 2 heads of 4 after a prefix of 1 is at position 2; theta 4 halves the angle of the second pair.
+		// Two heads of 4 values. After a prefix of 1, token 1 is at position 2; theta 4 halves the angle of the
+		// second pair.
 		{"rope", Rope([]float64{9, 9, 9, 9, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0}, 1, 2, 4, 1, Rotation{Rates(4, 4), 1, 1})[8:],
 			[]float64{math.Cos(2), 2 * math.Cos(1), math.Sin(2), 2 * math.Sin(1), 0, math.Cos(1), 0, math.Sin(1)}},
 		{"matmul", MatMul([]float64{1, 2, 3, 4, 5, 6}, []float64{1, 0, 2, 1, 0, 3}, []float64{10, 20}, 2, 2, 3, false, false),
@@ -31,13 +33,15 @@ func TestKnownValues(t *testing.T) {
 	} {
 		wantClose(t, c.name, c.got, c.want, 1e-12)
 	}
-	// One head of 4 values, so scores are halved: query 1 scores 0 and 2*log(3)/2 = log(3), weights 1/4 and 3/4.
+	// One head of 4 values, so products are halved: query 1 has scores 0 and 2*log(3)/2 = log(3), and weights
+	// 1/4 and 3/4.
 	q, k := []float64{1, 0, 0, 0, 2, 0, 0, 0}, []float64{0, 0, 0, 0, math.Log(3), 0, 0, 0}
 	out, lse := Attention(q, k, []float64{4, 0, 0, 0, 0, 4, 0, 0}, AttentionShape{Queries: 2, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 4})
 	wantClose(t, "attention", out, []float64{4, 0, 0, 0, 1, 3, 0, 0}, 1e-15)
 	wantClose(t, "logsumexp", lse, []float64{0, math.Log(4)}, 1e-15)
 
-	// A single token attends only to itself, so every head shows whose values it reads: adjacent heads share them.
+	// A single token attends only to itself, so the output of each head is the value that it reads. Pairs of
+	// adjacent heads share one.
 	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{Queries: 1, Batch: 1, Heads: 4, KVHeads: 2, HeadDim: 1})
 	wantClose(t, "head groups", out, []float64{7, 7, 8, 8}, 1e-15)
 
@@ -97,8 +101,8 @@ func attentionInputs(normal func() float64, s AttentionShape) (q, k, v []float64
 	return q, k, v
 }
 
-// TestVocabularyParts checks that a divided vocabulary, with its last part padded and one part all padding, joins
-// to the whole.
+// TestVocabularyParts checks that the results for the parts of a vocabulary, one of them partly and one
+// entirely padding, join to those for the whole vocabulary.
 func TestVocabularyParts(t *testing.T) {
 	r := newRand(t)
 	const vocab, width, rows = 7, 4, 3
@@ -125,8 +129,8 @@ func TestVocabularyParts(t *testing.T) {
 	wantClose(t, "lse", gotLSE, lse, 1e-14)
 }
 
-// TestGradientsOfOperations differentiates a random weighted sum of every operation's output with respect to each
-// of its inputs.
+// TestGradientsOfOperations compares the gradients of a random weighted sum of each operation's outputs, with
+// respect to each input, with numerical gradients.
 func TestGradientsOfOperations(t *testing.T) {
 	r := newRand(t)
 	random := func(n int) []float64 { return normals(r, n, 0.3, 1) }

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Optimizer holds an optimizer's constants. LR is the highest rate of the schedule; every update receives the rate
-// of its step.
+// Optimizer holds an optimizer's constants. LR is the highest rate of the schedule; every update receives the
+// rate of its step.
 type Optimizer struct {
 	Kind                                         string // adamw (the default), sgd or muon
 	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
-	NoDecay                                      []string // groups without weight decay; nil: norms and biases
+	NoDecay                                      []string // parameter groups without weight decay; nil: norms and biases
 }
 
-// State is the optimizer's state. Before the first step only Shapes is set, which only muon needs.
+// State is the optimizer's state. Before the first step, only Shapes is set, and only muon needs that.
 type State struct {
 	Shapes map[string][]int // rows and columns of matrices by name
 	M, V   Tensors
@@ -84,13 +84,14 @@ func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64
 	return norm
 }
 
-// SGD returns one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled weight decay (Loshchilov and Hutter, 2019).
+// SGD returns the result of one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled
+// weight decay (Loshchilov and Hutter, 2019).
 func (opt Optimizer) SGD(lr, decay, w, g, m float64) (newW, newM float64) {
 	newM = opt.Momentum*m + g
 	return w - lr*(newM+decay*w), newM
 }
 
-// muon returns one step of Muon (Jordan et al., 2024) for a matrix, scaled to the length of a step of AdamW
+// muon takes one step of Muon (Jordan et al., 2024) for a matrix, scaled to the usual length of an AdamW step
 // (Liu et al., 2025).
 func (opt Optimizer) muon(lr, decay, factor float64, rows, cols int, w, grad, m []float64) {
 	step := make([]float64, len(w))
@@ -154,8 +155,8 @@ func transposed(x []float64, rows, cols int) []float64 {
 	return y
 }
 
-// Scalar returns the result of one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1,
-// for a weight w with gradient g and moments m and v.
+// Scalar returns the result of a step of AdamW (Loshchilov and Hutter, 2019) for a weight w with gradient g and
+// moments m and v. Steps are numbered from 1.
 func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (newW, newM, newV float64) {
 	newM = opt.Beta1*m + (1-opt.Beta1)*g
 	newV = opt.Beta2*v + (1-opt.Beta2)*g*g
@@ -164,7 +165,7 @@ func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (ne
 	return w - lr*meanHat/(math.Sqrt(varHat)+opt.Eps) - lr*decay*w, newM, newV
 }
 
-// globalNorm adds the tensors in the order of their names, so that runs are bitwise equal.
+// globalNorm sums over the tensors in the order of their names, so that repeated runs are bitwise equal.
 func globalNorm(grads Tensors) float64 {
 	var names []string
 	for name := range grads {
@@ -180,8 +181,9 @@ func globalNorm(grads Tensors) float64 {
 	return math.Sqrt(sum)
 }
 
-// LearningRate returns the rate of a step, numbered from 1: linear up to lr during the warm-up, then constant,
-// or half a cosine (Loshchilov and Hutter, 2017) down to minLR at the last step and minLR after it.
+// LearningRate returns the rate of a step, numbered from 1. It rises linearly to lr during the warm-up, and
+// then stays constant or falls along half a cosine (Loshchilov and Hutter, 2017) to minLR at the last step,
+// where it stays.
 func LearningRate(step, warmup, steps int, decay string, lr, minLR float64) float64 {
 	switch {
 	case step <= warmup:

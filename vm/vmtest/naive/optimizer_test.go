@@ -6,8 +6,8 @@ import (
 )
 
 // TestAdamWByHand checks one decayed weight and one bias over two steps. Gradients (3, 4) have norm 5 and are
-// clipped to 0.5, which gives (0.3, 0.4). In the first step the bias corrections cancel the factors exactly, so
-// the step is lr times the sign.
+// clipped to 0.5, which gives (0.3, 0.4). In the first step the bias corrections cancel the factors 1-beta
+// exactly, so each weight moves by lr times the sign of its gradient.
 func TestAdamWByHand(t *testing.T) {
 	opt := Optimizer{LR: 0.1, Beta1: 0.9, Beta2: 0.99, Eps: 0, WeightDecay: 0.5}
 	w, grads := Tensors{"layer.0.w1": {2}, "layer.0.b1": {-1}}, Tensors{"layer.0.w1": {3}, "layer.0.b1": {4}}
@@ -20,7 +20,8 @@ func TestAdamWByHand(t *testing.T) {
 	wantClose(t, "decayed weight", w["layer.0.w1"], []float64{2 - 0.1 - 0.1*0.5*2}, 1e-15)
 	wantClose(t, "bias", w["layer.0.b1"], []float64{-1.1}, 1e-15)
 
-	// The second step has gradients (-0.1, 0), below the limit, and half the rate.
+	// The second step has gradients (-0.1, 0), whose norm is below the clipping limit, and half the learning
+	// rate.
 	grads["layer.0.w1"][0], grads["layer.0.b1"][0] = -0.1, 0
 	if norm := s.Update(opt, 0.05, w, grads, 0.5); !(math.Abs(norm-0.1) <= 1e-16) {
 		t.Errorf("norm %g, want 0.1", norm)
@@ -36,7 +37,7 @@ func TestAdamWByHand(t *testing.T) {
 	}
 }
 
-// TestEps checks that eps is added to the root, not under it.
+// TestEps checks that eps is added to the square root, not under it.
 func TestEps(t *testing.T) {
 	w, _, _ := Optimizer{Eps: 1}.Scalar(1, 0, 1, 0, 3, 0, 0) // with betas of 0 the moments are 3 and 9
 	wantClose(t, "w", []float64{w}, []float64{-0.75}, 1e-15)
@@ -45,7 +46,7 @@ func TestEps(t *testing.T) {
 func TestDecays(t *testing.T) {
 	for _, cfg := range []Config{tiny("gpt", "learned", 4, false), tiny("llama", "rope", 2, false)} {
 		for name, shape := range Shapes(cfg) {
-			if want := len(shape) == 2; (Optimizer{}).Decays(name) != want { // norms and biases are the vectors
+			if want := len(shape) == 2; (Optimizer{}).Decays(name) != want { // the vectors are the norms and biases
 				t.Errorf("%s: decays %t, want %t", name, (Optimizer{}).Decays(name), want)
 			}
 		}
@@ -83,7 +84,7 @@ func TestLearningRate(t *testing.T) {
 	}
 }
 
-// TestLearns checks that training on one batch reduces the loss from that of random guessing to almost 0.
+// TestLearns checks that training on one batch reduces the loss to almost 0.
 func TestLearns(t *testing.T) {
 	r := newRand(t)
 	for _, family := range []string{"gpt", "llama"} {

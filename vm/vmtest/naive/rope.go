@@ -2,18 +2,18 @@ package naive
 
 import "math"
 
-// RopeConfig defines the rates at which pairs rotate.
+// RopeConfig defines the rates at which the pairs of a head's values rotate.
 type RopeConfig struct {
 	Theta   float64 `json:"rope_theta"`
-	Local   float64 `json:"rope_local_theta"` // for layers with a window, which are not scaled; 0: Theta
+	Local   float64 `json:"rope_local_theta"` // theta of layers with a window, which then have no scaling; 0: as in the other layers
 	Partial float64 `json:"rope_partial"`     // rotated share of a head
 	Scaling string  `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
-	Factor    float64   `json:"rope_factor"`   // sequences may be this many times longer than Original
+	Factor    float64   `json:"rope_factor"`   // sequences may be this many times as long as Original
 	Original  int       `json:"rope_original"` // sequence length of pretraining, in tokens
-	Low       float64   `json:"rope_low"`      // llama3: pairs with fewer turns in Original tokens are scaled fully
-	High      float64   `json:"rope_high"`     // pairs with more turns are not scaled
-	Fast      float64   `json:"rope_fast"`     // yarn: the same limits, in turns
+	Low       float64   `json:"rope_low"`      // llama3: pairs that make fewer turns than this in Original tokens are scaled fully
+	High      float64   `json:"rope_high"`     // llama3: pairs that make more turns than this are not scaled
+	Fast      float64   `json:"rope_fast"`     // yarn: the same limits in turns, Fast like High and Slow like Low
 	Slow      float64   `json:"rope_slow"`
 	Truncate  bool      `json:"rope_truncate"` // yarn: round the limits to whole pairs
 	Amplitude float64   `json:"rope_amplitude"`
@@ -47,8 +47,8 @@ func (r *RopeConfig) rotation(headDim, sequence int) Rotation {
 	return out
 }
 
-// llama3 scales long wavelengths fully, short ones not at all, and interpolates in between (Llama 3.1's reference
-// code).
+// llama3 scales long wavelengths fully, short ones not at all, and interpolates in between (Llama 3.1's
+// reference code).
 func (r *RopeConfig) llama3(rate float64) float64 {
 	turns := float64(r.Original) * rate / (2 * math.Pi)
 	switch {
@@ -61,7 +61,7 @@ func (r *RopeConfig) llama3(rate float64) float64 {
 	return (1-smooth)*rate/r.Factor + smooth*rate
 }
 
-// yarn does the same by the index of the pair (Peng et al., 2023).
+// yarn does the same, but interpolates by the index of the pair (Peng et al., 2023).
 func (r *RopeConfig) yarn(rate float64, pair, width int) float64 {
 	pairOf := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(r.Original)/(turns*2*math.Pi)) / (2 * math.Log(r.Theta))
@@ -88,8 +88,8 @@ func Rates(headDim int, theta float64) []float64 {
 	return rates
 }
 
-// Rotation rotates the pairs (i, i+len(Rates)) of every head, as GPT-NeoX and Llama's published weights pair them,
-// by position times Rates[i]. It multiplies the rotated values by Scale and the rest of the head by Rest.
+// Rotation rotates the pairs (i, i+len(Rates)) of every head, as GPT-NeoX and Llama's published weights pair
+// them, by position times Rates[i]. It multiplies the rotated values by Scale and the rest of the head by Rest.
 type Rotation struct {
 	Rates       []float64
 	Scale, Rest float64

@@ -37,8 +37,8 @@ func (p param) size() int {
 	return 24
 }
 
-// kernel describes one function. results has the form of Go results, all float32. If field is set, the kernel
-// goes into the kernel table under its name.
+// kernel describes one function. The field results is written like the results of a Go function, all float32.
+// If field is set, the kernel goes into the kernel table under its name.
 type kernel struct {
 	name    string
 	params  []param
@@ -48,7 +48,7 @@ type kernel struct {
 	body    func(f *fn)
 }
 
-// params parses "dst, x []float32; alpha float32".
+// params parses a list of parameters, such as "dst, x []float32; alpha float32".
 func params(text string) (list []param) {
 	for group := range strings.SplitSeq(text, ";") {
 		names, typ, _ := cutLast(strings.TrimSpace(group))
@@ -100,7 +100,7 @@ type fn struct {
 	vectors   int             // number of vector registers in use
 	ints      int             // number of integer registers in use
 	labels    int
-	masked    bool // the body being emitted is for the tail
+	masked    bool // the code being emitted handles the tail
 }
 
 var intRegisters = []string{"DI", "SI", "DX", "BX", "R8", "R9", "R10", "R11", "R12", "R13", "R15"}
@@ -128,7 +128,7 @@ func (f *fn) fresh(what string) string {
 	return fmt.Sprintf("%s%d", what, f.labels)
 }
 
-// vec allocates a vector register, integer an integer register.
+// vec allocates a vector register; integer allocates an integer register.
 func (f *fn) vec() string {
 	f.vectors++
 	limit := 32
@@ -186,12 +186,13 @@ func (f *fn) constant(v float64) string {
 	return r
 }
 
-// low returns the 128-bit part of a register; half returns the lower half of an AVX-512 register.
+// low returns the name of a register's lowest 128 bits; half returns that of the lower half of an AVX-512
+// register.
 func low(r string) string { return "X" + r[1:] }
 
 func half(r string) string { return "Y" + r[1:] }
 
-// c returns the memory operand of a constant in all lanes.
+// c returns a memory operand that holds a constant in every lane.
 func (f *fn) c(v float64) string { return f.word32(math.Float32bits(float32(v))) }
 
 func (f *fn) word32(bits uint32) string {
@@ -213,7 +214,7 @@ func writeConstants(w *bytes.Buffer, constants map[string]bool) {
 		}
 		fmt.Fprintf(w, "GLOBL %s<>(SB), RODATA|NOPTR, $64\n", name)
 	}
-	// The tail masks of AVX2 are a window into this table: ones, then zeros.
+	// AVX2's tail mask is a window into this table: ones, then zeros.
 	fmt.Fprintf(w, "\n")
 	for i := range 8 {
 		bits := "ffffffffffffffff"
@@ -243,7 +244,8 @@ func (f *fn) horner(d, a, b string) { f.p("VFMADD213PS %s, %s, %s", b, a, d) }
 // The mask of a tail is K1, or for AVX2 this register, which tailMask sets up.
 const maskAVX2 = "Y15"
 
-// load reads a vector of an operand, with zeros in lanes past the end; store writes one.
+// load reads a vector from memory, with zeros in the lanes past the end of the operand; store writes a vector,
+// except those lanes.
 func (f *fn) load(d, mem string) {
 	switch {
 	case !f.masked:
@@ -291,7 +293,8 @@ func (f *fn) tailFill(r string, bits uint32) {
 	}
 }
 
-// tailMask sets the mask to the first n lanes, where n is a register with a value below lanes. It clobbers R15 and n.
+// tailMask sets the mask to the first n lanes. n is a register; its value is less than the number of lanes, and
+// is kept. R15 is clobbered.
 func (f *fn) tailMask(n string) {
 	if f.avx512 {
 		f.p("MOVQ $-1, R15")
@@ -330,7 +333,7 @@ func (f *fn) each(body func()) {
 	f.label(done)
 }
 
-// at returns the operand at the loop's index.
+// at returns the operand that starts at index AX of the slice at base.
 func at(base string) string { return "(" + base + ")(AX*4)" }
 
 // exp replaces x with its exponential. Below -87 the result is zero, never denormal.
@@ -384,7 +387,7 @@ func (f *fn) reduce(op func(d, a, b string), r, t string) {
 	op(low(r), low(r), low(t))
 }
 
-// result writes the lowest lane to a result.
+// result stores the lowest lane of r as the kernel's result with the given index.
 func (f *fn) result(name string, index int, r string) {
 	f.p("VMOVSS %s, %s+%d(FP)", low(r), name, f.kernel.resultOffset()+4*index)
 }

@@ -25,7 +25,7 @@ const (
 // gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows. It divides the rows
 // into panels of nearly equal height, at most mr, and keeps a whole panel of c in registers for all of k.
 //
-//	DI tile, SI a, R8 its row stride and R9 three of them, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
+//	DI tile, SI a, R8 its row stride, R9 three times that, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
 //	BX b, DX its stride, CX k, R15 a's stride along k; AX the prefetch list and R14 its base; later AX c
 var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 64, body: func(f *fn) {
 	f.p("MOVQ t+0(FP), DI")
@@ -40,7 +40,8 @@ var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 6
 	f.label("done")
 }}
 
-// columnMask sets K1 and K2. AVX2 has no registers to spare during the sum, so its masks are set afterwards.
+// columnMask sets K1 and K2, the masks of a sliver's two vectors. AVX2 has no registers to spare during the
+// sum, so loadMasks sets its masks afterwards.
 func (f *fn) columnMask() {
 	if !f.avx512 {
 		return
@@ -54,8 +55,9 @@ func (f *fn) columnMask() {
 	f.p("KMOVW R15, K2")
 }
 
-// heights divides the rows into panels. The frame holds the number of panels left, how many of them have one row
-// more than the rest, and the height of the rest. heights then runs panel after panel.
+// heights divides the rows into panels. The frame holds the number of panels left, how many of them have one
+// row more than the rest, and the height of the rest. heights then jumps to the code of one panel after
+// another.
 func (f *fn) heights() {
 	f.p("MOVQ %d(DI), AX", tileC)
 	f.p("MOVQ AX, c-32(SP)")
@@ -98,10 +100,10 @@ func aOperand(i int) string {
 	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
 }
 
-// bases returns the registers that hold addresses of rows, for a panel of h rows.
+// bases returns the registers that hold row addresses, for a panel of h rows.
 func bases(h int) []string { return []string{"R10", "R11", "R12", "R13"}[:(h+3)/4] }
 
-// acc returns the register of vector j of row i of c.
+// acc returns the register that accumulates vector j of row i of c.
 func (f *fn) acc(i, j int) string { return f.v(4 + 2*i + j) }
 
 // panel computes the product for h rows. With AVX-512 the sum is over floats or over pairs of bfloat16; the code
@@ -152,9 +154,10 @@ func (f *fn) panel(h int) {
 	f.p("JMP next")
 }
 
-// sums adds the products of h rows over k, two steps at a time, and jumps to end. Every second step prefetches
-// a line; the first steps also prefetch a row of c each: prefetching all rows at once would fill the buffers
-// needed for loads from a. multiply computes d += a*b on words.
+// sums adds up the products of h rows over k, two steps at a time, and then jumps to end or falls through.
+// Every second step prefetches a line for later calls; the first h of these steps also prefetch a row of c
+// each. Prefetching all rows of c at once would fill the buffers needed for loads from a. multiply adds a*b to
+// d, on words.
 func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string) {
 	name := func(label string) string { return fmt.Sprintf("%s%s%d", label, words, h) }
 	first, loop, odd := name("first"), name("sum"), name("odd")
@@ -204,7 +207,8 @@ func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string
 	step(false)
 }
 
-// loadColumns and storeColumns move both vectors of a row, masked in the last sliver.
+// loadColumns and storeColumns move both vectors of a row; if masked is set, only the lanes of existing
+// columns.
 func (f *fn) loadColumns(mem string, r [2]string, masked bool) {
 	second := fmt.Sprintf("%d%s", 4*f.lanes, mem)
 	switch {
@@ -235,7 +239,8 @@ func (f *fn) storeColumns(mem string, r [2]string, masked bool) {
 	}
 }
 
-// loadMasks sets AVX2's masks from the number of columns, in the registers of the broadcasts.
+// loadMasks computes AVX2's masks from the number of columns. They take the registers that held broadcast
+// elements of a.
 func (f *fn) loadMasks() {
 	if f.avx512 {
 		return
@@ -275,7 +280,7 @@ func (f *fn) bias(h int) {
 	f.label(none)
 }
 
-// writeBack adds the panel to c or overwrites c, and leaves AX at the row after it.
+// writeBack adds the panel to c or overwrites c, and leaves AX pointing to the row after the panel.
 func (f *fn) writeBack(h int) {
 	next, masked, over := fmt.Sprintf("written%d", h), fmt.Sprintf("masked%d", h), fmt.Sprintf("over%d", h)
 	f.p("CMPQ %d(DI), $%d", tileCols, 2*f.lanes)

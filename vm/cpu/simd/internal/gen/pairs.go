@@ -15,7 +15,7 @@ var pairKernels = []kernel{
 
 // dotPairs is VDPBF16PS: d += a.low*b.low + a.high*b.high in every word. Go's assembler does not support the
 // instruction, so dotPairs writes its encoding from Intel's manual: EVEX.512.F3.0F38.W0 52 /r. Only processors
-// with AVX512-BF16 reach it.
+// with AVX512-BF16 execute it.
 func (f *fn) dotPairs(d, a, b string) {
 	reg, vvvv, rm := number(d), number(a), number(b)
 	inverted := func(r, bit int) int { return 1 - r>>bit&1 }
@@ -43,7 +43,7 @@ func number(r string) int {
 	return n
 }
 
-// interleave makes a row of pairs from two rows of bfloat16.
+// interleave makes each row of pairs from two rows of bfloat16.
 func interleave(f *fn) {
 	dst, low := f.slice("dst"), f.slice("src")
 	dstLd, srcLd, pairs, cols, high := f.word("dstLd"), f.word("srcLd"), f.word("pairs"), f.word("cols"), f.integer()

@@ -13,7 +13,7 @@ const (
 	signBits = 0x80000000
 )
 
-// vectorKernels lists all kernels except those of the matrix product.
+// vectorKernels lists all kernels except gemm and the pair kernels.
 var vectorKernels = []kernel{
 	{name: "add", params: params("dst, a, b []float32"), field: true, body: binary((*fn).add)},
 	{name: "mul", params: params("dst, a, b []float32"), field: true, body: binary((*fn).mul)},
@@ -70,7 +70,7 @@ func binary(op func(f *fn, d, a, b string)) func(f *fn) {
 	}
 }
 
-// axpy rounds the product, as its definition does.
+// axpy rounds the product before it adds it, as its definition does.
 func axpy(f *fn) {
 	r, alpha := f.slices("dst", "x"), f.scalar("alpha")
 	f.each(func() {
@@ -93,7 +93,7 @@ func scale(f *fn) {
 	})
 }
 
-// geluExp sets e to exp(-2u) of gelu, given x and x*x.
+// geluExp sets e to the exp(-2u) in gelu's tanh form, given x and x*x.
 func (f *fn) geluExp(e, x, square, t, u, m string) {
 	f.mov(e, f.c(-2*geluC*geluA))
 	f.horner(e, square, f.c(-2*geluC))
@@ -399,7 +399,8 @@ func rotate(f *fn) {
 	})
 }
 
-// adamw rounds every product separately, in the order of its definition, so that all sets agree bit for bit.
+// adamw rounds every product separately, in the order of its definition, so that all instruction sets agree bit
+// for bit.
 func adamw(f *fn) {
 	r := f.slices("w", "m", "v", "g")
 	c := f.word("c")
@@ -437,8 +438,8 @@ func adamw(f *fn) {
 	})
 }
 
-// strip loads the registers that both softmax kernels need: addresses of s and of the other slices, the row
-// stride in DX, the number of rows in CX.
+// strip loads two values that both softmax kernels need: the row stride in bytes, into the register that it
+// returns, and the number of rows, into CX.
 func (f *fn) strip() (ld string) {
 	ld = f.word("ld")
 	f.p("SHLQ $2, %s", ld)
@@ -535,8 +536,8 @@ func softmaxGrads(f *fn) {
 	})
 }
 
-// rows2D loops over the rows of dst and src, with their strides in bytes in DX and BX; body processes one row of
-// CX elements. A row of exactly two vectors, the sliver of a matrix product, has a separate loop.
+// rows2D loops over the rows of dst and src, with their strides in bytes in DX and BX; body processes one row
+// of CX elements. Rows of exactly two vectors, as in slivers of a matrix product, have a separate loop.
 func rows2D(f *fn, dstSize, srcSize int, vector func(dst, src string), row func(dst, src string)) {
 	dst, src := f.slice("dst"), f.slice("src")
 	dstLd, srcLd, rows, cols := f.word("dstLd"), f.word("srcLd"), f.word("rows"), f.word("cols")
