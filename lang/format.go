@@ -102,7 +102,7 @@ type row struct {
 	toks    []lexer.Token
 	depth   int         // brackets that are open before it
 	inBlock bool        // directly inside the braces of a block
-	before  lexer.Token // the preceding token, which tells whether a first `-` is a sign or a subtraction
+	before  lexer.Token // the preceding token, which reports whether a first `-` is a sign or a subtraction
 }
 
 // rows splits at line breaks, after the `{` of a block over several lines, and before its `}`.

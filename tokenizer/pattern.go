@@ -15,7 +15,7 @@ type pattern struct {
 	regexp *regexp2.Regexp
 }
 
-// span is a range of bytes of a text. Its flag tells whether the pattern matched there.
+// span is a range of bytes of a text. Its flag reports whether the pattern matched there.
 type span struct {
 	start, end int
 	match      bool
