@@ -107,7 +107,7 @@ func TestPhases(t *testing.T) {
 			t.Errorf("seed %d: %v, want %q", seed, err, want)
 		}
 	}
-	// A second phase ends before the waiting warp looks, so it waits, without effect, for the end of the third.
+	// A second phase ends before the waiting warp looks, so it waits for the end of the third, which never comes.
 	if _, err := launch(l, "phases", 2, 0); err == nil || !strings.Contains(err.Error(), "nothing that would end it") {
 		t.Errorf("two phases: %v", err)
 	}
