@@ -91,8 +91,8 @@ func TestDataflow(t *testing.T) {
 
 // TestHalves checks that the two halves together make up the whole backward pass, and that the nodes of each
 // half keep their original order, except for repeated gathers and collectives that begin earlier. Once a node
-// of the weights' half has written a value or read an activation, no node of the other half may write it,
-// because the weights' half may run later. In a layer, the weights' half must contain every matmul whose first
+// of the weight-gradient half has written a value or read an activation, no node of the other half may write it,
+// because the weight-gradient half may run later. In a layer, the weight-gradient half must contain every matmul whose first
 // factor is transposed.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
@@ -125,7 +125,7 @@ func checkHalves(t *testing.T, b *Block) {
 			t.Errorf("%s: %s is held though it can be gathered again", b.Name, b.Values[v].Name)
 		}
 	}
-	deferred := map[int]bool{} // values that the weights' half has read or written
+	deferred := map[int]bool{} // values that the weight-gradient half has read or written
 	at := [2]int{}
 	for _, n := range b.Backward {
 		half := InputGradient

@@ -452,7 +452,7 @@ var Ops = [NumOps]OpInfo{
 			"sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / " +
 			"(heads/kv_heads). " +
 			"Scores of a whole row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
-			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. The o of a query without any key is 0, and its lse is minus infinity.",
+			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. For a query with no keys, o is 0 and lse is minus infinity.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow in bf16, so that it is rounded once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},

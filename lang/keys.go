@@ -569,7 +569,7 @@ var adapterKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
 		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
 	{Block: blockAdapter, Name: "dropout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0", Example: "0.1",
-		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map drops different elements. Which ones depends only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
+		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map drops different elements. Which elements are dropped depends only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
 		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` each stand for several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as they are in models of the given `family`.",

@@ -95,9 +95,9 @@ type layer struct {
 	k       int32
 }
 
-// TestCopies checks the copies in random orders of tasks, with random lag and ahead. Each layer of a backward
-// must be reloaded exactly once, after its forward and before its visit. Offloaded tensors must hold device
-// bytes until their release if it comes before the reload, and otherwise not at all.
+// TestCopies checks the copies in random orders of tasks, with random lag and ahead. Each layer of a backward must be
+// reloaded exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes until they
+// are released, if that is before they are reloaded, and none otherwise.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List

@@ -98,7 +98,7 @@ func (f files) addTree(root, folder, ending string) error {
 	})
 }
 
-// addLicenses adds the licenses of Go and of every module in the programs, as they require.
+// addLicenses adds the licenses of Go and of every module in the programs, as these licenses require.
 func (f files) addLicenses(root string) error {
 	list := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}", "./cmd/sppoc", "./cmd/sppovm")
 	goroot := exec.Command("go", "env", "GOROOT")

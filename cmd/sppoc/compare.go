@@ -85,14 +85,18 @@ func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	return rows, nil
 }
 
-// hopeless reports whether an error concerns the command line or an unreadable file rather than one variant.
+// mistakes are the codes of overrides that are wrong in every job.
+var mistakes = []lang.Code{lang.Syntax, lang.UnknownKey, lang.UnknownName, lang.UnknownUnit, lang.WrongDimension, lang.WrongType}
+
+// hopeless reports whether an error is a mistake in the command line, or concerns an unreadable file, rather than
+// one variant.
 func hopeless(err error) bool {
 	var d *lang.Diagnostic
 	if !errors.As(err, &d) {
 		var missing *fs.PathError
 		return errors.As(err, &missing)
 	}
-	return strings.HasPrefix(d.Pos.File, "--") && (d.Code == lang.UnknownKey || d.Code == lang.Syntax)
+	return strings.HasPrefix(d.Pos.File, "--") && slices.Contains(mistakes, d.Code)
 }
 
 // variant is a job to be simulated for one line of the table.

@@ -44,7 +44,7 @@ var app = cli.App{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc: "check a spec and report its errors",
-			Details: "If there are no errors, nothing is printed, except that a terminal gets a message. Errors that\n" +
+			Details: "If there are no errors, check prints nothing, or a short message on a terminal. Errors that\n" +
 				"depend on how the job is planned are reported by plan. If FILE is -, standard input is read.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},

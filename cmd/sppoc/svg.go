@@ -137,8 +137,8 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	return f.write(w)
 }
 
-// taskNames selects the properties that differ among the tasks of a code, which become part of the tasks'
-// names. The page names tasks by the same rule.
+// taskNames selects the properties that differ among the tasks of the ranks that run the same code. The names of the
+// tasks contain them. The page names tasks by the same rule.
 type taskNames struct{ microbatch, subsequence, stage bool }
 
 // For each phase that tasks have, taskKinds gives the kind of span, and so the colour, and taskLetters the

@@ -15,8 +15,8 @@ import (
 // because the ranks of a pipeline stage already divide them by vocabulary.
 const (
 	ZeroState     = 1 // the optimizer state
-	ZeroGradients = 2 // a layer's gradients, which are whole only during a backward of the layer
-	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit of the layer
+	ZeroGradients = 2 // a layer's gradients, which are whole only during a backward pass of that layer
+	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit to the layer
 )
 
 // noOptimizer is the optimizer of parameters that are not trained: it has no state.

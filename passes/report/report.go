@@ -175,7 +175,7 @@ func subsequencesInWords(p *plan.Plan) string {
 	if least == most {
 		long = fmt.Sprint(most)
 	}
-	return fmt.Sprintf("%d of %s tokens each, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
+	return fmt.Sprintf("%d, each of %s tokens, on a grid of %d; the most expensive one takes %.2f%% more operations than the average",
 		sub.N, long, sub.Align, 100*sub.Imbalance)
 }
 

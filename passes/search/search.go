@@ -648,13 +648,13 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 	case next.StepS == 0:
 		return fmt.Sprintf("auto: nothing else fits; with %s, %s", setting, than)
 	case slower > 0:
-		return fmt.Sprintf("auto: the fastest; a step takes %s longer with %s", than, setting)
+		return fmt.Sprintf("auto: the fastest by estimate; a step takes %s longer with %s", than, setting)
 	case slower < 0 && next.Bound:
 		return fmt.Sprintf("auto: the fastest found; %s could be %s", setting, than)
 	case slower < 0: // by less than the accuracy of estimates
 		return fmt.Sprintf("auto: %s is only %s", setting, than)
 	case next.Bound:
-		return fmt.Sprintf("auto: the fastest; %s cannot be faster", setting)
+		return fmt.Sprintf("auto: the fastest by estimate; %s cannot be faster", setting)
 	}
 	return "auto: tied for fastest with " + setting
 }

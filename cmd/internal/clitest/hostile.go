@@ -30,9 +30,9 @@ var odd = []struct {
 	}},
 }
 
-// Hostile runs commands with unusual files at a path that the commands read. Each command must end soon, report
-// at most a few errors, end with exit code 2, and use little memory. The parameter except lists the kinds to
-// omit: "pipe", "device", "folder", "binary", "sparse".
+// Hostile runs commands with unusual files at a path that the commands read. Each command must finish quickly, report
+// at most a few errors, exit with code 2, and use little memory. The except parameter lists the kinds to omit: "pipe",
+// "device", "folder", "binary", "sparse".
 func Hostile(t *testing.T, app *cli.App, path string, except []string, commands ...string) {
 	t.Helper()
 	for _, kind := range odd {

@@ -18,7 +18,7 @@ func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 					row[j] += a[i*rowA+p*columnA] * b[j*k+p]
 				}
 			}
-		} else { // the same sums, but reading b in the order of memory
+		} else { // the same sums, but with b read in memory order
 			for p := range k {
 				x := a[i*rowA+p*columnA]
 				for j, y := range b[p*n : p*n+n] {
