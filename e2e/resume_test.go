@@ -56,7 +56,7 @@ func TestResume(t *testing.T) {
 }
 
 // TestResumeOnLearningRates checks, for every learning-rate schedule, that a run continues as if it had not
-// stopped, even with another number of stages.
+// stopped, even with a different number of stages.
 func TestResumeOnLearningRates(t *testing.T) {
 	words := lang.FindKey("train.lr_schedule").Words()
 	slices.Sort(words)

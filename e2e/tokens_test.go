@@ -13,7 +13,7 @@ import (
 )
 
 // TestResumeOnTokens checks E6 on token files that are read in order, shuffled, or mixed by weights. A run also
-// resumes on one stage and, within the rounding of E3, with another number of replicas. If a file has changed
+// resumes on one stage and, within the rounding of E3, with a different number of replicas. If a file has changed
 // in the meantime, the error names it.
 func TestResumeOnTokens(t *testing.T) {
 	dir := t.TempDir()

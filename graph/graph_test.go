@@ -89,11 +89,11 @@ func TestDataflow(t *testing.T) {
 	}
 }
 
-// TestHalves checks that the two halves together make up the whole backward pass, and that the nodes of each
-// half keep their original order, except for repeated gathers and collectives that begin earlier. Once a node
-// of the weight-gradient half has written a value or read an activation, no node of the other half may write it,
-// because the weight-gradient half may run later. In a layer, the weight-gradient half must contain every matmul whose first
-// factor is transposed.
+// TestHalves checks that the two halves together make up the whole backward pass, and that the nodes of each half keep
+// their original order, except for repeated gathers and collectives that begin earlier. Once a node of the
+// weight-gradient half has written a value or read an activation, no node of the other half may write it, because the
+// weight-gradient half may run later. In a layer, the weight-gradient half must contain every matmul whose first factor
+// is transposed.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {

@@ -393,7 +393,7 @@ var trainKeys = []*Key{
 		Doc: "Number of tokens in one training sample. K stands for 1024 tokens, M for 1024K.",
 		set: func(s *Spec, v value) { s.Train.Sequence = int64(v.num) }},
 	{Block: blockTrain, Name: "batch", takes: whole(1, maxCount), Default: "1", Example: "8",
-		Doc: "Number of sequences per step, of all replicas together.",
+		Doc: "Number of sequences per step, across all replicas.",
 		set: func(s *Spec, v value) { s.Train.Batch = v.Int() }},
 	{Block: blockTrain, Name: "steps", takes: whole(1, maxTokens), Default: "100", Example: "1000",
 		Doc: "Number of optimizer steps.",

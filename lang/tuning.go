@@ -95,7 +95,7 @@ var targetNames = []string{
 // gpt2Targets maps the names in GPT-2 to targets. There, c_proj is the name of two linear maps.
 var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
 
-// weightsOf returns the matrices of a target in a model, or nil if the model has no such map.
+// weightsOf returns the matrices of a target in a model, or nil if the model does not have that target.
 func (m *Model) weightsOf(target string) []string {
 	up, down := "w1", "w2"
 	if m.Gated {

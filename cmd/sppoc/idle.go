@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Limits of the answer to --why-idle: the number of waits shown, the number of kinds of work that are simulated
-// faster, and by what factor.
+// Limits on the output of --why-idle: how many waits to show, how many kinds of work to make faster in the simulation,
+// and by what factor.
 const (
 	waitsShown = 6
 	sortsShown = 4
@@ -32,7 +32,7 @@ func whyIdle(job *cli.Job) (string, error) {
 	return b.String(), nil
 }
 
-// shorten simulates the step again, each time with one kind of work on the critical path made faster.
+// shorten simulates the step several times, each time with one kind of work on the critical path made faster.
 func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
 	causes := t.Causes()
 	var on [sim.NumSorts]ir.Seconds

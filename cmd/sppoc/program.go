@@ -181,8 +181,8 @@ func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	return report.Write(env.Stdout, job.Plan)
 }
 
-// asAfter removes from a program what the code generation passes after the given one have added: the events
-// (pass sync) and the offsets of buffers (pass place).
+// asAfter removes from a program what was added by the passes of code generation that follow the given one: the events
+// (the sync pass) and the offsets of buffers (the place pass).
 func asAfter(p *ir.Program, pass string) *ir.Program {
 	if pass != "lower" && pass != "place" {
 		return p
@@ -216,7 +216,7 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	if f.format == "json" {
 		return dumpJSON(w, p, f.rank)
 	}
-	printer := ir.Printer{Annotate: f.after != "lower"} // there are no addresses before the pass place
+	printer := ir.Printer{Annotate: f.after != "lower"} // there are no addresses before the place pass
 	if f.section != "" {
 		w = &withoutLines{w: w, prefixes: []string{"  buffer ", "  state "}}
 	}

@@ -60,7 +60,7 @@ func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard
 	}
 }
 
-// Steps recomputed with another number of stages and without offloading are bitwise equal. With another number
+// Steps recomputed with a different number of stages and without offloading are bitwise equal. With a different number
 // of ranks per stage, they differ only by rounding. A single flipped bit is found.
 func TestAudit(t *testing.T) {
 	inBase(t)
@@ -108,7 +108,7 @@ func TestAudit(t *testing.T) {
 }
 
 // The commands in docs/checkpoints.md print the output shown there, except for values and counts that depend on
-// rounding, and the first tensor in which only rounding differs. -update rewrites the output in that file.
+// rounding, and the name of the first tensor that differs only by rounding. -update rewrites the output in that file.
 func TestAuditInDocs(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -150,7 +150,7 @@ func leftInWords(p *plan.Plan) string {
 		last-1, last+1, least, most, 100*worstRounding(p), last)
 }
 
-// worstRounding returns the largest relative difference of a piece from an even share of its subsequence.
+// worstRounding returns the largest relative deviation of a piece from an even share of its subsequence.
 func worstRounding(p *plan.Plan) float64 {
 	worst := 0.0
 	for x, pieces := range p.Mux.Pieces {
@@ -187,7 +187,7 @@ func streamedInWords(p *plan.Plan) string {
 	return ""
 }
 
-// cachesInWords describes the place of K and V, if it is not the device.
+// cachesInWords says where K and V are kept, if not on the device.
 func cachesInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
