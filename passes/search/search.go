@@ -581,6 +581,9 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 
 // pinned records the reason for the value of a dimension.
 func pinned(p *plan.Plan, d *dimension, value, why string) {
+	if n := p.Train.Sequence; d.key == "schedule.sp" && why == onlyPossible && n%2 == 1 && p.Cluster.GPUs() > 1 {
+		why = fmt.Sprintf("auto: the only option: %d tokens are an odd number, which few numbers of ranks divide", n)
+	}
 	if value != d.plain || why != onlyPossible {
 		p.Decide("solve", d.name(), value, why)
 	}
