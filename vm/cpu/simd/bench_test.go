@@ -297,6 +297,7 @@ func BenchmarkAttention(b *testing.B) {
 		{Tokens: 512, Prefix: 3584, Batch: 1, Heads: 4, KVHeads: 1, HeadDim: 128},
 	} {
 		a.Keys = a.Prefix + a.Tokens
+		a.Window = a.Keys
 		name := fmt.Sprintf("%dx%dx%dx%d", a.Keys, a.Batch, a.Heads, a.HeadDim)
 		ld, kvLd, keys := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, a.Keys*a.Batch
 		query := func() Mat { return F32(benchFloats(a.Tokens*a.Batch*ld), ld) }
