@@ -24,7 +24,7 @@ import (
 )
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {
-	sweeps := flags.StringArray("sweep", nil, "`KEY=V1,V2,...`: one line for each value of a key; repeat the flag for every combination")
+	sweeps := flags.StringArray("sweep", nil, "simulate one job for each value of a key, given as `KEY=V1,V2,...`; if repeated, one for each combination of values")
 	cli.Words(flags, "sweep", cli.KeyWords())
 	var format string
 	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")

@@ -19,7 +19,7 @@ import (
 )
 
 func diff(flags *pflag.FlagSet) cli.Action {
-	programs := flags.Bool("programs", false, "compile specs and plans and compare the programs")
+	programs := flags.Bool("programs", false, "compile specs and plans, and compare the resulting programs")
 	context := flags.IntP("unified", "U", 3, "lines of context around each difference between programs")
 	setA := cli.SetFlag(flags, "set-a")
 	setB := cli.SetFlag(flags, "set-b")

@@ -11,7 +11,7 @@
 //	compare.go  compare
 //	trace.go    trace
 //	view.go     view; the page is in page/
-//	svg.go      figures for print
+//	svg.go      figures for printing
 //	tokenize.go train-tokenizer, tokenize
 //	diff.go     diff, and lines.go the comparison of texts
 //	manual.go   the manual page of the language
@@ -44,8 +44,9 @@ var app = cli.App{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc: "check a spec and report its errors",
-			Details: "If there are no errors, check prints nothing, or a short message on a terminal. Errors that\n" +
-				"depend on how the job is planned are reported by plan. If FILE is -, standard input is read.",
+			Details: "If there are no errors, check prints nothing, or only a short message if standard output is a\n" +
+				"terminal. Errors that depend on how the job is planned are reported by sppoc plan. If FILE is -,\n" +
+				"check reads standard input.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
@@ -61,21 +62,22 @@ var app = cli.App{
 		{
 			Name: "import", Args: "DIR [-o FILE.sppo] [--force]", MinArgs: 1, MaxArgs: 1, Setup: importModel,
 			Doc: "write the model block for a Hugging Face model folder",
-			Details: "DIR contains a config.json, written by transformers 4 or 5. A comment on each key of the block names the config key\n" +
+			Details: "DIR contains a config.json written by transformers 4 or 5. A comment on each key in the block names the config key\n" +
 				"from which it is derived. A config key that sppo does not support is an error.",
 			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
 		},
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
-			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
-			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. For a folder, --cluster is required, but\n" +
-				"weights are not. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is\n" +
-				"3. Ctrl-C ends a search: the best answer so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one\n" +
-				"during other work, aborts the command.\n\n" +
-				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
-				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
-				"time in which they are busy, from the start of a step to its last task. The critical path is a chain of work that takes\n" +
-				"the whole step and in which each part waits for the previous one. The parts of a peak add up to the whole peak.",
+			Doc: "plan a job, and report sizes, memory, predicted time and the reason for each decision",
+			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. For a folder, --cluster is required; the\n" +
+				"folder need not contain weights. If the job does not fit, the plan is printed with suggested changes that would make\n" +
+				"it fit, and the exit code is 3. Ctrl-C ends a search: the best result found so far is printed, and the exit code is 0\n" +
+				"if it fits. A second Ctrl-C, or one during other work, aborts the command.\n\n" +
+				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. The times of\n" +
+				"alternatives and rejected choices are the search's estimates. The bubble is the time during which ranks have nothing\n" +
+				"to run, divided by the time during which they are busy, from the start of a step to the end of its last task. The\n" +
+				"critical path is a chain of work that spans the entire step and in which each part waits for the previous one. The\n" +
+				"parts of a peak add up to its total.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
@@ -90,16 +92,16 @@ var app = cli.App{
 		{
 			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build, Files: cli.PlanFiles,
 			Doc: "compile a spec or a plan into a verified program",
-			Details: "The extension of the output selects its form: .sppir is text, any other extension is binary. Without -o, the output is\n" +
-				"written to the current folder, with the name of FILE and the extension .sppb. If the job does not fit the cluster's\n" +
-				"memory, build fails with exit code 3 unless --force is given.",
+			Details: "The extension of the output file selects its form: .sppir is text, and any other extension is binary. Without -o, the\n" +
+				"output is written to the current folder under the name of FILE, with the extension .sppb. If the job does not fit in\n" +
+				"the cluster's memory, build fails with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
 			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
 			Doc: "print a program, or the result of a pass",
 			Details: "FILE is a program, a spec or a plan; specs and plans are compiled first. With --rank, dump prints the code of one\n" +
-				"rank, with the rank's constants filled in and the number and addresses of each instruction.",
+				"rank, with the rank's constants filled in and with each instruction's number and addresses.",
 			Examples: []string{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",
@@ -123,7 +125,7 @@ var app = cli.App{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
 			Doc: "print the differences between two plans or two programs",
 			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given. Programs are compared as text. If\n" +
-				"there is no difference, nothing is printed. The exit code is 0 whether or not there are differences.",
+				"there are no differences, nothing is printed. The exit code is 0 whether or not there are differences.",
 			Examples: []string{
 				"sppoc diff examples/tiny.sppo examples/tiny.sppo --set-b schedule.offload=none",
 				"sppoc diff old.sppb new.sppb",
@@ -131,8 +133,8 @@ var app = cli.App{
 		},
 		{
 			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
-			Doc: "simulate several jobs and print one table",
-			Details: "Each FILE is a spec, a plan or a program. One step of each is simulated. If a job cannot be compiled, its line shows\n" +
+			Doc: "simulate several jobs and compare them in a table",
+			Details: "Each FILE is a spec, a plan or a program. One step of each is simulated. If a job cannot be compiled, the output gives\n" +
 				"the reason. A job that does not fit its cluster is simulated anyway, and its line says so.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
@@ -143,11 +145,11 @@ var app = cli.App{
 		{
 			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
 			Doc: "simulate one or two programs and draw their timelines",
-			Details: "Each FILE is a program, a spec or a plan. The output is one HTML file that works offline. It shows the streams and\n" +
-				"the memory of one rank of every stage on a common time axis, with zoom, search and the spec line of every instruction.\n" +
+			Details: "Each FILE is a program, a spec or a plan. The output is a single HTML file that works offline. It shows the streams\n" +
+				"and the memory of one rank per stage on a common time axis, with zoom, search and the spec line for every instruction.\n" +
 				"If two programs have the same ranks, each rank of the second is drawn below the same rank of the first. TRACE is a\n" +
 				"measured timeline of FILE, written by sppovm run --profile; it is drawn below the simulation. If OUT ends in .svg, the\n" +
-				"output is a figure of one program for print.",
+				"output is a figure of one program, suitable for printing.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
@@ -170,19 +172,20 @@ var app = cli.App{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
 			Doc: "train a byte-level BPE tokenizer on text",
 			Details: "Each IN is a file or a folder, as for tokenize. The tokenizer is written to DIR as tokenizer.json and\n" +
-				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split in the same way as for Llama-3. The\n" +
-				"vocabulary contains all bytes, so every text can be tokenized. Token 0, <|endoftext|>, marks the end of a document.",
+				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split in the same way as by Llama-3's\n" +
+				"tokenizer. The vocabulary contains all bytes, so any text can be tokenized. Token 0, <|endoftext|>, marks the end of a\n" +
+				"document.",
 			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
 		},
 		{
 			Name: "tokenize", Args: "IN... -o DIR --tokenizer DIR|FILE [--field NAME] [--append-eos]", MinArgs: 1, MaxArgs: -1, Setup: tokenize,
-			Doc: "tokenize text, jsonl and parquet into a folder for data = tokens(...)",
+			Doc: "tokenize text, jsonl and parquet files into a folder for data = tokens(...)",
 			Details: "Each IN is a file, or a folder with files at any depth. Files are read as jsonl (.jsonl, .ndjson), as parquet\n" +
 				"(.parquet), or otherwise as text with one document per file; .gz and .zst files are decompressed. Token IDs are\n" +
-				"exactly those of Hugging Face's tokenizers, without special tokens around a document.\n\n" +
+				"exactly those that Hugging Face's tokenizers produce, without special tokens around a document.\n\n" +
 				"tokenize writes flat files of little-endian tokens, the lengths of the documents and, at the end, manifest.json to\n" +
 				"DIR. With --prompt or --segments it also writes masks, so that a run can train only on answers. If tokenize is\n" +
-				"interrupted, repeat the command to continue. Neither interruptions nor --workers change the result.",
+				"interrupted, repeat the command to continue. Interruptions and --workers do not affect the result.",
 			Examples: []string{
 				"sppoc tokenize corpus/ -o tokens --tokenizer tokenizer --append-eos",
 				"sppoc tokenize data/*.jsonl.zst -o tokens --tokenizer Llama-3.1-8B --field content",

@@ -16,7 +16,7 @@ import (
 // passFlags defines the flags that select the passes to run.
 func passFlags(flags *pflag.FlagSet) *passes.Options {
 	o := &passes.Options{}
-	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after all of them, before the result")
+	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after every pass (all), before the result")
 	flags.StringVar(&o.StopAfter, "stop-after", "", "stop after this `PASS`")
 	flags.StringSliceVar(&o.Passes, "passes", nil, "run only these `PASSES`, in this order")
 	flags.StringSliceVar(&o.Disable, "disable", nil, "skip these `PASSES`")
@@ -32,9 +32,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)
 	idle := flags.Bool("why-idle", false, "also report changes that would shorten a step, and the causes of the longest waits")
-	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits with all other settings as in the spec, and the resource that limits it")
-	fewest := flags.Bool("min-gpus", false, "find the smallest number of GPUs on which the job fits, and the memory "+
-		"that fewer GPUs would need")
+	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits if all other settings stay as in the spec, and the resource that limits its length")
+	fewest := flags.Bool("min-gpus", false, "find the smallest number of GPUs on which the job fits, and the additional "+
+		"memory that fewer GPUs would need")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:

@@ -142,8 +142,8 @@ type dumpFlags struct {
 
 func dump(flags *pflag.FlagSet) cli.Action {
 	var f dumpFlags
-	flags.IntVar(&f.rank, "rank", -1, "print the code of this rank, instead of all codes")
-	cli.Choice(flags, &f.section, "section", "", "print only this section: "+strings.Join(sectionNames(), ", "), sectionNames()...)
+	flags.IntVar(&f.rank, "rank", -1, "print only this rank's code")
+	cli.Choice(flags, &f.section, "section", "", "print only this section: init, step or eval", sectionNames()...)
 	cli.Choice(flags, &f.after, "after", "", "print the plan or program as it is after this pass", passes.Names()...)
 	cli.Choice(flags, &f.format, "format", "text", "text or json", "text", "json")
 	set := cli.SetFlag(flags, "set")

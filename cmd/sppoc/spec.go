@@ -46,7 +46,7 @@ func each(env *cli.Env, files []string, do func(file string) error) error {
 
 func format(flags *pflag.FlagSet) cli.Action {
 	write := flags.BoolP("write", "w", false, "rewrite the files instead of printing them")
-	list := flags.BoolP("list", "l", false, "list files whose style differs; exit 1 if there are any")
+	list := flags.BoolP("list", "l", false, "list files that are not in the standard style; exit with code 1 if there are any")
 	return func(env *cli.Env, files []string) error {
 		other := false
 		err := each(env, files, func(file string) error {

@@ -17,13 +17,13 @@ import (
 
 func tokenize(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Job
-	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
-	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder with one")
+	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens to this folder")
+	from := flags.String("tokenizer", "", "a tokenizer.json, a SentencePiece model, or a folder that contains either")
 	flags.StringVar(&job.Field, "field", "text", "jsonl field or parquet column that contains the text")
 	flags.StringVar(&job.Prompt, "prompt", "", "jsonl field with the prompt, which precedes the text of --field and is not trained on")
-	flags.StringVar(&job.Segments, "segments", "", "jsonl field that contains the text of a document in segments, each with a flag to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
+	flags.StringVar(&job.Segments, "segments", "", "jsonl field that contains the text of a document as segments, each marked as trained on or not, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
-	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not name it")
+	token := flags.String("eos", "", "the end-of-sequence token, if the tokenizer's folder does not specify it")
 	flags.IntVar(&job.Workers, "workers", 0, "number of threads; 0: one per processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" || *from == "" {
@@ -81,7 +81,7 @@ func endToken(tok *tokenizer.Tokenizer, from string, wanted bool, name string) (
 
 func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 	var job prepare.Training
-	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokenizer into this folder")
+	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokenizer to this folder")
 	flags.IntVar(&job.Vocab, "vocab", 32768, "number of tokens in the vocabulary")
 	flags.StringVar(&job.Field, "field", "text", "jsonl field or parquet column that contains the text")
 	limit := flags.Int64("limit", 1024, "read at most this many MiB of text; 0: all")

@@ -21,7 +21,7 @@ const mostSpans = 500_000
 
 func writeTrace(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "write the trace to this file")
-	ranks := flags.String("ranks", "", "all, stages (one rank of each), or a list such as 0,8,16; default: all, or "+
+	ranks := flags.String("ranks", "", "ranks to include: all, stages (one rank of each), or a list such as 0,8,16; default: all, or "+
 		"stages if a trace of all ranks would be too large")
 	var section string
 	cli.Choice(flags, &section, "section", "step", "init, step or eval", sectionNames()...)

@@ -35,10 +35,10 @@ var (
 
 func view(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "write the page to this file")
-	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list such as 0,8,16")
+	ranks := flags.String("ranks", "stages", "ranks to draw: stages (one rank of each), all, or a list such as 0,8,16")
 	cli.Files(flags, "output", "html", "svg")
 	cli.Words(flags, "ranks", rankWords)
-	svg := flags.Bool("svg", false, "draw a figure for print, as if the output ended in .svg")
+	svg := flags.Bool("svg", false, "draw a figure suitable for printing, as if the output ended in .svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {

@@ -29,10 +29,10 @@ type auditFlags struct {
 
 func audit(flags *pflag.FlagSet) cli.Action {
 	var f auditFlags
-	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda (NVIDIA GPUs)", "cpu", "cuda")
 	flags.StringVar(&f.from, "from", "", "the `CHECKPOINT` to start from")
 	flags.StringVar(&f.to, "to", "", "the later `CHECKPOINT` to compare with")
-	flags.Float64Var(&f.tolerance, "tolerance", 0, "if the two plans add terms in different orders: the largest allowed difference of the weights, or of one kind of optimizer state, relative to the norm of its change; 0: 0.001 for f32, 0.3 for bf16")
+	flags.Float64Var(&f.tolerance, "tolerance", 0, "if the plans add terms in different orders: the largest allowed difference in the weights, or in any one kind of optimizer state, relative to the norm of their change; 0: 0.001 for f32, 0.3 for bf16")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")

@@ -31,12 +31,12 @@ type evalFlags struct {
 
 func evaluate(flags *pflag.FlagSet) cli.Action {
 	var f evalFlags
-	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
-	flags.StringVar(&f.weights, "weights", "", "evaluate the weights of this Hugging Face model `FOLDER`")
-	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT`, or of the newest in this folder")
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda (NVIDIA GPUs)", "cpu", "cuda")
+	flags.StringVar(&f.weights, "weights", "", "evaluate the weights in this Hugging Face model `FOLDER`")
+	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT` or, for a folder of checkpoints, of the newest one")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
-	cli.Choice(flags, &f.split, "split", vm.SplitAll, "which part of the data: all, train, or validation (the held-out part)", vm.SplitNames...)
-	flags.StringVar(&f.losses, "token-losses", "", "write the loss of every token to this file, as little-endian float32")
+	cli.Choice(flags, &f.split, "split", vm.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", vm.SplitNames...)
+	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")

@@ -40,8 +40,8 @@ type launchFlags struct {
 func (l *launchFlags) define(flags *pflag.FlagSet) {
 	l.set, l.lookup = flags, os.Getenv
 	flags.IntVar(&l.asked.processes, "processes", 1, "number of processes, each with the same number of ranks; torchrun, srun and mpirun set it")
-	flags.IntVar(&l.asked.process, "process", 0, "index of this process, from 0")
-	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "`HOST:PORT` where process 0 listens and the others connect")
+	flags.IntVar(&l.asked.process, "process", 0, "index of this process, counted from 0")
+	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "`HOST:PORT` at which process 0 listens and to which the others connect")
 	flags.StringVar(&l.asked.job, "job", "", "job ID; needed if jobs with the same program share a rendezvous address and the launcher sets no ID")
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait for all processes to connect")
 }

@@ -34,18 +34,18 @@ type probeFlags struct {
 
 func probeMachine(flags *pflag.FlagSet) cli.Action {
 	var f probeFlags
-	cli.Choice(flags, &f.run.device, "device", "cpu", "cpu; or cuda: NVIDIA GPUs", "cpu", "cuda")
-	flags.StringVarP(&f.out, "output", "o", "", "write the cluster file here instead of to standard output")
+	cli.Choice(flags, &f.run.device, "device", "cpu", "cpu, or cuda (NVIDIA GPUs)", "cpu", "cuda")
+	flags.StringVarP(&f.out, "output", "o", "", "write the cluster to this file instead of standard output")
 	flags.StringVar(&f.name, "name", "measured", "name of the cluster")
 	cli.Files(flags, "output", cli.SpecFiles...)
-	flags.IntVar(&f.ranks, "ranks", 0, "number of ranks per node; 0: one per GPU; on the CPU, 4 that share its cores")
+	flags.IntVar(&f.ranks, "ranks", 0, "number of ranks per node; 0: one per GPU or, on the CPU, 4 that share its cores")
 	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat each measurement for at least this long")
 	flags.BoolVar(&f.run.json, "json", false, "write one JSON object per measurement to standard output, followed by the figures")
 	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
-	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: compute matrix products with go, or with openblas if it is installed", blasNames...)
+	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: compute matrix products with go (built in) or openblas (if installed)", blasNames...)
 	flags.IntVar(&f.run.threads, "threads", 0, "cpu: number of threads that the ranks share; 0: one per processor core")
 	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: connect ranks through NCCL instead of copying between their memories")
-	flags.BoolVar(&f.run.tune, "tune", false, "cuda: use the fastest cuBLASLt algorithm for each product")
+	flags.BoolVar(&f.run.tune, "tune", false, "cuda: use the fastest cuBLASLt algorithm for each matrix product")
 	return func(env *cli.Env, args []string) error {
 		if err := f.check(); err != nil {
 			return err

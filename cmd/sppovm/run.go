@@ -55,9 +55,9 @@ func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 
 
 // defineStart defines the flags that select the initial values of a run.
 func (f *runFlags) defineStart(flags *pflag.FlagSet) {
-	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the --save folder, if there is one")
-	flags.StringVar(&f.weights, "weights", "", "start from the weights in this Hugging Face model `FOLDER`, at step 0 with zero moments")
-	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start from the adapters in this `FOLDER`, in PEFT's format")
+	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT` or, for a folder of checkpoints, from the newest one; auto: from the newest one in the --save folder, if any")
+	flags.StringVar(&f.weights, "weights", "", "start from the weights in this Hugging Face model `FOLDER`, at step 0 with zero-initialized optimizer moments")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start from the adapters in this `FOLDER`, in PEFT format")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
 	for _, name := range []string{"resume", "weights", "adapter"} {
 		cli.Files(flags, name)
@@ -66,8 +66,8 @@ func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
-	cli.Choice(flags, &f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program", "cpu", "cuda", "sim")
-	flags.IntVar(&f.steps, "steps", -1, "stop after this step instead of the program's last one (sim: the first); the learning-rate schedule does not change")
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu, cuda (NVIDIA GPUs), or sim (virtual time on the program's cluster)", "cpu", "cuda", "sim")
+	flags.IntVar(&f.steps, "steps", -1, "stop after this step (default: the program's last step; with sim, the first); the learning-rate schedule does not change")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
@@ -75,19 +75,19 @@ func run(flags *pflag.FlagSet) cli.Action {
 	f.saves.define(flags)
 	f.defineStart(flags)
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
-	cli.Choice(flags, &f.blas, "blas", "go", "compute matrix products with go, or with openblas if it is installed", blasNames...)
+	cli.Choice(flags, &f.blas, "blas", "go", "compute matrix products with go (built in) or openblas (if installed)", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
-	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks through NCCL, one GPU each, instead of copying between "+
-		"their memories")
-	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
-	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
-	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file, for sppoc view")
+	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks through NCCL, with one GPU per rank, instead of copying "+
+		"between their memories")
+	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each matrix product and use the fastest; rounding may then differ between runs")
+	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a CUDA graph; only for single-rank programs")
+	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction in the last step to this file, for sppoc view")
 	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
 	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run if no rank makes progress for this long, "+
-		"or for 5 times the longest of the last eight steps if that is longer; applies to steps, to loading and ending "+
-		"the run, and to saving checkpoints; 0: never")
+		"or for 5 times as long as the longest of the last eight steps, if that is longer; applies to steps, to loading and "+
+		"ending the run, and to saving checkpoints; 0: never")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
 	f.sim.define(flags)

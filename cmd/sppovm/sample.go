@@ -33,18 +33,18 @@ type sampleFlags struct {
 
 func sampling(flags *pflag.FlagSet) cli.Action {
 	var f sampleFlags
-	flags.StringVar(&f.weights, "weights", "", "generate with the weights of this Hugging Face model `FOLDER`")
-	flags.StringVar(&f.resume, "resume", "", "generate with the weights of this checkpoint")
+	flags.StringVar(&f.weights, "weights", "", "use the weights in this Hugging Face model `FOLDER`")
+	flags.StringVar(&f.resume, "resume", "", "use the weights of this checkpoint")
 	flags.StringVar(&f.prompt, "prompt", "", "the text to continue")
 	flags.StringVar(&f.promptFile, "prompt-file", "", "continue the text in this file")
 	flags.StringVar(&f.tokenizer, "tokenizer", "", "use the tokenizer in this file or folder")
 	flags.Int64Var(&f.tokens, "max-tokens", 256, "the maximum number of tokens to generate")
 	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this number before sampling a token; "+
 		"0: always take the most probable token")
-	flags.IntVar(&f.choice.TopK, "top-k", 0, "sample from this many of the most probable tokens; 0 means all")
-	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample from the most probable tokens whose probabilities add up to this share")
+	flags.IntVar(&f.choice.TopK, "top-k", 0, "sample only from this many of the most probable tokens; 0: all")
+	flags.Float64Var(&f.choice.TopP, "top-p", 1, "sample only from the most probable tokens whose probabilities add up to this share")
 	flags.Int64Var(&f.choice.Seed, "seed", 1, "seed for sampling")
-	flags.Int64Var(&f.sequence, "sequence", 0, "length of the training sequences in tokens, which selects the longrope frequencies; 0: the length of this text")
+	flags.Int64Var(&f.sequence, "sequence", 0, "length of the training sequences, in tokens; selects the longrope frequencies; 0: the length of this text")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {

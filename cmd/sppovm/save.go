@@ -29,8 +29,8 @@ type saveFlags struct {
 }
 
 func (f *saveFlags) define(flags *pflag.FlagSet) {
-	flags.StringVar(&f.dir, "save", "", "write checkpoints to this `FOLDER`, as step-N: at the end, and during the run with --save-every")
-	flags.StringVar(&f.every, "save-every", "", "also write a checkpoint after this many steps or this much time: 100, 30s, 10m, 2h")
+	flags.StringVar(&f.dir, "save", "", "write checkpoints, named step-N, to this `FOLDER`: at the end of the run and, with --save-every, also during it")
+	flags.StringVar(&f.every, "save-every", "", "also write checkpoints at this interval, in steps or time, such as 100, 30s, 10m or 2h")
 	flags.IntVar(&f.keep, "keep", 2, "number of checkpoints to keep in the --save folder; older ones are removed")
 	flags.BoolVar(&f.wait, "save-wait", false, "pause training while a checkpoint is written; needs no copy of the state in host memory")
 }

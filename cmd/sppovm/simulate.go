@@ -24,8 +24,8 @@ type simFlags struct {
 }
 
 func (f *simFlags) define(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.contention, "contention", false, "sim: copies share the bandwidth of a node dynamically instead of having fixed shares")
-	flags.Float64Var(&f.jitter, "jitter", 0, "sim: vary every duration at random; the value is the standard deviation of its logarithm")
+	flags.BoolVar(&f.contention, "contention", false, "sim: let copies share a node's bandwidth dynamically instead of in fixed shares")
+	flags.Float64Var(&f.jitter, "jitter", 0, "sim: vary every duration randomly; the value is the standard deviation of the duration's logarithm")
 	flags.StringArrayVar(&f.slow, "slow", nil, "sim: slow down the kernels and copies of a rank by a factor, given as `RANK=FACTOR`; may be repeated")
 }
 

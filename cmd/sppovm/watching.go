@@ -25,11 +25,11 @@ type watchFlags struct {
 }
 
 func (f *watchFlags) define(flags *pflag.FlagSet) {
-	flags.StringVar(&f.tensorboard, "tensorboard", "", "write an event file for TensorBoard into this `FOLDER`")
+	flags.StringVar(&f.tensorboard, "tensorboard", "", "write a TensorBoard event file to this `FOLDER`")
 	flags.StringVar(&f.log, "record", "", "append the run's records to this `FILE` as JSON lines, for sppovm report")
 	flags.IntVar(&f.port, "prometheus", -1, "serve metrics at 127.0.0.1:`PORT` during training; 0: any free port")
 	flags.IntVar(&f.gradNorms, "grad-norms", 0, "record the gradient norm of each layer every `N` steps; this reads all gradients from the devices")
-	flags.BoolVar(&f.positions, "position-losses", false, "record the loss of each validation by position in the sequence")
+	flags.BoolVar(&f.positions, "position-losses", false, "record each validation loss by position in the sequence")
 	cli.Files(flags, "record", "jsonl")
 }
 

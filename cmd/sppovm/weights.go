@@ -147,12 +147,12 @@ type exportFlags struct {
 
 func export(flags *pflag.FlagSet) cli.Action {
 	var f exportFlags
-	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which must not exist or must be empty")
+	flags.StringVarP(&f.out, "output", "o", "", "write to this `FOLDER`, which must be empty or must not exist")
 	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER` instead of the one that the run started from")
 	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in tokens, if the run did not start from a folder")
-	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights (default: the type in the folder they come from)", hf.ExportTypes...)
-	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT's format")
-	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with the adapters merged into its matrices")
+	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights (default: as in the --from folder or the folder that the run started from)", hf.ExportTypes...)
+	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT format")
+	flags.BoolVar(&f.merge, "merge", false, "write the entire model, with the adapters merged into its matrices")
 	return func(env *cli.Env, args []string) error {
 		if f.out == "" {
 			return cli.Usagef("export: give the output folder with -o")

@@ -372,10 +372,10 @@ func reportMemory(p *plan.Plan, b *strings.Builder) {
 		if len(arena.peaks) == 0 || arena.peaks[fullest].Bytes == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "Peak of %s memory, by stage:\n", arena.name)
+		fmt.Fprintf(b, "Peak %s memory, by stage:\n", arena.name)
 		table(b, func(line func(...string)) { partRows(arena.peaks, line) })
 		peak := &arena.peaks[fullest]
-		fmt.Fprintf(b, "Largest on stage %d, in %s:\n", fullest, peak.At)
+		fmt.Fprintf(b, "Largest buffers on stage %d, in %s:\n", fullest, peak.At)
 		table(b, func(line func(...string)) {
 			for _, h := range peak.Largest {
 				line(h.Bytes.String(), h.Name, h.Part.String())

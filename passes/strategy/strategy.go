@@ -485,11 +485,11 @@ func Order(p *plan.Plan) {
 	}
 	p.Decide("schedule", "strategy", s.Name, s.doc)
 	if v := p.Parallel.VirtualStages; v > 1 && !p.LayerOrder() {
-		why := "number of groups of layers on each rank"
+		why := "number of layer groups on each rank"
 		group := 2 * p.Parallel.PP
 		switch {
 		case p.Parallel.PP == 1:
-			why = "number of groups of layers on the only stage, which has no bubble to shorten"
+			why = "number of layer groups on the only stage, which has no bubble to shorten"
 		case s.Rounds && p.Subsequences.N%group == 0:
 			why = fmt.Sprintf("groups of %d subsequences pass through the virtual stages of a rank one after another: the bubble is 1/%d of that of the plain pipeline", group, v)
 		case s.Rounds:

@@ -33,7 +33,7 @@ func (a *App) completionCommand() Command {
 	return Command{
 		Name: "completion", Args: "bash|zsh|fish", MinArgs: 1, MaxArgs: 1, Words: func() []string { return shellNames },
 		Doc: "print the completion script for a shell",
-		Details: fmt.Sprintf("The script completes commands, flags and their values, keys of --set, and files. It asks %s for them, so it stays\n"+
+		Details: fmt.Sprintf("The script completes commands, flags and their values, --set keys, and files. It asks %s for them, so it stays\n"+
 			"correct when %s is updated. Install it where the shell looks for completions, or load it in every session:\n\n"+
 			"  bash  %[1]s completion bash > ~/.local/share/bash-completion/completions/%[1]s\n"+
 			"  zsh   %[1]s completion zsh > \"${fpath[1]}/_%[1]s\"\n"+

@@ -21,8 +21,8 @@ const clusterPrefix = "cluster="
 // of --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a built-in `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
-	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes of the cluster")
-	sequence := flags.String("sequence", "", "for a model folder: number of `TOKENS` per sequence, such as 1M; default: the longest that its config supports")
+	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes in the cluster")
+	sequence := flags.String("sequence", "", "for a model folder: the number of `TOKENS` per sequence, such as 1M; default: the maximum that the model's config supports")
 	return func(set []string) ([]string, error) {
 		if *sequence != "" {
 			set = append(set[:len(set):len(set)], "train.sequence="+*sequence)

@@ -79,7 +79,7 @@ func openExecutable() (*os.File, error) {
 
 // versionCommand returns the version command, which every program has.
 func (a *App) versionCommand() Command {
-	return Command{Name: "version", Doc: "print version and build", Setup: func(*pflag.FlagSet) Action {
+	return Command{Name: "version", Doc: "print the version and build", Setup: func(*pflag.FlagSet) Action {
 		return func(env *Env, _ []string) error {
 			_, err := fmt.Fprintln(env.Stdout, Version(a.Name))
 			return err
