@@ -22,8 +22,8 @@ type Size struct {
 const chunkBytes = 64 << 20
 
 // ChunkRows returns the number of rows per iteration of the head's loop: at most chunkBytes of f32
-// logits, in multiples of 64, spread evenly over the subsequence. It does not depend on the
-// division of layers over stages.
+// logits, in multiples of 64, spread evenly over the subsequence. It does not depend on how layers
+// are divided among stages.
 func (g *Model) ChunkRows(s Size) int64 {
 	rows := s.Tokens * s.Batch
 	most := max(chunkBytes/(4*g.vocabLocal())/64*64, 64)
@@ -54,7 +54,7 @@ func (v *Value) rowCount(s Size) int64 {
 	return v.Count
 }
 
-// Spans reports whether the value has rows of the whole sequence, shared by all its subsequences.
+// Spans reports whether the value has rows for the whole sequence, shared by all its subsequences.
 func (v *Value) Spans() bool { return v.Kind != Given && v.Rows == Whole || v.Rows == WholeLocal }
 
 // Given returns the value of kind Given with that name, or Missing.
@@ -146,13 +146,13 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 	return in
 }
 
-// Work returns the work of a node at a size, before buffers are placed.
+// Work returns the work of a node for a given size, before buffers are placed.
 func (b *Block) Work(n *Node, s Size) ir.Work {
 	in := b.Instr(n, s, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(1) })
 	return in.Work()
 }
 
-// ForwardFlops sums the FLOPs of the forward pass, by kind of work, with all rows of the head in one chunk.
+// ForwardFlops sums the FLOPs of the forward pass, by kind of work, with all rows of the head in a single chunk.
 func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
 	s.Rows = s.Tokens * s.Batch
 	sums := map[ir.WorkKind]ir.Flops{}

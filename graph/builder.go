@@ -73,8 +73,8 @@ func (b *builder) param(p Param) int {
 // weightGrad returns the gradient value of a weight value.
 func (b *builder) weightGrad(w int) int { return w + 1 }
 
-// node appends an operation. The operands are in the order of the opcode's table entry; absent ones at the end
-// may be omitted.
+// node appends an operation. The operands are in the order of the opcode's table entry; absent operands at
+// the end may be omitted.
 func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, Arg{Value: Missing})

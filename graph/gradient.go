@@ -38,8 +38,8 @@ type saving uint8
 
 const (
 	byPlacement    saving = iota // kept, offloaded or recomputed, by the placement of their unit
-	cheap                        // the same; recompute = selective recomputes them
-	never                        // recomputed: the node only converts data of which another form is kept
+	cheap                        // like byPlacement, but recompute = selective recomputes them
+	never                        // always recomputed: the node only converts data that is kept in another form
 	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
 )
 
@@ -72,8 +72,8 @@ func (b *builder) differentiate() {
 }
 
 // hoistCollectives moves each collective of the backward pass up to the node that produces its
-// operand. The weight gradients in between do not depend on other ranks, so they run during the
-// collective.
+// operand. The weight gradients in between do not depend on other ranks, so they are computed during
+// the collective.
 func (b *builder) hoistCollectives(nodes []Node) {
 	for i, n := range nodes {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
@@ -98,9 +98,9 @@ const (
 
 // halve assigns the nodes of the backward pass to its two halves. If the halves run separately,
 // values of the first half that the second reads must be kept. Norms compute both gradients in the
-// first half, because one kernel computes both. Attention has nothing to defer. Neither has the
-// loop of the head, whose logits exist for only one chunk of rows at a time. The second half reads
-// no weight matrices, because ZeRO may have released the gathered matrices by then.
+// first half, because a single kernel computes both. Attention has nothing to defer, and neither
+// does the head's loop, whose logits exist for only one chunk of rows at a time. The second half
+// reads no weight matrices, because ZeRO may have released the gathered matrices by then.
 func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
@@ -112,8 +112,8 @@ func (b *builder) halve() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	// The map gathers holds the node of each value gathered in the first half, the map again its copy in the
-	// second half.
+	// For each value gathered in the first half, gathers holds the node that gathers it, and again its copy in
+	// the second half.
 	gathers, again := map[int]Node{}, map[int]int{}
 	for _, n := range b.Backward {
 		if n.Weights {
@@ -147,7 +147,7 @@ func (b *builder) readsMatrix(n *Node) bool {
 }
 
 // putOff appends a node to the second half. Values gathered in the first half are gathered again,
-// because keeping them would take SP times the bytes.
+// because keeping them would take SP times as many bytes.
 func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
 	n.Args = slices.Clone(n.Args)
 	for k, a := range n.Args {
@@ -349,7 +349,7 @@ func rmsNormGradient(b *builder, n Node) {
 	b.contribute(x, all(dx))
 }
 
-// matmulGradient is the rule for y = x w + bias, where w is stored as it multiplies, not transposed.
+// matmulGradient is the rule for y = x w + bias, where w is stored untransposed.
 func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
 	dy := b.inActivationType(b.grad(n.Args[0]))
@@ -464,8 +464,8 @@ func gatherGradient(b *builder, n Node) {
 
 func scatterGradient(b *builder, n Node) { b.linear(n, ir.AllGather, n.Attrs, b.grad(n.Args[0])) }
 
-// exchangeGradient is the rule for the exchange: the inverse exchange. Gradients of caches are
-// rounded before they are sent. Gradients of heads that several ranks hold are summed by the
+// exchangeGradient is the rule for an exchange; it appends the inverse exchange. Gradients of caches
+// are rounded before they are sent. Gradients of heads that several ranks hold are summed by the
 // exchange.
 func exchangeGradient(b *builder, n Node) {
 	dy := b.inActivationType(b.grad(n.Args[0]))

@@ -11,8 +11,8 @@ import "sppo.dev/ir"
 // Rows defines how the first dimension of a value depends on the subsequence.
 type Rows uint8
 
-// Kinds of first dimensions. n is the number of tokens in the subsequence, S that in the whole sequence, b the
-// number of sequences in the microbatch, and t the SP size.
+// Kinds of first dimensions. n is the number of tokens in the subsequence, S the number of tokens in the
+// whole sequence, b the number of sequences in the microbatch, and t the SP size.
 const (
 	Fixed       Rows = iota // Value.Count, the same for all subsequences
 	Local                   // n*b/t: this rank's rows
@@ -36,7 +36,7 @@ const (
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter
 	WeightGrad             // gradient of a parameter, accumulated over the step
-	Loss                   // the sum to which the head adds losses, or the losses of single tokens
+	Loss                   // the sum to which the head adds losses, or the losses of individual tokens
 	Given                  // a value of the step, the same for all layers: see ValuePositions
 )
 
@@ -88,7 +88,7 @@ const (
 	FromWindow                 // the attention window of the layer
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant that Attr.Const names
-	FromLossScale              // 1 / tokens of the batch (or of the validation)
+	FromLossScale              // 1 / number of tokens in the batch (or in the validation)
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
 	FromTensor                 // the tensor of the layer's parameter that Attr.Const names
 	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
@@ -135,7 +135,7 @@ type Param struct {
 	Adapter bool   // belongs to an adapter, not to the model itself
 	Frozen  bool   // not trained: it has no gradient and no optimizer state
 	Reduce  string // group over which its gradients must still be summed: "sp" or "kv"; empty: none
-	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all count
+	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all copies count
 	Tied    bool   // the head's copy of the embedding
 }
 
@@ -165,6 +165,6 @@ type Block struct {
 	DInput   int       // gradient of Input; Missing for the embedding
 	Units    []Unit
 	Loss     int  // value of kind Loss, or Missing
-	Losses   int  // losses of single tokens, which the forward pass of the head writes; or Missing
+	Losses   int  // losses of individual tokens, which the forward pass of the head writes; or Missing
 	Attends  bool // the backward pass computes gradients of K and V
 }

@@ -55,7 +55,7 @@ func (g *Model) FullKind() int {
 // Full reports whether a layer has no window.
 func (g *Model) Full(layer int) bool { return g.windowOf(layer) == 0 }
 
-// Mean returns the mean over all layers of a value that depends only on the kind of a layer.
+// Mean returns the mean, over all layers, of a value that depends only on the layer's kind.
 func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	if len(g.kinds) == 1 {
 		return of(0)

@@ -34,9 +34,9 @@ const (
 	ConstVocabValid = "vocab_valid"    // its vocabulary entries that are not padding
 	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
 	ConstMember     = "sp_member"      // k itself
-	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it like the vocabulary
-	ConstReplica    = "replica"        // index in the batch of the replica's first sequence
-	ConstEvalFirst  = "eval_replica"   // the same in a validation
+	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it as they do the vocabulary
+	ConstReplica    = "replica"        // index of the replica's first sequence in the batch
+	ConstEvalFirst  = "eval_replica"   // index of the replica's first sequence in a validation
 )
 
 // SPConstNames lists the constants that every model needs. Some models need others as well: see MemberConsts.
@@ -62,7 +62,7 @@ type Split struct {
 // tokens pass through the device in blocks, for attention. The zero value streams neither.
 type Stream struct{ K, V bool }
 
-// cache adds the value of K or V: for the whole sequence or, if it is streamed, only for the subsequence.
+// cache adds the value for K or V: for the whole sequence or, if it is streamed, only for the subsequence.
 func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	rows := Whole
 	switch {
@@ -74,7 +74,7 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
-// Modes of dividing a layer. In all of them, ranks divide the rows of the residual stream. In the first two,
+// Modes for dividing a layer. In all of them, ranks divide the rows of the residual stream. In the first two,
 // they divide the heads inside attention, and a rank's caches of K and V hold only its own heads. In a ring,
 // the caches hold all heads, of the rank's own rows or, with Split.Gathers, of all rows.
 const (
@@ -93,7 +93,7 @@ type Model struct {
 	Freeze    []string // of lang.Train
 	Embedding *Block
 	// Layer trains every parameter that any layer trains, and recomputes no unit. All layers have its forward
-	// pass and a part of its backward pass.
+	// pass and part of its backward pass.
 	Layer     *Block
 	Head      *Block
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
@@ -103,14 +103,15 @@ type Model struct {
 	maps        []lang.LinearMap   // with adapters
 	roles       []*role            // of layers
 	kinds       []kind             // of layers
-	turns       map[string][]int64 // number of the rotation of each layer, for queries and for keys
+	turns       map[string][]int64 // each layer's rotation number, for queries and for keys
 	mutex       sync.Mutex
 	recomputing map[remakeKey]*Block
 	updates     map[updateKey]*Block
 }
 
 // New builds the dataflow of a checked model. All parameters are trained or, if there are adapters, only those of the
-// adapters. SP divides heads; vocabulary and FFN are padded to a multiple of SP.
+// adapters. Except in a ring, heads are divided evenly among SP ranks; vocabulary and FFN are padded to a multiple
+// of SP.
 func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
 
 // NewTuned is like New, but does not train the tensors that freeze selects: see lang.Train.
@@ -139,7 +140,8 @@ func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 // Replicates reports whether every rank holds the whole weights of a layer.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
 
-// cacheKind returns the kind of K and V or of their gradients: for an undivided sequence they are ordinary activations.
+// cacheKind returns the kind of K and V or of their gradients: for an undivided sequence, they are ordinary
+// activations.
 func (s Split) cacheKind(k Kind) Kind {
 	if s.Whole {
 		return Activation
@@ -147,7 +149,7 @@ func (s Split) cacheKind(k Kind) Kind {
 	return k
 }
 
-// layerRows returns the kind of rows on which the matmuls of a layer work.
+// layerRows returns the kind of rows that a layer's matmuls operate on.
 func (g *Model) layerRows() Rows {
 	if g.Replicates() {
 		return Local
@@ -201,7 +203,7 @@ func truthValue(v bool) int64 {
 // KVCopies returns the number of ranks of a stage that hold the same key and value heads.
 func (g *Model) KVCopies() int { return max(1, g.headRanks()/g.KVHeads) }
 
-// headRanks returns the number of ranks over which heads are divided.
+// headRanks returns the number of ranks among which heads are divided.
 func (g *Model) headRanks() int {
 	if g.ring() {
 		return 1
@@ -215,8 +217,8 @@ func (g *Model) columns(name string, in, out, local int64, start string) Param {
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd})
 }
 
-// rows returns the parameter of a matrix, divided by rows, whose product is added to the residual stream. Its
-// initial values decrease with depth, as in GPT-2.
+// rows returns the parameter for a matrix that is split by row and whose product is added to the residual
+// stream. Its initial values are smaller in deeper models, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std})
@@ -226,7 +228,7 @@ func (g *Model) slicedBias(name string, whole, local int64, start string) Param 
 	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// divided returns a parameter of a layer: divided as p describes or, if every rank holds whole weights, whole.
+// divided returns a layer's parameter: divided as p describes, or undivided if every rank holds whole weights.
 func (g *Model) divided(p Param) Param {
 	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
@@ -319,7 +321,7 @@ func (g *Model) embedding(sequence int64, r *role) *Block {
 }
 
 // embedPositions adds each token's row of the position table to x. With documents, any token may have any
-// position, so ranks divide the table like the vocabulary.
+// position, so ranks divide the table in the same way as the vocabulary.
 func (g *Model) embedPositions(b *builder, x int) int {
 	h, rows := int64(g.Hidden), ceilDiv(g.sequence, int64(g.SP))
 	pos := b.param(Param{Name: "pos", Shape: [2]int64{g.sequence, h}, Local: [2]int64{rows, h}, Shard: ByRows, Start: ConstPosition, Std: g.InitStd})
@@ -338,8 +340,8 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
-// layer builds a layer of a role. It saves the results of the forward nodes in keep, or of all nodes if keep is
-// nil.
+// layer builds a layer with the given role. It saves the results of the forward nodes in keep, or of all nodes
+// if keep is nil.
 func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
 	b.role, b.keep = r, keep
@@ -481,7 +483,7 @@ func (g *Model) leave(b *builder, x int, name string) int {
 // projection describes the computation of Q, K or V from a layer's rows.
 type projection struct {
 	name     string
-	into     Arg   // the result: this rank's heads; in a ring, of only its own rows
+	into     Arg   // the result: this rank's heads; in a ring, only for its own rows
 	heads    int64 // of this rank
 	copies   int   // ranks that hold the same heads
 	bias     Param
@@ -600,7 +602,7 @@ func (g *Model) mlp(b *builder, x int) int {
 
 // head builds the final norm, the output projection and the loss. Training runs all of it in the backward pass,
 // one chunk of rows at a time. No logits outlive their chunk, so those of a whole subsequence never exist at
-// once. The forward pass is only for validation.
+// the same time. The forward pass is only for validation.
 func (g *Model) head(r *role) *Block {
 	b := g.newBuilder("head")
 	b.role = r
@@ -626,7 +628,7 @@ func (g *Model) head(r *role) *Block {
 	l := g.chunkLoss(b, xg, w, labels)
 
 	// The backward pass begins with the nodes of the forward pass and continues in the same loop over chunks.
-	// Only validation uses the losses of single tokens.
+	// Only validation uses the losses of individual tokens.
 	b.Backward = append(b.Backward, b.Forward...)
 	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
 	last := &b.Forward[len(b.Forward)-1]

@@ -19,8 +19,8 @@ type Optimizer struct {
 }
 
 // State is a tensor that an optimizer keeps for each parameter from step to step, in addition to
-// the f32 master weight. It has the shape of the parameter, is divided among ranks in the same way
-// as the master weight, and is initially 0.
+// the f32 master weight. It has the same shape as the parameter, is divided among ranks in the same
+// way as the master weight, and is initially 0.
 type State struct {
 	Name  string // its name in the rule, which is also the suffix of the buffer's name
 	Role  ir.Role
@@ -170,7 +170,7 @@ func sgd(u *updater) {
 
 // muonSteps is the number of Newton-Schulz iterations; muonA, muonB and muonC are their coefficients. Before
 // the iterations, the matrix is divided by its norm plus muonNorm. All these numbers are from Jordan et al.
-// 2024. muonScale gives the step the same length as a step of AdamW (Liu et al. 2025).
+// 2024. muonScale gives the step the same length as an AdamW step (Liu et al. 2025).
 const (
 	muonSteps           = 5
 	muonNorm            = 1e-7
@@ -178,11 +178,12 @@ const (
 	muonScale           = 0.2
 )
 
-// muon is the rule of Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which
-// needs the whole matrix X. Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the
-// same with G = X^T * X on the right. If the ranks of a stage divide the matrix, they sum their contributions to G,
-// which has the size of the undivided dimension. ZeRO's slices are gathered first, so that the ZeRO stage does not
-// change any bit. Ranks that would hold the same matrix without ZeRO all perform the same iterations.
+// muon is the rule of Jordan et al. 2024: the step is the momentum with all singular values brought close to 1,
+// which needs the whole matrix X. Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T,
+// or, with G = X^T * X, a*X + X * (b*G + c*G*G). If the ranks of a stage divide the matrix, they sum their
+// contributions to G, which has the size of the undivided dimension. ZeRO's slices are gathered first, so that the
+// ZeRO stage does not change any bit. Ranks that would hold the same matrix without ZeRO all perform the same
+// iterations.
 func muon(u *updater) {
 	rows, cols := u.param.Local[0], u.cols
 	x := u.temporary("momentum", u.rows, cols, u.act)

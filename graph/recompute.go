@@ -22,10 +22,10 @@ const (
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
 	RecomputeKeepAttention = "keep_attention" // everything except the layer's input and attention's result
 	RecomputeFull          = "full"           // everything except the layer's input
-	RecomputeFullKV        = "full_kv"        // the same as full, plus K and V of a layer, once for all subsequences
+	RecomputeFullKV        = "full_kv"        // like full, but also recomputes K and V of a layer, once for all subsequences
 )
 
-// recomputes gives for each policy the nodes whose results are recomputed.
+// recomputes selects, for each policy, the nodes whose results are recomputed.
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     func(n *Node) bool { return savings[n.Op] == cheap },

@@ -16,7 +16,7 @@ import (
 // the same work in each turn. All ranks run the same code, with a constant for each rank and turn.
 //
 // In the backward pass, the gradients of keys follow the keys around the ring, one turn later, so
-// that they end on the rank that owns the keys. Each rank computes its contribution while the
+// that they end up on the rank that owns the keys. Each rank computes its contribution while the
 // gradients are in transit, and adds it when they arrive.
 
 // constTurn is the prefix of constants that specify, for each turn, whether the arriving keys come from a lower or
@@ -96,7 +96,7 @@ func (s Split) Chunks() int64 {
 // Grid returns a number by which the length of each subsequence must be divisible.
 func (s Split) Grid() int64 { return max(int64(s.SP), s.Chunks()) }
 
-// attentionRows returns the kind of rows of attention's queries and results.
+// attentionRows returns the kind of rows that the queries and results of attention have.
 func (s Split) attentionRows() Rows {
 	if s.ring() {
 		return Local
@@ -117,7 +117,7 @@ func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	}
 }
 
-// rotate passes a value to the next rank and receives that of the previous rank.
+// rotate passes a value to the next rank and receives the previous rank's value.
 func (b *builder) rotate(x Arg, name string) Arg {
 	y := all(b.value(Value{Name: name, Rows: SeenLocal, Cols: b.Values[x.Value].Cols, DType: b.Values[x.Value].DType}))
 	b.node(ir.Rotate, []Attr{group(GroupSP)}, y, x)
@@ -197,7 +197,7 @@ func ringGradient(b *builder, n Node) {
 	b.contribute(q.Value, all(dq))
 }
 
-// rounded returns a sum in the type of activations: the result of its cast, or the sum itself.
+// rounded returns a sum in the activation type: the result of its cast, or the sum itself.
 func (b *builder) rounded(v int) int {
 	for _, n := range b.Forward {
 		if n.Op == ir.Cast && n.Args[1].Value == v {

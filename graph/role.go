@@ -126,8 +126,8 @@ func (b *Block) derivable() (set Units) {
 	return set
 }
 
-// roleOf returns the role of a block, whose tensors' names begin with prefix, and whether the block trains any
-// tensor. below reports whether a trained tensor needs the gradient of the block's input.
+// roleOf returns the role of a block whose tensors have names that begin with prefix, and reports whether the
+// block trains any tensor. below reports whether a trained tensor needs the gradient of the block's input.
 func (g *Model) roleOf(b *Block, prefix string, below bool) (r *role, trains bool) {
 	r = &role{frozen: map[string]bool{}, input: below}
 	for i := range b.Params {

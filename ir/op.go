@@ -221,16 +221,16 @@ var (
 
 // Attributes shared by several rows.
 var (
-	attrBatch      = AttrInfo{"batch", KindInt, "adjacent sequences: the row of token t of sequence b is t*batch+b"}
-	attrHeads      = AttrInfo{"heads", KindInt, "query heads on this rank"}
-	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "key and value heads on this rank; heads is a multiple of it"}
+	attrBatch      = AttrInfo{"batch", KindInt, "number of adjacent sequences; token t of sequence b is in row t*batch+b"}
+	attrHeads      = AttrInfo{"heads", KindInt, "number of query heads on this rank"}
+	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "number of key and value heads on this rank; heads is a multiple of it"}
 	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
-	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens from the first key to the first query"}
+	attrPrefix     = AttrInfo{"prefix", KindInt, "number of tokens from the first key to the first query"}
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
-	attrScale      = AttrInfo{"scale", KindFloat, "1 / tokens of the batch; 1 with weight"}
+	attrScale      = AttrInfo{"scale", KindFloat, "1 / number of tokens in the batch; 1 if weight is given"}
 	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of overwriting them"}
 	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
-	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank, without padding"}
+	attrValid      = AttrInfo{"valid", KindInt, "number of vocabulary entries on this rank, without padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
 	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before the multiplication"}
@@ -240,13 +240,13 @@ var (
 	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor by which the table rows are multiplied; 0 means 1"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order"}
 	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 onwards; 0: no window"}
-	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither"}
+	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as described above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither"}
 )
 
 // Operands shared by several rows.
 var (
 	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, from load_tokens: one row for each token, before chunks and member select a subset"}
-	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale: 1 / labels of the batch that count"}
+	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale; 1 / number of labels in the batch that count"}
 )
 
 // Attributes of attention in a ring whose keys have been gathered.
@@ -263,14 +263,14 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Loads the tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or " +
 			"of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token " +
 			"becomes -1 if it begins a document, is padding, or is excluded by the data's mask. With as = 2, each token " +
-			"becomes its position in its document: 0, or one more than the token before it.",
+			"becomes its position in its document: 0, or one more than the position of the token before it.",
 		Operands: []Operand{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
 		Attrs: []AttrInfo{
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
-			{"replica", KindInt, "sequences of the global batch before this replica's share"},
-			{"position", KindInt, "first token; a sequence has sequence+1 tokens"},
+			{"replica", KindInt, "number of sequences in the global batch before this replica's share"},
+			{"position", KindInt, "position of the first token; a sequence has sequence+1 tokens"},
 			attrBatch, attrChunks,
 			{"as", KindOption, "0: tokens; 1: labels; 2: positions in documents"},
 		},
@@ -301,7 +301,7 @@ var Ops = [NumOps]OpInfo{
 	Embed: {
 		Name: "embed", Class: ClassKernel, Streams: onCompute,
 		Doc: "Looks up the row of each token in the embedding table and multiplies it by scale. Tokens that are not on " +
-			"this rank give zeros, so a sum over ranks completes the rows.",
+			"this rank yield zeros, so a sum over ranks completes the rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
 			{Name: "tokens", Types: "i32", Dims: "r"},
@@ -323,7 +323,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	PositionEmbed: {
 		Name: "position_embed", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x plus the position's row of the table, which is the same for all batch rows of a token.",
+		Doc: "y = x plus, for each token, the table row of its position, which all batch rows of the token share.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,h"},
 			{Name: "x", Types: "T", Dims: "n*batch,h"},
@@ -357,7 +357,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	LayerNormGrad: {
 		Name: "layernorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Computes the gradients of layernorm. residual, the gradient that reaches x on another path, is added to dx.",
+		Doc: "Computes the gradients of layernorm. residual, the gradient that reaches x along another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -385,7 +385,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	RMSNormGrad: {
 		Name: "rmsnorm_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Computes the gradients of rmsnorm. residual, the gradient that reaches x on another path, is added to dx.",
+		Doc: "Computes the gradients of rmsnorm. residual, the gradient that reaches x along another path, is added to dx.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
@@ -403,8 +403,8 @@ var Ops = [NumOps]OpInfo{
 		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes its argument if trans_a or trans_b is set. Sums are accumulated in f32.",
 		Operands: []Operand{
 			{Name: "c", Dir: WriteOrAdd, Types: "F", Dims: "m,n"},
-			{Name: "a", Types: "T", Doc: "[m,k], or [k,m] transposed"},
-			{Name: "b", Types: "T", Doc: "[k,n], or [n,k] transposed"},
+			{Name: "a", Types: "T", Doc: "[m,k], or [k,m] if transposed"},
+			{Name: "b", Types: "T", Doc: "[k,n], or [n,k] if transposed"},
 			{Name: "bias", Types: "T", Dims: "n", Optional: true},
 		},
 		Attrs: []AttrInfo{
@@ -429,7 +429,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * " +
 			"theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its " +
 			"document instead. If rotation is set, it selects one of the run's rotations, which replaces this rule: it " +
-			"gives the pairs (i, i+pairs), their rates, and the factors of the rotated elements and of the rest. The " +
+			"gives the pairs (i, i+pairs), their rates, and the factors for the rotated elements and for the rest. The " +
 			"gradient of rope is rope with inverse set, which applies the same factors.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -442,19 +442,19 @@ var Ops = [NumOps]OpInfo{
 			{"theta", KindFloat, "base of the frequencies"},
 			{"inverse", KindBool, "rotate backwards"},
 			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end"},
-			{"rotation", KindOption, "number of a rotation of the run, from 1 on, instead of theta; 0: none"},
+			{"rotation", KindOption, "number of one of the run's rotations, counted from 1, used instead of theta; 0: none"},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021; pairs are laid out as in GPT-NeoX and Llama",
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
-		Doc: "Computes causal attention of n queries over the keys of all tokens so far, or of a block of them: query r " +
+		Doc: "Computes causal attention of n queries over the keys of all tokens so far, or over a block of them: query r " +
 			"sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / " +
 			"(heads/kv_heads). " +
-			"Scores of a whole row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
+			"The scores of an entire row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
 			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. For a query with no keys, o is 0 and lse is minus infinity.",
 		Operands: []Operand{
-			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow in bf16, so that it is rounded once"},
+			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow and activations are bf16, so that it is rounded only once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
@@ -468,7 +468,7 @@ var Ops = [NumOps]OpInfo{
 	AttentionGrad: {
 		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Computes the gradients of attention over the same keys, either all of them or a block. o or delta, and lse, " +
-			"must be those over all keys that a query sees; this makes the contribution of every block exact. dk and dv " +
+			"must have been computed over all keys that a query sees; this makes the contribution of every block exact. dk and dv " +
 			"cover all given keys, so that later subsequences add to the rows of earlier ones. Exactly one of o and delta is given.",
 		Operands: []Operand{
 			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
@@ -570,7 +570,7 @@ var Ops = [NumOps]OpInfo{
 			"softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
 		Operands: []Operand{
 			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
-			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] of each row, NaN if the label is negative"},
+			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] for each row; NaN if the label is negative"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3", Doc: "one plane for each part, in rank order"},
 			{Name: "labels", Types: "i32", Dims: "r", Optional: true, Doc: "required if some may be negative"},
 			operandWeight,
@@ -624,7 +624,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
 			{Name: "grad", Types: "f32"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, c1 = 1/(1-beta1^t), c2 = 1/(1-beta2^t)"},
-			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
+			{Name: "norm", Types: "f32", Dims: "2", Doc: "from grad_norm"},
 		},
 		Attrs: []AttrInfo{
 			{"beta1", KindFloat, ""}, {"beta2", KindFloat, ""}, {"eps", KindFloat, ""}, {"weight_decay", KindFloat, ""},
@@ -661,7 +661,7 @@ var Ops = [NumOps]OpInfo{
 	Send: {
 		Name: "send", Class: ClassComm, Streams: []Stream{SendNext, SendPrev, Mux},
 		Doc: "Sends a message to a peer. The instruction is complete when the peer has received the message. " +
-			"Messages between two ranks on one stream keep their order.",
+			"Messages between two ranks on the same stream keep their order.",
 		Operands: []Operand{{Name: "x", Types: "any"}},
 		Attrs:    []AttrInfo{{"peer", KindRank, "receiver"}},
 		Work:     WorkP2P,
@@ -703,7 +703,7 @@ var Ops = [NumOps]OpInfo{
 		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	Record: {
-		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream for which wait instructions can wait. Each " +
+		Name: "record", Class: ClassSync, Doc: "Marks a point in its stream that wait instructions can wait for. Each " +
 			"event is recorded once per section.",
 		Attrs: []AttrInfo{attrEvent},
 	},
@@ -714,10 +714,10 @@ var Ops = [NumOps]OpInfo{
 	AllToAll: {
 		Name: "all_to_all", Class: ClassComm, Streams: onColl,
 		Doc: "Exchanges rows for columns. On member k of a group of t: y [t*r,c] stacks, in group order, column block k/copies of every member's x [r,t/copies*c]. " +
-			"Inverse: y [r,t/copies*c] places side by side, in group order, row block k of every member's x [t*r,c]; the blocks of neighbours that hold the same columns (copies of them) are added, in f32 in group order.",
+			"Inverse: y [r,t/copies*c] places side by side, in group order, row block k of every member's x [t*r,c]; the blocks of neighbours that hold the same columns (copies is their number) are added, in f32 in group order.",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Doc: "[t*r,c], or [r,t/copies*c] inverse"},
-			{Name: "x", Types: "T", Doc: "[r,t/copies*c], or [t*r,c] inverse"},
+			{Name: "y", Dir: Write, Types: "T", Doc: "[t*r,c], or [r,t/copies*c] if inverse is set"},
+			{Name: "x", Types: "T", Doc: "[r,t/copies*c], or [t*r,c] if inverse is set"},
 		},
 		Attrs: []AttrInfo{
 			attrGroup,
@@ -741,7 +741,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionDelta: {
 		Name: "attention_delta", Class: ClassKernel, Streams: onCompute,
-		Doc: "delta = the sum of do * o by head, which attention_grad subtracts from the gradient of every probability.",
+		Doc: "delta = the sum of do * o for each head; attention_grad subtracts it from the gradient of every probability.",
 		Operands: []Operand{
 			{Name: "delta", Dir: Write, Types: "f32", Dims: "r,heads"},
 			{Name: "do", Types: "T", Dims: "r,heads*head_dim"},
@@ -771,12 +771,12 @@ var Ops = [NumOps]OpInfo{
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
 			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row"},
-			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers for adamw"},
-			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "of grad_norm"},
+			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers that only adamw uses"},
+			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "from grad_norm"},
 		},
 		Attrs: []AttrInfo{
 			{"momentum", KindFloat, ""}, {"weight_decay", KindFloat, ""}, {"scale", KindFloat, "multiplies the step"},
-			{"row", KindOption, "row of grad that belongs to the first row of w"},
+			{"row", KindOption, "row of grad that corresponds to the first row of w"},
 			{"scaled", KindOption, "1: grad has already been multiplied by the factor, so the factor counts as 1 unless it is negative"},
 		},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013; weight decay as in Loshchilov, Hutter 2019",
@@ -788,7 +788,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "y", Dir: Write, Types: "F"},
 			{Name: "m", Dir: ReadWrite, Types: "F"},
 			{Name: "grad", Types: "f32"},
-			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
+			{Name: "norm", Types: "f32", Dims: "2", Doc: "from grad_norm"},
 		},
 		Attrs: []AttrInfo{{"momentum", KindFloat, ""}},
 		Rule:  RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013",
@@ -818,8 +818,8 @@ var Ops = [NumOps]OpInfo{
 	Dropout: {
 		Name: "dropout", Class: ClassKernel, Streams: onCompute,
 		Doc: "Each element of y is x / (1 - rate) with probability 1 - rate, and 0 otherwise. Whether an element is " +
-			"dropped depends only on the key, the tensor, the token and the column, so any division of the work drops the " +
-			"same elements. The gradient of dropout is dropout of dy.",
+			"dropped depends only on the key, the tensor, the token and the column, so the same elements are " +
+			"dropped however the work is divided. The gradient of dropout is dropout of dy.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
 			{Name: "x", Types: "T", Dims: "n*batch,c"},
@@ -828,9 +828,9 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			{"tensor", KindTensor, "the matrix by which y is multiplied; different matrices drop different elements"},
 			{"rate", KindFloat, "probability that an element is dropped; below 1"},
-			{"col", KindInt, "column of the whole input at which x starts"},
+			{"col", KindInt, "column of the full input at which x starts"},
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
-			{"replica", KindInt, "sequences of the global batch before this replica's share"},
+			{"replica", KindInt, "number of sequences in the global batch before this replica's share"},
 			{"position", KindInt, "position of the first token in its sequence"},
 			attrBatch, attrChunks,
 			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end"},

@@ -94,8 +94,8 @@ func explainAll() string {
 		b.WriteString(wrap(keyNames(block.Name), "    "))
 	}
 	b.WriteString("\nterms\n" + wrap(strings.Join(termNames(), ", "), "    "))
-	b.WriteString("\n" + wrap("sppoc explain WORD explains a block (model), a key (schedule.offload), the value of a "+
-		"key (ulysses), a term (bubble) or an error code (lengths-sum).", ""))
+	b.WriteString("\n" + wrap("sppoc explain WORD explains a block (model), a key (schedule.offload), a value of "+
+		"a key (ulysses), a term (bubble) or an error code (lengths-sum).", ""))
 	return b.String()
 }
 

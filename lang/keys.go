@@ -33,13 +33,13 @@ type Block struct {
 // Blocks lists the kinds of blocks in their usual order.
 var Blocks = []Block{
 	{blockModel, "The neural network: `model NAME { ... }`. All sizes are those of the whole model, before it is divided among the ranks.", true},
-	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for an instance of a cluster that has parameters. To use a shipped cluster, import it: `import \"clusters/a100-80g.sppo\"`.", true},
+	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for an instance of a cluster that has parameters. To use a cluster that ships with sppo, import it: `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
-	{blockSchedule, "The scheduling choices that you want to fix: `schedule NAME { ... }`. The block may be omitted, because the compiler chooses everything that is `auto`. Schedules of other systems are available for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
-	{blockOptimizer, "Arguments of the value of `optimizer`: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
-	{blockGuard, "Arguments of the value of `guard`: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
-	{blockAdapter, "Arguments of the value of `adapter`: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
-	{blockData, "Arguments of `data = tokens(...)` in addition to its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
+	{blockSchedule, "The scheduling choices that you want to fix: `schedule NAME { ... }`. The block may be omitted, because the compiler chooses everything that is `auto`. Schedules from other systems are available for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
+	{blockOptimizer, "Arguments for the optimizer: `optimizer = adamw(lr = 3e-4)`. In `explain` and `--set`, they are named like keys: `train.optimizer.lr`.", false},
+	{blockGuard, "Arguments for the guard: `guard = skip(spikes = 10)`. In `explain` and `--set`, they are named like keys: `train.guard.spikes`.", false},
+	{blockAdapter, "Arguments for the adapter: `adapter = lora(rank = 16)`. In `explain` and `--set`, they are named like keys: `train.adapter.rank`.", false},
+	{blockData, "Arguments to `data = tokens(...)` other than its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. In `explain` and `--set`, they are named like keys: `train.data.shuffle`.", false},
 }
 
 // number is the range of a numeric key.
@@ -180,7 +180,7 @@ var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapt
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
-		Doc: "The family of published models that determines the defaults of the other keys. It has no other effect, and every key can be overridden.",
+		Doc: "The family of published models that determines the defaults for the other keys. It has no other effect, and every key can be overridden.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
 		Doc: "Number of transformer layers. Layers are divided among the pipeline stages, so the model needs at least as many layers as there are stages.",
@@ -216,7 +216,7 @@ var modelKeys = []*Key{
 		Doc: "Number added to the weights of a norm, including those of `qk_norm`, before the multiplication. Gemma uses 1.",
 		set: func(s *Spec, v value) { s.Model.NormOffset = v.num }},
 	{Block: blockModel, Name: "norm_place", takes: names(NormPre, NormPost, NormPrePost), Default: "pre", Example: "post",
-		Doc: "Position of the norm in a residual branch: before attention and MLP, after them (OLMo-2), or both (Gemma-2).",
+		Doc: "Position of the norm in a residual branch: before attention and the MLP, after them (OLMo-2), or both (Gemma-2).",
 		set: func(s *Spec, v value) { s.Model.NormPlace = v.name }},
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
 		Doc: "Number added to the variance before the square root is taken.",
@@ -228,13 +228,13 @@ var modelKeys = []*Key{
 		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu`, this is SwiGLU.",
 		set: func(s *Spec, v value) { s.Model.Gated = v.name == "true" }},
 	{Block: blockModel, Name: "bias", takes: valueType{}.orList(names(BiasQKV, BiasAttnOut, BiasMLP), 0, 3), Default: "[]", Example: "[qkv]",
-		Doc: "Which linear maps have biases: the projections to Q, K and V (`qkv`), the output projection of attention (`attn_out`), or those of the MLP (`mlp`).",
+		Doc: "Which linear maps have biases: the projections to Q, K and V (`qkv`), the output projection of attention (`attn_out`), or the linear maps of the MLP (`mlp`).",
 		set: setBias},
 	{Block: blockModel, Name: "qk_norm", takes: names(QKNormNone, QKNormHead, QKNormAll), Default: "none", Example: "head",
-		Doc: "RMSNorm of queries and keys before rotation: for each head separately (Qwen3, Gemma-3), or for all heads of a token together (OLMo-2).",
+		Doc: "RMSNorm applied to queries and keys before rotation: for each head separately (Qwen3, Gemma-3), or for all heads of a token together (OLMo-2).",
 		set: func(s *Spec, v value) { s.Model.QKNorm = v.name }},
 	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone).orList(names(PositionsRope, PositionsNone), 1, maxRanks), Default: "rope", Example: "[rope, rope, rope, none]",
-		Doc: "Position information: a learned table of `train.sequence` rows, rotary embedding of Q and K, or none. A list is a pattern that repeats over the layers.",
+		Doc: "Position information: a learned table with `train.sequence` rows, rotary embedding of Q and K, or none. A list is a pattern that repeats over the layers.",
 		set: setPositions},
 	{Block: blockModel, Name: "rope_theta", takes: positive(dimCount), Default: "10000", Example: "500000",
 		Doc: "Base of the rotary frequencies with `positions = rope`. Longer sequences need a larger base.",
@@ -278,22 +278,22 @@ var modelKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Model.RopeAmplitude = v.num },
 		derive: func(s *Spec) { s.Model.RopeAmplitude = s.Model.amplitude() }},
 	{Block: blockModel, Name: "rope_short", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1, 1.02, 1.5, 2]",
-		Doc:    "`longrope`: scaling factor of each rotated pair if `train.sequence` is at most `rope_original`.",
+		Doc:    "`longrope`: scaling factor for each rotated pair if `train.sequence` is at most `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeShort = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "rope_long", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1.05, 2, 20, 60]",
-		Doc:    "`longrope`: scaling factor of each rotated pair if `train.sequence` is longer than `rope_original`.",
+		Doc:    "`longrope`: scaling factor for each rotated pair if `train.sequence` is longer than `rope_original`.",
 		set:    func(s *Spec, v value) { s.Model.RopeLong = v.numbers() },
 		derive: func(*Spec) {}},
 	{Block: blockModel, Name: "window", takes: whole(0, maxTokens).orList(whole(0, maxTokens), 1, maxRanks), Default: "0", Example: "4K",
-		Doc: "Number of tokens that a query attends to, including its own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also reduces work and the traffic of streamed K and V.",
+		Doc: "Number of tokens that a query attends to, including its own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also reduces the amount of work and the traffic for streamed K and V.",
 		set: setWindow},
 	{Block: blockModel, Name: "layer_types", takes: names(LayerSliding, LayerFull).orList(names(LayerSliding, LayerFull), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
-		Doc:    "Which layers have the window, as a pattern that repeats over the layers; `window` must then be one number.",
+		Doc:    "Which layers have the window, as a pattern that repeats over the layers; `window` must then be a single number.",
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},
 	{Block: blockModel, Name: "rope_local_theta", takes: notNegative(dimCount), Default: "0", Example: "10000",
-		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. With 0, these layers use the frequencies of the other layers. Gemma-3 uses 10000.",
+		Doc: "Base of the rotary frequencies in layers with a window. If it is not 0, `rope_scaling` does not apply to these layers. With 0, these layers use the same frequencies as the other layers. Gemma-3 uses 10000.",
 		set: func(s *Spec, v value) { s.Model.RopeLocalTheta = v.num }},
 	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
 		Doc:    "Factor by which attention scores are multiplied before the softmax.",
@@ -321,13 +321,13 @@ var clusterKeys = []*Key{
 		Doc: "Number of machines.",
 		set: func(s *Spec, v value) { s.Cluster.Nodes = v.Int() }},
 	{Block: blockCluster, Name: "gpus_per_node", takes: whole(1, maxRanks), Example: "8",
-		Doc: "Number of devices per machine; for the cpu device, number of ranks.",
+		Doc: "Number of devices per machine; for the cpu device, the number of ranks.",
 		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
 	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
 		Doc: "Memory that sppo may use on each device: its total memory minus the memory used by the driver and libraries.",
 		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
-		Doc: "Host memory that sppo may use on each node, for all ranks of the node together.",
+		Doc: "Host memory that sppo may use on each node, in total for all ranks on the node.",
 		set: func(s *Spec, v value) { s.Cluster.HostMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "peak_bf16", takes: positive(dimCompute), Example: "312TFLOPS",
 		Doc: "Peak rate of dense bf16 matrix products on one device. Data sheets also list sparse rates, which are twice as high.",
@@ -345,7 +345,7 @@ var clusterKeys = []*Key{
 		Doc: "Rate of copies from the host to one device.",
 		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
-		Doc: "Limit on the combined rate of host copies by all devices of a node, in each direction; 0 means no limit.",
+		Doc: "Limit on the combined rate of host copies by all devices in a node, in each direction; 0 means no limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
 		Doc: "Whether a device can copy in both directions at the same time (`full`) or in only one (`half`). With `half`, both directions share the bandwidth of the device and of its node.",
@@ -354,7 +354,7 @@ var clusterKeys = []*Key{
 		Doc: "Number of processors that the ranks of a node share if they are threads on one computer; 0 if each rank has its own device. If it is not 0, the other rates are per processor: each instruction runs on one processor, but one kernel at a time may also run on idle processors.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
-		Doc: "If ranks share processors: the fraction of the combined rate of all processors that a kernel reaches when it runs on all of them.",
+		Doc: "If ranks share processors: the fraction of the processors' combined rate that a kernel reaches when it runs on all of them.",
 		set: func(s *Spec, v value) { s.Cluster.SpreadEfficiency = v.num }},
 	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
 		Doc: "Bandwidth between one device and the other devices in its node, in each direction.",
@@ -369,16 +369,16 @@ var clusterKeys = []*Key{
 		Doc: "Time that an empty message takes between two nodes.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time to spread a kernel over several processors, which is not done for short kernels.",
+		Doc: "Time from the end of one kernel to the start of the next on a stream. If ranks share processors: the time it takes to spread a kernel over several processors; short kernels are not spread.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
-		Doc: "Share of the peak that matrix products reach: one number, or (rows, share) pairs in increasing order of rows.",
+		Doc: "Share of the peak rate that matrix products reach: one number, or (rows, share) pairs in increasing order of rows.",
 		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
-		Doc: "Share of the peak that attention reaches in the forward pass: one number, or pairs (query rows, share) in increasing order of query rows.",
+		Doc: "Share of the peak rate that attention reaches in the forward pass: one number, or (query rows, share) pairs in increasing order of query rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_grad_efficiency", takes: curve(), Example: "0.48",
-		Doc: "Share of the peak that attention reaches in the backward pass: one number, or pairs (query rows, share) in increasing order of query rows.",
+		Doc: "Share of the peak rate that attention reaches in the backward pass: one number, or (query rows, share) pairs in increasing order of query rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionGradEff = setCurve(v) }},
 	{Block: blockCluster, Name: "copy_efficiency", takes: share(), Example: "0.85",
 		Doc: "Fraction of `memory_bandwidth` that memory-bound kernels reach.",
@@ -422,17 +422,17 @@ var trainKeys = []*Key{
 			}
 		}},
 	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: TensorGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
-		Doc: "Tensors that are not trained: groups (`attention` and `mlp` mean the matrices of those blocks), or name patterns in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
+		Doc: "Tensors that are not trained: groups (`attention` and `mlp` mean the matrices of those blocks), or name patterns in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master weight. Below the lowest layer with a trained tensor, there is no backward pass.",
 		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Number of steps over which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
-		Doc: "The learning-rate schedule after the warm-up; the names are those of transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, over which it falls. " +
+		Doc: "The learning-rate schedule after the warm-up; the names are those used by transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a straight line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, over which it falls. " +
 			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
 		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
-		Doc:    "The learning rate of the last step, unless `lr_schedule = constant`. With `warmup_stable_decay` the warm-up also begins at this rate, as in transformers.",
+		Doc:    "The learning rate of the last step, unless `lr_schedule = constant`. With `warmup_stable_decay`, the warm-up also begins at this rate, as in transformers.",
 		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
 		derive: deriveMinLR},
 	{Block: blockTrain, Name: "decay_steps", takes: whole(1, maxTokens), Derived: "steps / 10, rounded up, with warmup_stable_decay", Example: "100",
@@ -440,7 +440,7 @@ var trainKeys = []*Key{
 		set:    func(s *Spec, v value) { s.Train.DecaySteps = v.Int() },
 		derive: deriveDecaySteps},
 	{Block: blockTrain, Name: "decay_type", takes: names("cosine", "linear", "sqrt"), Derived: "cosine with warmup_stable_decay", Example: "sqrt",
-		Doc:    "Curve along which `lr_schedule = warmup_stable_decay` reduces the learning rate: half a cosine, a line, or one minus the square root (transformers' 1-sqrt).",
+		Doc:    "Curve along which `lr_schedule = warmup_stable_decay` reduces the learning rate: half a cosine, a straight line, or one minus the square root (transformers' 1-sqrt).",
 		set:    func(s *Spec, v value) { s.Train.DecayType = v.name },
 		derive: deriveDecayType},
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
@@ -450,14 +450,14 @@ var trainKeys = []*Key{
 		takes: valueType{calls: []callType{
 			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},
 		}},
-		Doc: "Protection against gradients that are not finite or too large. All ranks make the same decision before any " +
+		Doc: "Protection against gradients that are not finite or are too large. All ranks make the same decision before any " +
 			"weight changes. The data of a skipped step is not used again, and the learning-rate schedule advances.",
 		set: func(s *Spec, v value) {}},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
 			{name: "text", texts: true, doc: "the bytes of files, one token per byte; patterns with `*` are allowed, and paths are relative to the folder of the file that contains them"},
-			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, used in the order listed, with patterns as for `text`: flat files of integers, as nanoGPT and llm.c write them; folders that `sppoc tokenize` wrote; Megatron's `.bin` files with their `.idx`; with `tokenizer`, text and jsonl"},
-			{name: "random", doc: "random tokens from the seed, for benchmarks"},
+			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, used in the order listed, with patterns as for `text`: flat files of integers, as nanoGPT and llm.c write them; folders written by `sppoc tokenize`; Megatron's `.bin` files with their `.idx`; with `tokenizer`, text and jsonl"},
+			{name: "random", doc: "random tokens generated from the seed, for benchmarks"},
 		}},
 		Doc: "The source of the training tokens.",
 		set: setData},
@@ -527,10 +527,10 @@ var dataKeys = []*Key{
 		Doc: "Header of flat files: none, or llm.c's 1,024 bytes. `auto` recognizes llm.c's header by its magic number and size, and Megatron's files by their index.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
 	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Order of sequences. `off`: sequence g is the window that starts at token g * `train.sequence`, plus one token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into the same windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly where it stopped, however it is divided among ranks.",
+		Doc: "Order of sequences. `off`: sequence g is the window that starts at token g * `train.sequence`, plus one token for the last label; after the end of the data, reading continues at the beginning. `on`: the tokens are cut into the same windows, and each is used once per epoch, in an order determined by `train.seed` and the epoch. The tokens of a sequence depend only on its number, so a resumed run continues exactly where it stopped, however the work is divided among ranks.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
 	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
-		Doc: "Weights of a mixture: the share of sequences drawn from each file pattern, in the order of the patterns. The parts are interleaved evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part ends, it starts again from its beginning. `[]`: all files form one stream.",
+		Doc: "Weights of a mixture: the share of sequences drawn from each file pattern, in the order of the patterns. The parts are interleaved evenly: at any time, the number of sequences from each part differs from its share by only a few. When a part is used up, it starts over from the beginning. `[]`: all files form one stream.",
 		set: func(s *Spec, v value) {
 			for _, w := range v.list {
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
@@ -546,14 +546,14 @@ var dataKeys = []*Key{
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
-		Doc: "Whether a sequence contains several independent documents: attention stays inside a document, positions restart with each document, and a document's last token has no label. The boundaries of documents are given by the data's `index`, or a document ends after each token with the given ID. A step takes no longer than it would without documents.",
+		Doc: "Whether a sequence contains several independent documents; if so, attention stays inside a document, positions restart with each document, and a document's last token has no label. Document boundaries are given by the data's `index`, or a document ends after each token with the given ID. A step takes no longer than it would without documents.",
 		set: func(s *Spec, v value) {
 			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
 				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
 			}
 		}},
 	{Block: blockData, Name: "pack", takes: names("cut", "whole"), Default: "cut", Example: "whole",
-		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Needs `documents`. With `whole`, each sequence takes an extra 8 bytes of host memory.",
+		Doc: "How documents are packed into sequences. `cut`: one after another; the rest of a document that does not fit becomes a separate document in the next sequence. `whole`: a document that does not fit begins the next sequence, and the rest of the current one is padding without labels; only documents longer than a sequence are cut. Requires `documents`. With `whole`, each sequence takes an extra 8 bytes of host memory.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
 		Doc: "Whether the data's masks, as written by `sppoc tokenize --prompt`, select the labels to train on. The loss is the mean over the selected labels. If the data has masks, the value must be either `on` or `ignore`; `ignore` trains on all labels.",
@@ -562,17 +562,17 @@ var dataKeys = []*Key{
 
 var adapterKeys = []*Key{
 	{Block: blockAdapter, Name: "rank", takes: whole(1, 1<<16), Default: "8", Example: "16",
-		Doc: "Rank of the adapters: the number of columns of A and rows of B.",
+		Doc: "Rank of the adapters: the number of columns in A and of rows in B.",
 		set: func(s *Spec, v value) { s.Model.AdapterRank = v.Int() }},
 	{Block: blockAdapter, Name: "alpha", takes: positive(dimCount), Derived: "rank", Example: "32",
 		Doc:    "The output of an adapter is multiplied by alpha / rank.",
 		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
 		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
 	{Block: blockAdapter, Name: "dropout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0", Example: "0.1",
-		Doc: "Probability with which an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map drops different elements. Which elements are dropped depends only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
+		Doc: "Probability that an element of an adapter's input is set to 0 in a training step; the others are divided by 1 - dropout. Each map drops different elements. Which elements are dropped depends only on the seed, the step, the tensor and the element, so every schedule drops the same elements. Validation, `eval` and `sample` drop none.",
 		set: func(s *Spec, v value) { s.Model.AdapterDropout = v.num }},
 	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
-		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` each stand for several maps that share A, for models that store them as one matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as they are in models of the given `family`.",
+		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` each stand for several maps that share A, for models that store them as a single matrix (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names in GPT-2. `all-linear`: all linear maps, fused as they are in models of the given `family`.",
 		set: setTargets},
 }
 
@@ -595,7 +595,7 @@ var optimizerKeys = []*Key{
 			s.Train.Optimizer.Momentum = map[string]float64{"sgd": 0.9, "muon": 0.95}[s.Train.Optimizer.Kind]
 		}},
 	{Block: blockOptimizer, Name: "betas", takes: valueType{}.orList(beta(), 2, 2), Default: "[0.9, 0.95]", Example: "[0.9, 0.999]",
-		Doc: "Decay rates of the running means of the gradient and of its square.",
+		Doc: "Decay rates for the running means of the gradient and its square.",
 		set: func(s *Spec, v value) {
 			s.Train.Optimizer.Beta1, s.Train.Optimizer.Beta2 = v.list[0].num, v.list[1].num
 		}},
@@ -614,7 +614,7 @@ var optimizerKeys = []*Key{
 			}
 		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
-		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory. DeepSeek-V3 was trained with bf16 moments, Llama 3 with f32. A bf16 number has a precision of about three digits, so changes smaller than that would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
+		Doc: "Data type in which the optimizer stores its running means; it computes in f32. `bf16` halves the memory that they take. DeepSeek-V3 was trained with bf16 moments, Llama 3 with f32. A bf16 number has a precision of about three digits, so changes smaller than that would be lost. With `bf16`, `betas` and `momentum` are therefore limited to 0.99.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
@@ -629,11 +629,11 @@ var scheduleKeys = []*Key{
 		Doc: "Number of replicas of the whole pipeline, which process different sequences of the batch. `auto` tries the divisors of the batch.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` works best with a small number of subsequences, or when the number of heads is not divisible by `sp`. `auto` tries the first two, and `ring` where more ranks can share a layer than its heads divide evenly among.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all exchanges before and after attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around. `ring` works best with a small number of subsequences, or when the number of heads is not divisible by `sp`. `auto` tries the first two, and tries `ring` where more ranks can share a layer than its heads can be divided among evenly.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
 		Doc: "ZeRO stage, which determines what is divided among the ranks that hold the same matrix. These are the ranks of different replicas and, with `ulysses` or `ring`, also those of a stage. 1: the optimizer state. 2: also the gradients of layers, which are reduced when the backward pass moves to another layer. " +
-			"3: also the weights of layers, which are gathered before each forward and backward. `auto` tries all values if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
+			"3: also the weights of layers, which are gathered before each forward and backward pass. `auto` tries all values if several ranks hold the same matrix. The setting affects results only through rounding, and only if it is 2 or 3 and a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())
@@ -646,7 +646,7 @@ var scheduleKeys = []*Key{
 		Doc: "Whether the plan leaves room in host memory for the copy of weights and optimizer state that `sppovm run --save-every` makes. `sppoc plan` reports the size of this copy. If it does not fit, `--save-every` needs `--save-wait`, which pauses training while a checkpoint is written. Results do not change.",
 		set: func(s *Spec, v value) { s.Schedule.CheckpointCopy = v.name }},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
-		Doc: "Number of sequences that one task processes together. `auto` tries several if sequences are short.",
+		Doc: "Number of sequences that one task processes together. `auto` tries several values if sequences are short.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
 		Doc: "Number of chunks into which a sequence is cut for the pipeline, or a list of their lengths, which must add up to `train.sequence`. `auto` tries numbers that increase by a factor of √2, until chunks are as short as 1K tokens. If the strategy needs whole sequences, `auto` also tries 1.",
@@ -670,11 +670,11 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
-		Doc: "Order of work inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order, the device holds K and V of one layer, " +
-			"and those of the other layers are on the host. So are the hidden states between layers, unless `offload` keeps them on the device; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",
+		Doc: "Order of work inside a stage: all layers of a subsequence first, or all subsequences of a layer first; the latter needs a single stage. In layer order, the device holds K and V of one layer, " +
+			"and those of the other layers are on the host, unless `recompute = full_kv` recomputes them. The hidden states between layers are also on the host, unless `offload` keeps them on the device. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), all of a layer except its input (`full`), the outputs of norms and activation functions (`selective`), or all except attention (`keep_attention`). `full_kv` extends `full`: it also recomputes K and V of a layer, once for all subsequences, when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it compares recomputation with copies to the host, and recomputes the units with the lowest time per byte first.",
+		Doc: "Which activations are recomputed in the backward pass instead of being saved: none (`none`), everything in a layer except its input (`full`), the outputs of norms and activation functions (`selective`), or everything except attention (`keep_attention`). `full_kv` extends `full`: it also recomputes K and V of a layer, once for all subsequences, when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it compares recomputation with copies to the host, and recomputes the units with the lowest time per byte first.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns from forward to backward. The other strategies are for comparison. " +
@@ -684,7 +684,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. " +
-			"With `order = layer`, the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
+			"With `order = layer`, it is the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
@@ -693,7 +693,7 @@ var scheduleKeys = []*Key{
 			"`adaptive` offloads as much as can be copied during the next task. With `carry`, copies may lag, but they always finish by the turnaround. `memory` gives the lowest peak without exposed copies. `auto` gives the shortest step: it offloads nothing if everything fits, and otherwise starts with the copies that computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take over some of the work next to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
+		Doc: "Whether idle stages take over some of the work adjacent to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 

@@ -20,7 +20,7 @@ type Family struct {
 var Families = []Family{
 	{"gpt", "GPT: LayerNorm, GELU, biases, learned positions", map[string]string{
 		"norm": "layernorm", "activation": "gelu_tanh", "gated": "false", "bias": "[qkv, attn_out, mlp]", "positions": "learned"}},
-	{"gpt2", "GPT-2: as gpt, with tied embeddings", map[string]string{
+	{"gpt2", "GPT-2: like gpt, but with tied embeddings", map[string]string{
 		"norm": "layernorm", "activation": "gelu_tanh", "gated": "false", "bias": "[qkv, attn_out, mlp]", "positions": "learned", "tied": "true"}},
 	{"llama", "Llama and Llama 2: RMSNorm, SwiGLU, rotary positions, no biases", nil},
 	{"llama3", "Llama 3", map[string]string{"rope_theta": "500000"}},
@@ -28,7 +28,7 @@ var Families = []Family{
 		"rope_theta": "500000", "rope_scaling": "llama3", "rope_factor": "8", "rope_original": "8K"}},
 	{"llama3_2", "Llama 3.2", map[string]string{
 		"rope_theta": "500000", "rope_scaling": "llama3", "rope_factor": "32", "rope_original": "8K", "tied": "true"}},
-	{"mistral", "Mistral 7B from v0.2 on, Mistral Small", map[string]string{"rope_theta": "1000000"}},
+	{"mistral", "Mistral 7B from v0.2 on, and Mistral Small", map[string]string{"rope_theta": "1000000"}},
 	{"qwen2", "Qwen2 and Qwen2.5", map[string]string{"bias": "[qkv]", "rope_theta": "1000000", "norm_eps": "1e-6"}},
 	{"qwen3", "Qwen3, dense", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
 	{"phi3", "Phi-3 and Phi-4", nil},

@@ -36,14 +36,14 @@ var Passes = [...]pass.Pass{
 	},
 	{
 		Name: "schedule", Run: orderTasks, Check: checkSchedule,
-		Doc: "Orders the tasks of every stage according to the strategy: forwards of subsequences from first to last, backwards from last to first, and deferred weight gradients if the strategy has them.",
+		Doc: "Orders the tasks of every stage according to the strategy: forward passes of subsequences from first to last, backward passes from last to first, and deferred weight gradients if the strategy has them.",
 		After: []pass.Order{
-			{Name: "partition", Reason: "each task is the forward or backward of a subsequence"},
+			{Name: "partition", Reason: "each task is the forward or backward pass of a subsequence"},
 		},
 	},
 	{
 		Name: "lifespan", Run: lifespan, Check: checkLifespan,
-		Doc: "Determines from the model's dataflow which activations a layer keeps in memory and for how long: those that later subsequences read (type 0), that only the backward pass reads (type 1), or that only the same forward task reads (type 2).",
+		Doc: "Determines from the model's dataflow which activations a layer keeps in memory and for how long: those that later subsequences read (type 0), those that only the backward pass reads (type 1), and those that only the same forward task reads (type 2).",
 		After: []pass.Order{
 			{Name: "solve", Reason: "the shapes of values depend on sp"},
 		},
@@ -59,7 +59,7 @@ var Passes = [...]pass.Pass{
 	},
 	{
 		Name: "mux", Run: mux.Run, Check: mux.Check, Off: mux.Off,
-		Doc: "Finds the tasks of each stage that are next to a bubble, and decides whether idle stages take over part of that work.",
+		Doc: "Finds the tasks of each stage that are adjacent to a bubble, and decides whether idle stages take over part of their work.",
 		After: []pass.Order{
 			{Name: "schedule", Reason: "the order of tasks determines the bubbles"},
 			{Name: "offload", Reason: "offloading frees the memory that shared work needs"},
@@ -69,7 +69,7 @@ var Passes = [...]pass.Pass{
 		Name: "lower",
 		Doc:  "Turns the tasks of every stage into instructions: the nodes of the model, messages between stages, and copies to and from the host.",
 		After: []pass.Order{
-			{Name: "mux", Reason: "mux makes the last decisions of the plan, which the instructions implement"},
+			{Name: "mux", Reason: "mux makes the last decisions in the plan, and the instructions implement them"},
 		},
 	},
 	{

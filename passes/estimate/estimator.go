@@ -66,14 +66,14 @@ type Estimator struct {
 	work  *walk.Work
 }
 
-// New returns an estimator of a plan, which counts its work in w, unless w is nil.
+// New returns an estimator for a plan, which counts its work in w, unless w is nil.
 func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
 	e := &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
 	w.Spend(e.Layers) // to arrange the tasks
 	return e
 }
 
-// Memory returns a meter of the plan's memory.
+// Memory returns a meter for the plan's memory.
 func (e *Estimator) Memory() *memory.Meter {
 	return memory.NewMeter(e.Walk, e.Shapes, e.cache.Blocks, e.work)
 }

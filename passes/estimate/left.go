@@ -9,10 +9,10 @@ import (
 	"sppo.dev/schedule"
 )
 
-// This file estimates the time of tasks that ranks share at the start of the pipeline. As in the
+// This file estimates the durations of tasks that ranks share at the start of the pipeline. As in the
 // program, all ranks run a slot together, layer by layer.
 
-// leftCosts holds the costs of sharing that come in addition to the computation.
+// leftCosts holds the costs of sharing beyond those of the computation.
 type leftCosts struct {
 	visit           VisitTime                         // parameter collectives of a layer, once per slot
 	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
@@ -25,7 +25,7 @@ type leftCosts struct {
 // of K and V or their gradients, and the rest.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
-// The work, in layer visits, of computing the times of a layer for a subsequence, and those of a task with
+// The work, in layer visits, of computing the times of a layer for a subsequence, and the times of a task with
 // helpers.
 const (
 	visitsPriced = 8
@@ -87,8 +87,8 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 	return t
 }
 
-// lendTimes returns, for each layer of each stage, the time to send to a helper all weights that any helper
-// reads in a pass.
+// lendTimes returns, for each layer of each stage, the time to send a helper all weights that any helper reads
+// in a pass.
 func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
 	for stage, layers := range p.LayersPerStage {
 		of := make([]ir.Seconds, layers)
@@ -133,7 +133,7 @@ func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Second
 	return to.muxIn
 }
 
-// sharedSlot is a slot being simulated. All lists, except that of the slot's tasks, are indexed by rank.
+// sharedSlot is a slot being simulated. All lists except the list of the slot's tasks are indexed by rank.
 type sharedSlot struct {
 	*Simulation
 	first   plan.Task
@@ -195,7 +195,7 @@ func (w *sharedSlot) run() {
 	}
 }
 
-// actAlone simulates an action that one rank takes alone.
+// actAlone simulates an action that one rank takes by itself.
 func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	st := &w.stages[rank]
 	n := st.first + a.Task
@@ -249,7 +249,7 @@ func (w *sharedSlot) enter(rank int) {
 }
 
 // lend sends the weights of the k-th layer of every stage in a slot to the ranks that begin to help the stage
-// there. Each of these ranks passes the weights on to the next.
+// in that slot. Each of these ranks passes the weights on to the next.
 func (w *sharedSlot) lend(slot, k int) {
 	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
@@ -350,7 +350,7 @@ func (w *sharedSlot) exchange(t slotTask) {
 	for _, other := range t.readers {
 		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
-			added := ir.Seconds(0) // contributions summed in earlier slots are ready at once
+			added := ir.Seconds(0) // contributions summed in earlier slots are ready immediately
 			if other.Waits {
 				added = b.now
 			}

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Updater computes the time of the last part of a step: reductions, gradient norm and updates.
+// Updater computes the time that the last part of a step takes: reductions, the gradient norm and updates.
 type Updater struct {
 	plan     *plan.Plan
 	graph    *graph.Model

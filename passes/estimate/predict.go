@@ -45,8 +45,8 @@ type Costs struct {
 	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
 	cacheBack             ir.Seconds         // copy of a layer's K and V for a whole sequence
 	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
-	left                  *leftCosts         // of tasks shared at the start; nil: no task is
-	shared                *sharedCosts       // of tasks with helpers; nil: no task has any
+	left                  *leftCosts         // of tasks shared at the start; nil: there are none
+	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []VisitTime        // [i]: collectives that run during a layer's backward pass
 	recomputing           map[recomputedKey]backwardTime
 	lastPlacement         lastPlacement
@@ -208,7 +208,7 @@ type placementTimes struct {
 	again     []backwardTime
 }
 
-// SetPlacement sets the times of a stage and a subsequence for the given placement of its units. Stages often
+// SetPlacement sets the times of a subsequence on a stage for the given placement of its units. Stages often
 // have equal placements, so the last result is reused.
 func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes []ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
@@ -294,8 +294,8 @@ func Neighbours(p *plan.Plan, s, k int) []int32 {
 	return []int32{rank(p, s, k), rank(p, (s+1)%p.Parallel.PP, k)}
 }
 
-// WidestLink returns a link over the largest number of nodes, among the groups of ranks that the given function
-// returns for the first replica.
+// WidestLink returns the link that spans the most nodes, among those of the groups of ranks that the given
+// function returns for the first replica.
 func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) []int32) cost.Link {
 	var worst cost.Link
 	for s := range p.Parallel.PP {

@@ -55,7 +55,7 @@ func (c *prices) of(pr Pricer) *nodePrices {
 	return c.prices[key]
 }
 
-// nodePrices are the times of single nodes. Only attention and, in a ring, rotations depend on the
+// nodePrices are the times of individual nodes. Only attention and, in a ring, rotations depend on the
 // number of tokens before the subsequence.
 type nodePrices struct {
 	mutex sync.Mutex
@@ -132,7 +132,7 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 }
 
 // Makespan returns the time until the computation and the collectives of nodes are done. Collectives that are
-// in progress at the start, for the time taken, delay those of the nodes.
+// in progress at the start run for the time given by taken, and delay those of the nodes.
 func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	free := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
@@ -171,7 +171,7 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	return max(free[0], free[1])
 }
 
-// Time returns the time of nodes if they run as in the program: each stream in order, collectives during
+// Time returns the time that nodes take if they run as in the program: each stream in order, collectives during
 // computation, and each instruction as soon as its inputs are ready. Chunked nodes run once for every chunk of
 // rows.
 func (pr Pricer) Time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
@@ -239,7 +239,7 @@ func (pr Pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
 	return backwardTime{pr.Time(g, b, b.Backward, z), pr.Time(g, b, b.Halves[graph.InputGradient], z), pr.Time(g, b, b.Halves[graph.WeightGradient], z)}
 }
 
-// Copies returns the times of a copy to the host and of one back.
+// Copies returns the times of a copy to the host and of a copy back.
 func (pr Pricer) Copies(n ir.Bytes) (out, back ir.Seconds) {
 	return pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.Cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
 }

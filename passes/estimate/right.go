@@ -10,13 +10,13 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// sharedCosts are the times of tasks with helpers. A task and its helpers run layer by layer together.
+// sharedCosts are the times of tasks with helpers. A task and its helpers run together, layer by layer.
 type sharedCosts struct {
 	layer   map[plan.Task]ir.Seconds // for a task of the first microbatch: its time per layer
 	helping map[plan.Task]ir.Seconds // for a task of the first microbatch: time per layer of each helper
 }
 
-// sharedCosts computes the costs of the slots in which stages help. In each layer, a stage sends its queries
+// sharedCosts computes the costs of the slots in which stages help others. In each layer, a stage sends its queries
 // and computes its own part while its helpers compute theirs. A helper computes its own attention first, then
 // its parts for all the stages that it helps, one after another. Finally the stage receives and merges the
 // results.

@@ -9,7 +9,7 @@ import (
 )
 
 // Simulation runs the schedules of all ranks in virtual time, with concurrent copies to and from the host.
-// It can run again after a change of placements or of the timing of copies.
+// It can run again after placements or the timing of copies have changed.
 type Simulation struct {
 	*Costs
 	*walk.Walk
@@ -21,7 +21,7 @@ type Simulation struct {
 	arrives []ir.Seconds             // [task]: when its input arrives
 	sent    []ir.Seconds             // [layer of a task]: when a forward's copies to the host are done
 	back    []ir.Seconds             // [layer of a task]: when a backward's saved tensors are reloaded
-	rest    []ir.Seconds             // [task]: work of its rank that follows it; known after the first run
+	rest    []ir.Seconds             // [task]: its rank's work after it; known after the first run
 	loads   int                      // number of blocks of K and V that all ranks load
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow have arrived
 }
@@ -276,8 +276,8 @@ func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds
 	return left
 }
 
-// release waits for the copies of a forward's layer to the host. If the forward is followed by its own
-// backward, the reloads wait for them instead.
+// release waits until the saved tensors of a forward's layer have been copied to the host. If the forward is
+// followed by its own backward, the reloads wait for these copies instead.
 func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 	if n := st.first + a.Task; s.outs && t.Undone != n {
 		f := &s.Nodes[n]

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simStaging tracks the hidden states, K and V that a rank keeps on the host in layer order or if K and V are
-// streamed. Lists are indexed by the rank's tasks.
+// simStaging tracks the hidden states, K and V that a rank keeps on the host if tasks are in layer order or K and
+// V are streamed. Lists are indexed by the rank's tasks.
 type simStaging struct {
 	waits         []bool // whether the task's input is on the host; nil: no task's input is
 	gone, fetched []ir.Seconds

@@ -15,7 +15,7 @@ type streamCosts struct {
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches holds the times of attention in a layer of one kind. The list again is for the forward attention
+// stretches holds the times of attention in a layer of one kind. The again list is for the forward attention
 // that the backward recomputes.
 type stretches struct{ forward, again, backward []stretch } // [i]
 
@@ -34,8 +34,8 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// add computes the times of a subsequence in a layer. Collectives still in progress when a pass begins, for the
-// times forwardFinds and backwardFinds, delay those of the pass.
+// add computes the times of a subsequence in a layer. Collectives that are still in progress when a pass begins
+// delay those of the pass; forwardFinds and backwardFinds are their remaining times.
 func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
 	if b.Attends {
@@ -68,7 +68,7 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 }
 
 // CopyCosts returns functions for the time of a load, and for the time to copy a block's gradients back to the
-// host. Each buffer takes one instruction.
+// host. Each buffer is copied by one instruction.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens

@@ -27,7 +27,7 @@ type blockTimes struct {
 	kinds           []ir.Seconds // of each kind of layer
 }
 
-// lineOf identifies the attention of a number of tokens in a layer of one kind.
+// lineOf identifies attention for a number of tokens in a layer of one kind.
 type lineOf struct {
 	kind   int
 	tokens int64
@@ -91,8 +91,8 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
-// AttentionAfter returns the time, forward and backward, of the attention of tokens after a prefix in a layer
-// of the given kind, to within one part in a billion.
+// AttentionAfter returns the forward and backward time of attention for tokens after a prefix, in a layer of the
+// given kind, to within one part in a billion.
 func (t *TaskTime) AttentionAfter(kind int, prefix, tokens int64) ir.Seconds {
 	key := lineOf{kind, tokens}
 	l, known := t.lines[key]
@@ -110,7 +110,7 @@ func (t *TaskTime) attentionAfter(kind int, prefix, tokens int64) ir.Seconds {
 	return t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
 }
 
-// straighten finds out whether the time of attention for a number of tokens is linear in the prefix. It is
+// straighten determines whether the time of attention for a number of tokens is linear in the prefix. It is
 // linear unless attention is memory-bound or has a window, or the prefix is streamed in blocks.
 func (t *TaskTime) straighten(of lineOf) (l line) {
 	most := t.Plan.Train.Sequence - of.tokens
@@ -140,7 +140,7 @@ func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
 }
 
-// AttentionTime returns the time, forward and backward, of attention in a layer of the given kind.
+// AttentionTime returns the forward and backward time of attention in a layer of the given kind.
 func (t *TaskTime) AttentionTime(kind int, z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.Attends[kind] {

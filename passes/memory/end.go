@@ -8,7 +8,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// This file tracks memory at the end of a step, in the order of codegen. Gradients are reduced,
+// This file tracks memory at the end of a step, in the same order as codegen. Gradients are reduced,
 // parameter by parameter, over the ranks of a stage and then over replicas. Then their norm is
 // computed. Finally every parameter is updated, and new weights are sent while the next parameter
 // is updated.
@@ -17,7 +17,7 @@ import (
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
-	whole, half, slice      ir.Bytes   // the gradient; its part after division over the ranks of a stage; that part after division over replicas
+	whole, half, slice      ir.Bytes   // the gradient; its part after division among a stage's ranks; that part after division among replicas
 	halfWeight, sliceWeight ir.Bytes   // gathered tensors: after the first of two steps; own slice; 0: none
 	update                  ir.Bytes   // temporaries of the optimizer
 	blocks                  []ir.Bytes // blocks of its optimizer state that pass through the device

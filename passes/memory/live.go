@@ -15,7 +15,7 @@ const (
 	BackwardPass
 	inputPass     // first half of a backward
 	weightPass    // second half of a backward
-	attendingPass // rest of a backward after its own rows of streamed K and V have been loaded
+	attendingPass // the rest of a backward after its own rows of streamed K and V have been loaded
 	betweenHalves
 	cachingPass // the recomputation of K and V
 )
@@ -48,10 +48,10 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 	return s
 }
 
-// Blocks caches the maximum bytes that blocks hold at once. In a pass of a block, these are the bytes of its
-// input, of the tensors that it has saved or will save, of its result, of the gradients of weights and caches
-// that the pass creates, and, until their last use, of the weights that are gathered only for the pass. Between
-// the halves of a backward, they are the bytes of the tensors that the second half reads.
+// Blocks caches the maximum number of bytes that each block holds at once. In a pass of a block, these are the
+// bytes of its input, of the tensors that it has saved or will save, of its result, of the gradients of weights
+// and caches that the pass creates, and, until their last use, of the weights that are gathered only for the
+// pass. Between the halves of a backward, they are the bytes of the tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
 func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
@@ -72,8 +72,8 @@ func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Si
 	return n
 }
 
-// updating returns the maximum bytes that an optimizer's update of a parameter holds at once,
-// without persistent bytes.
+// updating returns the maximum number of bytes that an optimizer's update of a parameter holds at
+// once, without persistent bytes.
 func (c Blocks) updating(update *graph.Block) ir.Bytes {
 	key := workingKey{block: update}
 	n, known := c[key]

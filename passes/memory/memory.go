@@ -19,7 +19,7 @@ import (
 	"sppo.dev/schedule"
 )
 
-// This file computes the bound by which passes choose among plans. After codegen has placed the buffers,
+// This file computes the bound that passes use to choose among plans. After codegen has placed the buffers,
 // Plan.Memory has the exact bytes; a test in codegen compares the two.
 
 // Term is a purpose for which a rank uses device memory.
@@ -29,7 +29,7 @@ type Term int
 const (
 	TermWeights    Term = iota
 	TermOptimizer       // states and f32 masters
-	TermGradients       // gradients of weights, from the first addition of a step on
+	TermGradients       // gradients of weights, from a step's first addition on
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
 	TermLoads           // streamed rows of K, V and their gradients
@@ -138,7 +138,7 @@ const (
 	packingOfWoven = 0.08
 )
 
-// Packed returns the number of bytes that the placement of n bytes may lose in gaps.
+// Packed returns the number of bytes that the placement of n bytes may lose to gaps.
 func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
 	if woven(p) {
 		return ir.Bytes(float64(n) * packingOfWoven)
@@ -166,7 +166,7 @@ type tracker struct {
 	host  ir.Bytes
 	peak  Peak
 	most  ir.Bytes // maximum on the host
-	rests ir.Bytes // optimizer state on the host, a part of the maximum
+	rests ir.Bytes // optimizer state on the host, which is part of the maximum
 	whole []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
 	adds  addedTo  // parameters that the last backward added to
 	given []bool   // layers whose gradients have been reduced into slices
@@ -185,8 +185,8 @@ type tracker struct {
 	gathered  ir.Bytes     // gathered weights, and the slices that they are gathered from
 	passing   params       // parameters that are whole only during this visit, so that gathered does not include them
 
-	waits []bool         // [task]: its input is on the host; nil: none is
-	task  int            // the task that runs
+	waits []bool         // [task]: whether its input is on the host; nil: no task's input is
+	task  int            // the current task
 	loans []plan.Lending // [i]: the keys that stage i lends to this stage
 	last  blockOf
 }
@@ -198,7 +198,7 @@ type blockOf struct {
 	block   *graph.Block
 }
 
-// rowsOf holds the bytes of a number of streamed tokens.
+// rowsOf holds the bytes that a given number of streamed tokens take.
 type rowsOf struct {
 	tokens int64
 	bytes  ir.Bytes
@@ -298,7 +298,7 @@ func (r *tracker) firstStage() bool { return r.stage == r.plan.Home(0) }
 
 func (r *tracker) lastStage() bool { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
 
-// persist counts the tensors that exist during the whole run.
+// persist counts the tensors that exist throughout the run.
 func (r *tracker) persist() {
 	add := func(b *graph.Block, layers ir.Bytes) {
 		weights, _, optimizer := r.plan.StateBytes(r.graph, b)
@@ -554,7 +554,7 @@ func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// visiting tracks a backward pass of the k-th layer of a task, and the gradients that it creates.
+// visiting tracks a backward pass through the k-th layer of a task, and the gradients that it creates.
 func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z graph.Size) {
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
@@ -569,7 +569,7 @@ func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z
 	r.begin(b, own, begins)
 }
 
-// touching tracks a backward pass of the embedding or the head, and the gradients that it creates.
+// touching tracks a backward pass through the embedding or the head, and the gradients that it creates.
 func (r *tracker) touching(t plan.Task, b *graph.Block, own int, pass Direction, z graph.Size) {
 	begins := r.begins(b, own, pass)
 	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
@@ -898,10 +898,10 @@ func (f *Footprint) Shortfall(m plan.Memory) *plan.Shortfall {
 	return m.Shortfall()
 }
 
-// Slack returns the largest share of a footprint by which it may exceed the placed bytes. A test in codegen
-// checks it.
+// Slack returns the largest share of a footprint by which the footprint may exceed the placed bytes. A test in
+// codegen checks it.
 func Slack(p *plan.Plan) float64 {
-	if p.Mux.Left { // a footprint assumes that own and borrowed bytes peak at the same time
+	if p.Mux.Left { // a footprint assumes that a rank's own and borrowed bytes peak at the same time
 		return 0.6
 	}
 	if woven(p) {

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// borrow adds the blocks of other stages' keys and values that have newly arrived when a task begins.
+// borrow adds the blocks of other stages' keys and values that have just arrived when a task begins.
 func (r *tracker) borrow(t plan.Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
@@ -40,7 +40,7 @@ func (r *tracker) help(t plan.Task) {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
-	// The next stage needs help only in its first backward, and receives its gradients layer by layer then.
+	// The next stage needs help only in its first backward, and receives its gradients layer by layer during it.
 	at := r.stage + 1
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
@@ -74,7 +74,7 @@ func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	return held
 }
 
-// queryBytes returns the bytes of a task's queries, and those of one number per query and head.
+// queryBytes returns the bytes of a task's queries, and the bytes of one number per query and head.
 func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {

@@ -59,8 +59,8 @@ func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	r.now[TermLoads] = h.bytes()
 }
 
-// attend takes the blocks of a visit to the k-th layer of a task, and returns the maximum bytes of loads held
-// during the visit.
+// attend takes the blocks of a visit to the k-th layer of a task, and returns the maximum number of bytes of loads
+// held during the visit.
 func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	h := &r.loads
 	if h.queue == nil {
