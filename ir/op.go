@@ -222,14 +222,14 @@ var (
 // Attributes shared by several rows.
 var (
 	attrBatch      = AttrInfo{"batch", KindInt, "number of adjacent sequences; token t of sequence b is in row t*batch+b"}
-	attrHeads      = AttrInfo{"heads", KindInt, "number of query heads on this rank"}
+	attrHeads      = AttrInfo{"heads", KindInt, "number of heads on this rank: query heads, or KV heads if K is rotated"}
 	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "number of key and value heads on this rank; heads is a multiple of it"}
 	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
 	attrPrefix     = AttrInfo{"prefix", KindInt, "number of tokens from the first key to the first query"}
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
 	attrScale      = AttrInfo{"scale", KindFloat, "1 / number of tokens in the batch; 1 if weight is given"}
 	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of overwriting them"}
-	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
+	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry, or position, on this rank"}
 	attrValid      = AttrInfo{"valid", KindInt, "number of vocabulary entries on this rank, without padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}

@@ -180,7 +180,7 @@ var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapt
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
-		Doc: "The family of published models that determines the defaults for the other keys. It has no other effect, and every key can be overridden.",
+		Doc: "The family of published models that determines the defaults for the other keys and the layers that the adapter target `all-linear` covers. Every key can be overridden.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
 		Doc: "Number of transformer layers. Layers are divided among the pipeline stages, so the model needs at least as many layers as there are stages.",
@@ -425,7 +425,7 @@ var trainKeys = []*Key{
 		Doc: "Tensors that are not trained: groups (`attention` and `mlp` mean the matrices of those blocks), or name patterns in quotes. `*` matches any characters; `layer.0-15` matches all tensors of these layers, and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master weight. Below the lowest layer with a trained tensor, there is no backward pass.",
 		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
-		Doc: "Number of steps over which the learning rate grows linearly from 0.",
+		Doc: "Number of steps over which the learning rate grows linearly from 0, or from `min_lr` with `warmup_stable_decay`.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
 		Doc: "The learning-rate schedule after the warm-up; the names are those used by transformers. `constant` does not change the rate. `linear` and `cosine` reduce it to `min_lr` at the last step, along a straight line or half a cosine. `warmup_stable_decay` keeps it constant until the last `decay_steps` steps, over which it falls. " +
@@ -620,7 +620,7 @@ var optimizerKeys = []*Key{
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. `auto` tries all divisors.",
+		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. `auto` tries all numbers that fit the model and the cluster.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
 		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries every number that is possible with the given GPUs and layers.",

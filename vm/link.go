@@ -25,7 +25,7 @@ type Transport interface {
 // ErrAborted is wrapped by the errors of operations that failed because another rank failed.
 var ErrAborted = errors.New("aborted")
 
-// Link moves messages from one rank to another. Send returns when the peer has received the message.
+// Link moves messages from one rank to another. Send returns when the bytes may be overwritten.
 type Link interface {
 	Send(x []byte) error
 	Recv(y []byte) error

@@ -69,7 +69,7 @@ var app = cli.App{
 				"highest of any rank. bubble_ratio is the measured bubble, defined as in sppoc plan: the idle time of all ranks divided\n" +
 				"by their busy time, from the start of a step to the end of its last task. The split divides the time that all ranks\n" +
 				"spend in a step, including the optimizer, into shares. A rank that is waiting for a processor core counts as busy. On\n" +
-				"GPUs, only the second step and every hundredth step are measured.\n\n" +
+				"GPUs, only the second step, every hundredth step and the step of --profile are measured.\n\n" +
 				"--record appends the same objects to a file, with an additional object for each start of the run (\"run\") and each\n" +
 				"event (\"note\"); sppovm report plots them. --tensorboard writes event files. --prometheus serves metrics on this\n" +
 				"computer only. With any of these flags, the program is simulated first, and a warning is printed if the steps deviate\n" +

@@ -885,7 +885,7 @@ func (h *chooser) explain(policy, before string) {
 		return
 	}
 	const gib = 1 << 30
-	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("the units with the lowest recomputation time per GiB are recomputed first; copies cost nothing if computation hides them, and otherwise %s per GiB",
+	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("the units with the lowest additional recomputation time per GiB are recomputed first; copies cost nothing if computation hides them, and otherwise %s per GiB",
 		ir.Seconds(h.exposedPrice()*gib)))
 	for _, r := range h.remake {
 		share := h.shares(r.unit)
