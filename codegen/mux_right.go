@@ -397,7 +397,7 @@ type helped struct {
 	first, end int64 // tokens of these keys
 }
 
-// helped returns this rank's part of an instruction in the at-th layer that a task visits, or nil if the layer
+// helped returns this rank's part of an instruction in layer number at of those that a task visits, or nil if the layer
 // has no such instruction to share.
 func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]

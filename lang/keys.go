@@ -36,10 +36,10 @@ var Blocks = []Block{
 	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for an instance of a cluster that has parameters. To use a cluster that ships with sppo, import it: `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
 	{blockSchedule, "The scheduling choices that you want to fix: `schedule NAME { ... }`. The block may be omitted, because the compiler chooses everything that is `auto`. Schedules from other systems are available for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
-	{blockOptimizer, "Arguments for the optimizer: `optimizer = adamw(lr = 3e-4)`. In `explain` and `--set`, they are named like keys: `train.optimizer.lr`.", false},
-	{blockGuard, "Arguments for the guard: `guard = skip(spikes = 10)`. In `explain` and `--set`, they are named like keys: `train.guard.spikes`.", false},
-	{blockAdapter, "Arguments for the adapter: `adapter = lora(rank = 16)`. In `explain` and `--set`, they are named like keys: `train.adapter.rank`.", false},
-	{blockData, "Arguments to `data = tokens(...)` other than its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. In `explain` and `--set`, they are named like keys: `train.data.shuffle`.", false},
+	{blockOptimizer, "Arguments for the optimizer: `optimizer = adamw(lr = 3e-4)`. In `explain` and `--set`, they are written like keys: `train.optimizer.lr`.", false},
+	{blockGuard, "Arguments for the guard: `guard = skip(spikes = 10)`. In `explain` and `--set`, they are written like keys: `train.guard.spikes`.", false},
+	{blockAdapter, "Arguments for the adapter: `adapter = lora(rank = 16)`. In `explain` and `--set`, they are written like keys: `train.adapter.rank`.", false},
+	{blockData, "Arguments to `data = tokens(...)` other than its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. In `explain` and `--set`, they are written like keys: `train.data.shuffle`.", false},
 }
 
 // number is the range of a numeric key.

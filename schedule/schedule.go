@@ -143,9 +143,9 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
-// Write lists the actions of a rank. lag is the number of tasks by which copies to the host may lag, and ahead
-// the number of backward layers by which reloads are issued in advance. Write overwrites the list reuse, which
-// must no longer be read and may be nil.
+// Write lists the actions of a rank. lag is the number of tasks by which copies to the host may lag, and
+// ahead the number of backward layers by which reloads are issued in advance. Write overwrites the list
+// passed as reuse, which may be nil and must not be read afterwards.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}
@@ -303,7 +303,7 @@ func (w *writer) stageIn(i int) {
 	}
 }
 
-// visit lists the work of a task in its at-th layer.
+// visit lists the work of a task in layer number at of those that it visits.
 func (w *writer) visit(op Op, i, at int) {
 	k := at
 	if w.tasks[i].Kind != Forward {
@@ -316,7 +316,7 @@ func (w *writer) visit(op Op, i, at int) {
 	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
 }
 
-// releaseBeside lists the releases during the at-th layer of a turn. The copies of a forward's
+// releaseBeside lists the releases during layer number at of a turn. The copies of a forward's
 // layer may take as many turns as the lag. The last layer of the turn also has the remaining
 // releases of forwards with more layers.
 func (w *writer) releaseBeside(at int, last bool) {
@@ -332,10 +332,10 @@ func (w *writer) release(forward, k int) {
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
-// coming returns the number of backwards directly after a task whose reloads may be issued while it runs,
-// limited by ahead. There are none if the first of them is the task's own backward, whose tensors are not yet
-// offloaded. After a forward there is at most one, because the copies to the host that later ones need may not
-// have ended.
+// coming returns how many of the backward tasks directly after a task may have their reloads issued while
+// that task runs; ahead limits this number. There are none if the first of them is the task's own backward,
+// whose tensors are not yet offloaded. After a forward there is at most one, because the copies to the host
+// that later ones need may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -351,8 +351,8 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists all missing reloads up to layer number last, counted from the start of a task, in the order
-// in which the task and the following backwards need them.
+// reloadUpTo lists all reloads not yet listed up to layer number last, counted from the start of a task, in
+// the order in which the task and the backward tasks after it need them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)

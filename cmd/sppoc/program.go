@@ -79,7 +79,7 @@ func programOf(file string) string {
 }
 
 func asm(flags *pflag.FlagSet) cli.Action {
-	out := flags.StringP("output", "o", "", "write the program to this file; its extension selects the form")
+	out := flags.StringP("output", "o", "", "write the program to this file; its extension determines the format")
 	cli.Files(flags, "output", cli.ProgramFiles...)
 	force := flags.Bool("force", false, "write the program even if it needs more memory than its machine has")
 	return func(env *cli.Env, args []string) error {

@@ -89,7 +89,7 @@ var app = cli.App{
 				"prints the measured and simulated times of each opcode.\n\n" +
 				"A job can run in several processes, on one or more hosts. Each process runs a contiguous block of ranks; all blocks\n" +
 				"have the same size. Start the same command in every process with torchrun --no-python, srun or mpirun, or by hand with\n" +
-				"--processes, --process and --rendezvous. Process 0 listens at MASTER_ADDR and MASTER_PORT, or on the first node of the\n" +
+				"--processes, --process and --rendezvous. Process 0 listens on MASTER_ADDR:MASTER_PORT, or on the first node of the\n" +
 				"Slurm job, and the others connect to it. All processes need the same program, data and version of sppovm. Only process\n" +
 				"0 prints. On CPUs, ranks in different processes communicate over TCP; losses and weights are bitwise equal to those of\n" +
 				"a single process. On GPUs, ranks use NCCL, with one GPU per rank. If a process fails or is lost, all others exit with\n" +
@@ -148,7 +148,7 @@ var app = cli.App{
 			Doc: "continue a prompt using the weights in a folder or a checkpoint",
 			Details: "The continuation is written to standard output as it is generated. It ends at the model's end token, after\n" +
 				"--max-tokens tokens, or when the sequence is as long as the model supports. Each token is sampled with --temperature,\n" +
-				"--top-k and --top-p, applied in this order; a temperature of 0 selects the most probable token. The same weights,\n" +
+				"--top-k and --top-p, applied in that order; a temperature of 0 selects the most probable token. The same weights,\n" +
 				"prompt and --seed give the same text on the same kind of processor.\n\n" +
 				"The tokenizer comes from --tokenizer, from the model folder, or from the folder that the checkpoint's run started\n" +
 				"from. Without a tokenizer, the tokens of a model with a vocabulary of 256 are bytes.\n\n" +
@@ -190,7 +190,7 @@ var app = cli.App{
 			Doc: "measure this machine and write a cluster file",
 			Details: "probe runs each instruction many times, in the same way as in training: matmuls and attention of several sizes,\n" +
 				"memory-bound kernels, copies and messages. The cluster file, which specs can import, contains the resulting figures\n" +
-				"and their origins. For GPUs that have a built-in cluster, peak rates come from the data sheet; all other peak rates\n" +
+				"and their origins. For GPUs with a built-in cluster file, peak rates come from the data sheet; all other peak rates\n" +
 				"are the highest that were measured. Run probe on an otherwise idle machine. If other work disturbed many measurements,\n" +
 				"a note in the file says so. With --json, probe writes an object for each measurement,\n" +
 				"{\"item\",\"op\",\"ranks\",\"copies\",\"seconds\",\"spread\", \"flop_per_s\" or \"bytes_per_s\"}, and at the end\n" +

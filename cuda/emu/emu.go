@@ -137,7 +137,7 @@ func build(folder, compiler string, texts map[string]string, sources []string) (
 	return open(path)
 }
 
-// compile makes new.so from sources in a folder, with as many compilers at once as there are processors.
+// compile builds new.so from the sources in a folder, running one compiler per processor at a time.
 func compile(folder, compiler string, sources []string) error {
 	errs := make([]error, len(sources))
 	limit := make(chan struct{}, runtime.NumCPU())

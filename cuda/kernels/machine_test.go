@@ -46,7 +46,7 @@ var (
 	leaving         = regexp.MustCompile(`^(@!?U?P\w+ )?(BRA|BRX|EXIT|RET)\b`)
 )
 
-// disassemble reads the machine code of an image: blocks by kernel, in the order of their addresses.
+// disassemble returns the machine code of an image: for each kernel, its blocks in the order of their addresses.
 func disassemble(t *testing.T, tool string, image []byte) map[string][]block {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "image")
