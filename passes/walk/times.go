@@ -9,12 +9,12 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// layerTime is the time of a layer's forward pass in the schedule that Times runs.
+// layerTime is the time of a layer's forward pass in the schedule that Times runs, for a subsequence of average work.
 const layerTime = 8
 
 // Times returns when every task of every stage begins and ends in a simplified run of the schedule. In this
-// run, a layer takes layerTime forward and twice that backward, the head runs its FLOPs at the speed of a
-// layer, and messages take no time. If tasks are cut into pieces, these are the times of one piece, and those
+// run, a layer takes layerTime forward and twice that backward, more or less if the subsequences differ clearly in their
+// work. The head runs its FLOPs at the speed of a layer, and messages take no time. If tasks are cut into pieces, these are the times of one piece, and those
 // of an undivided task are multiplied by the number of pieces. All tasks of a shared slot begin and end
 // together; if tasks are shared at the turnaround, so do those of every slot.
 func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
@@ -29,14 +29,14 @@ func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
 
 // Times returns the result of the function Times, indexed by task number.
 func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
-	p, head := c.Plan, headTime(c.Plan, g)
+	p, head, layers := c.Plan, headTime(c.Plan, g), layerTimes(c.Plan, g)
 	starts, ends = make([]int, len(c.Nodes)), make([]int, len(c.Nodes))
 	arrives, free := make([]int, len(c.Nodes)), make([]int, len(p.Tasks))
 	most, pieces := slices.Max(p.LayersPerStage)*layerTime, max(1, p.MostPieces())
 	began := map[plan.Slot]int{} // shared slots
 	for _, n := range c.Order {
 		s := &c.Nodes[n]
-		start, cost := max(arrives[n], free[s.Rank]), int(s.End-s.First)*layerTime
+		start, cost := max(arrives[n], free[s.Rank]), int(s.End-s.First)*layers[s.Subsequence]
 		if p.Mux.Right {
 			cost = most
 		}
@@ -69,6 +69,50 @@ func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
 		}
 	}
 	return starts, ends
+}
+
+// layerTimes returns the time of a layer's forward pass for each subsequence. If no subsequence has clearly more work than
+// the average, all take the same time.
+func layerTimes(p *plan.Plan, g *graph.Model) []int {
+	const clearly = 4.0 / 3
+	n := p.Subsequences.N
+	work, times, sum := make([]float64, n), slices.Repeat([]int{layerTime}, n), float64(0)
+	for kind := range g.Kinds() {
+		addWork(work, p.Sizes(), g, kind)
+	}
+	for _, w := range work {
+		sum += w
+	}
+	if mean := sum / float64(n); slices.Max(work) > clearly*mean {
+		for i, w := range work {
+			times[i] = max(1, int(math.Round(layerTime*w/mean)))
+		}
+	}
+	return times
+}
+
+// addWork adds the FLOPs of the layers of a kind to the work of each subsequence. It derives them from the first
+// subsequence: attention takes the same work for every query-key pair, and the rest for every token.
+func addWork(work []float64, sizes []graph.Size, g *graph.Model, kind int) {
+	pairs := func(z graph.Size) float64 {
+		if z.Window > 0 {
+			z.Prefix = min(z.Prefix, z.Window)
+		}
+		return float64(z.Tokens) * (float64(z.Prefix) + float64(z.Tokens+1)/2)
+	}
+	b, first := g.LayerOf(kind), g.OfKind(sizes[0], kind)
+	var attention, rest float64
+	for i := range b.Forward {
+		if flops := float64(b.Work(&b.Forward[i], first).Flops); b.Forward[i].Op == ir.Attention {
+			attention += flops
+		} else {
+			rest += flops
+		}
+	}
+	for i, z := range sizes {
+		z = g.OfKind(z, kind)
+		work[i] += float64(g.LayersOf(kind)) * (rest*float64(z.Tokens)/float64(first.Tokens) + attention*pairs(z)/pairs(first))
+	}
 }
 
 // headTime returns the time of the head, forward and backward, for an average subsequence.
