@@ -910,6 +910,14 @@ func Slack(p *plan.Plan) float64 {
 	return 0.04
 }
 
+// WithSlack returns the capacities within which a footprint may still fit after placement, given those of a plan.
+func WithSlack(p *plan.Plan, m plan.Memory) plan.Memory {
+	placed := 1 - Slack(p)
+	m.DeviceCapacityBytes = ir.Bytes(float64(m.DeviceCapacityBytes) / placed)
+	m.HostCapacityBytes = ir.Bytes(float64(m.HostCapacityBytes) / placed)
+	return m
+}
+
 // Peaks returns the peak of the fullest stage on the device, and that of the fullest stage on the host.
 func (f *Footprint) Peaks() (device, host ir.Bytes) {
 	for s := range f.Device {

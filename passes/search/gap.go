@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sppo.dev/ir"
+	"sppo.dev/passes/walk"
 )
 
 // This file decides when a search ends: when it has a plan within a gap of the lowest bound of the
@@ -23,8 +24,11 @@ const (
 )
 
 // impatience returns the work that a search has done as a multiple of its patience.
-func (s *search) impatience() float64 {
-	return float64(s.work) / patience / cmp.Or(s.context.Options.Patience, 1)
+func (s *search) impatience() float64 { return s.inPatience(s.work) }
+
+// inPatience returns work as a multiple of the patience of a search.
+func (s *search) inPatience(w walk.Work) float64 {
+	return float64(w) / patience / cmp.Or(s.context.Options.Patience, 1)
 }
 
 // spent reports whether the work of a search exceeds a multiple of its patience. A search for any

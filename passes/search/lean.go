@@ -94,10 +94,8 @@ func (s *search) lean(n *node) {
 
 // mayFit returns the limits within which a footprint may still fit after placement.
 func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
-	p := e.Plan
-	more := ir.Bytes(float64(max(m.DeviceCapacityBytes, m.HostCapacityBytes)) * memory.Slack(p) / (1 - memory.Slack(p)))
-	m.DeviceCapacityBytes += more
-	m.HostCapacityBytes += more + earlier(e)
+	m = memory.WithSlack(e.Plan, m)
+	m.HostCapacityBytes += earlier(e)
 	return m
 }
 

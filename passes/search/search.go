@@ -20,6 +20,7 @@ import (
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
+	"sppo.dev/passes/walk"
 )
 
 // The search is best-first, over candidates with more and more pinned dimensions. The candidate
@@ -49,6 +50,7 @@ type node struct {
 	tight    bool       // the plan without offload does not fit
 	least    ir.Bytes   // lower bound on device memory, if tight
 	bare     *plan.Plan // plan of the same sizes without offload or recomputation; its time is a lower bound
+	unfit    bool       // placement has shown that it does not fit
 	weighed  bool       // the offload pass decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
 }
@@ -93,8 +95,9 @@ type search struct {
 	*bounds
 	context  *pass.Context
 	frontier frontier
-	made     int // number of candidates, complete or not
-	exact    int // number of evaluated candidates
+	made     int       // number of candidates, complete or not
+	exact    int       // number of evaluated candidates
+	vain     walk.Work // on placing candidates that do not fit
 	verdicts map[string]map[string]*plan.Rejection
 	least    *node          // the infeasible candidate with the smallest shortfall
 	lacking  plan.Shortfall // its shortfall
@@ -114,17 +117,19 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 // run returns the winner, or nil if no candidate is a valid plan. If nothing fits, the winner is
 // the candidate with the smallest shortfall.
 func (s *search) run() (winner *node, alternatives []*node) {
-	switch winner = s.searchStages(); {
-	case winner == nil:
-		if winner = s.weigh(s.closest(s.request.Schedule)); winner != nil && winner.need.Shortfall(winner.plan.Memory) == nil {
-			s.proved = s.distance(winner)
-		}
-		return winner, nil
-	case s.timeless:
+	if winner = s.searchStages(); !s.timeless {
+		winner = s.refine(winner)
+	}
+	found := winner != nil
+	if !found {
+		winner = s.weigh(s.closest(s.request.Schedule))
+	}
+	if winner != nil && !s.timeless && winner.need.Shortfall(winner.plan.Memory) == nil {
+		s.proved = s.distance(winner)
+	}
+	if !found || s.timeless {
 		return winner, nil
 	}
-	s.proved = s.distance(winner)
-	winner = s.refine(winner)
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
 		s.note(n, nil)
@@ -149,32 +154,6 @@ func (s *search) step() *node {
 		s.evaluate(n)
 	}
 	return nil
-}
-
-// refine tries, in the plan that the search found, the values that the search skipped, one dimension after
-// another. It takes a value that makes the plan clearly faster.
-func (s *search) refine(winner *node) *node {
-	for i := range dimensions {
-		d := &dimensions[i]
-		if !d.refine || d.text(&s.request.Schedule) != "" {
-			continue
-		}
-		taken := d.text(&winner.schedule)
-		for _, v := range d.values(&s.space, &winner.schedule) {
-			if v.text == taken || s.spent(stopAt) {
-				continue
-			}
-			n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}
-			v.set(&n.schedule)
-			if s.made++; s.finish(n) && n.plan.Time.StepS*(1+searchHandicap) < winner.plan.Time.StepS && s.fits(n) {
-				s.note(winner, nil)
-				winner = n
-			} else if n.plan != nil {
-				s.note(n, n.need.Shortfall(n.plan.Memory))
-			}
-		}
-	}
-	return winner
 }
 
 // solve runs the search for a plan. Bounds of candidates whose sequence is not cut by operations take long to
@@ -237,7 +216,7 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	until := min(stopAt, s.impatience()+othersShare)
+	until := s.impatience() + othersShare
 	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(until) && !s.context.Options.Stopped(); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
@@ -454,21 +433,31 @@ func (s *search) fits(n *node) bool {
 	if n.plan.Memory.Placed {
 		return n.plan.Memory.Fits
 	}
-	if s.context.Options.Measure != nil && (shortfall == nil || shortfall.Bytes < n.slack()) {
+	if n.unfit {
+		return false
+	}
+	if s.context.Options.Measure != nil && (shortfall == nil || s.mayBePlaced(n)) {
 		var err error
 		if shortfall, err = s.context.Options.Measure(n.plan); err != nil {
 			return false
 		}
+		if shortfall != nil {
+			s.vain.Spend(workOfPlacing * n.plan.Subsequences.N * int(taskLayers(n.plan)))
+		}
 	}
-	if shortfall != nil {
+	if n.unfit = shortfall != nil; n.unfit {
 		s.reject(n, *shortfall)
 	}
-	return shortfall == nil
+	return !n.unfit
 }
 
-func (n *node) slack() ir.Bytes {
-	device, host := n.need.Peaks()
-	return ir.Bytes(memory.Slack(n.plan) * float64(max(device, host)))
+// workOfPlacing is the work of placing the buffers of a layer visit.
+const workOfPlacing = 200
+
+// mayBePlaced reports whether a candidate whose footprint does not fit may fit after placement. After much work on
+// placing such candidates in vain, the search gives them up.
+func (s *search) mayBePlaced(n *node) bool {
+	return s.inPatience(s.vain) < vainShare && n.need.Shortfall(memory.WithSlack(n.plan, n.plan.Memory)) == nil
 }
 
 // reject records that a candidate does not fit.

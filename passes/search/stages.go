@@ -3,12 +3,10 @@ package search
 import (
 	"cmp"
 	"container/heap"
-	"math"
 	"slices"
 
 	"sppo.dev/lang"
 	"sppo.dev/passes/pass"
-	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
 )
 
@@ -28,6 +26,10 @@ const (
 	anyShare    = 0.05 // for the check whether anything fits; its work is not counted
 	probeShare  = 1.5  // that the search spends before it stops probing classes
 	othersShare = 0.5  // for alternatives to the winner
+	refineShare = 4    // for improving the plan that the search found
+	rescueShare = 1    // for looking for a plan that fits in all classes, if the search found none
+	lastShare   = 1    // for improving the best plan of all classes
+	vainShare   = 1    // for placing candidates that turn out not to fit
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
 
@@ -95,10 +97,13 @@ func (s *search) searchStages() *node {
 	}
 	winner, done := s.explore(doubtShare)
 	switch {
-	case !done && s.holdsFit():
+	case winner != nil:
+	case done && len(wider) == 0:
+		return nil
+	case s.holdsFit() || s.doubt(first, wider):
 		winner = s.settle(stopAt)
-	case winner == nil && (!done || len(wider) > 0):
-		winner, wider = s.doubt(first, wider)
+	default:
+		return nil
 	}
 	return s.extend(winner, wider)
 }
@@ -118,13 +123,13 @@ func (s *search) explore(most float64) (winner *node, done bool) {
 	return nil, true
 }
 
-// tell reports the progress of the search to the caller.
-func (s *search) tell() {
+// tell reports the progress of the search to the caller, with the fastest plan in the queue or among the given ones.
+func (s *search) tell(others ...*node) {
 	if s.context.Options.Progress == nil {
 		return
 	}
 	p := pass.Progress{Candidates: s.made, Planned: s.exact}
-	for _, n := range s.frontier {
+	for _, n := range slices.Concat(s.frontier, others) {
 		if n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil && (p.StepS == 0 || n.plan.Time.StepS < p.StepS) {
 			p.StepS = n.plan.Time.StepS
 		}
@@ -149,128 +154,22 @@ func (s *search) holdsFit() bool {
 	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil })
 }
 
-// doubt checks whether anything fits, first with the default values of wide dimensions. If something does,
-// doubt continues the search from that plan. It returns the winner, if any, and the roots that it has not
-// tried.
-func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
-	any, known, _ := s.anyFit(first)
-	if any != nil {
-		if winner, _ := s.explore(sureShare); winner != nil {
-			return winner, wider
-		}
-		if s.startFrom(any, first) {
-			return s.settle(stopAt), wider
-		}
-	}
-	if known {
+// doubt looks for a plan that fits, however slow, and queues it. It reports whether there may be one. If nothing of the
+// first root fits, doubt drops the candidates of that root.
+func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) bool {
+	n, known, _ := s.anyFit(first)
+	if n == nil && known {
 		s.frontier = nil
 	}
-	if len(wider) == 0 {
-		return s.settle(stopAt), nil
+	if n == nil && len(wider) > 0 {
+		n, known, _ = s.anyFit(s.request.Schedule)
 	}
-	any, anyKnown, _ := s.anyFit(s.request.Schedule)
-	if any != nil || !anyKnown {
-		any = cmp.Or(s.probe(s.request.Schedule), any)
+	if n != nil && s.finish(n) {
+		n.bound = s.slackened(n.time() * s.handicap(n))
+		heap.Push(&s.frontier, n)
 	}
-	switch {
-	case any == nil && anyKnown:
-		return nil, nil
-	case any == nil:
-		s.pushAll(wider)
-		return s.settle(stopAt), nil
-	}
-	others := s.frontier
-	s.frontier = nil
-	root := first
-	if at := slices.IndexFunc(wider, func(root lang.Schedule) bool { return sameWide(root, any.schedule) }); at >= 0 {
-		root = wider[at]
-		s.push(&node{schedule: root})
-		wider = slices.Delete(wider, at, at+1)
-	}
-	if !s.startFrom(any, root) {
-		return nil, nil
-	}
-	if known {
-		return s.settle(stopAt), wider
-	}
-	winner = s.settle(s.impatience() + widerShare)
-	s.frontier = append(s.frontier, others...)
-	heap.Init(&s.frontier)
-	heap.Push(&s.frontier, winner)
-	return s.settle(stopAt), wider
-}
-
-// probe looks for a plan that fits in each class of candidates that divide the ranks alike, and returns the fastest of
-// these plans, or nil. If memory is scarce, the candidates with the lowest bounds do not fit, and a search by time
-// alone would spend all of its work on a few classes.
-func (s *search) probe(root lang.Schedule) (best *node) {
-	for _, c := range s.classes(root) {
-		if best != nil && c.bound >= best.plan.Time.StepS || s.spent(probeShare) || s.context.Options.Stopped() {
-			break
-		}
-		any, _, work := s.anyFit(c.schedule)
-		s.work += work
-		if any != nil && s.finish(any) && (best == nil || any.plan.Time.StepS < best.plan.Time.StepS) {
-			best = any
-		}
-	}
-	return best
-}
-
-// classes returns the ways to divide the ranks of a root that have the lowest bounds. Among those with almost
-// equal bounds, the ones with the fewest stages come first, because they have the smallest bubbles.
-func (s *search) classes(root lang.Schedule) (classes []*node) {
-	const most, almost = 64, 0.05
-	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
-	all.push(&node{schedule: root})
-	same := func(a, b *node) bool {
-		x, y := &a.schedule, &b.schedule
-		return x.Order == y.Order && x.SPMode == y.SPMode && x.SP == y.SP && x.DP == y.DP && x.PP == y.PP
-	}
-	for all.frontier.Len() > 0 && len(classes) < most {
-		n := heap.Pop(&all.frontier).(*node)
-		if n.level < levelOfStages {
-			all.advance(n)
-			continue
-		}
-		c, of := root, &n.schedule
-		c.Order, c.SPMode, c.SP, c.DP, c.PP = of.Order, of.SPMode, of.SP, of.DP, of.PP
-		if n.schedule = c; !slices.ContainsFunc(classes, func(o *node) bool { return same(n, o) }) {
-			classes = append(classes, n)
-		}
-	}
-	rank := func(n *node) float64 { return math.Floor(math.Log(float64(n.bound)) / almost) }
-	slices.SortStableFunc(classes, func(a, b *node) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.schedule.PP, b.schedule.PP))
-	})
-	return classes
-}
-
-// startFrom evaluates the plan that the search for any fitting plan has found: once unchanged, and once with
-// open placements decided by the offload pass. If the candidate of a root that needs the least memory fits with
-// timed copies, startFrom does the same with that candidate. It reports whether the unchanged plan could be
-// evaluated.
-func (s *search) startFrom(any *node, root lang.Schedule) bool {
-	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
-	s.evaluate(s.weighing(n))
-	if close := s.closest(root); close != nil && close.need.Shortfall(close.plan.Memory) == nil {
-		close.bound = s.slackened(close.plan.Time.StepS * s.handicap(close))
-		heap.Push(&s.frontier, close)
-		if p := close.plan; !s.spent(stopAt) && int64(p.Subsequences.N)*taskLayers(p) <= visitsWeighed {
-			s.weigh(close)
-		}
-	}
-	return s.evaluate(n)
-}
-
-// sameWide reports whether two schedules have the same values in all wide dimensions that are not refined.
-func sameWide(a, b lang.Schedule) bool {
-	for i := range dimensions {
-		if d := &dimensions[i]; d.wide && !d.refine && d.text(&a) != d.text(&b) {
-			return false
-		}
-	}
-	return true
+	s.ended = n != nil || !known
+	return s.ended
 }
 
 // extend tries the other values of wide dimensions, given as roots. It returns the given winner unless it finds
@@ -295,6 +194,7 @@ func (s *search) pushAll(roots []lang.Schedule) {
 // certain, which it is not if the search ended early, and how much work it took.
 func (s *search) anyFit(request lang.Schedule) (n *node, known bool, work walk.Work) {
 	c := *s.context
+	c.Options.Progress = nil
 	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)
 	p := *s.request
 	p.Schedule = request

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
+	"sppo.dev/ir"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
 )
@@ -30,20 +32,38 @@ func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 	return s, n
 }
 
-// TestProbe checks that a plan is found although the candidates with the lowest bounds on time do not fit: two or four
-// stages are faster than eight if memory does not matter.
-func TestProbe(t *testing.T) {
-	const job = `import "clusters/h100.sppo"
-model m { family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 128256 dtype = bf16 }
-cluster c = h100(nodes = 8)
-train { sequence = 16M data = random() }
-schedule s { order = sequence sp_mode = megatron }
-`
-	s := newSearch(ContextOf(nil, pass.Options{}), plan.New(parse(t, job)))
-	if n, _ := s.run(); n == nil || !doesFit(n) {
-		t.Error("no plan fits")
-	} else if p := n.plan.Parallel; p.PP != 8 || p.SP != 8 {
-		t.Errorf("%d stages of %d ranks", p.PP, p.SP)
+// TestScarceMemory searches jobs in which the candidates with the lowest bounds on time do not fit. With the given keys
+// pinned, no plan may be more than 3% faster.
+func TestScarceMemory(t *testing.T) {
+	const llama = "family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 128256"
+	for name, job := range map[string]struct {
+		model, cluster, tokens string
+		given, pins            []string
+	}{
+		"8B on three GPUs": {llama, "h100(gpus_per_node = 3)", "700K", nil,
+			[]string{"schedule.pp=3", "schedule.sp=1", "schedule.subsequences=16", "schedule.partition=flops"}},
+		"GPT-7B on six GPUs": {"family = gpt layers = 32 hidden = 4096 heads = 32 vocab = 50304", "a100-80g(gpus_per_node = 6)", "256K", nil,
+			[]string{"schedule.pp=3", "schedule.sp=2", "schedule.subsequences=18", "schedule.virtual_stages=6", "schedule.keep=[]"}},
+		"8B on eight nodes": {llama, "h100(nodes = 8)", "16M",
+			[]string{"schedule.order=sequence", "schedule.sp_mode=megatron"}, []string{"schedule.pp=8", "schedule.sp=8"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kind, _, _ := strings.Cut(job.cluster, "(")
+			text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s\ntrain { sequence = %s data = random() }\n", kind, job.model, job.cluster, job.tokens)
+			find := func(set ...string) ir.Seconds {
+				s := newSearch(ContextOf(nil, pass.Options{}), plan.New(parse(t, text, append(set, job.given...)...)))
+				n, _ := s.run()
+				if n == nil || !doesFit(n) {
+					t.Fatalf("%v: no plan fits", set)
+				}
+				return n.time()
+			}
+			if found, pinned := find(), find(job.pins...); found > pinned*1.03 {
+				t.Errorf("a step takes %v, and %v with %v", found, pinned, job.pins)
+			} else {
+				t.Logf("a step takes %v, and %v with pins", found, pinned)
+			}
+		})
 	}
 }
 
