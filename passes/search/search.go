@@ -97,7 +97,7 @@ type search struct {
 	frontier frontier
 	made     int       // number of candidates, complete or not
 	exact    int       // number of evaluated candidates
-	vain     walk.Work // on placing candidates that do not fit
+	wasted   walk.Work // on placing candidates that do not fit
 	verdicts map[string]map[string]*plan.Rejection
 	least    *node          // the infeasible candidate with the smallest shortfall
 	lacking  plan.Shortfall // its shortfall
@@ -442,7 +442,7 @@ func (s *search) fits(n *node) bool {
 			return false
 		}
 		if shortfall != nil {
-			s.vain.Spend(workOfPlacing * n.plan.Subsequences.N * int(taskLayers(n.plan)))
+			s.wasted.Spend(workOfPlacing * n.plan.Subsequences.N * int(taskLayers(n.plan)))
 		}
 	}
 	if n.unfit = shortfall != nil; n.unfit {
@@ -454,10 +454,10 @@ func (s *search) fits(n *node) bool {
 // workOfPlacing is the work of placing the buffers of a layer visit.
 const workOfPlacing = 200
 
-// mayBePlaced reports whether a candidate whose footprint does not fit may fit after placement. After much work on
-// placing such candidates in vain, the search gives them up.
+// mayBePlaced reports whether a candidate whose footprint does not fit may fit after placement. Once much work on
+// placing such candidates has been wasted, the search gives them up.
 func (s *search) mayBePlaced(n *node) bool {
-	return s.inPatience(s.vain) < vainShare && n.need.Shortfall(memory.WithSlack(n.plan, n.plan.Memory)) == nil
+	return s.inPatience(s.wasted) < wastedShare && n.need.Shortfall(memory.WithSlack(n.plan, n.plan.Memory)) == nil
 }
 
 // reject records that a candidate does not fit.
