@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Compile a spec, with one key changed, and train it on the CPU.
+// Compile a spec with one key changed, and train the model on the CPU.
 func Example() {
 	spec, err := sppo.Load("examples/tiny.sppo", "train.steps=20")
 	if err != nil {
@@ -30,7 +30,7 @@ func Example() {
 	// Output: 4 ranks, 20 steps, loss falls: true
 }
 
-// A spec can come from memory. Errors in it are diagnostics with positions.
+// A spec can come from memory. Errors in it are reported as diagnostics with positions.
 func ExampleParse() {
 	_, err := sppo.Parse("job.sppo", []byte("import \"clusters/local.sppo\"\nschedule s {\n  subsequence = 4\n}\n"))
 	fmt.Println(err)
@@ -72,7 +72,7 @@ func ExampleSimulate() {
 	// offload = full: 231 KiB of device memory, 4.24 ms a step, simulated
 }
 
-// The error for a job that does not fit names the memory that it needs.
+// The error for a job that does not fit states how much memory the job needs.
 func ExampleCompile_doesNotFit() {
 	spec, err := sppo.Load("examples/tiny.sppo", "train.sequence=1M")
 	if err != nil {
@@ -87,9 +87,9 @@ func ExampleCompile_doesNotFit() {
 	// the job does not fit: a rank of stage 0 needs 1.16 GiB of device memory but has 1.00 GiB
 }
 
-// A program by hand: four numbers travel to the host and back on separate streams, and their sum of squares
-// is the loss. Events order the streams. Without them the verifier refuses the program, because a stream
-// could read what another has not written yet.
+// A program written by hand: four numbers travel to the host and back on separate streams, and their sum of
+// squares is the loss. Events order the streams. Without them, the verifier rejects the program, because a
+// stream could read what another has not yet written.
 func ExampleOpen_programByHand() {
 	const x, host, back, loss = 0, 1, 2, 3 // indices of buffers
 	f32 := func(buffer uint32, n int64) ir.View {

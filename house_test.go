@@ -1,5 +1,6 @@
-// Package sppo_test checks rules for the whole repository: which package may import which, how long a function may be,
-// which words documents avoid, and that no file names the machine it was written on. The tables below are the rules.
+// Package sppo_test checks rules for the whole repository: which package may import which, how long a function may
+// be, which words documents must avoid, and that no file names the machine it was written on. The tables below
+// define the rules.
 package sppo_test
 
 import (
@@ -20,8 +21,8 @@ import (
 )
 
 // levels lists which of our packages each package may import; every package must be listed. "*" means every
-// package at a lower level, and those inside the folder itself. Test files may also import the test helpers and
-// their imports.
+// package at a lower level, and every package inside the folder itself. Test files and test helpers may import
+// any package, except that only files in cmd may import commands.
 var levels = []struct {
 	folder  string
 	level   int
@@ -87,7 +88,7 @@ var levels = []struct {
 // helpers are packages that only tests may import, at any level.
 var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
 
-// libraries lists where each external package may be imported; "test" means any test file.
+// libraries lists where each external package may be imported; "test" means any test file or test helper.
 var libraries = map[string]string{
 	"github.com/alecthomas/participle/v2": "lang",
 	"github.com/spf13/pflag":              "cmd",
@@ -211,7 +212,7 @@ func forbiddenOurs(s source, ours string) string {
 		if within(ours, "cmd") && !within(s.folder, "cmd") {
 			return "nobody imports a command"
 		}
-		return "" // tests compare levels with each other
+		return "" // tests may compare packages on different levels
 	case isHelper(ours):
 		return "it is for tests only"
 	}
@@ -246,7 +247,7 @@ func levelOf(folder string) int {
 
 func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
 
-// The table lists only packages that exist, and none of them imports from a higher level.
+// The table lists only packages that exist, and does not let any of them import from a higher level.
 func TestLevelsExist(t *testing.T) {
 	for _, f := range levels {
 		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
@@ -283,7 +284,7 @@ func generator(s source) bool {
 	return strings.Contains(s.text, "//go:build ignore") || within(s.folder, "vm/cpu/simd/internal")
 }
 
-// codeLines counts a body's lines without those inside composite literals, which are tables.
+// codeLines counts the lines of a body, except those inside composite literals, which are tables.
 func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
 	line := func(p token.Pos) int { return set.Position(p).Line }
 	n := line(body.Rbrace) - line(body.Lbrace)
@@ -297,8 +298,8 @@ func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
 	return n
 }
 
-// Every golden file has a test that compares it: the tests of a package name each folder in its testdata, or
-// each file in it.
+// Every golden file has a test that compares it: the tests of a package name every folder in its testdata,
+// or the files in that folder.
 func TestNoOrphanGoldens(t *testing.T) {
 	tests := map[string]string{} // by folder: the text of its tests
 	for _, s := range sources(t) {
@@ -326,10 +327,11 @@ func TestNoOrphanGoldens(t *testing.T) {
 	}
 }
 
-// machineWords matches file paths and registry hosts that not every machine has.
+// machineWords matches file paths and registry hosts that are not available on every machine.
 var machineWords = regexp.MustCompile(`/home/|/Users/|/wor[k]/|/tmp/[a-z]|/roo[t]/|proxy\.golang\.org|sum\.golang\.org|goproxy\.|registry\.npmjs|pypi\.org`)
 
-// unfinishedWords mark unfinished work. They are split here so that this file passes its own test.
+// unfinishedWords matches words that mark unfinished work. The words are split here so that this file passes
+// its own test.
 var unfinishedWords = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`)
 
 func TestWords(t *testing.T) {
@@ -352,7 +354,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// clumsy are phrases that read as if translated, each with what to write instead.
+// clumsy lists phrases that read as if translated, and what to write instead.
 var clumsy = []struct {
 	phrases []string
 	instead string
@@ -391,14 +393,14 @@ func TestPhrases(t *testing.T) {
 	}
 }
 
-// prose returns the words of a text in lower case, with one space around each and without punctuation or line
-// breaks.
+// prose returns the words of a text in lower case, surrounded by single spaces and without punctuation or
+// line breaks.
 func prose(text string) string {
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	return " " + strings.Join(words, " ") + " "
 }
 
-// The first entry of the changelog is about the version of the source.
+// The first entry of the changelog describes the version of this source.
 func TestChangelogNamesVersion(t *testing.T) {
 	text, err := os.ReadFile("CHANGELOG.md")
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package sppo compiles training jobs for very long sequences, simulates them and runs them. It gives Go
-// programs the functions of the commands sppoc and sppovm.
+// programs the functionality of the commands sppoc and sppovm.
 //
 //	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
 //	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
@@ -33,7 +33,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Version is the release that contains this source, published or not. It is the first entry of CHANGELOG.md.
+// Version is the release that contains this source, published or not. Its entry is the first in CHANGELOG.md.
 const Version = "0.1.0"
 
 // Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". A spec in any folder can
@@ -52,11 +52,12 @@ func languageOptions(overrides []string) lang.Options {
 	return lang.Options{Set: overrides, Shipped: examples.Shipped}
 }
 
-// Plan decides what the spec leaves open and predicts a step. Plan.Memory is an estimate until the plan is built.
+// Plan decides what the spec leaves open and predicts how a step will run. Plan.Memory is an estimate until the
+// plan is built.
 func Plan(spec *lang.Spec) (*plan.Plan, error) { return PlanWith(spec, passes.Options{}) }
 
 // PlanWith is Plan with a choice of passes. Unless o.Measure is set, the search places a candidate's buffers to
-// find out whether it fits.
+// find out whether the candidate fits.
 func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 	if o.Measure == nil {
 		o.Measure = codegen.MeasureFit
@@ -130,8 +131,8 @@ type FitError struct{ Memory plan.Memory }
 
 func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
 
-// Shortfall names, for each kind of memory that is exceeded, the stage with the highest peak. It returns "" if
-// the job fits.
+// Shortfall names, for each kind of memory that is too small, the stage with the highest peak. It returns ""
+// if the job fits.
 func Shortfall(m *plan.Memory) string {
 	var out []string
 	for _, a := range []struct {
@@ -156,20 +157,22 @@ func Shortfall(m *plan.Memory) string {
 	return strings.Join(out, "; ")
 }
 
-// Simulate runs one step in virtual time on the machine that the program names. Nothing is computed.
+// Simulate runs one step in virtual time, without computing anything, on the machine that the program
+// describes.
 func Simulate(p *ir.Program) (*sim.Timeline, error) {
 	return sim.Run(p, ir.SectionStep, sim.Options{})
 }
 
-// A Job is a program loaded on the CPU. Init, Step and Eval run it; Tensor, Save and Restore access its
-// weights. It must be used by one goroutine at a time.
+// A Job is a program loaded for execution on the CPU. Init, Step and Eval run it; Tensor, Save and
+// Restore access its weights. It must be used by one goroutine at a time.
 type Job struct {
 	*vm.Job
 	pool *simd.Pool
 }
 
 // Open verifies a program and loads it: every stream of every rank becomes a goroutine, and all kernels share
-// the given number of threads, or GOMAXPROCS threads if it is 0. Close releases them.
+// the given number of threads, or GOMAXPROCS threads if it is 0. Job.Close releases the goroutines and
+// threads.
 func Open(p *ir.Program, threads int) (*Job, error) {
 	if err := verify(p); err != nil {
 		return nil, err
@@ -190,7 +193,7 @@ func (j *Job) Close() error {
 }
 
 // Run trains on the CPU from initial weights to the program's last step. It calls the function each, which may
-// be nil, after every step. Relative paths of data files start at the working folder.
+// be nil, after every step. Relative paths of data files are resolved against the working directory.
 func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
 	job, err := Open(p, 0)
 	if err != nil {

@@ -4,8 +4,9 @@ package examples
 
 import "embed"
 
-// Shipped holds files that imports find from any working folder: clusters, such as "clusters/a100-80g.sppo",
-// and, for comparison, the schedules of other systems, such as "baselines/megatron.sppo".
+// Shipped holds files that imports find regardless of the working directory: clusters, such as
+// "clusters/a100-80g.sppo", and, for comparison, the schedules of other systems, such as
+// "baselines/megatron.sppo".
 //
 //go:embed clusters/*.sppo baselines/*.sppo
 var Shipped embed.FS

@@ -1,6 +1,6 @@
-// Package infile opens files that a user names as input. Anything but a regular file, such as a device or a
-// pipe, is an error immediately: opening never waits for a writer. Reads are limited to a given number of
-// bytes, so a file without end is an error too.
+// Package infile opens files that a user names as input. A device, a pipe or anything else that is not a
+// regular file causes an error immediately: opening never waits for a writer. Reads are limited to a given
+// number of bytes, so an endless file causes an error too.
 package infile
 
 import (
@@ -88,8 +88,8 @@ func units(n int64) string {
 	return fmt.Sprintf("%d %s", n, []string{"bytes", "KiB", "MiB", "GiB"}[unit])
 }
 
-// ReadAll reads r to its end. More than limit bytes are an error. expected is an estimate of the number of
-// bytes; if it exceeds the limit, ReadAll fails without reading.
+// ReadAll reads r to its end. It returns an error if r has more than limit bytes. expected is an estimate
+// of the number of bytes; if it exceeds the limit, ReadAll fails without reading.
 func ReadAll(r io.Reader, expected, limit int64) ([]byte, error) {
 	tooLarge := fmt.Errorf("it has more than %s, %w", units(limit), ErrTooLarge)
 	if expected > limit {

@@ -80,7 +80,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// The limit also applies to a file that reports the size 0, as in /proc.
+// The limit also applies to a file that reports a size of 0, as files in /proc do.
 func TestFileOfUnknownSize(t *testing.T) {
 	const path = "/proc/self/status"
 	if _, err := os.Stat(path); err != nil {

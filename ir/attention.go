@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// This file determines the work of an attention instruction, or of its gradient: its pairs of queries and keys.
+// This file determines the work of an attention instruction or of its gradient, that is, the query-key pairs.
 
 // zigzag reports whether an instruction attends to the keys of another member of a ring.
 func (in *Instr) zigzag() bool {
@@ -13,11 +13,11 @@ func (in *Instr) zigzag() bool {
 	return a.Const != 0 || a.Bits != 0
 }
 
-// AttentionPart is causal attention of the queries Query to Query+Queries-1 of an instruction over its first
-// Keys keys. All fields except Place count tokens. Query r of the part sees those of the keys Prefix+r-Window+1
-// to Prefix+r that exist. Every query of the part sees at least one key, unless its document begins after the
-// last of these keys. The positions of its queries in their documents begin at row Place of the positions
-// operand.
+// AttentionPart is causal attention: queries Query to Query+Queries-1 of an instruction attend to its first
+// Keys keys. All fields except Place count tokens. Of the keys Prefix+r-Window+1 to Prefix+r, query r of the
+// part sees those that exist. Every query of the part sees at least one key, unless its document begins after
+// the last of these keys. In the operand positions, which holds positions in documents, the rows of the
+// part's queries begin at row Place.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
@@ -49,8 +49,8 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 // attentionSize holds the sizes of an attention instruction, in tokens.
 type attentionSize struct{ n, keys, prefix, window, batch, chunks int64 }
 
-// attention reads the sizes from operands and literal attributes. A window that is absent or larger becomes the
-// number of tokens up to the last query.
+// attention reads the sizes from operands and literal attributes. A window that is absent, or that exceeds the
+// number of tokens up to the last query, becomes that number.
 func (in *Instr) attention() attentionSize {
 	s := attentionSize{batch: max(1, int64(in.Attr("batch").Bits)), prefix: int64(in.Attr("prefix").Bits)}
 	s.chunks = int64(in.Attr("chunks").Bits)
@@ -70,7 +70,7 @@ func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
 	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
 
-// over limits a part to its first keys, which must all be inside its window.
+// over limits a part to the given number of keys from the first, which must all be inside its window.
 func (p AttentionPart) over(keys int64) AttentionPart {
 	p.Keys, p.Window = keys, p.Prefix+p.Queries
 	return p
@@ -79,8 +79,8 @@ func (p AttentionPart) over(keys int64) AttentionPart {
 // firstSeen returns the first key that any query sees.
 func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
 
-// visiblePairs returns the number of query-key pairs that are visible: query r of n sees those of the keys
-// prefix+r-window+1 to prefix+r that exist.
+// visiblePairs returns the number of query-key pairs that are visible: of the keys prefix+r-window+1 to
+// prefix+r, query r of n sees those that exist.
 func visiblePairs(n, prefix, keys, window int64) float64 {
 	pairs := pairsBelow(n, prefix+1, keys)
 	if hidden := prefix - window + 1; hidden >= 0 {
@@ -97,10 +97,10 @@ func pairsBelow(n, first, keys int64) float64 {
 	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
 }
 
-// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (QK and PV), times a factor
-// for the backward pass, which has five such products instead of two. The members of a ring share all pairs
-// equally. Keys that no query sees are not read. Their gradients cause memory traffic only if they are
-// overwritten, not if they are added to.
+// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (for the products QK and
+// PV), times a factor. The factor is 1 in the forward pass and 2.5 in the backward pass, which has five such
+// products instead of two. The members of a ring share all pairs equally. Keys that no query sees are not
+// read. Their gradients cause memory traffic only if they are overwritten, not if they are added to.
 func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
@@ -119,7 +119,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 }
 
 // unseenBytes returns the bytes that memoryWork counts although nothing accesses them: those of keys and values
-// before the window, and of their gradients if these are added to.
+// before the window, and of their gradients, if these are added to.
 func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
 	unseen := s.firstSeen() * s.batch
 	if unseen == 0 {
@@ -173,8 +173,8 @@ func checkAttention(in *Instr) error {
 	return nil
 }
 
-// checkWindow checks that at least one query sees a key, and that the instruction accumulates if another query
-// sees none.
+// checkWindow checks that at least one query sees a key, and that the instruction accumulates if any other
+// query sees none.
 func checkWindow(in *Instr, s attentionSize) error {
 	continued := "accumulate"
 	if in.Op == AttentionGrad {

@@ -7,9 +7,9 @@ import (
 )
 
 // Check reports whether the program is well formed: every index is in range, every instruction has the operands
-// and attributes of its opcode's row, and every name can be written. Both file forms can represent exactly the
-// well-formed programs, so code that reads a decoded program need not check indices. Verify decides whether a
-// program is correct.
+// and attributes of its opcode's row, and every name can be written. Each of the two file formats can represent
+// all well-formed programs and no others, so code that uses a decoded program need not check indices. Verify
+// decides whether a program is correct.
 func (p *Program) Check() error {
 	errs := p.malformed(1)
 	if len(errs) == 0 {
@@ -175,7 +175,8 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 	}
 }
 
-// inTable reports whether i indexes a table of n entries. Programs written by hand may omit the tables of provenance.
+// inTable reports whether i indexes a table of n entries. Programs written by hand may omit the tables that
+// provenance refers to.
 func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
 
 // describeType returns the name of an element type, which may be invalid.

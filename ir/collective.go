@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// Collective describes an opcode in which all members of a group take part: which bytes of which
+// Collective describes an opcode that all members of a group execute together: which bytes of which
 // member go where. It is the only description of a collective. The verifier, the transports of all
 // devices and the cost model read it.
 type Collective struct {
@@ -44,10 +44,11 @@ type Transfer struct {
 // run returns a transfer of contiguous bytes.
 func run(x, y, n Bytes) Transfer { return Transfer{Rows: 1, Width: n, X: x, Y: y} }
 
-// Size returns the bytes of the transfer.
+// Size returns the number of bytes transferred.
 func (p Transfer) Size() Bytes { return p.Rows * p.Width }
 
-// Packed returns the same transfer from an x that holds only the transferred rows, contiguous from byte 0.
+// Packed returns the same transfer from an x that holds only the transferred rows, contiguously from byte 0
+// onwards.
 func (p Transfer) Packed() Transfer {
 	p.X, p.XStride = 0, p.Width
 	return p.simple()
@@ -61,7 +62,8 @@ func (p Transfer) simple() Transfer {
 	return p
 }
 
-// end returns the position after the last byte on one side of the transfer, given its first byte and stride.
+// end returns the position after the last byte on one side of the transfer, given that side's first byte and
+// stride.
 func (p Transfer) end(first, stride Bytes) Bytes {
 	if p.Size() == 0 {
 		return 0
@@ -163,12 +165,13 @@ func (m *Meeting) Computes() bool {
 	return false
 }
 
-// Adds reports whether the transfer from a member is added to that of the previous member.
+// Adds reports whether the transfer from a member is added to the one from the previous member.
 func (m *Meeting) Adds(i int) bool {
 	return i > 0 && m.Gets[i].Size() > 0 && m.Gets[i].Size() == m.Gets[i-1].Size() && m.Gets[i].Y == m.Gets[i-1].Y
 }
 
-// Sums calls f for each rectangle of the result, which is the sum of the transfers from members first to end-1.
+// Sums calls f for each rectangle of the result. The rectangle is the sum of the transfers from members first
+// to end-1.
 func (m *Meeting) Sums(f func(first, end int) error) error {
 	for first, end := 0, 0; first < len(m.Gets); first = end {
 		for end = first + 1; end < len(m.Gets) && m.Adds(end); end++ {
@@ -188,7 +191,7 @@ func (in *Instr) Y() *View { return &in.Args[0] }
 // X returns the operand that a member of a collective contributes.
 func (in *Instr) X() *View { return &in.Args[len(in.Args)-1] }
 
-// members returns the group size that the operands imply, or 0.
+// members returns the group size that the operands imply, or 0 if they fit any group.
 func (in *Instr) members() int64 {
 	if c := in.Op.Collective(); c.Members != nil {
 		return c.Members(in)
@@ -196,7 +199,7 @@ func (in *Instr) members() int64 {
 	return 0
 }
 
-// Differs describes how two members' instructions of a collective differ, or returns "" if they agree.
+// Differs describes how two members' instructions for a collective differ, or returns "" if they agree.
 func (in *Instr) Differs(other *Instr) string {
 	switch {
 	case in.Op != other.Op:
@@ -223,13 +226,13 @@ func (in *Instr) Differs(other *Instr) string {
 	return ""
 }
 
-// gatherRatio returns the size of the whole divided by the share.
+// gatherRatio returns the ratio of the whole's size to the share's size.
 func gatherRatio(in *Instr) int64 {
 	a, b := in.Args[0].Elements(), in.Args[1].Elements()
 	return max(a, b) / min(a, b)
 }
 
-// checkGather checks that the whole is a multiple of the share.
+// checkGather checks that the size of the whole is a multiple of the share's, and that both have the same type.
 func checkGather(in *Instr) error {
 	whole, share := in.Args[0], in.Args[1]
 	if in.Op == ReduceScatter {

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// Decode reads the binary form. The program that it returns is well formed (see Check), but not verified.
+// Decode reads the binary format. The program that it returns is well formed (see Check), but not verified.
 func Decode(data []byte) (*Program, error) {
 	p, err := decodeFile(data)
 	if err != nil {

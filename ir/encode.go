@@ -11,9 +11,10 @@ import (
 	"sync"
 )
 
-// The binary form is .sppb. Numbers are little-endian or varints (unsigned, or zigzag if they may be negative).
+// The binary format is .sppb. Numbers are little-endian or varints (unsigned, or zigzag if they may be
+// negative).
 //
-//	magic     8 bytes "sppb\r\n\x1a\n"; the line ends reveal a transfer in text mode
+//	magic     8 bytes "sppb\r\n\x1a\n"; the line endings reveal a transfer in text mode
 //	version   uint32
 //	table     uint64, hash of the opcode table that the numbers below refer to
 //	parts     one 'H', a 'C' for each code, one 'R'; each: kind byte, uint64 length, payload
@@ -26,17 +27,17 @@ import (
 // for each section: the total numbers of events, instructions, operands and attributes, and the instructions.
 //
 // An instruction is encoded as differences from the previous instruction (provenance) and from the
-// last instruction with its opcode in the section (operands, attributes). Layers resemble each
+// last instruction with the same opcode in the section (operands, attributes). Layers resemble each
 // other, so most fields are equal and most others differ little.
 //
 //	opcode    byte
 //	stream    byte
-//	prov      byte with a bit for each field that differs, and their differences
-//	operand   byte with a bit for buffer, offset, element type and each dimension that differs, and their differences
+//	prov      byte with a bit for each field that differs, and the differences
+//	operand   byte with a bit for buffer, offset, element type and each dimension that differs, and the differences
 //	attrs     varint with a bit for each that differs, and for each: constant (0: none), then the literal, 8 bytes for
 //	          a float and a varint for the rest
 //
-// Operands and attributes are in the order of the opcode's row, which defines their number.
+// Operands and attributes are in the order of the opcode's row, which also determines how many there are.
 //
 // R, ranks: count, then code, coordinates, constants and groups of each.
 const (
@@ -107,7 +108,7 @@ func marshalHeader(p *Program) ([]byte, error) {
 	return data, nil
 }
 
-// Encode writes the binary form. Equal programs give equal bytes.
+// Encode writes a program in the binary format. Equal programs give equal bytes.
 func Encode(w io.Writer, p *Program) error {
 	if err := p.Check(); err != nil {
 		return fmt.Errorf("cannot encode: %w", err)
@@ -235,8 +236,8 @@ func (e *encoder) section(instrs []Instr) {
 	}
 }
 
-// newBases returns, for each opcode, the zero instruction from which the first one of a section is encoded as
-// differences.
+// newBases returns a zero instruction for each opcode. The first instruction with that opcode in a section is
+// encoded as differences from it.
 func newBases() *[NumOps]Instr {
 	var bases [NumOps]Instr
 	for op := range bases {

@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// Explain returns the reference entry of an opcode, from its row.
+// Explain returns the reference entry of an opcode, generated from its row.
 func Explain(name string) (string, error) {
 	op, ok := OpByName(name)
 	if !ok {

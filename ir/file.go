@@ -14,11 +14,12 @@ import (
 	"sppo.dev/infile"
 )
 
-// maxFile is the size limit of a program's file in bytes. A program for thousands of ranks takes a tenth of it.
+// maxFile is the maximum size of a program's file in bytes. A program for thousands of ranks takes a tenth of
+// that.
 const maxFile = 2 << 30
 
-// ReadFile reads a program in either form, regardless of the file's name. If the start is not that
-// of a program, it does not read the rest.
+// ReadFile reads a program in either format, regardless of the file's name. If the file does not
+// begin like a program, ReadFile does not read the rest.
 func ReadFile(path string) (*Program, error) {
 	start, err := readStart(path)
 	if err != nil {
@@ -56,8 +57,8 @@ func readStart(path string) ([]byte, error) {
 	return start[:n], err
 }
 
-// looksBinary distinguishes the forms by content. If the start is damaged, it uses the file name,
-// so that the error message is about the intended form.
+// looksBinary distinguishes the formats by content. If the start is damaged, it uses the file name,
+// so that the error message is about the intended format.
 func looksBinary(data []byte, path string) bool {
 	if strings.HasPrefix(string(data), magic[:4]) {
 		return true
@@ -65,7 +66,7 @@ func looksBinary(data []byte, path string) bool {
 	return strings.HasSuffix(path, ".sppb") && !strings.HasPrefix(string(data), textMagic)
 }
 
-// WriteFile writes a program. A name ending in .sppir selects the text form, any other the binary form.
+// WriteFile writes a program. A name ending in .sppir selects the text format, any other the binary format.
 func WriteFile(path string, p *Program) error {
 	write := Encode
 	if strings.HasSuffix(path, ".sppir") {
@@ -78,7 +79,7 @@ func WriteFile(path string, p *Program) error {
 }
 
 // ReplaceFile writes a temporary file next to path and renames it, so that path contains either the
-// whole result or the old contents. Links are followed, and existing permissions are kept. Pipes
+// complete result or the old contents. Links are followed, and existing permissions are kept. Pipes
 // and devices are written directly.
 func ReplaceFile(path string, write func(*os.File) error) error {
 	target, mode := path, fs.FileMode(0o644)

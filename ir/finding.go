@@ -34,7 +34,7 @@ type Site struct {
 	Section Section
 	Index   int    // of the instruction in its section; None: the code or rank as a whole
 	Text    string // the instruction
-	Line    string // the spec line of its origin
+	Line    string // the spec line that it comes from
 }
 
 func (s *Site) String() string {
@@ -86,7 +86,7 @@ func (f *Finding) String() string {
 // VerifyError holds the findings, up to a limit.
 type VerifyError struct {
 	Findings []Finding
-	More     int // findings beyond the limit
+	More     int // number of findings beyond the limit
 }
 
 func (e *VerifyError) Error() string {
@@ -102,7 +102,7 @@ func (e *VerifyError) Error() string {
 	return b.String()
 }
 
-// Has reports whether a finding is of that kind.
+// Has reports whether any finding is of the given kind.
 func (e *VerifyError) Has(kind FindingKind) bool {
 	for i := range e.Findings {
 		if e.Findings[i].Kind == kind {

@@ -34,7 +34,7 @@ func compiled(t testing.TB, file string) *ir.Program {
 	return p
 }
 
-// mutator turns the fuzzer's bytes into changes to a program that keep its structure.
+// mutator turns the fuzzer's bytes into changes to a program that preserve the program's structure.
 type mutator struct {
 	p    *ir.Program
 	data []byte
@@ -59,7 +59,8 @@ func (m *mutator) below(n int) int {
 	return int(v % uint64(n))
 }
 
-// value returns a replacement for a number: one near it, a multiple of it, one near the end of a range, or any.
+// value returns a replacement for a number: a number near it, a multiple of it, a number near the end of a
+// range, the end of a range divided by it, or an arbitrary number.
 func (m *mutator) value(was int64) int64 {
 	edges := []int64{0, 1, -1, 1 << 31, 1 << 32, 1 << 33, 1 << 40, 1 << 61, 1 << 62, math.MaxInt64, math.MinInt64, math.MaxInt32}
 	switch m.below(5) {
@@ -134,7 +135,7 @@ func (m *mutator) change() {
 }
 
 // FuzzVerifySizes changes sizes, places and numbers in valid programs, and compares the verifier's verdict with
-// one computed in arbitrary-precision integers.
+// one computed with arbitrary-precision integers.
 func FuzzVerifySizes(f *testing.F) {
 	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo"))}
 	for i := range bases {
@@ -176,7 +177,7 @@ func checkSizes(t *testing.T, p *ir.Program) {
 	}
 }
 
-// exact checks a program in arbitrary-precision integers.
+// exact checks a program with arbitrary-precision integers.
 type exact struct{ p *ir.Program }
 
 func number(v int64) *big.Int    { return big.NewInt(v) }
@@ -352,7 +353,8 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	return true
 }
 
-// checkWork compares the bytes that memory-bound instructions of a verified program move with the exact number.
+// checkWork checks that Work counts the exact number of bytes for each memory-bound instruction of a verified
+// program.
 func checkWork(t *testing.T, p *ir.Program) {
 	t.Helper()
 	for i := range p.Codes {

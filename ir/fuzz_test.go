@@ -29,8 +29,8 @@ func sealed(data, whole []byte) []byte {
 	return data
 }
 
-// checkReadable checks that both forms exactly represent a program that has been read, and that the verifier
-// does not panic on it.
+// checkReadable checks that both formats exactly represent a program that has been read, and that the
+// verifier does not panic on it.
 func checkReadable(t *testing.T, p *ir.Program) {
 	t.Helper()
 	data := encode(t, p)

@@ -8,7 +8,8 @@ type Attr struct {
 	Const int32  // 0: literal; else 1 + index into Program.Consts
 }
 
-// Int returns a literal integer, a boolean, or the index of a tensor, group or event.
+// Int returns a literal integer, which may also stand for a boolean or be the index of a tensor, group or
+// event.
 func Int(v int64) Attr { return Attr{Bits: uint64(v)} }
 
 // Float returns a literal number.
@@ -76,7 +77,8 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	return true, true
 }
 
-// AddsBy returns the name of the attribute that selects adding to an operand of direction WriteOrAdd.
+// AddsBy returns the name of the attribute that makes an instruction add to a WriteOrAdd operand instead of
+// overwriting it.
 func (o *Operand) AddsBy() string {
 	if o.Adds != "" {
 		return o.Adds
@@ -84,8 +86,8 @@ func (o *Operand) AddsBy() string {
 	return attrAccumulate.Name
 }
 
-// Written returns the number of operands that are written at least in part. They precede the
-// operands that are only read.
+// Written returns the number of operands that are written at least in part. These operands precede
+// those that are only read.
 func (o *OpInfo) Written() int {
 	n := 0
 	for n < len(o.Operands) && o.Operands[n].Dir != Read {

@@ -1,6 +1,6 @@
 package ir
 
-// CurvePoint is {size, share}: an operation with size rows reaches this share of the peak.
+// CurvePoint is {size, share}: an operation with that many rows reaches that share of the peak.
 type CurvePoint = [2]float64
 
 // Machine holds the figures of a cluster from which costs are computed. It is part of the program's header, so
@@ -17,7 +17,7 @@ type Machine struct {
 	D2HBandwidth         float64      `json:"d2h_bandwidth"`          // bytes/s per GPU
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
-	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
+	CopyDuplex           string       `json:"copy_duplex"`            // full | half: whether copies can run in both directions at the same time, or in only one
 	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share; the other rates are then per processor. 0: each rank has its own device
 	SpreadEfficiency     float64      `json:"spread_efficiency"`      // speedup of a kernel on n processors, divided by n
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
@@ -25,7 +25,7 @@ type Machine struct {
 	NVLinkLatency        float64      `json:"nvlink_latency"`         // seconds
 	NetworkLatency       float64      `json:"network_latency"`        // seconds
 	KernelLatency        float64      `json:"kernel_latency"`         // seconds from one kernel of a stream to the next
-	MatmulEfficiency     []CurvePoint `json:"matmul_efficiency"`      // share of peak by rows; one point means constant
+	MatmulEfficiency     []CurvePoint `json:"matmul_efficiency"`      // share of the peak, by number of rows; a single point means a constant share
 	AttentionEfficiency  []CurvePoint `json:"attention_efficiency"`
 	AttentionGradEff     []CurvePoint `json:"attention_grad_efficiency"`
 	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach
@@ -35,7 +35,7 @@ type Machine struct {
 // HalfDuplex reports whether a device can copy in only one direction at a time.
 func (m Machine) HalfDuplex() bool { return m.CopyDuplex == "half" }
 
-// HostMemoryPerRank returns the part of its node's memory that one rank may use.
+// HostMemoryPerRank returns the share of a node's host memory that each of its ranks may use.
 func (m Machine) HostMemoryPerRank() Bytes {
 	if m.GPUsPerNode == 0 {
 		return 0

@@ -17,7 +17,7 @@ type Model struct {
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
 	Heads   int    `json:"heads"`
-	KVHeads int    `json:"kv_heads"` // = Heads unless grouped-query attention
+	KVHeads int    `json:"kv_heads"` // = Heads unless the model uses grouped-query attention
 	HeadDim int    `json:"head_dim"` // = Hidden/Heads unless given
 	FFN     int    `json:"ffn"`      // width of the MLP
 	Vocab   int    `json:"vocab"`    // as given; codegen pads it to a multiple of SP
@@ -100,8 +100,9 @@ func empty(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slic
 // IsZero reports whether the model is empty, as in a program that does not describe its model.
 func (m *Model) IsZero() bool { return reflect.ValueOf(*m).IsZero() }
 
-// Difference returns the keys by which two networks compute different functions, with the values of each:
-// "heads = 2, norm_eps = 1e-05" and "heads = 4, norm_eps = 1e-06". Both are empty if there is no difference.
+// Difference returns the keys because of which two networks compute different functions, with each network's
+// values: "heads = 2, norm_eps = 1e-05" and "heads = 4, norm_eps = 1e-06". Both results are empty if there
+// is no difference.
 func (m *Model) Difference(other *Model) (mine, others string) {
 	var a, b []string
 	theirs := other.identity()

@@ -126,8 +126,8 @@ func (m memory) run(c *ir.Code, s ir.Section) bool {
 	return good
 }
 
-// naiveLives runs init and then three steps or evaluations, in every order. It notes which operands are read,
-// and reports whether every read found the bytes of its buffer.
+// naiveLives runs the init section and then three steps or evaluations, in every possible combination. It
+// notes which operands are read, and reports whether every read found the bytes of its buffer.
 func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	states := func(m memory) bool {
 		good := true
@@ -159,7 +159,7 @@ func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	return true
 }
 
-// naiveUnread reports whether some operand is written and never read. It skips communication, which depends on
+// naiveUnread reports whether any operand is written but never read. It skips communication, which depends on
 // other codes.
 func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	for s := range ir.NumSections {
@@ -188,7 +188,7 @@ func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	return false
 }
 
-// changesInPlace reports whether operand j is read and written.
+// changesInPlace reports whether operand j is both read and written.
 func changesInPlace(in *ir.Instr, j int) bool {
 	reads, writes := false, false
 	for k := range in.Args {

@@ -63,7 +63,7 @@ type Class uint8
 // Classes.
 const (
 	ClassKernel Class = iota // computes on device memory
-	ClassData                // loads tokens of the data set to the device
+	ClassData                // loads tokens of the data set onto the device
 	ClassMove                // copies between or inside arenas
 	ClassComm                // communicates with other ranks
 	ClassSync                // records or waits for an event
@@ -91,7 +91,7 @@ func (d Dir) String() string { return [...]string{"in", "out", "inout", "acc"}[d
 // everywhere else in the instruction. An empty Dims accepts any shape.
 //
 // Types: "f32", "bf16", "i32"; "T" is f32 or bf16, the same for every T operand of the instruction; "F" is
-// f32 or bf16, independently; "any" is any type.
+// f32 or bf16, independently of the other operands; "any" is any type.
 type Operand struct {
 	Name     string
 	Dir      Dir
@@ -100,7 +100,7 @@ type Operand struct {
 	Arena    Arena
 	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" if empty
 	Optional bool
-	Spare    bool // a by-product: it may stay unread if another result is read
+	Spare    bool // a by-product: it may remain unread if another result is read
 	Doc      string
 }
 
@@ -128,10 +128,11 @@ func (k AttrKind) String() string {
 // IsFloat reports whether the attribute's bits are those of a float.
 func (k AttrKind) IsFloat() bool { return k == KindFloat || k == KindFactor }
 
-// MayBeLeftOut reports whether the attribute may be omitted, which means 0.
+// MayBeLeftOut reports whether the attribute may be omitted, in which case its value is 0.
 func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption || k == KindFactor }
 
-// Functions are the elementwise functions of activation and glu, indexed by the attribute's value.
+// Functions lists the elementwise functions of the opcodes activation and glu, indexed by the value of the
+// attribute named function.
 var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
 
 // Values of the attribute `as` of load_tokens.
@@ -175,7 +176,7 @@ const (
 	WorkCollective
 )
 
-// Rule names a shape rule that Dims cannot express; oprules.go has these rules.
+// Rule names a shape rule that Dims cannot express; CheckRule applies it.
 type Rule uint8
 
 // Rules.
@@ -249,7 +250,7 @@ var (
 	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale; 1 / number of labels in the batch that count"}
 )
 
-// Attributes of attention in a ring whose keys have been gathered.
+// Attributes of attention in a ring, after each member has gathered all keys.
 var (
 	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all these tokens, in order"}
 	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end"}

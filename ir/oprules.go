@@ -5,9 +5,10 @@ import (
 	"math"
 )
 
-// This file has the work functions, and the shape rules that dimensions cannot express.
+// This file computes the work of instructions, and applies the shape rules that dimensions cannot express.
 
-// Work returns the work of the instruction, independent of the machine. It uses only literal attributes.
+// Work returns the work of the instruction, which does not depend on the machine. It uses only literal
+// attributes.
 func (in *Instr) Work() Work {
 	switch kind := in.Info().Work; kind {
 	case WorkNone:

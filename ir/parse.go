@@ -51,7 +51,7 @@ func (e *SyntaxError) window() (before, after string) {
 	return before, after
 }
 
-// ParseText reads the text form. An error is a *SyntaxError.
+// ParseText reads the text format. Errors are of type *SyntaxError.
 func ParseText(file string, src []byte) (*Program, error) {
 	ps := &parser{file: file, src: string(src), p: &Program{}}
 	err := ps.parse()
@@ -364,7 +364,8 @@ func (ps *parser) parse() error {
 	return ps.p.Check()
 }
 
-// topWords lists the words that begin the entries of a file; each of the first topOnce may occur only once.
+// topWords lists the words that begin the entries of a file; each of the first topOnce words may occur only
+// once.
 var topWords = []string{"program", "flops_model", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5
@@ -451,7 +452,7 @@ func (ps *parser) tensor() error {
 	return ps.endOfLine()
 }
 
-// record reads a block of "key = JSON" into a struct, whose JSON tags are the keys.
+// record reads a block of "key = JSON" lines into a struct, whose JSON tags are the keys.
 func (ps *parser) record(what string, into any) error {
 	if err := ps.open(); err != nil {
 		return err

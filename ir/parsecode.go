@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// This file parses the text form of a Code: its buffers, states, results and instructions.
+// This file parses the text format of a Code: its buffers, states, results and instructions.
 
 var dtypeNames = func() []string {
 	var names []string
@@ -270,7 +270,8 @@ func slab[T any](store *[]T, n int) []T {
 	return piece
 }
 
-// side reads operands into views until it is full; first is the index of the first of them in the row.
+// side reads operands into views until views is full; first is the index of the first of these operands in the
+// row.
 func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	n := 0
 	for ; n < len(views); n++ {
@@ -312,7 +313,8 @@ func (ps *parser) absent() bool {
 	return false
 }
 
-// operand reads a view. It reports an element type that the row does not allow, while the position is still known.
+// operand reads a view. It rejects an element type that the row does not allow, because the position is still
+// known here.
 func (ps *parser) operand(row *OpInfo, o *Operand) (View, error) {
 	at := ps.mark()
 	v, err := ps.view()

@@ -70,7 +70,7 @@ var operandParts = map[Op]map[string]Part{
 	Recv:              {"y": PartMessages},
 }
 
-// partOfOperand returns the use of a buffer according to operand i.
+// partOfOperand returns the use of the buffer of operand i, if the operand determines it.
 func (in *Instr) partOfOperand(i int) (Part, bool) {
 	name := in.Info().Operands[i].Name
 	if in.Op == Matmul && in.Attr("trans_a").Bits != 0 {
@@ -185,9 +185,9 @@ func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
 	}
 }
 
-// Peak describes the contents of an arena of a rank at its peak. The parts add up to its bytes.
+// Peak describes what a rank's arena contains at its peak. The parts add up to Bytes.
 type Peak struct {
-	Bytes   Bytes  `json:"bytes"` // the highest placed byte
+	Bytes   Bytes  `json:"bytes"` // the end of the highest buffer
 	At      string `json:"at"`    // the point with the most live bytes, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
 	Parts   Parts  `json:"parts"`
 	Largest []Held `json:"largest"`
@@ -203,7 +203,7 @@ type Held struct {
 // Parts holds the bytes of each part. In JSON, parts of 0 bytes are omitted.
 type Parts [NumParts]Bytes
 
-// MarshalJSON implements json.Marshaler: an object with the parts in their order.
+// MarshalJSON implements json.Marshaler. It writes an object with the parts in their order.
 func (p Parts) MarshalJSON() ([]byte, error) {
 	var b strings.Builder
 	b.WriteByte('{')
@@ -233,7 +233,7 @@ func (p *Parts) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// MarshalText implements encoding.TextMarshaler: the part's key.
+// MarshalText implements encoding.TextMarshaler. It returns the part's key.
 func (p Part) MarshalText() ([]byte, error) { return []byte(partInfo[p].key), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -312,8 +312,8 @@ func (c *Code) lives() []Life {
 }
 
 // awaited returns, for every instruction of a section, the position of the first wait on the compute stream
-// after which the instruction is known to be done. For instructions of the compute stream, and for those that
-// it does not wait for, it returns their own position.
+// after which the instruction is known to be done. For instructions on the compute stream, and for those that
+// the compute stream does not wait for, it returns their own position.
 func (c *Code) awaited(s Section) []int {
 	instrs := c.Sections[s]
 	out := make([]int, len(instrs))

@@ -1,10 +1,11 @@
-// Package ir is the interface between compiler and VM: the opcode table, programs, their binary and
-// text forms, and the verifier.
+// Package ir is the interface between the compiler and the VM: the opcode table, programs, their
+// binary and text formats, and the verifier.
 //
 // All files use the table in op.go. program.go and instr.go define programs, and check.go decides
-// whether a program is well formed. encode.go and decode.go implement the binary form, text.go and
-// parse.go the text form. verify.go and the other verify files decide whether a program is correct.
-// explain.go writes the reference page. The package does not depend on specs, plans or devices.
+// whether a program is well formed. encode.go and decode.go implement the binary format, text.go
+// and parse.go the text format. verify.go and the other verify files decide whether a program is
+// correct. explain.go writes the reference page. The package does not depend on specs, plans or
+// devices.
 package ir
 
 import "math"
@@ -46,8 +47,8 @@ func (a Arena) String() string { return [...]string{"device", "host"}[a] }
 // Stream is an in-order queue of a rank. Streams run concurrently, ordered only by events.
 type Stream uint8
 
-// Streams of every rank. Messages have one for each direction and neighbour, so that a message that waits for
-// its peer delays nothing else.
+// Streams of every rank. Each combination of direction and neighbour has its own stream for messages, so that
+// a message that waits for its peer delays nothing else.
 const (
 	Compute  Stream = iota
 	D2H             // offload
@@ -66,7 +67,8 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
-// Alignment divides the offset of every placed buffer. It is a multiple of the cache line and suits GPU copies.
+// Alignment divides the offset of every placed buffer. It is a multiple of the cache-line size and suits GPU
+// copies.
 const Alignment Bytes = 256
 
 // Buffer is a named range of an arena. Two buffers with disjoint lifetimes may share bytes.
@@ -146,14 +148,14 @@ func (v View) Cols() int64 {
 // Phase is the part of training that an instruction belongs to.
 type Phase uint8
 
-// Phases, in the order of a run except for PhaseWeights.
+// Phases, in the order in which they occur in a run, except for PhaseWeights.
 const (
 	PhaseInit Phase = iota
 	PhaseForward
 	PhaseBackward
 	PhaseOptimizer
 	PhaseEval
-	PhaseWeights // weight gradients that are tasks separate from the backward pass
+	PhaseWeights // weight gradients computed in tasks separate from the backward pass
 	NumPhases
 )
 
@@ -184,7 +186,8 @@ type Provenance struct {
 // Section is a straight-line part of a program. At its end, the VM waits for all streams.
 type Section uint8
 
-// Sections: run once at the start, once per step, once per EvalSequences sequences of a validation.
+// Sections, which run once at the start, once per step, and once per EvalSequences sequences of a validation,
+// respectively.
 const (
 	SectionInit Section = iota
 	SectionStep
@@ -212,7 +215,7 @@ type Role uint8
 
 // Roles. The weight is read by the forward pass; the master is its f32 original if the weight is bf16 (f32
 // weights have no master). Optimizers keep the moments and the momentum. New roles are appended, because files
-// store the numbers of roles.
+// store roles by number.
 const (
 	RoleWeight Role = iota
 	RoleMaster
@@ -223,7 +226,7 @@ const (
 	NumRoles
 )
 
-// roles gives, for each role, its name and the use of memory that its buffers count toward.
+// roles gives the name of each role, and the use of memory that the role's buffers count toward.
 var roles = [NumRoles]struct {
 	name string
 	part Part
@@ -246,7 +249,7 @@ func roleNames() (names []string) {
 	return names
 }
 
-// Tensor is a whole parameter of the model.
+// Tensor is a complete parameter of the model.
 type Tensor struct {
 	Name  string   `json:"name"`
 	Shape [2]int64 `json:"shape"` // vectors are {n, 1}; without padding
@@ -262,7 +265,7 @@ type State struct {
 	Col0   Attr
 }
 
-// extent returns the numbers of rows and columns that a state holds; a vector is a column.
+// extent returns the number of rows and columns that a state holds; a vector is a column.
 func (s *State) extent() (rows, cols int64) {
 	if len(s.View.Dims()) == 1 {
 		return s.View.Cols(), 1
@@ -277,35 +280,35 @@ type Result struct {
 }
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t),
-// 1/(1-beta2^t)}. If the optimizer has no betas, they are taken as 0. ResultWeight and ResultEvalWeight are
-// filled before each step and each eval section, respectively, of a program whose labels may be masked.
-// ResultSpike and ResultDropout, if a program has them, are filled before each step: the largest gradient norm
-// at which weights are still updated, and the key of the step's dropout.
+// 1/(1-beta2^t)}. If the optimizer has no betas, they are taken to be 0. ResultWeight and ResultEvalWeight are
+// filled before each step and each eval section, respectively, in programs whose labels may be masked.
+// ResultSpike and ResultDropout, if a program has them, are filled before each step with the largest gradient
+// norm at which weights are still updated, and with the key of the step's dropout, respectively.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
-	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
-	ResultLosses   = "eval_losses" // f32 [n]: losses of the tokens of a replica's sequences in one eval section, in the order of its labels
+	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over all tokens in the sequences of one eval section
+	ResultLosses   = "eval_losses" // f32 [n]: loss of each token in a replica's sequences in one eval section, in the order of the replica's labels
 	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, and the factor applied (negative if the step was skipped)
 	ResultSpike    = "spike"       // f32 [1]
 	ResultStep     = "step"        // f32 [3]
-	ResultDropout  = "dropout"     // i32 [2]: a key of 64 bits, its lower half first
+	ResultDropout  = "dropout"     // i32 [2]: a 64-bit key, lower half first
 
-	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that are included in the loss
-	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that are included in the loss
+	ResultWeight     = "weight"      // f32 [1]: 1 / number of labels in the batch that are included in the loss
+	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / number of labels in the eval section that are included in the loss
 )
 
 // Rank is one rank of a job. Ranks with the same code differ in their constants and groups.
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
-	Groups     [][]int32 // for each of Program.Groups: members of this rank's group, in order; empty if it has none
+	Groups     [][]int32 // for each of Program.Groups: members of this rank's group, in order; empty if the rank has no such group
 	DP, PP, SP int32     // coordinates, for reports
 }
 
 // Run describes the training run for the VM.
 type Run struct {
 	Sequence      int64    `json:"sequence"`
-	Batch         int      `json:"batch"`          // sequences per step, all replicas
+	Batch         int      `json:"batch"`          // sequences per step, over all replicas
 	EvalSequences int      `json:"eval_sequences"` // sequences in one eval section, over all replicas
 	EvalBatch     int      `json:"eval_batch"`     // sequences in a validation; eval sections run until all are covered
 	EvalEvery     int      `json:"eval_every"`
@@ -320,24 +323,25 @@ type Run struct {
 	DecayType     string   `json:"decay_type"`  // cosine | linear | sqrt, of warmup_stable_decay
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
-	Spikes        float64  `json:"spikes"`      // a step is skipped if its gradient norm exceeds this many times the median; 0: no limit
-	MaxSkipped    int      `json:"max_skipped"` // most steps in a row that may be skipped; 0: no limit
+	Spikes        float64  `json:"spikes"`      // a step is skipped if its gradient norm exceeds this multiple of the median; 0: no limit
+	MaxSkipped    int      `json:"max_skipped"` // maximum number of consecutive steps that may be skipped; 0: no limit
 	DataKind      string   `json:"data_kind"`   // text | tokens | random
 	DataFiles     []string `json:"data_files"`
 	Holdout       float64  `json:"holdout"`
 
-	DataOptions *DataOptions `json:"data_options"` // of tokens
+	DataOptions *DataOptions `json:"data_options"` // for data_kind tokens
 
-	Rotations []Rotation `json:"rotations"` // rotations for rope, besides the plain one by theta
+	Rotations []Rotation `json:"rotations"` // rotations for rope, in addition to the plain one by theta
 
-	// Sums lists the decisions that determine in which order numbers are added. On one kind of device, programs
-	// for the same model with equal lists give the same bits. A hand-written program may lack the list.
+	// Sums lists the decisions that determine the order in which numbers are added. On the same kind of device,
+	// programs that train the same model and have equal lists give the same bits. A hand-written program may
+	// lack the list.
 	Sums []string `json:"sums,omitempty"`
 }
 
-// LRSchedules lists the learning-rate schedules after the warm-up, under the names that transformers gives
-// them. All except the schedule constant fall to MinLR at the last step: linear and cosine starting at the end
-// of the warm-up, warmup_stable_decay in the last DecaySteps.
+// LRSchedules lists the learning-rate schedules after the warm-up, under the names that the transformers
+// library gives them. All except constant fall to MinLR by the last step: linear and cosine from the end of
+// the warm-up onwards, warmup_stable_decay over the last DecaySteps steps.
 var LRSchedules = []string{"constant", "linear", "cosine", LRStableDecay}
 
 // LRStableDecay is the schedule that uses DecaySteps and DecayType.
@@ -348,7 +352,7 @@ type DataOptions struct {
 	Type      string    `json:"type"`   // auto | uint16 | uint32
 	Header    string    `json:"header"` // auto | none | llmc
 	Shuffle   bool      `json:"shuffle"`
-	Weights   []float64 `json:"weights"`   // one for each pattern of DataFiles; empty: one stream
+	Weights   []float64 `json:"weights"`   // one for each pattern in DataFiles; empty: one stream
 	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like DataFiles
 	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`
@@ -371,7 +375,7 @@ type Rotation struct {
 	Rest  float64   `json:"rest"`  // factor applied to the other elements
 }
 
-// Rotation returns the rotation of a rope instruction. A rotation by theta rotates whole heads.
+// Rotation returns the rotation of a rope instruction. A rotation by theta rotates entire heads.
 func (in *Instr) Rotation(run *Run) Rotation {
 	if i := in.Attr("rotation").Bits; i > 0 {
 		return run.Rotations[i-1]

@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// Sizes come from files as well as from the compiler, so their sums and products saturate at the largest 64-bit
-// number. A saturated size exceeds every buffer, because arenas are smaller than that. The operands of Plus and
-// Times must not be negative.
+// Sizes come from files as well as from the compiler, so their sums and products saturate at math.MaxInt64. A
+// saturated size is larger than any buffer, because arenas are smaller. The operands of Plus and Times must not
+// be negative.
 
 // Plus returns a+b, or math.MaxInt64 if the sum exceeds it.
 func Plus[T ~int64](a, b T) T {
@@ -28,9 +28,9 @@ func Times[T ~int64](a, b T) T {
 	return T(lo)
 }
 
-// Locate returns the range of arena bytes of a view. It fails unless the view is in its buffer, the buffer is
-// in its arena, and the address of the first byte is a multiple of the element's size. It accepts any view,
-// well formed or not, so that devices are safe even if a program was not verified.
+// Locate returns the range of arena bytes that a view occupies. It fails unless the view is in its buffer,
+// the buffer is in its arena, and the address of the first byte is a multiple of the element's size. It
+// accepts any view, well formed or not, so that devices are safe even if a program was not verified.
 func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	if int64(v.Buffer) >= int64(len(c.Buffers)) {
 		return 0, 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(c.Buffers))

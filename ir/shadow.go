@@ -149,7 +149,7 @@ func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
 	}
 }
 
-// replace sets the state of a whole range.
+// replace sets the state of an entire range.
 func (s *shadow) replace(lo, hi Bytes, st state) {
 	if lo >= hi {
 		return

@@ -7,7 +7,8 @@ import (
 	"sync"
 )
 
-// This file compiles a row's rules for the shapes and element types of its operands from their text, once.
+// This file compiles the rules that a row gives, as text, for the shapes of its operands. It does so only once.
+// It also checks instructions against these rules and those for element types.
 
 // factor is one part of a dimension: a number, an attribute, or a name that the instruction binds.
 type factor struct {
@@ -30,7 +31,7 @@ type shapeRule struct {
 	names int
 }
 
-// maxDimNames limits the names in the dimensions of a row; a test of the table enforces it.
+// maxDimNames limits the number of names in the dimensions of a row; a test of the table enforces it.
 const maxDimNames = 8
 
 var shapeRules = sync.OnceValue(func() *[NumOps]shapeRule {

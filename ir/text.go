@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// The text form is .sppir. It has exactly the same contents as the binary form; parse.go reads it.
+// The text format is .sppir. It has exactly the same contents as the binary format; parse.go reads it.
 //
 //	sppir 3
 //	program "tiny"
 //	flops_model 1.5e+09
 //
-//	run {                                  one "key = JSON" a line; keys as in the binary header
+//	run {                                  one "key = JSON" per line; keys as in the binary header
 //	  sequence = 4096
 //	}
 //	model {
@@ -49,22 +49,22 @@ import (
 //
 //	rank 0 stage0 dp=0 pp=0 sp=0 $next=1 @sp=[0,1]
 //
-// An instruction is one line. It has a stream, a provenance (phase I F B W O E, microbatch, subsequence, layer,
-// pipeline stage; parts that do not apply are omitted), an opcode, operands, attributes, and after "!" the pass
-// and the spec line that it comes from. Written operands are to the left of "=". An operand has a buffer, the
-// offset in bytes if it is not 0, an element type and a shape; "-" is an absent operand, omitted at the end of
-// a side. A boolean that is set is written as its name; one that is not set is omitted. "$" refers to a
-// constant of the rank, "@" to a group, "e" to an event. A name with characters other than letters, digits,
-// ".", "_" and "-" is quoted. "#" starts a comment.
+// An instruction is one line. It consists of a stream, a provenance (phase I F B W O E, microbatch,
+// subsequence, layer, pipeline stage; parts that do not apply are omitted), an opcode, operands, attributes,
+// and after "!" the pass and the spec line that it comes from. Written operands are to the left of "=". An
+// operand has a buffer, the offset in bytes if it is not 0, an element type and a shape; "-" is an absent
+// operand, omitted at the end of a side. A boolean that is set is written as its name; one that is not set is
+// omitted. "$" refers to a constant of the rank, "@" to a group, "e" to an event. The name "-", and every name
+// with characters other than letters, digits, ".", "_" and "-", is quoted. "#" starts a comment.
 const textMagic = "sppir"
 
-// phaseLetters holds the letter of each phase in the text form.
+// phaseLetters holds the letter of each phase in the text format.
 const phaseLetters = "IFBOEW"
 
-// Print writes the text form. Equal programs give equal text.
+// Print writes a program in the text format. Equal programs give equal text.
 func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }
 
-// Printer writes the text form, optionally with comments for readers.
+// Printer writes the text format, optionally with comments for readers.
 type Printer struct {
 	// Annotate adds comments: the number of each instruction, the addresses of its operands, the work that each
 	// record follows, and the work that each wait waits for. The text can still be parsed.
@@ -88,8 +88,8 @@ func (pr Printer) Print(w io.Writer, p *Program) error {
 	return t.err
 }
 
-// PrintRank writes the code that one rank runs, with the rank's constants filled
-// in. The output is for reading and cannot be parsed.
+// PrintRank writes the code that one rank runs, with the rank's constants filled in. The output is
+// for human readers and cannot be parsed.
 func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	if err := p.Check(); err != nil {
 		return fmt.Errorf("cannot print: %w", err)
@@ -104,8 +104,8 @@ func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	return t.err
 }
 
-// Text returns the stream, opcode, operands and attributes of an instruction in the text form, without the
-// columns.
+// Text returns the stream, opcode, operands and attributes of an instruction in the text format, without
+// aligning them in columns.
 func (p *Program) Text(c *Code, in *Instr) string {
 	t := printer{p: p}
 	t.str(in.Stream.String())
@@ -114,7 +114,7 @@ func (p *Program) Text(c *Code, in *Instr) string {
 	return string(t.buf)
 }
 
-// printer collects text in buf before it writes it to w.
+// printer collects text in buf before writing it to w.
 type printer struct {
 	Printer
 	p   *Program
@@ -138,7 +138,7 @@ func (t *printer) printf(format string, args ...any) {
 	t.buf = fmt.Appendf(t.buf, format, args...)
 }
 
-// name writes a name, quoted if it is not made of plain characters.
+// name writes a name, quoted unless it is plain.
 func (t *printer) name(s string) {
 	if plainName(s) {
 		t.str(s)
@@ -292,7 +292,8 @@ func (t *printer) section(c *Code, s Section) {
 	t.str("  }\n")
 }
 
-// Columns of an instruction's line. They are fixed, so that one long line does not move all others in a diff.
+// Columns of an instruction's line. They are fixed, so that one long line does not realign all others in a
+// diff.
 const (
 	columnPhase = 14
 	columnMicro = 16
@@ -328,7 +329,7 @@ func (t *printer) instr(c *Code, in *Instr) {
 	}
 }
 
-// String returns the provenance as the text form shows it after the stream: F m0 s2 l0 p0.
+// String returns the provenance as the text format shows it after the stream: F m0 s2 l0 p0.
 func (p Provenance) String() string {
 	text := string(phaseLetters[p.Phase])
 	for _, part := range []struct {
@@ -350,8 +351,8 @@ func (t *printer) origin(start, column int, letter byte, v int64) {
 	}
 }
 
-// operation writes the opcode, the operands and the attributes. The operands begin at offset column of buf at
-// the earliest.
+// operation writes the opcode, the operands and the attributes. The operands begin no earlier than at the
+// offset in buf that column gives.
 func (t *printer) operation(c *Code, in *Instr, column int) {
 	row := in.Info()
 	t.str(row.Name)
@@ -405,8 +406,8 @@ func (t *printer) view(c *Code, v *View) {
 	t.byte(']')
 }
 
-// attr writes an attribute. Groups and events are marked by their first character; booleans are written as
-// their name.
+// attr writes an attribute. Groups and events are marked by their first character; a boolean is written as
+// its name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
 	if info.Kind.MayBeLeftOut() && a.Bits == 0 && a.Const == 0 {
 		return
@@ -453,8 +454,8 @@ func (t *printer) attrValue(a Attr, kind AttrKind) {
 	}
 }
 
-// float writes the shortest number that reads back as the same bits. NaN has several bit patterns and is
-// written as its bits.
+// float writes the shortest number that reads back as the same bits. A NaN is written as its bits,
+// because NaN has several bit patterns.
 func (t *printer) float(bits uint64) {
 	f := math.Float64frombits(bits)
 	switch {

@@ -1,8 +1,8 @@
 package ir
 
-// This file applies the element types that rows give for their operands.
+// This file interprets the element types that rows allow for their operands.
 
-// allows reports whether the operand, considered alone, may have elements of type d.
+// allows reports whether the operand, considered by itself, may have elements of type d.
 func (o *Operand) allows(d DType) bool {
 	switch o.Types {
 	case "any":

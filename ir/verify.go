@@ -12,14 +12,14 @@ import (
 //   - every operand has the place, shape and type that its row requires, and lies inside its buffer and arena;
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events
 //     (verifyorder.go);
-//   - every byte read was written before, through the same buffer: buffers that share bytes are never live at
-//     once (verifylives.go);
-//   - a buffer represents one value in a section: its bytes are not overwritten or changed before all readers
+//   - every byte that is read has been written before, through the same buffer: buffers that share bytes are never
+//     live at the same time (verifylives.go);
+//   - a buffer represents one value in a section: its bytes are not overwritten or changed until all readers
 //     of the buffer have run;
 //   - at least part of every result is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
-//   - the header is in range, ranks together hold every tensor exactly once, apart from copies, and the results
-//     that a run needs exist (verifyheader.go);
+//   - the figures in the header are in range, ranks together hold every tensor exactly once, apart from copies,
+//     and the results that a run needs exist (verifyheader.go);
 //   - the arenas fit the machine.
 //
 // Properties that depend only on the code are checked once for all ranks that run it.
@@ -27,7 +27,7 @@ import (
 // Verify checks a program. The error is a *VerifyError.
 func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
 
-// VerifyOptions relax the check.
+// VerifyOptions holds options that relax the check.
 type VerifyOptions struct {
 	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
 	AllowUnread       bool // accept results that are never read
@@ -81,7 +81,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 			v := codeVerifier{VerifyOptions: o, p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
 			v.instructions()
 			unsound[i] = !v.findings.empty()
-			// order and lifetimes are checked by byte, which requires valid views
+			// order and lifetimes are checked byte by byte, which requires valid views
 			if !unsound[i] {
 				v.order()
 			}
@@ -96,7 +96,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 	return unread, !slices.Contains(unsound, true)
 }
 
-// verifyCapacity compares the arenas with the memory of the machine, if it is known.
+// verifyCapacity compares the arenas with the machine's memory, if that is known.
 func verifyCapacity(p *Program, all *findings) {
 	limits := [NumArenas]Bytes{Device: Bytes(p.Machine.DeviceMemory), Host: p.Machine.HostMemoryPerRank()}
 	for i := range p.Codes {
@@ -182,7 +182,7 @@ func (v *codeVerifier) buffers() {
 type resultRule struct {
 	name     string
 	section  Section // the section that it belongs to
-	filled   bool    // the VM writes the result before the section; otherwise it reads the result after it
+	filled   bool    // the VM writes the result before the section; otherwise, the VM reads it after the section
 	elements int64   // 0: any number
 	dtype    DType
 }
@@ -287,8 +287,8 @@ func (c *Code) extent(v *View) (lo, hi Bytes) {
 	return lo, lo + v.Bytes()
 }
 
-// selfOverlap checks that an instruction's outputs do not overlap its other operands, unless they are the same
-// view and the row allows it to be both read and written.
+// selfOverlap checks that an instruction's outputs do not overlap its other operands, unless both are the same
+// view and the row allows that view to be both read and written.
 func (v *codeVerifier) selfOverlap(s Section, i int) {
 	in := &v.code.Sections[s][i]
 	row := in.Info()

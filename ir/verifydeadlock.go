@@ -15,7 +15,7 @@ type job struct {
 	ready   []int
 }
 
-// meeting is a group of ranks, and the number that have arrived at their next collective.
+// meeting is a group of ranks, and the number of them that have arrived at their next collective.
 type meeting struct {
 	members []int32
 	arrived int

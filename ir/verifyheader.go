@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// This file verifies the header: the run, the machine, the tensors, and their distribution over
-// ranks. A figure of the run that is 0 is unknown: hand-written programs may omit it.
+// This file verifies the header: the run, the machine, the tensors, and how the tensors are
+// distributed over ranks. A figure of the run that is 0 is unknown: hand-written programs may omit
+// it.
 
 // headerRule is a rule for a number or a name in the header.
 type headerRule struct {
@@ -30,7 +31,7 @@ func VerifyHeader(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyHeader checks each figure of the header, alone and in relation to others.
+// verifyHeader checks each figure of the header, by itself and in relation to others.
 func verifyHeader(p *Program, all *findings) {
 	r := &p.Run
 	decays, decayTypes := r.LRSchedule == LRStableDecay, []string{""}
@@ -115,7 +116,7 @@ func verifyTensors(p *Program, all *findings) {
 	}
 }
 
-// elements returns the size of a tensor, saturated. Its dimensions are positive.
+// elements returns the number of elements of a tensor, saturated. Its dimensions are positive.
 func (t *Tensor) elements() int64 { return Times(t.Shape[0], t.Shape[1]) }
 
 // verifyCoordinates checks that there are ranks, and that no two ranks have the same coordinates,
@@ -139,9 +140,9 @@ func verifyCoordinates(p *Program, all *findings) {
 	}
 }
 
-// verifyRoles checks what the VM needs for training: the results that it reads and fills, and every tensor
-// stored exactly once. A program without states, or without updates of weights, trains nothing and is exempt
-// from these rules.
+// verifyRoles checks what the VM needs for training: the results that it reads and fills must exist, and
+// every tensor must be stored exactly once. A program without states, or without updates of weights, trains
+// nothing and is exempt from these rules.
 func verifyRoles(p *Program, all *findings) {
 	has := map[string]bool{}
 	updates, holds := false, false
@@ -176,14 +177,13 @@ func (c *Code) updates() bool {
 	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Info().Updates })
 }
 
-// rectangle is part of a tensor: the rows from row up to endRow and the columns from col up to endCol, ends
-// excluded.
+// rectangle is part of a tensor: rows row to endRow-1 and columns col to endCol-1.
 type rectangle struct{ row, endRow, col, endCol int64 }
 
-// held is the set of rectangles that ranks hold of a tensor in one role.
+// held is the set of a tensor's rectangles that ranks hold in one role.
 type held map[rectangle]bool
 
-// verifyStates checks that the rectangles on all ranks cover each role of a tensor exactly once. Equal
+// verifyStates checks that the rectangles on all ranks cover each tensor exactly once in each role. Equal
 // rectangles on several ranks are copies and count once. A rectangle inside another is a part that a rank keeps
 // in addition to the whole.
 func verifyStates(p *Program, all *findings) {
@@ -237,8 +237,8 @@ func verifyStates(p *Program, all *findings) {
 	}
 }
 
-// rectangle returns the part of the tensor that a rank's state holds, without padding; the zero value if it
-// is all padding.
+// rectangle returns the part of the tensor that a rank's state holds, without padding; the zero value if
+// the state is all padding.
 func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
 	x := s.padded(consts)
 	x.endRow, x.endCol = min(x.endRow, t.Shape[0]), min(x.endCol, t.Shape[1])
@@ -262,8 +262,8 @@ func (x rectangle) contains(y rectangle) bool {
 	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
 }
 
-// outermost removes rectangles that lie inside others, such as the slice of a weight that a rank updates and
-// then gathers.
+// outermost removes rectangles that lie inside others, such as the slice of a weight that a rank updates
+// before the weight is gathered.
 func (h held) outermost() []rectangle {
 	all := slices.SortedFunc(maps.Keys(h), func(a, b rectangle) int { return cmp.Compare(b.area(), a.area()) })
 	var out []rectangle
@@ -287,7 +287,8 @@ func (h held) covers(t *Tensor) string {
 }
 
 // untiled returns the reason why rectangles do not tile a tensor, or "" if they do. They tile it if their areas
-// add up to the tensor's area and every corner, except the tensor's four, belongs to an even number of them.
+// add up to the tensor's area and every corner, except the tensor's own four, belongs to an even number of
+// them.
 func untiled(t *Tensor, rects []rectangle) string {
 	area := int64(0)
 	corners := map[[2]int64]bool{}

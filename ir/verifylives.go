@@ -9,24 +9,24 @@ import (
 // This file verifies lifetimes and values.
 //
 // A byte belongs to the buffer through which it was last written, and may be read only through that buffer. A
-// section starts with the values of the init section, unless any section writes another buffer to the same
-// bytes. Steps and evaluations may run in any number and order, so a section must not rely on values that only
-// a step or only an evaluation writes: it must write them itself before it reads them.
+// section starts with the values that the init section left, except where some section writes another buffer
+// to the same bytes. Any number of steps and evaluations may run, in any order, so a section must not rely on
+// values that only a step or only an evaluation writes: it must write them itself before it reads them.
 //
-// In a section a buffer has one lifetime, which ends when another buffer is written over any of its bytes. Each
-// byte of the buffer has one value: it is written once, possibly changed in place, and then read. A read
-// therefore sees the same value at any point of the section. There are three exceptions. First, values that the
-// section found at its start, such as optimizer state and weights, may be read, then changed in place or
-// overwritten once, and not read again. Second, a value that a reload or a rotation has moved elsewhere, and
-// that nothing else has read, may be overwritten by the copy or rotation that returns it to the same bytes.
-// Third, an instruction may change in place a value that only instructions that also changed it in place have
-// read.
+// In a section, a buffer has one lifetime, which ends when another buffer is written over any of its bytes.
+// Each byte of the buffer has one value: it is written once, possibly changed in place, and then read. A read
+// therefore sees the same value at every point in the section. There are three exceptions. First, values that
+// the section found at its start, such as optimizer state and weights, may be read, then changed in place or
+// overwritten once, but not read after that. Second, a value that a reload or a rotation has moved elsewhere,
+// and that nothing else has read, may be overwritten by the copy or rotation that returns it to the same
+// bytes. Third, an instruction may change a value in place if every instruction that has read the value so
+// far also changed it in place.
 //
 // At least part of every result must be read: in its section, in a later one, by the VM, or for a
 // checkpoint. Operands that the opcode's row marks as spare are exempt.
 
 // changes reports whether an instruction changes operand j in place: it reads and writes the same view, through
-// this operand alone or through two.
+// only this operand or through two.
 func (in *Instr) changes(j int) bool {
 	reads, writes := in.Access(j)
 	for k := range in.Args {
@@ -38,7 +38,7 @@ func (in *Instr) changes(j int) bool {
 	return reads && writes
 }
 
-// noteRead records that bytes that an access wrote have been read, at least in part.
+// noteRead records that bytes written by an access have been read, at least in part.
 func (o *orderer) noteRead(a access) {
 	if i := o.instrAt(a); i != None {
 		o.read[i] |= 1 << a.operand
@@ -152,8 +152,8 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 	return origin
 }
 
-// bringsBack reports whether an instruction returns a value to the bytes from which its origin moved it, and
-// only the origin has read the value there.
+// bringsBack reports whether an instruction returns a value to the bytes from which the value's origin moved
+// it, and no other instruction has read the value there.
 func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
 		return false
@@ -223,8 +223,8 @@ func (o *orderer) readByVM(name string, view *View) {
 }
 
 // lives checks the values that sections need at their start. The init section must have written
-// them, and no other section may leave another buffer there. The same holds for every state that
-// checkpoints need, that is, for all states except gradients.
+// them, and no other section may leave another buffer in their place. The same holds for every
+// state that checkpoints need, that is, for all states except gradients.
 func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 	for s, o := range sections {
 		for _, n := range o.needs {

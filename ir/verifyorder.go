@@ -34,7 +34,7 @@ type orderer struct {
 	section Section
 	clocks  [NumStreams]clock // of the last instruction of each stream; a stream's own entry counts its instructions
 	events  []event
-	number  [NumStreams][]int32 // by stream and by number in the stream - 1: index of the instruction in the section
+	number  [NumStreams][]int32 // by stream and by position in the stream, from 0: index of the instruction in the section
 	shadows [NumArenas]*shadow
 	needs   []need
 	ended   []int32            // [buffer]: 1 + the instruction that overwrote it through another buffer; 0: none

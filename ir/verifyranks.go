@@ -11,9 +11,9 @@ import (
 // The proof against deadlock is stricter than streams require: every rank runs its instructions one after
 // another in issue order, and each message blocks the whole rank until its peers arrive. A job that
 // terminates under these rules terminates on any device: streams only let instructions start earlier, and
-// devices that run communication kernels one at a time run them in this order.
+// devices that run communication kernels one at a time run them in issue order.
 
-// channel is a connection between two ranks on which messages keep their order.
+// channel is a connection between two ranks over which messages arrive in the order in which they are sent.
 type channel uint8
 
 const (
@@ -32,7 +32,7 @@ func channelOf(s Stream) channel {
 	return chanMux
 }
 
-// traffic is the communication of a section of a code, in issue order, as indices of instructions.
+// traffic lists the communication instructions in one section of a code, as indices in issue order.
 type traffic struct {
 	all    []int32
 	links  map[link][]int32
@@ -136,9 +136,9 @@ func verifyGroups(p *Program, all *findings) {
 	}
 }
 
-// disagrees returns a member whose own list differs from the given one, or None. It compares the whole list
-// only with the first member's, and checks that all other members have the same first member, because comparing
-// all lists would take cubic time.
+// disagrees returns a member whose own list differs from the given one, or None. Because comparing all lists
+// would take cubic time, it compares the given list only with that of the list's first member, and checks that
+// the lists of all other members begin with the same rank.
 func disagrees(p *Program, g int, members []int32) int {
 	first := int(members[0])
 	if !slices.Equal(p.Ranks[first].Groups[g], members) {

@@ -34,7 +34,7 @@ func verifyConstants(p *Program, all *findings) {
 	}
 }
 
-// valueSite is an instruction whose attributes have limits beyond shapes.
+// valueSite is an instruction whose attributes have limits beyond those that shapes impose.
 type valueSite struct {
 	section  Section
 	i        int
@@ -59,8 +59,8 @@ func valueSites(c *Code) []valueSite {
 	return sites
 }
 
-// checkValues applies the limits of an instruction for a rank: for example, a peer is another rank, and the
-// tokens to be loaded are in the sequence.
+// checkValues applies the limits of an instruction for a rank: for example, a peer must be another rank,
+// and the tokens to be loaded must be in the sequence.
 func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 	consts := p.Ranks[r].Consts
 	if i := in.Info().findAttr(KindRank); i >= 0 {

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// TestAttentionWork compares the work of attention with that computed by counting, one by one, the visible
-// pairs and the keys that some query sees.
+// TestAttentionWork compares the work of attention with the work found by counting, one by one, the
+// visible pairs and the keys that at least one query sees.
 func TestAttentionWork(t *testing.T) {
 	seed := irtest.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -42,7 +42,7 @@ func TestAttentionWork(t *testing.T) {
 		if on {
 			results *= 2
 		}
-		unread := int64(0) // keys outside the windows of all queries
+		unread := int64(0) // keys that no query sees
 		for k := range min(keys, prefix+n) {
 			if !seen[k] {
 				unread++
@@ -70,8 +70,8 @@ func attentionInstr(n, prefix, keys, batch, heads, dim int64) ir.Instr {
 	return in
 }
 
-// checkParts requires that the parts of an instruction together have exactly its pairs of query and key, and
-// that every query of a part sees a key.
+// checkParts requires that the parts of an instruction together have exactly its query-key pairs, and that
+// every query of a part sees a key.
 func checkParts(t *testing.T, in *ir.Instr, n, prefix, keys, window int64) {
 	t.Helper()
 	type pair struct{ query, key int64 }

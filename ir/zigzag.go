@@ -20,8 +20,8 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// checkRing checks that the keys after the prefix are as many as the queries and form two chunks, and that the
-// result is accumulated onto that over the rank's own keys.
+// checkRing checks that there are as many keys after the prefix as queries, that the queries form two chunks,
+// and that the result is added to the one over the rank's own keys.
 func checkRing(in *Instr) error {
 	batch, prefix := int64(in.Attr("batch").Bits), int64(in.Attr("prefix").Bits)
 	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()

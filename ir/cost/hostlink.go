@@ -19,7 +19,8 @@ const (
 
 // HostLink simulates a device's copies. Each direction runs one copy at a time, in the order of requests. On a
 // half-duplex machine, only one copy runs at a time, whatever its direction. A copy begins in the first gap
-// that is long enough, so a copy that is requested early but ready late does not delay others.
+// that is long enough, so a copy that is requested early but ready late does not delay copies in the other
+// direction.
 type HostLink struct {
 	half  bool
 	until [numWays]ir.Seconds

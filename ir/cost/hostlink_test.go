@@ -43,7 +43,7 @@ func TestHostLinkFillsGaps(t *testing.T) {
 	l := New(ir.Machine{CopyDuplex: "half"}, 1).HostLink()
 	l.Copy(Out, 2, 3)
 	l.Copy(Out, 7, 1)
-	if got := l.Copies(Back, 1, 4); got != 9 { // they take 1 to 2, 5 to 7 and 8 to 9
+	if got := l.Copies(Back, 1, 4); got != 9 { // they run from 1 to 2, 5 to 7 and 8 to 9
 		t.Errorf("they end at %g, want 9", got)
 	}
 	if got := l.Copy(Out, 0, 1); got != 10 {

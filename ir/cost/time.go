@@ -1,11 +1,11 @@
 // Package cost computes how long work takes on a machine. The passes use it to estimate tasks
 // before lowering, and the simulator uses it for instructions. An estimate and a simulation
-// therefore differ in the detail of their input, but never in rates.
+// therefore differ in how detailed their input is, but never in the rates that they use.
 //
 // The package does not model streams, order or contention over time. It computes the duration of one
 // instruction, given its share of the machine's links, in a job that uses all ranks of a node equally.
 //
-// If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
+// If ranks are threads on one computer, rates are those of one processor. A copy or a message uses one
 // processor. A kernel uses all processors that are idle when it begins, if waking them is worthwhile.
 package cost
 
@@ -28,8 +28,8 @@ func New(m ir.Machine, ranks int) Model {
 	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
 }
 
-// Alone returns the cost model without the limit on the total rate of host copies of a node, for simulations
-// that know at each moment which ranks copy.
+// Alone returns the cost model without the limit on a node's total rate of host copies, for simulations that
+// know at each moment which ranks are copying.
 func (c Model) Alone() Model {
 	c.machine.NodeCopyBandwidth = 0
 	return c
@@ -38,8 +38,8 @@ func (c Model) Alone() Model {
 // RanksPerNode returns the number of ranks of the job that share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices returns by how much to multiply the peak rate for the given number of ranks: by one per rank or, if
-// ranks share processors, by the number of processors of their nodes.
+// Devices returns the factor by which to multiply the peak rate for the given number of ranks: their number
+// or, if ranks share processors, the number of processors on their nodes.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -54,7 +54,7 @@ type Link struct {
 	Nodes int // number of nodes that they are on
 }
 
-// LinkOf returns the link among ranks of the job.
+// LinkOf returns the link among the given ranks of the job.
 func (c Model) LinkOf(ranks []int32) Link {
 	per := int32(max(1, c.machine.GPUsPerNode))
 	nodes := make([]int32, len(ranks))
@@ -74,8 +74,8 @@ func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	return c.on(w, c.One(w, l), c.machine.Parallelism/float64(c.ranksPerNode))
 }
 
-// on returns the duration, on the given number of processors, of work that takes time one on a single
-// processor. With less than one processor per rank, ranks take turns.
+// on returns the duration of work on the given number of processors, given its duration one on a
+// single processor. With less than one processor per rank, ranks take turns.
 func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	switch {
 	case processors < 1:
@@ -86,8 +86,8 @@ func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	return c.Spread(one, processors)
 }
 
-// Spread returns the duration, on several processors, of a kernel that takes time one on a single processor.
-// Waking processors takes time, so short kernels run on one.
+// Spread returns the duration of a kernel on several processors, given its duration one on a single
+// processor. Waking processors takes time, so short kernels run on a single processor.
 func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
 }
@@ -127,7 +127,7 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	panic("internal: no cost for this kind of work")
 }
 
-// Peak returns the FLOP rate of a device for matmuls of an element type.
+// Peak returns the FLOP rate of a device for matmuls with the given element type.
 func (c Model) Peak(d ir.DType) float64 {
 	if d == ir.BF16 {
 		return c.machine.PeakBF16
@@ -145,8 +145,8 @@ func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
 }
 
 // memory returns the rate at which a kernel reads and writes its operands. If ranks share processors,
-// memory-bound kernels reach only part of the bandwidth, because of their other instructions; matmuls
-// prefetch while they multiply.
+// memory-bound kernels reach only part of the bandwidth, because they also execute other
+// instructions, whereas matmuls prefetch while they multiply.
 func (c Model) memory(k ir.WorkKind) float64 {
 	if c.machine.Parallelism > 0 && k != ir.WorkMemory {
 		return c.machine.MemoryBandwidth
@@ -154,7 +154,8 @@ func (c Model) memory(k ir.WorkKind) float64 {
 	return c.machine.MemoryBandwidth * c.machine.CopyEfficiency
 }
 
-// copy divides a node's total copy rate among its ranks, which are assumed to copy at the same time.
+// copy returns the duration of a copy. A node's total copy rate is divided among its ranks, which are assumed
+// to copy at the same time.
 func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	if node := c.machine.NodeCopyBandwidth; node > 0 {
 		rate = min(rate, node/float64(c.ranksPerNode))
@@ -181,8 +182,8 @@ func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	return c.ring(w.Bytes, l, passes)
 }
 
-// ring returns the time for a number of passes of a ring collective over a whole operand of n bytes. Among t
-// ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes.
+// ring returns the time for a number of passes of a ring collective over an entire operand of n bytes. Among
+// t ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes.
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	rate, latency := c.wire(l)
 	steps := float64(passes * (l.Ranks - 1))
@@ -197,8 +198,8 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 }
 
 // allToAll returns the time of an exchange in which each of t ranks sends n/t bytes to every other rank, all at
-// once. Traffic within the node overlaps with traffic leaving it, and the ranks of a node share the outgoing
-// link.
+// the same time. Traffic within a node overlaps with traffic leaving the node, and the ranks of a node share
+// the outgoing link.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	rate, latency := c.wire(l)
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
@@ -208,9 +209,9 @@ func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + max(inside, outside)
 }
 
-// wire returns the rate and latency of the slowest hop of a link. It assumes that the node is
-// filled by groups of the same kind. Groups that span nodes share the node's network: a group with
-// two ranks per node gets the share of two ranks.
+// wire returns the rate and latency of the slowest hop of a link. It assumes that groups of the
+// same kind fill each node. Groups that span nodes share the node's network: a group with two ranks
+// per node gets the share of two ranks.
 func (c Model) wire(l Link) (rate, latency float64) {
 	m := c.machine
 	if l.Nodes < 2 {
@@ -224,9 +225,8 @@ func (c Model) wire(l Link) (rate, latency float64) {
 	return network, m.NetworkLatency
 }
 
-// latency returns the launch time of an instruction plus the latency of its links. If ranks share
-// processors, the launch time is the time to wake processors, which Spread adds, because only some instructions
-// wake any.
+// latency returns the launch time of an instruction plus the latency of its links. If ranks share processors,
+// the launch time is the time to wake processors. Spread adds it, because only some instructions wake any.
 func (c Model) latency(links float64) ir.Seconds {
 	if c.machine.Parallelism > 0 {
 		return ir.Seconds(links)
@@ -242,8 +242,8 @@ func over(n ir.Bytes, rate float64) ir.Seconds {
 	return ir.Seconds(float64(n) / rate)
 }
 
-// Efficiency interpolates a curve at a size: linear in the logarithm of the size between points, constant
-// beyond them, and 1 for an empty curve.
+// Efficiency interpolates a curve at a size. The result is linear in the logarithm of the size between
+// points, constant beyond them, and 1 for an empty curve.
 func Efficiency(curve []ir.CurvePoint, size int64) float64 {
 	if len(curve) == 0 {
 		return 1

@@ -60,8 +60,8 @@ func firstDifference(got, want []byte) string {
 	return fmt.Sprintf("%d lines, not %d", len(g), len(w))
 }
 
-// Main runs the tests of a package. If all of them ran and passed, it fails on golden files under testdata that
-// no test has used: the tests of such files were probably removed by mistake. A package calls Main from
+// Main runs the tests of a package. If all of them ran and passed, it fails if there are golden files under
+// testdata that no test has used: their tests were probably removed by mistake. A package calls Main from
 // TestMain.
 func Main(m *testing.M) {
 	code := m.Run()

@@ -66,8 +66,8 @@ func sum(n int, f func(int) int) int {
 	return total
 }
 
-// buffer returns the buffer with the given name, which it creates on first use. All buffers of a kind share the
-// bytes of one slot.
+// buffer returns the index of the buffer with the given name, which it creates on first use. All buffers of a
+// kind share the bytes of one slot.
 func (l *layered) buffer(kind, name string, arena ir.Arena, size, slot ir.Bytes, persistent bool) int {
 	if i, ok := l.named[name]; ok {
 		return i

@@ -10,11 +10,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// Random returns a valid program of about n instructions. It has a few stages with some ranks each, every
-// opcode of the table, all streams, buffers that share bytes, and only the waits that its order needs. Equal
-// seeds give equal programs.
+// Random returns a valid program of about n instructions. It has a few stages with several ranks each, every
+// opcode of the table, all streams, buffers that share bytes, and only the waits that are needed to order
+// its accesses. Equal seeds give equal programs.
 //
-// Random orders accesses to whole buffers, whereas the verifier checks bytes. The two share no code.
+// Random orders accesses buffer by buffer, whereas the verifier checks them byte by byte. The two share no
+// code.
 func Random(seed uint64, n int) *ir.Program {
 	r := rand.New(rand.NewPCG(seed, 0))
 	g := &generator{r: r, p: frame(r), pp: 1 + r.IntN(3), sp: 1 + r.IntN(3), dp: 1 + r.IntN(2)}
@@ -43,7 +44,7 @@ func Random(seed uint64, n int) *ir.Program {
 	return g.p
 }
 
-// Indices of the constants of a random program; those of its groups are below.
+// Indices of the constants of a random program; the indices of its groups follow.
 const (
 	constNext = iota
 	constPrev
@@ -273,8 +274,9 @@ type instance struct {
 	set   map[string]bool  // attributes that are true
 }
 
-// leftOut reports whether optional operand i is omitted. The o of attention_grad is omitted if delta is given;
-// any other operand at random, but always if the instruction accumulates and is not attention.
+// leftOut reports whether optional operand i is omitted. Operand o of attention_grad is omitted if delta is
+// given. Any other operand is omitted at random, and always if the instruction accumulates and is not
+// attention.
 func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention && in.row.Operands[i].Name == "o" {
 		delta := slices.IndexFunc(in.row.Operands, func(o ir.Operand) bool { return o.Name == "delta" })
@@ -300,7 +302,7 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	case ir.KindFactor:
 		return ir.Float([]float64{0, 0, 1, 1e-5, 30, math.Abs(r.NormFloat64())}[r.IntN(6)])
 	case ir.KindFloat:
-		if a.Name == "rate" { // a share
+		if a.Name == "rate" { // at least 0 and below 1
 			return ir.Float(r.Float64())
 		}
 		return ir.Float([]float64{0, 1, -0.5, 1e-5, 1e10, r.NormFloat64()}[r.IntN(6)])
@@ -336,8 +338,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	return ir.Int(int64(v))
 }
 
-// window returns a random window in which every query sees a key. If the instruction continues attention to
-// other keys, it is enough that one query does.
+// window returns a random window with which every query sees a key. If the instruction continues attention
+// to other keys, it is enough that one query sees a key.
 func (in *instance) window() int64 {
 	end := in.named["prefix"] + in.name("n")
 	least := end - in.name("keys") + 1

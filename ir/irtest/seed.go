@@ -8,7 +8,8 @@ import (
 )
 
 // Seed returns the seed of a test's random numbers, and logs it. By default, the seed is 1, so that every run
-// draws the same numbers. With SPPO_LONG, it differs in every run. SPPO_SEED sets it, to repeat a run.
+// draws the same numbers. With SPPO_LONG, it differs in every run. To repeat a run, set SPPO_SEED to its
+// seed.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(1)

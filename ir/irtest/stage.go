@@ -17,7 +17,7 @@ type stage struct {
 	live    []int // buffers that have been written
 	inUse   []int // buffers of the current instruction
 	step    int   // buffer that the VM fills before each step
-	exact   bool  // the provenance is the field where, not random, and begin creates no buffers
+	exact   bool  // the provenance is not random but taken from the field where, and begin creates no buffers
 	where   ir.Provenance
 
 	known [ir.NumStreams]clock // [s][t]: number of instructions of stream t that stream s has waited for
@@ -26,8 +26,8 @@ type stage struct {
 
 type clock [ir.NumStreams]int
 
-// buffer is a buffer with the history of accesses to its bytes. A buffer that replaces another inherits its
-// history.
+// buffer is a buffer with the history of accesses to its bytes. A buffer that replaces another inherits the
+// other's history.
 type buffer struct {
 	ir.Buffer
 	persistent bool
@@ -104,13 +104,13 @@ func (st *stage) finish() ir.Code {
 	return c
 }
 
-// readable returns a view of a buffer that has been written, if necessary a new one.
+// readable returns a view of a buffer that has been written, creating the buffer if necessary.
 func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayRead)
 }
 
-// changeable returns a view of a buffer that has been written, if necessary a new one, and that may be changed
-// in place.
+// changeable returns a view of a buffer that has been written and may be changed in place, creating the buffer
+// if necessary.
 func (st *stage) changeable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayChange)
 }
@@ -152,7 +152,7 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) 
 }
 
 // write creates a buffer for a view that the next instruction writes, often in the place of a buffer that is
-// not needed any more.
+// no longer needed.
 func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, persistent bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
 	size := v.Bytes()
@@ -215,7 +215,7 @@ func (st *stage) offset(slack ir.Bytes, dtype ir.DType) ir.Bytes {
 	return ir.Bytes(st.g.r.Int64N(int64(slack/dtype.Bytes())+1)) * dtype.Bytes()
 }
 
-// aloneAt reports whether operand j, the view v, is the only one in its buffer.
+// aloneAt reports whether view v, which is operand j, is the only operand in its buffer.
 func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
 	for i := range args {
 		if i != j && args[i].Present() && args[i].Elements() > 0 && args[i].Buffer == v.Buffer {
@@ -294,7 +294,7 @@ func (st *stage) push(in ir.Instr) {
 	st.known[in.Stream][in.Stream] = st.count[in.Stream]
 }
 
-// after makes stream s wait for instruction number n of stream t, unless it already does.
+// after makes stream s wait for instruction number n of stream t, unless it has already done so.
 func (st *stage) after(s, t ir.Stream, n int) {
 	if s == t || st.known[s][t] >= n {
 		return
