@@ -21,7 +21,7 @@ type function struct {
 	backward func(dx, x, dy []float32)
 }
 
-// functions is in the order of ir.Functions.
+// functions lists the activations in the order of ir.Functions.
 var functions = []function{
 	ir.GeluTanh: {simd.Gelu, simd.GeluBackward},
 	ir.Gelu: {
@@ -67,7 +67,8 @@ var functions = []function{
 	},
 }
 
-// normalCDF returns the normal distribution function, without cancellation in the lower tail.
+// normalCDF is the cumulative distribution function of the standard normal distribution, without cancellation in
+// the lower tail.
 func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
@@ -84,7 +85,7 @@ func activationGrad(b *binder) func() {
 	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { f.backward(out[0], in[1], in[0]) })
 }
 
-// glu uses a separate kernel for silu, the function of most current models.
+// glu uses a separate kernel for silu, the activation that most current models use.
 func glu(b *binder) func() {
 	operands := []string{"gate", "up"}
 	if int64(b.int("function")) == ir.Silu {

@@ -12,7 +12,7 @@ var attentionKernels = kernelTable{
 	ir.AttentionDelta: attentionDelta,
 }
 
-// attentionPart is the work of an instruction on some of its queries, from the given row on.
+// attentionPart is an instruction's work on some of its queries; row is their first row.
 type attentionPart struct {
 	simd.Attention
 	row int
@@ -34,7 +34,8 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 	return parts
 }
 
-// lseRows returns a statistic with one value per row and head, such as lse, from the part's first row on.
+// lseRows takes a statistic with one value per row and head, such as lse, and returns its values from the part's
+// first row on.
 func (p *attentionPart) lseRows(lse []float32) []float32 { return lse[p.row*p.Heads:] }
 
 func attention(b *binder) func() {
@@ -67,7 +68,7 @@ func attentionGrad(b *binder) func() {
 }
 
 // backward computes the gradients of a part. Unless the instruction accumulates, the first part overwrites the
-// gradients of keys and values, and clears those that no query sees. Later parts add to them.
+// gradients of keys and values, and clears the gradients of keys that no query sees. Later parts add to them.
 func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
 	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
 	if !later && !g.AddKV {

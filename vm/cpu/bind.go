@@ -15,7 +15,7 @@ import (
 type bound struct {
 	kernel func()       // computation, or nil
 	action func() error // copy or communication, which may fail; or nil
-	record bool         // if there is neither: whether it is a record, not a wait
+	record bool         // if both are nil: whether it is a record rather than a wait
 	stream ir.Stream
 	event  int32
 	top    [ir.NumArenas]ir.Bytes // highest byte touched
@@ -59,8 +59,8 @@ type binder struct {
 	err    error
 }
 
-// guarded is bind, but turns a panic caused by an unverified program, such as a division by a batch size of 0,
-// into an error.
+// guarded is like bind, but turns a panic caused by an unverified program, such as a division by a batch size of
+// 0, into an error.
 func (b *binder) guarded() (out bound) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -143,7 +143,7 @@ func (b *binder) typed(name string, want ir.DType) []byte {
 	return b.bytes(name)
 }
 
-// floats returns an operand of type f32, and ints one of type i32.
+// floats returns an operand of type f32; ints returns one of type i32.
 func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
 
 // ifFloats returns an operand of type f32, or nil if it is absent.

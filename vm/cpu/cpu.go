@@ -1,10 +1,10 @@
-// Package cpu is the device that computes in Go. It is the reference for every other device, and the device for
-// machines without a GPU.
+// Package cpu implements the device that computes in Go. It is the reference for every other device, and the
+// device for machines without a GPU.
 //
 //	cpu.go        Device: arenas, load, begin, join
 //	stream.go     streams and events: goroutines, their queues, how they block and wake
 //	execute.go    runs instructions outside a program, one after another
-//	bind.go       from an instruction to a closure over slices; the table of kernels by opcode
+//	bind.go       turns instructions into closures over slices; the table of kernels by opcode
 //	activation.go, attention.go, elementwise.go, embed.go, loss.go, matmul.go, norm.go, optimizer.go, rope.go
 //	              kernels, one file for each family of opcodes
 //	move.go       opcodes that move bytes, exchange messages or read the data set
@@ -29,7 +29,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Device is one rank on this computer's processors. Streams are goroutines, so a missing event causes a real
+// Device runs one rank on this computer's processors. Streams are goroutines, so a missing event causes a real
 // data race.
 type Device struct {
 	pool    *simd.Pool
@@ -57,8 +57,8 @@ type Device struct {
 	err    error
 }
 
-// New returns a device whose kernels share the workers of a pool with the pool's other devices; nil means one
-// thread.
+// New returns a device whose kernels share the workers of a pool with the pool's other devices; if pool is nil,
+// they use one thread.
 func New(pool *simd.Pool) *Device {
 	if raceEnabled {
 		pool = nil // its synchronisation could order streams that nothing else orders, and so hide races

@@ -138,8 +138,8 @@ func dropout(b *binder) func() {
 }
 
 // halves returns the positions of the first token of each half of x. The tokens of x are consecutive and start
-// at the given position, unless the attribute chunks is set: then the halves are two chunks of a subsequence
-// that starts there.
+// at the given position, unless the attribute chunks is set. If it is, the halves are two chunks of a subsequence
+// that starts at that position.
 func (b *binder) halves(position int) [2]int {
 	rows, _ := b.shape("x")
 	half, chunks, member := rows/b.int("batch")/2, b.int("chunks"), b.int("member")

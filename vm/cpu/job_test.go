@@ -58,9 +58,9 @@ const (
 	bigramBatch    = 4
 )
 
-// bigram trains a table that predicts the next token from the current one. Each of two ranks holds half of its
-// rows (the last row of rank 1 is padding), and the ranks add their logits. Each rank computes the whole loss.
-// The logits travel to the host and back.
+// bigram trains a table that predicts the next token from the current one. Each of two ranks holds half of the
+// table's rows (the last row of rank 1 is padding), and the ranks add their logits. Each rank computes the whole
+// loss. The logits travel to the host and back.
 func bigram(t ir.DType) *ir.Program {
 	b := &builder{}
 	const rows, tokens = (bigramVocab + 1) / 2, bigramSequence * bigramBatch
@@ -138,7 +138,7 @@ func bigram(t ir.DType) *ir.Program {
 	}
 }
 
-// cyclic is text in which every token determines the next, which is 3 more, modulo the size of the vocabulary.
+// cyclic is text in which each token is the previous one plus 3, modulo the size of the vocabulary.
 type cyclic struct{}
 
 // Tokens implements vm.Tokens.
@@ -424,8 +424,8 @@ func TestSavingBesideTraining(t *testing.T) {
 	})
 }
 
-// faulty fails in the third step, when a rank reads sequence 2 from position 1 on. In the program unequal, only
-// one rank does.
+// faulty fails in the third step, when a rank reads sequence 2 from position 1 on. In the program that unequal
+// returns, only rank 1 does so.
 type faulty struct {
 	cyclic
 	panics bool
@@ -453,7 +453,7 @@ func unequal() *ir.Program {
 	return p
 }
 
-// TestFailureEndsTheJob lets one rank fail while the other waits for it.
+// TestFailureEndsTheJob makes one rank fail while the other waits for it.
 func TestFailureEndsTheJob(t *testing.T) {
 	for _, panics := range []bool{false, true} {
 		job := open(t, unequal(), faulty{panics: panics})
@@ -570,7 +570,8 @@ func TestBadProgramsAreRefused(t *testing.T) {
 }
 
 // TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and compares
-// with sequential execution. If an event failed to order its streams, the race detector would report it.
+// the results with those of sequential execution. If an event failed to order its streams, the race detector would
+// report it.
 func TestEventsOrderStreams(t *testing.T) {
 	const seed = 19
 	for round := range 20 {

@@ -34,7 +34,7 @@ func crossEntropyStats(b *binder) func() {
 	}
 }
 
-// softcap caps logits, if an instruction requires it, in scratch memory.
+// softcap caps logits in scratch memory if the instruction requires it.
 type softcap struct {
 	pool       *simd.Pool
 	from       simd.Mat
@@ -64,7 +64,7 @@ func (s *softcap) apply() simd.Mat {
 	return to
 }
 
-// differentiate multiplies gradients of apply's result by its slope, 1 - (y / limit)^2.
+// differentiate multiplies gradients of apply's result y by the slope of the cap, 1 - (y / limit)^2.
 func (s *softcap) differentiate(grad simd.Mat) {
 	if s.limit == 0 {
 		return
@@ -122,8 +122,8 @@ func crossEntropy(b *binder) func() {
 	}
 }
 
-// labelScale returns a function that returns the factor of each label's loss, which can differ from step to
-// step.
+// labelScale returns a function that returns the factor by which every label's loss is multiplied. The factor can
+// differ from step to step.
 func (b *binder) labelScale() func() float64 {
 	scale, weight := b.float("scale"), b.floats("weight")
 	return func() float64 {
@@ -141,7 +141,8 @@ func crossEntropyGrad(b *binder) func() {
 	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
 	scale, same := b.labelScale(), b.same("dlogits", "logits")
 	columns := b.scratch(3 * rows)
-	// The gradient is computed in dlogits, where the logits are stored first, unless that would round them.
+	// The logits are first stored in dlogits, where the gradient is then computed, unless storing them there would
+	// round them.
 	softcap := b.softcap(logits)
 	work, detour := dlogits, dlogits.BF16 != nil && (logits.BF16 == nil || softcap.limit > 0)
 	wide := b.scratch(0)

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// actions binds the opcodes that move bytes, exchange messages or read the data set. All collectives share one
-// action.
+// actions binds the opcodes that move bytes, exchange messages or read the data set. The function collective binds
+// the collectives.
 var actions = [ir.NumOps]func(*binder) func() error{
 	ir.LoadTokens: loadTokens,
 	ir.CopyD2H:    copyBytes,

@@ -51,7 +51,7 @@ func layerNormGrad(b *binder) func() {
 	}
 }
 
-// shifted returns the values of gamma plus the offset.
+// shifted returns a function that returns the values of gamma plus the offset.
 func (b *binder) shifted(gamma vector) func() []float32 {
 	offset := float32(b.float("offset"))
 	if offset == 0 {
@@ -68,8 +68,8 @@ func (b *binder) shifted(gamma vector) func() []float32 {
 	}
 }
 
-// residual returns a function that copies the gradient of the residual path, if there is one, into dx, to which
-// the norm then adds. The function reports whether there is one.
+// residual returns a function that copies the residual path's gradient, if there is one, into dx, and reports
+// whether there is one. The norm then adds its own gradient to dx.
 func (b *binder) residual() func() bool {
 	if !b.has("residual") {
 		return func() bool { return false }

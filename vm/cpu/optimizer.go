@@ -40,7 +40,8 @@ func adamW(b *binder) func() {
 	}
 }
 
-// gradFactor returns the factor that multiplies gradients: 1 without a norm.
+// gradFactor returns a function that returns the factor by which gradients are multiplied: 1 if the instruction
+// has no norm.
 func (b *binder) gradFactor() func() float32 {
 	if !b.has("norm") {
 		return func() float32 { return 1 }

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// overheadProgram fills one element repeatedly. With events, a second stream fills another element, and waits
-// for the first stream before each fill.
+// overheadProgram returns a program that fills one element repeatedly. With events, a second stream fills another
+// element, and waits for the first stream before each fill.
 func overheadProgram(n int, events bool) *ir.Program {
 	view := ir.View{DType: ir.F32, Shape: [ir.MaxDims]int64{1}}
 	code := ir.Code{Buffers: []ir.Buffer{{Size: 4}, {Offset: 64, Size: 4}}, Arenas: [ir.NumArenas]ir.Bytes{68, 0}}
@@ -34,8 +34,7 @@ func overheadProgram(n int, events bool) *ir.Program {
 	return &ir.Program{Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Steps: 1, LR: 1}}
 }
 
-// TestInstructionsAllocateNothing allows a section as a whole to allocate once for every 100 of its
-// instructions.
+// TestInstructionsAllocateNothing allows a section at most one allocation per 100 instructions.
 func TestInstructionsAllocateNothing(t *testing.T) {
 	const n = 10000
 	job, err := vm.Open(overheadProgram(n, true), func(int) (vm.Device, error) { return New(nil), nil }, vm.Options{})

@@ -10,15 +10,16 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// pulseSide is the size of the square matrices in a pulse. Operands and result fit into a core's private cache.
+// pulseSide is the size of the square matrices in a pulse. The operands and the result fit into a core's private
+// cache.
 const pulseSide = 128
 
 // pulseProducts is the number of products in a pulse. Together, the products take a few milliseconds.
 const pulseProducts = 100
 
 // Pulse measures the current speed of the processors. Processors are slower at a lower clock, while another
-// hyperthread uses the core, and while other programs run. Take uses all processors at once; each works in
-// memory of its own.
+// hyperthread uses the core, and while other programs run. Take uses all processors at the same time; each works
+// in its own memory.
 type Pulse struct {
 	operands [][]float32 // by processor: one buffer for both operands and the result
 }

@@ -4,5 +4,5 @@ package cpu
 
 const (
 	raceEnabled  = false
-	publishEvery = 32 // instructions published to a stream at a time, because publishing costs as much as several instructions
+	publishEvery = 32 // instructions published to a stream at a time: publishing costs as much as several instructions
 )

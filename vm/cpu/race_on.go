@@ -2,8 +2,8 @@
 
 package cpu
 
-// Under the race detector, streams receive a whole section at once and poll events instead of
-// blocking, so that streams are ordered only by events and messages.
+// Under the race detector, streams receive an entire section at once and poll events instead of blocking, so that
+// streams are ordered only by events and messages.
 const (
 	raceEnabled  = true
 	publishEvery = 1 << 30

@@ -18,7 +18,7 @@ type ropeKey struct {
 	rotation int
 }
 
-// ropeTable holds the cosine and sine of every angle, times the rotation's scale, by position and pair. An
+// ropeTable holds the cosine and sine of every angle, multiplied by the rotation's scale, by position and pair. An
 // angle depends only on the position, not on the subsequence.
 type ropeTable struct {
 	ir.Rotation
@@ -89,7 +89,8 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	return out
 }
 
-// growTables computes the angles that instructions outside the program need, and as many more in advance.
+// growTables extends every table that is too short for instructions outside the program to twice the length that
+// they need.
 func (d *Device) growTables() {
 	for _, t := range d.tables {
 		if len(t.cos) < t.positions*len(t.Rates) {

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// slow provides tokens, but calls wait first when one of the ranks reads those of step 3.
+// slow provides tokens, but calls wait first when rank 1 reads the tokens of step 3.
 type slow struct {
 	cyclic
 	wait func()

@@ -18,7 +18,7 @@ type stream struct {
 	queue   []int32
 	serving bool
 
-	base, next uint64 // of the issuing goroutine: numbers of the section's first instruction and of the next
+	base, next uint64 // used by the issuing goroutine: numbers of the section's first and next instructions
 	issued     uint64 // number of the first instruction not yet published
 	_          [64]byte
 	published  atomic.Uint64
@@ -41,16 +41,16 @@ const (
 	idle         int32 = -3 // the queue is empty
 )
 
-// event has been recorded if its generation equals that of the device. A stream that blocks on the event first
-// sets its bit in waiters.
+// event counts as recorded if its generation equals the device's. A stream that blocks on the event first sets its
+// bit in waiters.
 type event struct {
 	generation atomic.Uint64
 	waiters    atomic.Uint32
 }
 
-// looks and yields are the numbers of times that a stream polls and then yields before it blocks. Waking a
-// goroutine costs several microseconds, and most waits are shorter. With ten times as many iterations, training
-// is at least 10% slower if there are more ranks than processors.
+// looks is the number of times that a stream polls before it starts to yield; yields is the number of times that
+// it then yields before it blocks. Waking a goroutine costs several microseconds, and most waits are shorter. With
+// ten times as many iterations, training is at least 10% slower if there are more ranks than processors.
 const (
 	looks  = 100
 	yields = 20
@@ -129,8 +129,8 @@ func (s *stream) await() uint64 {
 	}
 }
 
-// execute runs the entries before a number and reports whether the stream has ended. If a kernel panics, the
-// device fails, and the stream skips the remaining entries.
+// execute runs the queue entries numbered below `to` and reports whether the stream has ended. If a kernel panics,
+// the device fails, and the stream skips the remaining entries.
 func (s *stream) execute(to uint64) (ended bool) {
 	defer func() {
 		if r := recover(); r != nil {

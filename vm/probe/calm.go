@@ -8,10 +8,10 @@ import (
 )
 
 // Other programs disturb measurements. A virtual machine loses a third of a core's speed while another virtual
-// machine uses the core's other hyperthread, which lasts from a tenth of a second to minutes. The measurement
-// itself cannot serve to detect this, because slow measurements must not be dropped for being slow. Instead, a
-// pulse that is independent of the measured work is timed before and after each measurement, and only
-// measurements with fast pulses are used.
+// machine uses the core's other hyperthread. This lasts from a tenth of a second to minutes. The measurement
+// itself cannot be used to detect this, because slow measurements must not be dropped for being slow. Instead, a
+// pulse that is independent of the measured work is timed before and after each measurement, and only measurements
+// with fast pulses are used.
 
 // Sample is a measurement with the slower of the pulses before and after it.
 type Sample struct {
@@ -35,7 +35,7 @@ func (b *Bench) Sample(step func() (vm.StepResult, error)) (Sample, error) {
 	return Sample{r.Seconds, max(before, b.pulse())}, err
 }
 
-// calmMargin is the longest pulse of a calm computer, in percent of the fastest pulse.
+// calmMargin is the longest pulse of a calm computer, as a percentage of the fastest pulse.
 const calmMargin = 110
 
 func (b *Bench) pulse() time.Duration {
@@ -52,8 +52,8 @@ func (b *Bench) pulse() time.Duration {
 // calmShare is the inverse of the fraction of the measurements that are used.
 const calmShare = 3
 
-// Calm returns, in ascending order, the seconds of the third of the measurements with the fastest
-// pulses, or of all measurements if there are no pulses.
+// Calm selects the third of the measurements that have the fastest pulses, or all measurements if there are no
+// pulses. It returns their durations in seconds, in ascending order.
 func Calm(samples []Sample) (seconds []float64) {
 	for _, s := range calmest(samples) {
 		seconds = append(seconds, s.Seconds)

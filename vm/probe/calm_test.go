@@ -9,8 +9,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// Only their pulses decide which samples are used: the third with the fastest pulses, and any others whose
-// pulses are as fast as the slowest of these.
+// Which samples are used depends only on their pulses. Calm uses the third with the fastest pulses, and any others
+// whose pulses are as fast as the slowest of these.
 func TestCalm(t *testing.T) {
 	sample := func(seconds float64, pulse time.Duration) probe.Sample {
 		return probe.Sample{Seconds: seconds, Pulse: pulse}
@@ -45,7 +45,7 @@ func TestDisturbed(t *testing.T) {
 		want    float64
 	}{
 		{nil, 0},
-		{[][]probe.Sample{{calm, slow, slow}}, 0}, // only one third is used, the calm sample
+		{[][]probe.Sample{{calm, slow, slow}}, 0}, // only a third is used: the calm sample
 		{[][]probe.Sample{{slow, slow, slow}}, 1},
 		{[][]probe.Sample{{calm, slow, slow}, {slow}, {calm, calm}}, 0.25},
 	} {

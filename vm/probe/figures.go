@@ -24,17 +24,17 @@ type Facts struct {
 
 // Scale holds the sizes of the items to measure.
 type Scale struct {
-	DType  ir.DType // type of most items: the usual type of models on such a machine
+	DType  ir.DType // type of most items: the usual one for models on such a machine
 	Inner  int64    // columns and depth of products
 	Rows   []int64  // rows of products, ascending; at least two if ranks share processors
 	Tokens []int64  // tokens of attention, ascending; at least two if ranks share processors
-	Prefix int64    // tokens before them
+	Prefix int64    // tokens before those of attention
 	Heads  Heads
-	Bytes  int64 // size of operands of memory-bound kernels, copies and messages: a layer's activations
+	Bytes  int64 // bytes per operand of memory-bound kernels, copies and messages, as in a layer's activations
 	Cols   int64 // columns of the operands of memory-bound kernels
 }
 
-// Scales for GPUs and for processors.
+// GPU and CPU are the scales for GPUs and for processors.
 var (
 	GPU = Scale{
 		DType: ir.BF16, Inner: 4096, Rows: []int64{128, 512, 1024, 2048, 4096, 8192}, Tokens: []int64{128, 512, 1024, 2048, 4096, 8192},
@@ -55,12 +55,12 @@ type Figures struct {
 	Disturbed float64 // fraction of the used measurements that other work slowed down
 }
 
-// prober derives figures from measurements. After an error its results are meaningless.
+// prober derives figures from measurements.
 type prober struct {
 	*Figures
 	facts Facts
 	scale Scale
-	take  func(Item, int) Timing // measures an item on the given number of ranks at once
+	take  func(Item, int) Timing // measures an item that runs on the given number of ranks at the same time
 }
 
 // Probe measures all figures of a cluster file. The choice of measurements does not depend on their results, so
@@ -109,7 +109,8 @@ func (p *prober) own(item Item) Timing {
 }
 
 // start returns the time to start an instruction. On shared processors it is 0: the kernel latency is then the
-// time to spread a kernel over several processors, which measurements of all ranks at once do not include.
+// time to spread a kernel over several processors, which measurements of all ranks at the same time do not
+// include.
 func (p *prober) start() float64 {
 	if p.facts.Processors > 0 {
 		return 0
@@ -140,7 +141,7 @@ func (p *prober) latency() {
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	// resident is the spread efficiency of kernels that find their own results in each processor's cache.
+	// resident is the spread efficiency of kernels whose own earlier results are in each processor's cache.
 	resident := min(cmp.Or(median(shares), 1), 1)
 
 	late, sum := 0.0, 0.0 // measurement errors are relative, so short kernels are more informative
@@ -217,8 +218,8 @@ func (p *prober) layersAlone(rows []int64) {
 	p.note("spread_efficiency", "share that a rank alone reaches in layers of these numbers of tokens: %v", many)
 }
 
-// spread returns the kernels that are worth spreading over processors: in large the largest of each kind, in
-// small the others.
+// spread returns the kernels that are worth spreading over processors: large holds the largest of each kind, small
+// the others.
 func (p *prober) spread() (small, large []Item) {
 	s := p.scale
 	for i, rows := range s.Rows[1:] {
@@ -360,7 +361,7 @@ func (p *prober) copies() {
 	}
 }
 
-// smallMessage is the size of a message whose bytes take negligible time.
+// smallMessage is the size of a message whose bytes take negligible time to send.
 const smallMessage = 4096
 
 // meeting returns how long ranks take to meet after a kernel if they share processors and each uses one. They

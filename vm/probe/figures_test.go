@@ -12,7 +12,7 @@ import (
 type computer struct {
 	ir.Machine
 	processors int
-	longer     float64 // factor on the time of kernels with an efficiency curve, in a layer
+	longer     float64 // factor by which a layer lengthens the time of kernels with an efficiency curve
 	meeting    float64 // minimum seconds that ranks take to meet after a kernel
 }
 

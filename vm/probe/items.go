@@ -48,9 +48,9 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. A kernel
-// reads results that other kernels have just written, on any processor, as well as values kept since the
-// forward pass and weights that have not been used recently. The inner size is that of the scale's products.
+// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. A kernel reads
+// results that other kernels, possibly on other processors, have just written, as well as values kept since the
+// forward pass and weights that have not been used recently. The inner size is that of the products in the scale.
 func Layers(depth int, n int64, s Scale) Item {
 	var items []Item
 	stack := make([]layer, depth)
@@ -159,7 +159,7 @@ func (l *layer) value(key string, cols int64) Arg {
 	return l.operand(key, l.scale.DType, l.tokens, cols)
 }
 
-// shared returns a value that no layer keeps, so that all layers share its buffer.
+// shared returns a value that no layer keeps, so all layers share its buffer.
 func (l *layer) shared(key string, cols int64) Arg {
 	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
 }
@@ -289,7 +289,7 @@ func Scatter(bytes int64, ranks int) Item {
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
-// Behind returns the kernel followed by a second item. In the repetitions the two alternate, each waiting for
+// Behind returns the kernel followed by a second item. In the repetitions, the two alternate, and each waits for
 // the other to end.
 func Behind(kernel, then Item) Item {
 	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)

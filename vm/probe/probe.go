@@ -6,7 +6,7 @@
 //	items.go    the items
 //	turns.go    measurements that take turns
 //	calm.go     Sample and Calm: which measurements to use on a computer shared with other programs
-//	figures.go  Probe: from measurements to the figures of package cost, by inverting its formulas
+//	figures.go  Probe: derives the figures for package cost from measurements, by inverting that package's formulas
 //
 // A device runs these programs in the interpreter loop of package vm, as in training. The package does not
 // depend on particular devices; its caller provides data-sheet figures and memory sizes as Facts.
@@ -31,14 +31,14 @@ type Bench struct {
 	Span time.Duration
 	// Rounds is the number of rounds in which Probe takes its measurements; 0: one.
 	Rounds int
-	// Pulse times a fixed piece of work, which takes longer while other programs run; nil: no others run.
+	// Pulse times a fixed piece of work, which takes longer while other programs run; nil: no other programs run.
 	Pulse func() time.Duration
 	// Between is called after each round; may be nil.
 	Between func()
 	// Say receives every measurement; may be nil.
 	Say func(Timing)
 
-	fastest         time.Duration // pulse so far
+	fastest         time.Duration // fastest pulse so far
 	waited, sampled time.Duration // time spent waiting for a calm computer, and measuring
 }
 
@@ -48,8 +48,8 @@ type Timing struct {
 	Ranks   int       // number of ranks that ran it at the same time
 	Copies  int       // copies of the instruction in a run
 	Seconds float64   // per repetition: the median of calm runs
-	Spread  float64   // of the calm runs: longest minus shortest, divided by the median
-	Works   []ir.Work // of one repetition, by instruction: the item and those that follow it
+	Spread  float64   // longest minus shortest calm run, divided by the median
+	Works   []ir.Work // of one repetition, by instruction: the item, then those in its Then
 }
 
 // Work returns the total work of one repetition, with the kind, size and type of the first instruction.
@@ -85,7 +85,7 @@ const (
 	runs = 5
 )
 
-// Measure times an item that runs on the given number of ranks at once.
+// Measure times an item that runs on the given number of ranks at the same time.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
 	t := Timing{Item: item, Ranks: ranks}
 	job, err := b.start(ctx, &t)

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Item is an instruction to measure. Its operands are in the order of the opcode's row in ir.Ops.
+// Item is an instruction to measure. Its operands are in the order given by the opcode's row in ir.Ops.
 type Item struct {
 	Name  string // description with size
 	Op    ir.Op
@@ -22,7 +22,7 @@ type Arg struct {
 	Shape []int64
 	Value float64 // initial contents; 0: random numbers, because arithmetic on zeros may be faster than on data
 	Fresh bool    // in training, it has just been written or read, so all repetitions share the buffer
-	Key   string  // operands of an item and its followers with the same key share a buffer; they are fresh
+	Key   string  // operands of an item and its Then that have the same key share a buffer; they are fresh
 }
 
 // builder builds the program of an item.
@@ -67,9 +67,9 @@ func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	return works
 }
 
-// Repetitions alternate between sets of operands, up to a limit on bytes and on the number of sets. In
-// training, operands that are not fresh are in memory, not in a cache that the previous repetition has just
-// filled.
+// Repetitions cycle through several sets of operands. The constants limit the total size of these sets and their
+// number. In training, operands that are not fresh are in memory, not in a cache that the previous repetition has
+// just filled.
 const (
 	coldBytes = 64 << 20
 	mostSets  = 64
@@ -130,7 +130,8 @@ func (b *builder) then(s ir.Section, first, next ir.Stream) {
 }
 
 // instruction turns an item into an instruction with its own operands, except for those that it shares with the
-// first repetition or by key. Operands that are read before anything writes them are initialised.
+// first repetition or, through a key, with other items. Operands that are read before anything writes them are
+// initialised.
 func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
@@ -210,8 +211,8 @@ func (b *builder) put(s ir.Section, in ir.Instr) {
 	b.code.Sections[s] = append(b.code.Sections[s], in)
 }
 
-// again initialises an operand. In later repetitions, an operand on the device copies the values of its
-// counterpart in the first one, which is faster than drawing new ones.
+// again initialises an operand. In every set of operands after the first, an operand on the device is copied from
+// its counterpart in the first set: copying is faster than drawing new values.
 func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	if !later || b.code.Buffers[v.Buffer].Arena == ir.Host {
 		b.initial(v, a)
@@ -239,8 +240,8 @@ func (b *builder) initial(v ir.View, a Arg) {
 	b.draw(v, a)
 }
 
-// drawn is the maximum number of random values drawn for an operand. They repeat in the rest of the operand,
-// which is faster.
+// drawn is the maximum number of random values drawn for an operand. The rest of the operand repeats them, which
+// is faster than drawing more.
 const drawn = 1 << 18
 
 func (b *builder) draw(v ir.View, a Arg) {

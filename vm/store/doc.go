@@ -14,8 +14,8 @@
 //
 // A checkpoint is written to a temporary folder, synced to disk and renamed, so it is complete or absent, even
 // after a power failure. Every element of every tensor is in exactly one shard. The header of a shard gives the
-// place of each part in its tensor, in the format of torch.distributed.checkpoint, whose
-// HuggingFaceStorageReader reads the folder (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
+// place of each part in its tensor, in the format of torch.distributed.checkpoint, whose HuggingFaceStorageReader
+// can read the folder (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
 //
 // The package does not depend on programs or the memory of ranks.
 package store

@@ -58,8 +58,8 @@ func Steps(dir string) ([]int64, error) {
 	return steps, nil
 }
 
-// Create opens a folder, creating it if necessary, for a run that continues after step `done`, or that starts
-// anew if it is -1. It removes incomplete checkpoints of killed runs. It refuses a folder that another run is
+// Create opens a folder, creating it if necessary, for a run that continues after step `done`, or that starts anew
+// if `done` is -1. It removes incomplete checkpoints left by killed runs. It refuses a folder that another run is
 // writing to, or that has a checkpoint of a later step.
 func Create(dir string, keep int, done int64) (*Folder, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {

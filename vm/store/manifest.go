@@ -23,8 +23,8 @@ const ManifestFile = "manifest.json"
 // files.
 const Format = 3
 
-// Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are whole, so any
-// other program of the same model can continue from the checkpoint, no matter how it divides the model among
+// Manifest describes a checkpoint: the state of the training, not of the ranks. Its tensors are not divided, so
+// any other program for the same model can continue from the checkpoint, no matter how it divides the model among
 // ranks.
 type Manifest struct {
 	Format  int                  `json:"format"`
@@ -41,7 +41,7 @@ type Manifest struct {
 	Shards  []Shard              `json:"shards"`
 }
 
-// Division is the division of the job that wrote a checkpoint: into replicas, stages, and ranks of a stage.
+// Division describes how the job that wrote a checkpoint was divided: into replicas, stages, and ranks per stage.
 type Division struct {
 	DP int `json:"dp"`
 	PP int `json:"pp"`
@@ -49,7 +49,7 @@ type Division struct {
 
 	// Results can differ in rounding only if one of the following differs; see ir.Run.
 	Sums    []string `json:"sums,omitempty"`
-	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each once
+	Devices []string `json:"devices,omitempty"` // kinds of the processes' devices, each listed once
 }
 
 // Tensor is an entry of a checkpoint: the values of one role of a parameter.

@@ -169,8 +169,7 @@ func checksum(ctx context.Context, in io.Reader, buffer []byte, progress func(by
 // Find returns the entry with the given name, or nil if there is none.
 func (c *Checkpoint) Find(name string) *Tensor { return c.index[name] }
 
-// Read writes a rectangle of an entry to the slice out, row by row: rows by cols values, the first of which is
-// at (row, col).
+// Read writes a rectangle of an entry to the slice out, row by row: rows by cols values, starting at (row, col).
 func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32) error {
 	var buffer []byte
 	for _, p := range c.parts[name] {

@@ -56,7 +56,7 @@ func write(t *testing.T, f *store.Folder, step int64) string {
 			for c := range len(cols) - 1 {
 				p := store.Part{Of: e, Row: rows[r], Col: cols[c], Rows: rows[r+1] - rows[r], Cols: cols[c+1] - cols[c]}
 				p.Write = func(w io.Writer) error { return writeValues(w, i, &p) }
-				rank := rng.IntN(ranks) // so that a rank may have two parts of a tensor, or none at all
+				rank := rng.IntN(ranks) // random, so that a rank may have two parts of a tensor, or none at all
 				parts[rank] = append(parts[rank], p)
 			}
 		}
@@ -200,7 +200,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// The newest checkpoints and files of other kinds are kept, and what killed runs left is removed. If an old
+// The newest checkpoints and files of other kinds are kept, and the remains of killed runs are removed. If an old
 // checkpoint is a symbolic link, only the link is removed.
 func TestRetention(t *testing.T) {
 	root := t.TempDir()
@@ -298,8 +298,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// readTorch loads all tensors with torch.distributed.checkpoint and prints a sum of each, weighted by the
-// elements' indices, which start at 1.
+// readTorch loads all tensors with torch.distributed.checkpoint and prints the sum of each tensor's elements,
+// weighted by their indices, which start at 1.
 const readTorch = `
 import sys, torch
 import torch.distributed.checkpoint as dcp

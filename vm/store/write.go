@@ -28,7 +28,7 @@ const (
 	torchSharding = "DCP_SHARDING_INFO"
 )
 
-// place is the entry of a part in the sharding metadata.
+// place is a part's entry in the sharding metadata.
 type place struct {
 	Offsets []int64 `json:"saved_offsets"`
 }
@@ -42,7 +42,7 @@ func (p *Part) span(rows, cols int64) []int64 {
 }
 
 // WriteShards writes the parts of a rank into the folder of an incomplete checkpoint. A file has at most one
-// part of each tensor, so several parts of one tensor go to several files.
+// part of each tensor, so the parts of one tensor go to different files.
 func WriteShards(ctx context.Context, dir string, rank int, parts []Part) ([]Shard, error) {
 	var shards []Shard
 	for len(parts) > 0 {
@@ -129,7 +129,8 @@ func writeManifest(dir string, m *Manifest) error {
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// syncFolder flushes a folder's list of files to disk. It ignores that some file systems do not support this.
+// syncFolder flushes a folder's list of files to disk. Some file systems do not support this; their errors are
+// ignored.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

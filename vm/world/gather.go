@@ -74,9 +74,9 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	return w.welcome(g.present)
 }
 
-// await fills the list of present processes, or returns why it cannot. Strangers and processes of other jobs
-// are turned away and do not affect the job. If a process of this job is rejected, the others get a moment to
-// connect and learn why.
+// await fills the list of present processes, or returns an error that explains why it cannot. Strangers and
+// processes of other jobs are turned away and do not affect the job. If a process of this job is rejected, the
+// others get a moment to connect and learn why.
 func (g *gathering) await(ctx context.Context) error {
 	remind := time.After(5 * time.Second)
 	for g.rejected == 0 || g.missing() > g.rejected {
@@ -110,7 +110,8 @@ func (g *gathering) missing() (n int) {
 	return n
 }
 
-// callRoll pings all processes and reports whether all have answered since the last arrival.
+// callRoll reports whether all processes have answered a ping since the last arrival. It pings those that have not
+// been pinged since then.
 func (g *gathering) callRoll() bool {
 	waiting := false
 	for _, a := range g.present[1:] {
@@ -194,14 +195,14 @@ func (g *gathering) leave(a *arrival, why string) {
 	}
 }
 
-// reject turns away a process of this job, which ends the job.
+// reject turns away a process of this job. This ends the job.
 func (g *gathering) reject(a *arrival, why error) {
 	refuse(a.conn, why.Error())
 	g.rejected++
 	g.problem, g.enough = cmp.Or(g.problem, why), time.After(farewell)
 }
 
-// turnAway reports that a stranger has been turned away, unless the same has been reported before.
+// turnAway reports that a stranger has been turned away, unless the same report has been made before.
 func (g *gathering) turnAway(stranger string) {
 	g.stranger = stranger
 	if !g.told[stranger] && len(g.told) < mostStrangers {
@@ -213,8 +214,8 @@ func (g *gathering) turnAway(stranger string) {
 // mostStrangers is the maximum number of different strangers that are reported.
 const mostStrangers = 100
 
-// attend reads the messages of a process on the list. Until all have arrived, these are its answers to pings,
-// or the end of its connection.
+// attend reads the messages of a process on the list. Until all processes have arrived, it passes answers to pings
+// and the end of the connection to await; then it handles the messages of the job.
 func (g *gathering) attend(a *arrival) {
 	process := a.hello.Process
 	for {
@@ -314,8 +315,8 @@ func (g *gathering) hearHello(c *conn) (h *hello, stranger string) {
 	return m.Hello, ""
 }
 
-// send writes a short message to a process that may be gone or not reading. It ignores errors: the reader of
-// the connection notices a lost process.
+// send writes a short message to a process that may be gone or may not be reading. It ignores errors: the reader
+// of the connection notices a lost process.
 func send(c *conn, m message) {
 	_ = c.SetWriteDeadline(time.Now().Add(farewell))
 	_ = c.write(m, nil)

@@ -85,7 +85,7 @@ func (w *World) inspect(process int) <-chan []byte {
 // maxWaiting is the number of unanswered questions above which the next question discards them all.
 const maxWaiting = 1 << 16
 
-// inspected answers a question of another process.
+// inspected answers a question from another process.
 func (w *World) inspected(process int, question string) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.answer
@@ -97,7 +97,7 @@ func (w *World) inspected(process int, question string) {
 	_ = w.conns[process].write(message{Kind: kindState, Text: question}, state) // as above
 }
 
-// stated passes the answer to a question of this process to the caller that waits for it.
+// stated passes the answer to a question from this process to the caller that waits for the answer.
 func (w *World) stated(question string, state []byte) {
 	w.inspections.mu.Lock()
 	answer := w.inspections.waiting[question]

@@ -33,7 +33,7 @@ type hello struct {
 	Port               string // port on which its wires listen
 }
 
-// welcome is process 0's message when all have arrived.
+// welcome is the message that process 0 sends when all processes have arrived.
 type welcome struct {
 	Key     string
 	Members []Member
@@ -41,7 +41,7 @@ type welcome struct {
 
 const magic = "sppo rendezvous 2"
 
-// introduction is the time limit for a new connection to introduce itself.
+// introduction is the time limit for a newly connected peer to introduce itself.
 const introduction = 10 * time.Second
 
 // Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or
@@ -242,8 +242,8 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 	}
 }
 
-// reachable adds a host to the addresses that have none, which are on the host of process 0: the host at the
-// other end of our connection.
+// reachable adds a host to the addresses that lack one. These addresses are on the host of process 0, which is at
+// the other end of our connection.
 func (w *World) reachable() error {
 	host, _, err := net.SplitHostPort(w.conns[0].RemoteAddr().String())
 	if err != nil {

@@ -131,7 +131,7 @@ func (x *wire) Expect(y []byte) {
 	x.place, x.filled, x.waiting = y, 0, true
 	x.mu.Unlock()
 	if err := w.wires.links[x.process].write(frameReady, x, y); err != nil {
-		_ = w.broken(x.process, err) // returned by Arrived
+		_ = w.broken(x.process, err) // Arrived returns the error
 	}
 }
 
@@ -186,8 +186,8 @@ func (w *World) broken(process int, err error) error {
 	return w.aborted()
 }
 
-// receiveBytes handles the frames of a process until the connection ends. A peer that closes it has ended or is
-// lost; process 0 reports the loss.
+// receiveBytes handles the frames from a process until the connection ends. A peer that closes the connection has
+// ended or is lost; process 0 reports the loss.
 func (w *World) receiveBytes(process int, l *link) {
 	defer w.wires.done.Done()
 	var frame [frameBytes]byte
@@ -206,7 +206,7 @@ func (w *World) receiveBytes(process int, l *link) {
 		case errors.Is(err, io.EOF):
 			return
 		default:
-			_ = w.broken(process, err) // nobody waits for an error of this goroutine
+			_ = w.broken(process, err) // nobody waits for an error from this goroutine
 			return
 		}
 	}

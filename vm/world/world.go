@@ -2,8 +2,8 @@
 //
 //	world.go       World: which process has which ranks, how the job ends, and errors
 //	rendezvous.go  how processes find process 0 and introduce themselves
-//	gather.go      how process 0 waits for them, and what must be equal among them
-//	control.go     orders of process 0 and answers of the others; values that one process creates for all
+//	gather.go      how process 0 waits for the others, and what must be equal in all processes
+//	control.go     orders from process 0 and answers from the others; values that one process creates for all
 //	inspect.go     asks other processes what they are doing, during any order
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
@@ -27,13 +27,13 @@ import (
 	"sppo.dev/vm"
 )
 
-// Options of a world.
+// Options holds the settings of a World.
 type Options struct {
 	Process, Processes int
-	Ranks              int               // number in the program; each process runs an equal, contiguous block
+	Ranks              int               // number of ranks; each process runs a contiguous block of equal size
 	Rendezvous         string            // HOST:PORT where process 0 listens
 	Timeout            time.Duration     // time limit for all processes to connect
-	Job                string            // name of the job, which separates jobs at the same address
+	Job                string            // name of the job, which distinguishes jobs at the same address
 	Secret             string            // secret that all processes must know; empty: none
 	Terms              []Term            // must be equal in all processes
 	Local              int               // index among the processes of its host; -1: in order of arrival
@@ -68,7 +68,7 @@ type World struct {
 	inspections inspections
 
 	mu      sync.Mutex
-	cause   error // set once, before failed closes
+	cause   error // set once, before failed is closed
 	abort   []func(reason error)
 	failed  chan struct{}
 	ending  chan struct{} // closed when connections may be closed
@@ -195,8 +195,8 @@ func broke(err error) string {
 	return "its connection closed"
 }
 
-// isSilence reports whether a connection ended because a host does not answer: by a timeout, or by an error
-// that some networks report instead.
+// isSilence reports whether a connection ended because a host does not answer. Such a connection fails with a
+// timeout, or with another error that some networks report instead.
 func isSilence(err error) bool {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
@@ -250,7 +250,8 @@ func (w *World) awaitEnd() error {
 	}
 }
 
-// leave closes connections, first for writing, and waits briefly until the others have received everything.
+// leave closes connections for writing, waits briefly for the others to receive everything, and then closes the
+// connections entirely.
 func (w *World) leave() {
 	for _, c := range w.conns {
 		if c != nil {
@@ -277,5 +278,5 @@ func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 // silence is how long a host may leave bytes unacknowledged before it is considered lost.
 const silence = 20 * time.Second
 
-// keepAlive detects the loss of a host within the same time even if nothing is sent to it.
+// keepAlive detects the loss of a host within the duration `silence`, even if nothing is sent to the host.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 8 * time.Second, Interval: 4 * time.Second, Count: 3}

@@ -33,7 +33,8 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
-// joined connects several processes of a job, all of them inside this one, and returns their worlds and errors.
+// joined connects several processes of a job, all of them running inside this process, and returns their worlds
+// and errors.
 func joined(t *testing.T, processes, ranks int, change func(*Options)) ([]*World, []error) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
@@ -89,8 +90,8 @@ func transports(worlds []*World) []*vm.Local {
 	return out
 }
 
-// script lets every rank run collectives in several groups, exchanges, and messages in a ring, one after
-// another. It returns everything that each rank received.
+// script makes every rank run collectives in several groups, then exchange matrices, and then send messages around
+// a ring. It returns everything that each rank received.
 func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err error) {
 	results, errs := make([][]byte, ranks), make([]error, ranks)
 	var all sync.WaitGroup
@@ -126,8 +127,8 @@ func numbers(rank, n int, t ir.DType) []byte {
 	return out
 }
 
-// collect runs the collectives in three groups: every second rank and all ranks, both in descending order, and
-// the rank alone.
+// collect runs the collectives in three groups: every second rank and all ranks, both in descending order, and the
+// rank by itself.
 func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	even, odd, all := []int32{}, []int32{}, []int32{}
 	for r := ranks - 1; r >= 0; r-- {
@@ -145,7 +146,7 @@ func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 			for _, each := range []int{1, 3, 2000} {
 				size := int(t.Bytes())
 				x, share, whole, before := numbers(rank, n*each, t), make([]byte, each*size), make([]byte, n*each*size), make([]byte, n*each*size)
-				odd := numbers(rank, n*each+n/2, t) // not divisible
+				odd := numbers(rank, n*each+n/2, t) // not divisible by n if n > 1
 				part, all := []int64{int64(each)}, []int64{int64(n * each)}
 				for _, c := range []struct {
 					op     ir.Op
@@ -175,8 +176,8 @@ func collective(tr vm.Transport, rank int, group []int32, in *ir.Instr, y, x []b
 	return run()
 }
 
-// exchange turns a matrix divided by rows into one divided by columns, and back. Each block of columns goes to
-// one rank or to several.
+// exchange turns a matrix that is split by rows into one that is split by columns, and back. Each block of columns
+// goes to one rank or to several.
 func exchange(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	const rows, cols = 3, 5
 	var group []int32
@@ -323,8 +324,8 @@ func TestFailureReachesAll(t *testing.T) {
 	}
 }
 
-// A connection for bytes that breaks while both processes are alive is a failure too, and is reported to
-// everyone who waits for bytes.
+// A connection for bytes that breaks while both processes are alive is a failure too, and is reported to every
+// rank that waits for bytes.
 func TestBrokenWire(t *testing.T) {
 	t.Parallel()
 	worlds := mustJoin(t, 2, 2)
@@ -347,7 +348,7 @@ func TestBrokenWire(t *testing.T) {
 	closeAll(t, worlds, nil)
 }
 
-// kill closes the connections of a process, as the system does when it dies.
+// kill closes the connections of a process, as the system does when the process dies.
 func kill(w *World) {
 	w.end() // a dead process sends nothing more
 	for _, c := range w.conns {

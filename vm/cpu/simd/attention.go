@@ -11,9 +11,9 @@ import (
 // a batch are interleaved: row t*Batch+b of a matrix is token t of sequence b. Query head h uses key head
 // h/(Heads/KVHeads). Scores s become Softcap*tanh(s/Softcap) unless Softcap is 0.
 //
-// Positions, if not nil, holds the position of each query token in its document, laid out like rows of queries.
-// Each is 0 or one more than that of the preceding token. A query sees no key of another document, so it may see
-// no key at all.
+// Positions, if not nil, holds the position of each query token in its document, laid out like the rows of the
+// queries. Each is 0 or one more than that of the preceding token. A query sees no key of another document, so it
+// may see no key at all.
 //
 // The kernels work on transposed score tiles, keys by queries. The running maximum and sum of a query are then
 // lanes of vectors, and probabilities have the layout in which the micro-kernel reads a transposed left
@@ -42,7 +42,7 @@ func (a Attention) firstBlock(query, seq int) int {
 }
 
 const (
-	// keyBlock is the number of keys in a score tile, and tileQueries the number of queries, a multiple of nr.
+	// keyBlock is the number of keys in a score tile; tileQueries is the number of queries, a multiple of nr.
 	keyBlock    = 112
 	tileQueries = 32
 	// queryChunk is the number of queries whose operands are held at once; leastChunk is the smallest number of
@@ -51,9 +51,9 @@ const (
 	partsOfThread          = 4
 )
 
-// Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the
-// scaled scores, one float32 for each head of each row of q. If accumulate is set, it continues from the o and
-// lse of other keys.
+// Forward computes o, laid out like q, and lse. For each row of q and each head, lse holds one float32: the
+// natural logarithm of the sum of exp(score) over the scaled scores. If accumulate is set, Forward continues from
+// an o and lse computed over other keys.
 func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	size := a.chunk(a.Batch*a.Heads, p.Threads())
 	chunks := ceilDiv(a.Tokens, size)
@@ -69,9 +69,8 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 	})
 }
 
-// chunk returns the number of queries per part for the given number of heads: as many as are held at once, or
-// fewer if threads would otherwise have fewer than partsOfThread parts, so that a slow thread does not delay
-// the others.
+// chunk returns the number of queries per part for the given number of heads: queryChunk, or fewer if each thread
+// would otherwise have fewer than partsOfThread parts, so that a slow thread does not delay the others.
 func (a Attention) chunk(heads, threads int) int {
 	size := queryChunk
 	for threads > 1 && size > leastChunk && heads*ceilDiv(a.Tokens, size) < partsOfThread*threads {
@@ -80,18 +79,18 @@ func (a Attention) chunk(heads, threads int) int {
 	return size
 }
 
-// attentionPart is the work on some queries of one head of one sequence.
+// attentionPart is the work on some queries of one head in one sequence.
 type attentionPart struct {
 	Attention
 	s         *scratch
 	seq, head int
 	q0, nq    int // the queries
 	perWord   int // elements per word in the operands of scores
-	dp        int // words of a row of a right operand, and of an accumulator
-	leftLd    int // words of a row of a left operand of scores
+	dp        int // words per row of a right operand or an accumulator
+	leftLd    int // words per row of a left operand of scores
 }
 
-// attentionPart returns the work of one head for the given operands.
+// attentionPart returns the work on one head for the given operands.
 func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) attentionPart {
 	f := attentionPart{Attention: a, s: s, seq: seq, head: head, perWord: perWord(operands...), dp: roundUp(a.HeadDim, active.nr)}
 	f.leftLd = f.dp
@@ -114,8 +113,8 @@ func (f *attentionPart) scaleLeft() float32 {
 	return f.scale()
 }
 
-// bound applies scale and soft cap to the products of a tile, if there is a soft cap. slopes, if not nil, receives
-// the derivatives of scores with respect to products.
+// bound applies the scale and the soft cap to the products of a tile; without a soft cap, it does nothing. slopes,
+// if not nil, receives the derivatives of scores with respect to products.
 func (f *attentionPart) bound(tile, slopes []float32) {
 	if f.Softcap == 0 {
 		return
@@ -136,7 +135,7 @@ func (f *attentionPart) tokens(m Mat, head, first int) Mat {
 
 func (f *attentionPart) kvHead() int { return f.head / (f.Heads / f.KVHeads) }
 
-// strips packs queries, or their gradients, as strips of nr: element (d, query) of a strip is at d*nr + query.
+// strips packs queries or output gradients as strips of nr: element (d, query) of a strip is at d*nr + query.
 // Lanes beyond the last query are zero.
 func (f *attentionPart) strips(dst []float32, m Mat) {
 	nr, d := active.nr, f.words(f.HeadDim)
@@ -168,13 +167,14 @@ func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
 // right packs tokens as a right operand of products that sum over tokens: rows of dp elements in float32.
 func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.dp, tokens, f.HeadDim) }
 
-// product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b. Rows of b and c
-// are bLd and cLd apart.
+// product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b. Consecutive rows are bLd
+// elements apart in b and cLd in c.
 func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	f.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
 }
 
-// multiply is product for any number of elements in a word. a and b have k words along the summed dimension.
+// multiply is like product, but for any number of elements in a word. a and b have k words along the summed
+// dimension.
 func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	t := &f.s.tile
 	t.pairs = perWord - 1
@@ -200,7 +200,7 @@ func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips
 }
 
 // hide sets the scores of masked keys to minus infinity: key r of the tile is hidden from the first r+offset
-// queries, and from queries that are a window or more after it.
+// queries, and from queries at least `window` tokens after it.
 func hide(tile []float32, ld, rows, offset, window int) {
 	for r := max(0, 1-offset); r < rows; r++ {
 		Fill(tile[r*ld:r*ld+min(ld, r+offset)], float32(math.Inf(-1)))

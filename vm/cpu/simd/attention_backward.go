@@ -2,12 +2,12 @@ package simd
 
 import "sync"
 
-// AttentionGrads holds the operands of Backward. Delta has the inner products of the rows of DOut and O; see
-// AttentionDelta. If it is nil, they are computed.
+// AttentionGrads holds the operands of Backward. Delta holds the inner products of the rows of DOut and O; see
+// AttentionDelta. If Delta is nil, Backward computes them.
 type AttentionGrads struct {
 	DQ, DK, DV, DOut, Q, K, V, O Mat
 	LSE, Delta                   []float32
-	AddQ, AddKV                  bool // AddQ adds to DQ, AddKV to DK and DV, instead of overwriting
+	AddQ, AddKV                  bool // AddQ: add to DQ instead of overwriting it; AddKV: likewise for DK and DV
 }
 
 // Backward computes DQ, laid out like Q, and the gradients DK and DV of the keys and values, in float32. DOut is
@@ -56,7 +56,7 @@ type turns struct {
 	each int    // tasks per list
 	done []int  // by list: tasks done or under way
 	busy []bool // a task of the list is under way
-	owed int    // tasks for which every list was busy; the next thread to finish runs them
+	owed int    // tasks for which every list was busy; the next thread to finish a task runs them
 }
 
 // take runs the next task of the idle list with the most tasks left, then tasks that are owed. Ties go to the
@@ -159,13 +159,13 @@ type attentionBackward struct {
 
 	qT, doT, qRows, doRows, dqRows []float32 // queries and output gradients as strips, then as right operands; accumulators
 	lseStrip, delta                []float32
-	keyLeft, valueLeft, keyRight   []float32 // as left operands; keys as a right operand, maybe keyLeft
+	keyLeft, valueLeft, keyRight   []float32 // keys and values as left operands; keys as a right operand (or keyLeft)
 	dkRows, dvRows                 []float32
 	tile, dTile, slopes            []float32
 }
 
-// backward returns the work on a whole query head: number `member` in the group of query heads that use a key
-// head. Key heads are numbered over all sequences.
+// backward returns the work on an entire query head: number `member` of the group of query heads that use key head
+// number `head`. Key heads are numbered over all sequences.
 func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *attentionBackward {
 	f := a.attentionPart(s, head/a.KVHeads, head%a.KVHeads*(a.Heads/a.KVHeads)+member, g.DOut, g.Q, g.K, g.V)
 	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
@@ -190,8 +190,8 @@ func (b *attentionBackward) keyPhase() {
 	b.blocks()
 }
 
-// queryPhase adds the kept score gradients to the gradients of queries. The flags first and last mark the first
-// and the last panel.
+// queryPhase adds the contribution of the kept score gradients to the gradients of queries. The flags first and
+// last mark the first and the last panel.
 func (b *attentionBackward) queryPhase(first, last bool) {
 	if first {
 		b.beginQueries(b.q0, b.q1)
@@ -249,8 +249,8 @@ func (b *attentionBackward) pack() {
 	b.makeDelta(first)
 }
 
-// beginQueries initialises the gradients of some of the chunk's queries: to zero, or to existing values if AddQ is
-// set.
+// beginQueries initialises the gradients of some of the chunk's queries: to zero, or to their existing values if
+// AddQ is set.
 func (b *attentionBackward) beginQueries(lo, hi int) {
 	rows := b.dqRows[lo*b.dp : hi*b.dp]
 	clear(rows)
@@ -264,7 +264,7 @@ func (b *attentionBackward) endQueries(lo, hi int) {
 	b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.dp:], b.dp, hi-lo, b.HeadDim)
 }
 
-// blocks processes every block of keys that one of the chunk's queries sees.
+// blocks processes every block of keys that at least one of the chunk's queries sees.
 func (b *attentionBackward) blocks() {
 	end := min(b.k1, b.Prefix+b.attentionPart.q0+b.nq)
 	for k0 := max(b.k0, b.firstBlock(b.attentionPart.q0, b.seq)); k0 < end; k0 += keyBlock {
@@ -314,7 +314,8 @@ func (b *attentionBackward) block(k0, nk int) {
 	}
 }
 
-// sees returns the number of queries in a tile, and how many of the nk keys at least one of them might see.
+// sees returns the number of queries in a tile, and how many of a block's nk keys at least one of these queries
+// might see.
 func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	n = min(tileQueries, b.nq-i)
 	if k0 < b.firstBlock(b.attentionPart.q0+i, b.seq) {

@@ -2,8 +2,8 @@ package simd
 
 import "math"
 
-// AttentionMerge merges the results of attention, o and lse, of the same queries over several blocks of keys.
-// Row r of block b is row b*rows + r of parts and lses. Sums run over the blocks in order.
+// AttentionMerge merges the results of attention (o and lse) for the same queries over several blocks of keys. Row
+// r of block b is row b*rows + r of parts and lses. Sums run over the blocks in order.
 func AttentionMerge(p *Pool, o Mat, lse []float32, parts Mat, lses []float32, rows, heads, headDim int) {
 	blocks := len(lses) / (rows * heads)
 	p.Split(rows, rowGrain(blocks*heads*headDim), func(lo, hi int) {
@@ -28,8 +28,8 @@ func AttentionMerge(p *Pool, o Mat, lse []float32, parts Mat, lses []float32, ro
 	})
 }
 
-// joinedLSE returns the logarithm of the sum of the exponentials of every stride-th value, starting at index
-// `at`.
+// joinedLSE takes every stride-th value, starting at index `at`, and returns the logarithm of the sum of their
+// exponentials.
 func joinedLSE(values []float32, at, stride int) float32 {
 	largest, sum := float32(math.Inf(-1)), 0.0
 	for i := at; i < len(values); i += stride {
@@ -41,7 +41,7 @@ func joinedLSE(values []float32, at, stride int) float32 {
 	return float32(float64(largest) + math.Log(sum))
 }
 
-// AttentionDelta computes the inner products of the rows of dout and o, per head.
+// AttentionDelta computes, for each head, the inner product of each row of dout with the same row of o.
 func AttentionDelta(p *Pool, delta []float32, dout, o Mat, rows, heads, headDim int) {
 	p.Split(rows, rowGrain(heads*headDim), func(lo, hi int) {
 		a, b := make([]float32, heads*headDim), make([]float32, heads*headDim)

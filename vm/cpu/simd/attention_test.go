@@ -89,8 +89,8 @@ func (a *naiveAttention) row(t, b, h int) {
 	}
 }
 
-// roundings adds the contribution of one pair of a query and a key to the error bounds, given its probability p
-// and the sum of the absolute terms of its score gradient. The kernels compute both in float32.
+// roundings adds the contribution of one query-key pair to the error bounds. p is the pair's probability, and
+// terms is the sum of the absolute terms of its score gradient. The kernels compute both in float32.
 func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
 	p, terms = p*float32Error, terms*float32Error
 	for i := range a.HeadDim {
@@ -106,7 +106,7 @@ const (
 	float32Error = 1.0 / (1 << 14) // a few hundred roundings with 24 bits
 )
 
-// checkBound compares element by element; stored is the relative error of storing a result.
+// checkBound compares got with want element by element; stored is the relative error of storing a result.
 func checkBound(t *testing.T, what string, got []float32, want, bound []float64, stored float64) {
 	t.Helper()
 	for i, w := range want {
@@ -157,8 +157,8 @@ func doubles(x []float32) []float64 {
 	return y
 }
 
-// checkNorm compares relative to the norm of the whole result. The errors in rounding are allowed in addition,
-// for results in which terms nearly cancel.
+// checkNorm allows a difference proportional to the norm of the entire result. It also allows the errors listed in
+// `rounding`, for results in which terms nearly cancel.
 func checkNorm(t *testing.T, what string, got []float32, want []float64, tolerance float64, rounding ...float64) {
 	t.Helper()
 	var diff, norm float64
@@ -233,7 +233,7 @@ func TestAttention(t *testing.T) {
 			a.Window = a.Keys
 			switch r.IntN(4) {
 			case 0:
-				a.Keys = min(a.Keys, 4+r.IntN(a.Keys)) // with one key dq would be 0
+				a.Keys = min(a.Keys, 4+r.IntN(a.Keys)) // with a single key, dq would be 0
 			case 1, 2:
 				a.Window = 2 + r.IntN(a.Keys+1)
 			}
@@ -245,8 +245,8 @@ func TestAttention(t *testing.T) {
 	})
 }
 
-// TestAttentionIsTheSameForAnyThreads compares results with one thread and with several. It uses several chunks
-// of queries and panels of keys, and both fewer heads than threads and more.
+// TestAttentionIsTheSameForAnyThreads compares the results of one thread with those of several. It uses several
+// chunks of queries and panels of keys, and both fewer heads than threads and more.
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -263,8 +263,8 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	})
 }
 
-// randomPositions returns the positions of documents of random lengths, the first of which may have begun before
-// the first query.
+// randomPositions returns positions in documents of random lengths. The first document may have begun before the
+// first query.
 func randomPositions(r *rand.Rand, a Attention) []int32 {
 	out := make([]int32, a.Tokens*a.Batch)
 	for b := range a.Batch {
@@ -314,8 +314,8 @@ func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
 	}
 }
 
-// TestTurns checks that every task runs exactly once, and that the tasks of a list run in order and never two
-// at a time, whichever threads run them.
+// TestTurns checks that every task runs exactly once, and that the tasks of a list run in order and one at a time,
+// whichever threads run them.
 func TestTurns(t *testing.T) {
 	r := testRand(t)
 	for range rounds(200) {

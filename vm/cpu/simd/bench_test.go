@@ -37,8 +37,8 @@ func seconds(f func()) float64 {
 	return time.Since(start).Seconds()
 }
 
-// BenchmarkMatmulVsOpenBLAS measures the ratio to the speed of OpenBLAS on the same two cores. The cpu device
-// must reach 0.75.
+// BenchmarkMatmulVsOpenBLAS measures the speed relative to that of OpenBLAS on the same two cores. The ratio must
+// be at least 0.75.
 func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -50,7 +50,7 @@ func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	}
 }
 
-// compareGemm measures a product with both implementations in turn.
+// compareGemm measures a product, alternating between the two implementations.
 func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	x, y, z := benchFloats(m*k), benchFloats(k*n), Alloc(m*n)
 	lda, ldb := k, n
@@ -84,8 +84,8 @@ func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkMatmulShapes compares with OpenBLAS on the products of the training goals: forward pass, gradient of
-// the input, gradient of the weight.
+// BenchmarkMatmulShapes compares Gemm with OpenBLAS for the products of the training goals: forward pass, gradient
+// of the input and gradient of the weight.
 func BenchmarkMatmulShapes(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -209,7 +209,7 @@ func BenchmarkVector(b *testing.B) {
 	h := make([]uint16, n)
 	for _, c := range []struct {
 		name    string
-		streams int // float32 operands that pass through memory
+		streams int // number of float32 operands that pass through memory
 		f       func(lo, hi int)
 	}{
 		{"add", 3, func(lo, hi int) { Add(u[lo:hi], x[lo:hi], y[lo:hi]) }},

@@ -6,19 +6,20 @@ import (
 	"unsafe"
 )
 
-// Sizes of the blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while
-// slivers of op(b), kc by nr, pass through the first-level cache. The block sizes are part of the definition of
-// the result: each element of c is the sum over blocks of k, in order, of sums in the order of k, independent of
-// other elements. The split over threads therefore does not affect the result.
+// Block sizes of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of
+// op(b), kc by nr, pass through the first-level cache. The block sizes are part of the definition of the result:
+// each element of c is the sum of one partial sum per block of k. The partial sums are added in order, each is
+// computed in the order of k, and no element depends on another. The split among threads therefore does not affect
+// the result.
 const (
 	kcMax = 384
 	mcMax = 420
 	ncMax = 2048
 )
 
-// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias). b is in slivers of
-// nr columns; a may have any strides. Strides are in bytes. a and b have k words along k. The assembly depends
-// on the offsets of the fields.
+// tile is the argument of a micro-kernel, which computes rows by cols elements of c = [c +] a*b [+ bias]. b is in
+// slivers of nr columns; a may have any strides. Strides are in bytes. a and b have k words along the summed
+// dimension. The assembly depends on the offsets of the fields.
 type tile struct {
 	a          unsafe.Pointer
 	aRow, aK   int
@@ -29,17 +30,17 @@ type tile struct {
 	k          int
 	rows, cols int
 	bias       unsafe.Pointer
-	accumulate int // zero overwrites c
+	accumulate int // 0: c is overwritten
 	// Memory to prefetch for later calls: offsets from aheadBase, one for every second step of k. The list runs
 	// from ahead to aheadEnd and is followed by as many zeros.
 	ahead, aheadBase, aheadEnd unsafe.Pointer
-	// If not zero, the words of a and b are pairs. For each pair, an element of c becomes
+	// If pairs is not zero, the words of a and b are pairs. For each pair, an element of c becomes
 	// RN(RN(c + high*high) + low*low), where RN rounds to nearest even. Products are not rounded;
 	// denormal operands and results are flushed to zero.
 	pairs int
 }
 
-// gemmJob is one product, kept for reuse.
+// gemmJob is the job of computing one product; it is kept and reused for later products.
 type gemmJob struct {
 	transA, transB bool
 	m, n, k        int
@@ -118,8 +119,8 @@ const (
 	keptWords   = 1 << 18 // limit on the packed words of op(a) that parts share: half of a second-level cache
 )
 
-// refine divides parts further if that costs nothing: rows at the boundaries of blocks, and columns if a thread
-// can keep its packed rows of op(a) from one part to the next.
+// refine divides parts further if that costs nothing. It divides rows at the boundaries of blocks, and columns if
+// a thread can keep its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)

@@ -157,8 +157,8 @@ func TestGemm(t *testing.T) {
 	})
 }
 
-// TestGemmIsTheSameForAnyThreads compares results with one thread and with several, of products whose parts
-// share packed rows of a, and of others.
+// TestGemmIsTheSameForAnyThreads compares the results of one thread with those of several. It tests products whose
+// parts share packed rows of a, and others.
 func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)

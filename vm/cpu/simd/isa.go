@@ -43,12 +43,12 @@ type kernelSet struct {
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
 
 	// interleave makes row i of dst, which has cols words, from rows 2i and 2i+1 of src. A word is a pair of
-	// bfloat16; gemm multiplies pairs if the tile requests it. interleave is nil if gemm cannot.
+	// bfloat16; gemm multiplies pairs if the tile requests it. interleave is nil if gemm cannot multiply pairs.
 	interleave func(dst []float32, dstLd int, src []uint16, srcLd, pairs, cols int)
 }
 
-// active is the set in use: the last of kernelSets, which are in ascending order of preference, unless a test
-// changes it.
+// active is the set in use. Unless a test changes it, it is the last of kernelSets, which are in ascending order
+// of preference.
 var active = kernelSets[len(kernelSets)-1]
 
 // kernelSets lists the sets that this machine can run.

@@ -70,7 +70,7 @@ func (b *blas) open() error {
 }
 
 // gemm computes the product if OpenBLAS is in use and the operands are float32, and reports whether it did. It
-// splits c among threads, along the longer side.
+// splits c among threads along its longer side.
 func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumulate bool, bias []float32, c Mat) bool {
 	if !b.use || a.BF16 != nil || bm.BF16 != nil || c.BF16 != nil || k == 0 {
 		return false

@@ -2,7 +2,8 @@ package simd
 
 import "unsafe"
 
-// packed identifies the rows of op(a) that a scratch holds: of which product, which rows, and up to which k.
+// packed identifies the part of op(a) that a scratch holds: the product that it belongs to, its rows, and the k at
+// which it ends.
 type packed struct {
 	number     uint64 // number of the product; 0: none
 	i, m, upTo int
@@ -14,7 +15,7 @@ func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	words := g.words(kn)
 	t, at, room := &s.tile, 0, m*words
 	if g.number > 0 {
-		at, room = m*g.words(k), m*g.words(g.k) // after the elements of smaller k, which are kept
+		at, room = m*g.words(k), m*g.words(g.k) // after the elements with smaller k, which are kept
 	}
 	buf := s.floats(0, room+1)[at:]
 	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*words, 4
@@ -121,7 +122,7 @@ func (l *lookAhead) point(t *tile, next Mat) {
 	}
 }
 
-// nothing is an empty prefetch list, with the zeros that must follow a list.
+// nothing is an empty prefetch list: it holds only the zeros that must follow every list.
 var nothing [1024]int
 
 // noAhead disables prefetching in the micro-kernel.

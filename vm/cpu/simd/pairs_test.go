@@ -87,8 +87,7 @@ func randomBF16(r *rand.Rand, n int, wide bool) []uint16 {
 	return out
 }
 
-// TestPairProductsAreTheDefinition compares gemm with gemmPairsPortable bit by bit, for every height of a
-// panel.
+// TestPairProductsAreTheDefinition compares gemm with gemmPairsPortable bit by bit, for every panel height.
 func TestPairProductsAreTheDefinition(t *testing.T) {
 	eachPairs(t, func(t *testing.T) {
 		r := testRand(t)

@@ -43,9 +43,8 @@ type job struct {
 	finish  chan struct{}
 }
 
-// share is the range of a thread's parts that have not been taken yet. A thread runs its own parts
-// first, so that in successive kernels it processes the same rows while they are in its processor's
-// cache.
+// share is the range of a thread's parts that have not been taken yet. A thread runs its own parts first, so that
+// in successive kernels it processes the same rows while they are in its processor's cache.
 type share struct {
 	part atomic.Int32
 	_    [60]byte // keeps adjacent shares on different cache lines
@@ -56,8 +55,8 @@ type share struct {
 // a sleeping thread takes as long as a small kernel.
 const spinRounds = 500
 
-// mostOpen is the minimum length of Pool.open, at least the usual number of ranks on a computer. Jobs that find
-// no place there run without workers.
+// mostOpen is the minimum length of Pool.open. It is at least the usual number of ranks on a computer. Jobs that
+// find no place in Pool.open run without workers.
 const mostOpen = 16
 
 // NewPool creates a pool that uses at most the given number of threads for one Run, including the caller's. A
@@ -152,7 +151,7 @@ func (p *Pool) withdraw(place int, j *job) {
 	}
 }
 
-// rouse ensures that n workers are looking for jobs.
+// rouse wakes parked workers until n workers are looking for jobs, or until no worker is parked.
 func (p *Pool) rouse(n int) {
 	for i := range p.workers {
 		if n == 0 {

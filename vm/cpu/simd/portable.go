@@ -131,7 +131,7 @@ func scalePortable(dst, x []float32, alpha float32) {
 	}
 }
 
-// The tanh form of gelu is x*sigmoid(2u) with u = c*(x + a*x^3).
+// The tanh approximation of gelu is x*sigmoid(2u) with u = c*(x + a*x^3).
 const (
 	geluC = 0.7978845608028654 // sqrt(2/pi)
 	geluA = 0.044715
@@ -293,8 +293,8 @@ func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float3
 	}
 }
 
-// softmaxGradsPortable converts such a block of scores to probabilities, and gradients of probabilities to
-// gradients of the unscaled scores.
+// softmaxGradsPortable converts a block of scores, laid out as in softmaxStripPortable, to probabilities, and
+// converts the gradients of these probabilities to gradients of the unscaled scores.
 func softmaxGradsPortable(s, ds []float32, ld, rows int, lse, delta []float32, scale float32) {
 	for i := range rows {
 		for j := range portableNR {

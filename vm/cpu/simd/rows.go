@@ -36,8 +36,9 @@ func (p *Pool) Split(n, grain int, f func(lo, hi int)) {
 // rowGrain returns the minimum number of rows per part.
 func rowGrain(cols int) int { return max(1, elementGrain/max(cols, 1)) }
 
-// Map calls f on every row of the operands, in parallel, converting bfloat16 rows before and after. An operand
-// that is updated must be in both lists. f must write whole rows of its outputs and not retain the slices.
+// Map calls f on every row of the operands, in parallel, converting bfloat16 rows before and after each call. An
+// operand that is updated must be in both lists. f must write its output rows completely and must not retain the
+// slices.
 func Map(p *Pool, rows, cols int, out, in []Mat, f func(out, in [][]float32)) {
 	p.Split(rows, rowGrain(cols), func(lo, hi int) {
 		s := takeScratch()
@@ -111,8 +112,8 @@ func RMSNormBackward(p *Pool, dx Mat, dgamma []float32, dy, x Mat, rstd, gamma [
 	normBackward(p, dx, dgamma, nil, dy, x, nil, rstd, gamma, rows, cols, accumulate)
 }
 
-// normBackward implements the backward pass of both norms; RMSNorm has mean zero and no beta. Each block of
-// rows has its own sums for gamma and beta, and the sums of all blocks are then added in order.
+// normBackward implements the backward pass of both norms. RMSNorm uses a mean of zero and has no beta. Each block
+// of rows has its own sums for gamma and beta, and the sums of all blocks are then added in order.
 func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	blocks := (rows + rowBlock - 1) / rowBlock

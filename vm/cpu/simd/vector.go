@@ -31,7 +31,7 @@ func Fill(dst []float32, v float32) {
 	}
 }
 
-// Gelu computes the tanh form of gelu, as in GPT-2.
+// Gelu computes the tanh approximation of gelu, as in GPT-2.
 func Gelu(dst, x []float32) { active.gelu(dst, x[:len(dst)]) }
 
 // GeluBackward computes dx = dy * gelu'(x).
@@ -41,8 +41,8 @@ func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x
 func Softcap(dst, x []float32, limit float32) { softcap(dst, x, 1, limit) }
 
 // softcap computes dst = limit * tanh(scale * x / limit) with a relative error of 2^-20, as limit * (1 - 2 /
-// (exp(2y) + 1)) with y = scale * x / limit. Where the subtraction would lose precision, it uses the first
-// terms of the series of tanh.
+// (exp(2y) + 1)) with y = scale * x / limit. Where the subtraction would lose precision, it uses the first terms
+// of tanh's power series.
 func softcap(dst, x []float32, scale, limit float32) {
 	var ys [tileQueries]float32
 	scale /= limit
@@ -74,8 +74,9 @@ func SwiGLUBackward(dgate, dup, gate, up, dy []float32) {
 	active.swigluBackward(dgate, dup[:n], gate[:n], up[:n], dy[:n])
 }
 
-// Rotate rotates the pairs (x[i], x[len(cos)+i]) by the angles with the given cosines and sines, or backwards if
-// sign is -1: rotary position embedding of one head. The result is the same on every instruction set.
+// Rotate computes the rotary position embedding of one head. It rotates the pairs (x[i], x[len(cos)+i]) by the
+// angles with the given cosines and sines, in the opposite direction if sign is -1. The result is the same on
+// every instruction set.
 func Rotate(y, x, cos, sin []float32, sign float32) {
 	n := len(cos)
 	active.rotate(y[:2*n], x[:2*n], cos, sin[:n], sign)

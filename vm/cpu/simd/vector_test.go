@@ -63,8 +63,8 @@ var vectorCases = []vectorCase{
 	}},
 }
 
-// TestVectorKernels compares the kernels in vectorCases, of every instruction set, with the portable ones. A
-// guard after each operand detects writes past the end.
+// TestVectorKernels compares every instruction set's kernels in vectorCases with the portable ones. A guard after
+// each operand detects writes past the end.
 func TestVectorKernels(t *testing.T) {
 	r := testRand(t)
 	const guard = 20
@@ -98,7 +98,7 @@ func TestVectorKernels(t *testing.T) {
 	}
 }
 
-// TestExp compares exp with float64 over nearly its whole range, and checks special values.
+// TestExp compares exp with math.Exp over nearly all of its range, and checks special values.
 func TestExp(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
@@ -127,7 +127,7 @@ func TestExp(t *testing.T) {
 	})
 }
 
-// TestSoftcap compares softcap with float64, for inputs from far below the limit to far above it.
+// TestSoftcap compares Softcap with a computation in float64, for inputs from far below the limit to far above it.
 func TestSoftcap(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)

@@ -173,7 +173,7 @@ func (f *fn) scalar(name string) string {
 	return r
 }
 
-// zero returns a register of zeros, constant a register filled with a constant.
+// zero returns a register of zeros; constant returns a register filled with a constant.
 func (f *fn) zero() string {
 	r := f.vec()
 	f.p("VXORPS %s, %s, %s", low(r), low(r), low(r))
@@ -241,11 +241,11 @@ func (f *fn) fnma(d, a, b string)   { f.p("VFNMADD231PS %s, %s, %s", b, a, d) }
 func (f *fn) fms(d, a, b string)    { f.p("VFMSUB213PS %s, %s, %s", b, a, d) }
 func (f *fn) horner(d, a, b string) { f.p("VFMADD213PS %s, %s, %s", b, a, d) }
 
-// The mask of a tail is K1, or for AVX2 this register, which tailMask sets up.
+// The mask of a tail is in K1 or, for AVX2, in this register. tailMask sets it.
 const maskAVX2 = "Y15"
 
-// load reads a vector from memory, with zeros in the lanes past the end of the operand; store writes a vector,
-// except those lanes.
+// load reads a vector from memory, with zeros in the lanes past the end of the operand; store writes all other
+// lanes of a vector.
 func (f *fn) load(d, mem string) {
 	switch {
 	case !f.masked:
@@ -293,8 +293,8 @@ func (f *fn) tailFill(r string, bits uint32) {
 	}
 }
 
-// tailMask sets the mask to the first n lanes. n is a register; its value is less than the number of lanes, and
-// is kept. R15 is clobbered.
+// tailMask sets the mask to the first n lanes. n is a register; its value is less than the number of lanes and is
+// preserved. R15 is clobbered.
 func (f *fn) tailMask(n string) {
 	if f.avx512 {
 		f.p("MOVQ $-1, R15")
@@ -310,7 +310,7 @@ func (f *fn) tailMask(n string) {
 }
 
 // each runs body over CX elements, a vector at a time; AX is the index of the first element. The last vector may
-// be partial: body is emitted once more, with a mask.
+// be partial, so body is emitted once more, with a mask.
 func (f *fn) each(body func()) {
 	loop, tail, done := f.fresh("loop"), f.fresh("tail"), f.fresh("done")
 	saved := f.vectors

@@ -156,8 +156,8 @@ func (f *fn) panel(h int) {
 
 // sums adds up the products of h rows over k, two steps at a time, and then jumps to end or falls through.
 // Every second step prefetches a line for later calls; the first h of these steps also prefetch a row of c
-// each. Prefetching all rows of c at once would fill the buffers needed for loads from a. multiply adds a*b to
-// d, on words.
+// each. Prefetching all rows of c at once would fill the buffers needed for loads from a. multiply adds a*b to d,
+// for vectors of words.
 func (f *fn) sums(h int, words string, multiply func(d, a, b string), end string) {
 	name := func(label string) string { return fmt.Sprintf("%s%s%d", label, words, h) }
 	first, loop, odd := name("first"), name("sum"), name("odd")

@@ -7,8 +7,8 @@ import (
 )
 
 // pairKernels are the kernels that only AVX512-BF16 needs: those that make pairs of bfloat16. A pair is a word of
-// 32 bits, with the element of lower k in its lower half. The matrix product of AVX-512 multiplies pairs if its
-// tile requests it.
+// 32 bits, with the element that has the lower k in its lower half. The matrix product of AVX-512 multiplies pairs
+// if its tile requests it.
 var pairKernels = []kernel{
 	{name: "interleave", params: params("dst []float32; dstLd int; src []uint16; srcLd, pairs, cols int"), body: interleave},
 }

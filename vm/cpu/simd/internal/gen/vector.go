@@ -2,7 +2,7 @@ package main
 
 import "strconv"
 
-// The constants of the tanh form of gelu, as in the portable kernels.
+// The constants of the tanh approximation of gelu, as in the portable kernels.
 const (
 	geluC = 0.7978845608028654
 	geluA = 0.044715
@@ -93,7 +93,7 @@ func scale(f *fn) {
 	})
 }
 
-// geluExp sets e to the exp(-2u) in gelu's tanh form, given x and x*x.
+// geluExp sets e to exp(-2u), with u as in the tanh approximation of gelu, given x and x*x.
 func (f *fn) geluExp(e, x, square, t, u, m string) {
 	f.mov(e, f.c(-2*geluC*geluA))
 	f.horner(e, square, f.c(-2*geluC))
