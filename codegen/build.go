@@ -321,7 +321,7 @@ func passIndex(name string) uint8 {
 	return uint8(i)
 }
 
-// lineTable maps keys of the spec to indices of Program.Lines.
+// lineTable maps keys of the spec to indices into Program.Lines.
 type lineTable struct {
 	texts []string
 	index map[string]uint16

@@ -80,7 +80,7 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 			l := newLayout(planOf(t, file, "schedule.offload="+offload))
 			for i := range l.plan.Parallel.PP {
 				if testing.Short() && i > 1 && i < l.plan.Parallel.PP-1 {
-					continue // the stages between are like the second
+					continue // all other middle stages are like the second stage
 				}
 				checkExtent(t, file+" "+offload, l.lower(i))
 			}

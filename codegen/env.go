@@ -29,7 +29,7 @@ type env struct {
 	read      []bool             // value -> whether an instruction has read it since it was written
 	wrote     map[graph.Arg]bool // operands that an instruction has written
 	backward  bool               // emits the backward pass of a layer
-	begun     bool               // in a backward task with streamed K and V: later subsequences have added to the gradients of its own rows
+	begun     bool               // whether, in a backward task with streamed K and V, later subsequences have added to the gradients of its own rows
 	suffix    string
 	lossScale float64
 }
@@ -132,8 +132,8 @@ func (e *env) node(n *graph.Node) {
 	e.stageCachesOut(n)
 }
 
-// rename gives each value that a node overwrites a new buffer with the same bytes, because each buffer stands
-// for a single version of a value.
+// rename assigns a new buffer with the same bytes to each value that a node overwrites, because each buffer
+// stands for a single version of a value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	written := in.Info().Written()
 	for i, a := range n.Args {

@@ -93,8 +93,8 @@ func (q *passing) store() {
 	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
 }
 
-// updateBlocks updates a parameter block by block. The view weight is of the matrix that the forward pass
-// reads, limited to the rows whose optimizer state this rank holds.
+// updateBlocks updates a parameter block by block. weight is a view of the matrix that the forward pass reads.
+// It covers only the rows whose optimizer state this rank holds.
 func (s *stage) updateBlocks(p *param, weight ir.View) {
 	q := s.passing
 	for len(q.blocks) > 0 && q.blocks[0].p == p {

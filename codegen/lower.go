@@ -31,7 +31,7 @@ type stage struct {
 	evalLoss  uint32
 	losses    uint32 // of each token in a validation microbatch
 	stepBuf   uint32
-	weights   [2]uint32      // factor of a label's loss if labels may be masked, in a step and in a validation
+	weights   [2]uint32      // factor of a label's loss if labels may be masked: one for a step and one for a validation
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
 	spike     ir.View        // the largest gradient norm at which weights are still updated, or absent
 	norm      uint32
@@ -327,8 +327,8 @@ func (s *stage) label(t plan.Task, layer int, value string) string {
 	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
-// endTask passes the task's result on, if any: to a task of the same rank, to a message or, in a validation, to
-// the head.
+// endTask passes on the task's result, if any: to a task of the same rank, to another rank in a message or, in
+// a validation, to the head.
 func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
 	_, _, feeds := s.order.Target(t)
 	switch {

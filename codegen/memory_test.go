@@ -121,7 +121,7 @@ func TestMeasureFit(t *testing.T) {
 }
 
 // TestSharedFits checks that, with mux, automatic offloading leaves room for the bytes that ranks borrow from
-// others, and that what it would choose without mux does not fit.
+// others, and that the choice it would make without mux does not fit.
 func TestSharedFits(t *testing.T) {
 	for _, mux := range []string{"right", "left", "on"} {
 		set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=auto")

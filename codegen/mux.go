@@ -19,7 +19,7 @@ type sharedSlot struct {
 	mine, all []plan.Task          // tasks in the slot, of this rank and of all ranks
 	x         map[plan.Task]uint32 // the current rows of tasks, or their gradients
 	envs      map[plan.Task]*env   // of tasks, for their current layer
-	adds      map[int][]sum        // [stage]: received contributions to gradients that are not yet added
+	adds      map[int][]sum        // [stage]: contributions to gradients that have been received but not yet added
 	working   int                  // stage whose pieces the rank is working on; -1: none
 	since     position             // start of that work
 }
@@ -260,7 +260,7 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange calls visit for each cache, or each gradient of a cache, and for each pair of ranks of which one
+// eachExchange calls visit for each cache, or each gradient of a cache, and for each pair of ranks in which one
 // runs pieces of a stage and the other reads their rows. On both ranks, the view covers the rows of these
 // pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
@@ -414,7 +414,7 @@ func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed
 	return way, needed
 }
 
-// borrow creates the parameters of a layer of another stage, without their weights.
+// borrow creates the parameters of a layer of another stage, but no buffers for their weights.
 func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	b := w.layerOfModel(layer)
 	for i := range b.Params {
@@ -436,9 +436,9 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 }
 
 // returnGradients sends the gradients of borrowed weights to the rank that holds the weights. The last helper
-// sends its gradients to the previous one, which adds its own, and so on. Each helper passes on a layer one
-// round later than the next helper, so no rank waits for the whole chain. The weights are those of the stage
-// with the same number as the slot, because that stage has no shared tasks after the slot.
+// sends its gradients to the previous one, which adds its own, and so on. Each helper passes on a layer's
+// gradients one round later than the next helper does, so no rank waits for the whole chain. The weights are
+// those of the stage with the same number as the slot, because that stage has no shared tasks after the slot.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()

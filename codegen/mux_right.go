@@ -11,14 +11,14 @@ import (
 
 // This file emits shared attention at the turnaround (mux = right). Helpers compute part of a task's attention,
 // namely over the blocks of the stage's keys that they hold. This applies to layers without a window; attention
-// with a window is short and not shared. Rank k of a helper works with rank k of the owner, which has the same
-// heads.
+// with a window takes little time and is not shared. Rank k of a helper works with rank k of the owner, which
+// has the same heads.
 //
 // Stages go through a slot together: in each layer all owners send to all helpers, every rank computes, and all
 // helpers send back. The instructions of every rank follow this single order, stage by stage, even if a rank
 // helps others while it runs its own task. Queries and results use the streams mux and mux_in, because ranks
-// wait for them. Blocks of keys use the stream send_prev and their gradients send_next, opposite to the main
-// traffic of the pass.
+// wait for them. Blocks of keys use the stream send_prev, and their gradients use send_next. In both passes,
+// this is opposite to the direction of the main traffic.
 
 // lentKey identifies the keys of a layer that a helper holds.
 type lentKey struct{ microbatch, layer int }
@@ -66,7 +66,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 			}
 		}
 	}
-	for r := range items { // help at the start of a task of the rank's own becomes part of that task's step
+	for r := range items { // help that starts together with one of the rank's own tasks becomes part of that task's step
 		for k := range items[r] {
 			it := &items[r][k]
 			if key := (slot{it.at.time, r}); it.kind == running && helped[key] != nil {
@@ -205,7 +205,7 @@ func setAttr(in *ir.Instr, name string, v ir.Attr) {
 	}
 }
 
-// phase returns the number of the phase (see help) that is this layer's attention, or its gradient.
+// phase returns the number of the phase (see help) that consists of this layer's attention, or of its gradient.
 func (e *env) phase(op ir.Op) int {
 	return phaseOf(slices.Index(e.s.path(e.task), e.layer), op)
 }
@@ -397,8 +397,8 @@ type helped struct {
 	first, end int64 // tokens of these keys
 }
 
-// helped returns this rank's part of an instruction in layer number at of those that a task visits, or nil if the layer
-// has no such instruction to share.
+// helped returns this rank's part of an instruction in layer number at, counted in the order in which the task visits
+// its layers. It returns nil if the layer has no such instruction to share.
 func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]
 	if at >= len(layers) {

@@ -10,9 +10,9 @@ import (
 	"sppo.dev/schedule"
 )
 
-// layout holds the data that all ranks of a job share: the dataflow, the tensors of the model in
-// one global order, the names of constants and groups. The order of tensors does not depend on the
-// number of stages, so neither does the gradient norm.
+// layout holds the data that all ranks of a job share: the dataflow, the tensors of the model in one global
+// order, and the names of constants and groups. The order of tensors does not depend on the number of stages,
+// so neither does the gradient norm.
 type layout struct {
 	plan      *plan.Plan
 	model     *graph.Model
@@ -73,7 +73,7 @@ func (r tokenRange) firstOf(k, sp int) int64 {
 	return r.first + int64(k)*r.tokens/int64(sp)
 }
 
-// Constants that this package adds to the graph's.
+// Constants that this package adds to those of the graph.
 const (
 	constPrev   = "prev"    // rank of the previous stage
 	constNext   = "next"    // rank of the next stage
@@ -293,8 +293,8 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	return v
 }
 
-// keptRectangles returns the rectangles of the weight as it is kept, whole or this rank's slice, in the buffer
-// of the given view.
+// keptRectangles returns the rectangles of the kept weight (the whole weight or this rank's slice) in the
+// buffer of the given view.
 func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
 	if p.zero >= plan.ZeroWeights {
 		return s.stateRectangles(p, v.Buffer, v.DType)
@@ -316,8 +316,8 @@ func (s *stage) colAttr(p *param) ir.Attr {
 	return ir.Int(0)
 }
 
-// addStates lists the parameter's buffers for checkpoints. If weights are f32 and have a divided master, it is
-// listed as another copy of the weight.
+// addStates lists the parameter's buffers for checkpoints. If weights are f32 and have a divided master, the
+// master is listed as another copy of the weight.
 func (s *stage) addStates(p *param, act ir.DType) {
 	s.addState(p, ir.RoleWeight, s.keptRectangles(p, p.whole(p.kept, act)))
 	if p.master != p.kept {

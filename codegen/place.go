@@ -128,9 +128,9 @@ func newPlacer(lives []life) *placer {
 
 // The search ends when the extent exceeds the bound by at most 1/boundPerSlack of it, or when the ejectors have
 // taken stepsPerLife steps for each life or stepsAtMost in total. A step takes about 50 ns. The limit is a
-// number of steps, not a time, so that the result is the same on every machine. With manyLives or more, where
-// each order takes a second, an extent that fits the arena and exceeds the bound by at most 1/boundPerRoom is
-// enough.
+// number of steps, not a time, so that the result is the same on every machine. With manyLives lives or more,
+// each order takes a second; an extent that fits the arena and exceeds the bound by at most 1/boundPerRoom is
+// then enough.
 const (
 	boundPerSlack = 256
 	boundPerRoom  = 64

@@ -176,7 +176,7 @@ type pipeline struct {
 	sp           float64
 	ffn, kv      float64 // widths as multiples of hidden
 	offloaded    float64 // share of the units' bytes
-	rising       float64 // increase of the share with each subsequence
+	rising       float64 // increase in the share with each subsequence
 	ahead        int     // forward tasks before the first backward task; 0: those of a whole sequence
 }
 
@@ -216,7 +216,7 @@ type stageTask struct {
 }
 
 // tasks returns the tasks in the order in which the rank runs them: p.ahead forward tasks, then backward and
-// forward tasks in turn. If p.ahead is 0, it runs one sequence after another.
+// forward tasks alternately. If p.ahead is 0, it runs one sequence after another.
 func (p *pipeline) tasks() []stageTask {
 	var forward, backward, out []stageTask
 	for s := range p.sequences {
@@ -367,7 +367,7 @@ func BenchmarkPlaceLives(b *testing.B) {
 	}
 	for _, p := range pipelines {
 		if p.name == "seq1f1b-half" {
-			benchmarkPlace(b, p.name, p.lives()) // first fit alone does not come close enough to the bound here
+			benchmarkPlace(b, p.name, p.lives()) // first fit does not come close enough to the bound here without ejectors
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 type streams struct {
 	queue    *walk.LoadQueue
 	arrivals []arrival   // issued and not yet used
-	sent     [2][]uint32 // dK and dV in transit to the host: sent before the last load was taken, and since
+	sent     [2][]uint32 // dK and dV in transit to the host: those sent before the last load was taken, and those sent since then
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
@@ -26,7 +26,8 @@ type arrival struct {
 	buffers map[string]uint32
 }
 
-// streaming returns the streamed values of a layer: K, V and, for gradients, the gradients of K and V that are read.
+// streaming returns the streamed values of a layer: K and V and, if grads is set, those of their gradients that are
+// read.
 func streaming(b *graph.Block, grads bool) []*graph.Value {
 	var out []*graph.Value
 	for i := range b.Values {
@@ -82,9 +83,8 @@ func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
 	return name
 }
 
-// take returns the next load, and issues the loads that should be in transit by then. Blocks that
-// were sent before the last load was taken are held only until now, because their copies have had
-// enough time.
+// take returns the next load. It first issues the loads that should be in transit by now. Blocks that were sent
+// before the last load was taken are held only until now, because their copies have had enough time.
 func (s *stage) take() arrival {
 	q := &s.streams
 	for _, b := range q.sent[0] {
@@ -200,8 +200,8 @@ func (e *env) attend(n *graph.Node) {
 	}
 }
 
-// attendBlock emits the part for the next block. Operands that do not depend on the block are those of the part
-// for the subsequence's own rows.
+// attendBlock emits the part for the next block. Operands that do not depend on the block are taken from the
+// part for the subsequence's own rows.
 func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()
@@ -213,7 +213,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 		}
 		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
 		b := s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
-		e.clearUnread(b, bytes, block.Grads) // the gradient of these rows has not begun, or is never read
+		e.clearUnread(b, bytes, block.Grads) // nothing has been added to the gradient of these rows yet, or it is never read
 		block.buffers[v.Name] = b
 	}
 	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {

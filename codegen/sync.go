@@ -17,7 +17,8 @@ import (
 // synchronise inserts records and waits into a section that has none. Instructions of different streams that
 // touch the same bytes, at least one of them writing, then run in the order of the slice. It returns the new
 // section and the number of its events. A record has the provenance of the instruction before it, and a wait
-// that of the instruction after it, but with the given pass.
+// has that of the instruction after it, except for the given pass and for the spec line, which crossing
+// determines.
 func synchronise(instrs []ir.Instr, buffers []ir.Buffer, pass uint8) ([]ir.Instr, int32) {
 	return insertEvents(instrs, neededWaits(instrs, buffers), pass)
 }
@@ -256,7 +257,7 @@ func (b bitset) clear(i int) {
 	}
 }
 
-// next returns the smallest member that is at least i, or a number past all members.
+// next returns the smallest member that is at least i, or a number greater than all members.
 func (b bitset) next(i int) int {
 	for level, words := range b {
 		if word := words[i/64] >> (i % 64); word != 0 {

@@ -43,7 +43,7 @@ func TestSynchroniseKeepsReadsApart(t *testing.T) {
 	instrs := []ir.Instr{
 		copyInstr(ir.CopyD2H, ir.D2H, view(1, 0, 256), view(0, 0, 256)),
 		copyInstr(ir.CopyD2D, ir.Compute, view(0, 512, 256), view(0, 0, 256)), // reads the same bytes
-		copyInstr(ir.CopyH2D, ir.H2D, view(0, 256, 256), view(1, 256, 256)),   // other bytes of both
+		copyInstr(ir.CopyH2D, ir.H2D, view(0, 256, 256), view(1, 256, 256)),   // other bytes of both buffers
 	}
 	if out, events := synchronise(instrs, buffers, testPass); events != 0 || len(out) != len(instrs) {
 		t.Errorf("%d events where nothing conflicts:\n%s", events, listing(out))
@@ -55,7 +55,7 @@ func TestSynchroniseSharesEventsAndDropsImpliedWaits(t *testing.T) {
 	instrs := []ir.Instr{
 		copyInstr(ir.CopyD2D, ir.Compute, view(1, 0, 256), view(0, 0, 256)),
 		copyInstr(ir.CopyD2D, ir.Mux, view(2, 0, 256), view(1, 0, 256)), // waits for 0
-		copyInstr(ir.CopyD2H, ir.D2H, view(3, 0, 256), view(1, 0, 256)), // waits for 0, by the same event
+		copyInstr(ir.CopyD2H, ir.D2H, view(3, 0, 256), view(1, 0, 256)), // waits for 0, using the same event
 		copyInstr(ir.CopyH2D, ir.H2D, view(1, 0, 256), view(3, 0, 256)), // waits for 1 and 2; 0 is implied
 	}
 	out, events := synchronise(instrs, buffers, testPass)
@@ -81,8 +81,8 @@ func TestSynchroniseProvenance(t *testing.T) {
 	}
 }
 
-// checkEvents checks that the original instructions are all there, in their order. Every event must have one
-// record, right after its producer, and waits only after the record and on other streams.
+// checkEvents checks that all original instructions are present, in their original order. Every event must have
+// one record, right after its producer, and waits only after the record and on other streams.
 func checkEvents(t *testing.T, instrs, out []ir.Instr, events int32) {
 	t.Helper()
 	rest, recorded := 0, map[int64]ir.Stream{}

@@ -28,7 +28,7 @@ const (
 	sharing   // all of the rank's tasks in a shared slot; step.task is the first
 	helping   // parts of other ranks' tasks
 	lending   // sends a block of keys to a helper
-	borrowing // receives it
+	borrowing // receives a block of keys
 )
 
 // own reports whether a step belongs to one of the rank's own tasks.
@@ -61,10 +61,10 @@ type item struct {
 	step
 }
 
-// timeline returns the order in which every rank issues its tasks and messages: the order of walk.Times. A message is placed
-// at the end of its sender's task, both in the sender's order and in the receiver's. All orders are therefore parts of a
-// single order of all steps of the job, in which every step comes after those it waits for. The job cannot deadlock, even if
-// each rank runs one step at a time.
+// timeline returns the order in which every rank issues its tasks and messages: the order given by walk.Times.
+// A message is placed at the end of its sender's task, both in the sender's order and in the receiver's. All
+// orders are therefore parts of a single order of all steps of the job, in which every step comes after those
+// that it waits for. The job cannot deadlock, even if each rank runs one step at a time.
 func timeline(p *plan.Plan, g *graph.Model) [][]step {
 	items := make([][]item, p.Parallel.PP)
 	index := make([]map[plan.Task]int, p.Parallel.PP)

@@ -18,7 +18,7 @@ import (
 type visits struct {
 	order  []visit               // visits of the section, except those that read no weights
 	done   int                   // number of these visits that have begun
-	number int                   // number of all visits
+	number int                   // number of all visits so far
 	whole  map[int]plan.ParamSet // by layer: weights that are whole
 	lent   []uint32              // operands of gathers in progress, held until the next visit
 	owed   []owed                // gradients in transit, until the next backward visit ends
@@ -60,7 +60,7 @@ func (v *visits) plan(s *stage, steps []step) {
 	}
 }
 
-// readBy returns the weights of a layer that a task reads.
+// readBy returns the weights of a layer that a task reads, or no weights below ZeroWeights.
 func (s *stage) readBy(t plan.Task, layer int) plan.ParamSet {
 	if s.plan.Parallel.Zero < plan.ZeroWeights {
 		return 0
@@ -92,7 +92,8 @@ func (s *stage) byVisit(name string) string {
 	return fmt.Sprintf("%s.%d", name, s.visits.number)
 }
 
-// enter begins a visit. The weights of the layer are then whole, those of the next layer are being gathered, and others are freed.
+// enter begins a visit. The weights of the layer are then whole, those of the next layer are being gathered,
+// and all others are freed.
 func (s *stage) enter(layer int) {
 	v := &s.visits
 	if v.order[v.done].layer != layer {

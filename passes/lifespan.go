@@ -12,8 +12,8 @@ import (
 
 // lifespan lists the tensors that a layer keeps in memory, and for how long.
 //
-// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. The list is
-// derived from the readers and writers in the dataflow, so it follows changes to the model.
+// Input: Parallel. Output: Units. Paper: section 4.1, which has three types of activations. The list is derived
+// from the readers and writers in the dataflow, so it follows changes to the model.
 func lifespan(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
 	bytes := map[plan.UnitType]float64{}

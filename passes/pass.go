@@ -1,6 +1,6 @@
-// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). Run applies the
-// passes of one list to it, one after another, until it contains every decision with its reason, and the
-// predicted result.
+// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). Run applies a
+// list of passes to it, one after another, until it contains every decision with its reason, and the predicted
+// result.
 //
 // pass.go lists the passes; most of them have their own package. No package below this one depends on programs,
 // addresses or devices: codegen turns a plan into instructions and fills in the exact memory.

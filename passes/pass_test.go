@@ -99,7 +99,7 @@ func TestDisable(t *testing.T) {
 	}
 }
 
-// TestRunnerNamesThePass replaces a pass by one that breaks the plan. The error must name the pass.
+// TestRunnerNamesThePass replaces a pass with one that breaks the plan. The error must name the pass.
 func TestRunnerNamesThePass(t *testing.T) {
 	good := Passes[1].Run
 	defer func() { Passes[1].Run = good }()

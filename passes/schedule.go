@@ -86,7 +86,7 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 	return nil
 }
 
-// checkSharedOrder checks that shared tasks are in their only possible order.
+// checkSharedOrder checks that shared tasks are in the only order possible for them.
 func checkSharedOrder(p *plan.Plan, rank int, tasks []plan.Task) error {
 	if err := plan.Plain(mux.Problems(p)); err != nil {
 		return err

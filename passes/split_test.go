@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestUlysses checks that a request for sp_mode = ulysses is accepted, that costs then include those of whole
-// weights and of summing their gradients, and that a rank keeps the same tensors between the forward and
+// TestUlysses checks that a request for sp_mode = ulysses is accepted, that the costs then include updating
+// whole weights and summing their gradients, and that a rank keeps the same tensors between the forward and
 // backward passes as with divided weights.
 func TestUlysses(t *testing.T) {
 	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
@@ -31,7 +31,8 @@ func TestUlysses(t *testing.T) {
 	}
 }
 
-// TestSlicing checks that matrices are sliced over the ranks that hold the same rows, if they divide evenly.
+// TestSlicing checks that matrices are sliced over the ranks that hold the same rows, if the rows divide
+// evenly.
 func TestSlicing(t *testing.T) {
 	for _, c := range []struct {
 		set   []string
@@ -74,8 +75,8 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 	}
 }
 
-// Each ZeRO stage keeps less in memory from step to step and leaves less work for the end of the step. The time
-// of its additional traffic appears in the layers instead.
+// Each ZeRO stage keeps less in memory from step to step than the previous one, and leaves less work for the
+// end of the step. The time of its additional traffic appears in the layers instead.
 func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
 	var before *plan.Plan

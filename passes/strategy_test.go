@@ -160,9 +160,9 @@ func TestPublishedFigures(t *testing.T) {
 	}
 }
 
-// TestFiguresOverSubsequences is like TestPublishedFigures, for divided sequences. The bubble of the sequence
-// pipeline is (PP-1)/N, or 1/v of that with v virtual stages. TeraPipe (Li et al. 2021) has one such bubble for
-// all sequences together.
+// TestFiguresOverSubsequences is like TestPublishedFigures, but for divided sequences. The bubble of the
+// sequence pipeline is (PP-1)/N, or 1/v of that with v virtual stages. TeraPipe (Li et al. 2021) has one such
+// bubble for all sequences together.
 func TestFiguresOverSubsequences(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -230,7 +230,7 @@ func TestDualPipeV(t *testing.T) {
 	}
 }
 
-// TestOrdersOfPyTorch compares the order of every rank with PyTorch's, for the sizes of PyTorch's own tests
+// TestOrdersOfPyTorch compares the order of every rank with PyTorch's, for the sizes in PyTorch's own tests
 // (test/distributed/pipelining/test_schedule.py). The files hold the output of PyTorch 2.11.0
 // (torch/distributed/pipelining/schedules.py, run with stand-ins for stages and for the rest of torch): the
 // list of actions of a schedule or, for GPipe and 1F1B, the calls in a step.

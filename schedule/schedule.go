@@ -12,11 +12,11 @@
 //
 // A list depends on the order of tasks and on two numbers: by how many tasks a copy to the host may
 // lag, and how many layers ahead a reload is issued. It does not depend on the placement of saved
-// tensors: a layer that keeps all of them on the device also has a Release and a Reload, which copy
+// tensors: even a layer that keeps all of them on the device has a Release and a Reload, which then copy
 // nothing. A search over thousands of placements can therefore use the same list.
 //
-// For example, a stage of two layers in the middle of a pipeline runs two subsequences, with lag
-// and ahead of 1:
+// For example, a stage of two layers in the middle of a pipeline runs two subsequences, with lag and ahead
+// values of 1:
 //
 //	F0.0  Begin  Visit 0  Visit 1  End
 //	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
@@ -24,7 +24,7 @@
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
-// Slots that the ranks of all stages share (mux) also have one list for each rank. slot.go defines their
+// Slots that the ranks of all stages share (mux) also appear in the list of every rank. slot.go defines their
 // actions.
 package schedule
 
@@ -49,10 +49,10 @@ const (
 // Action is one entry of a schedule.
 type Action struct {
 	Op    Op
-	Held  bool  // of a forward's Visit: whether its offloaded tensors keep their device bytes until a Release
+	Held  bool  // for a forward's Visit: whether its offloaded tensors keep their device bytes until a Release
 	Task  int32 // index among the tasks of the rank
 	Layer int32 // index among the layers of the task's stage
-	Of    int32 // of End and StageOut: the index of the task that reads the result; -1: none on this rank
+	Of    int32 // for End and StageOut: the index of the task that reads the result; -1: none on this rank
 }
 
 // List is the schedule of one rank.
@@ -69,7 +69,8 @@ func (l *List) Of(place int) []Action {
 	return l.actions[l.begins[place]:]
 }
 
-// Last returns the last action of a task, or of a shared slot's first task; it returns the zero action for the slot's other tasks.
+// Last returns the last action of a task. In a shared slot, only the first task has actions; for the slot's
+// other tasks, Last returns the zero action.
 func (l *List) Last(place int) (last Action) {
 	if of := l.Of(place); len(of) > 0 {
 		last = of[len(of)-1]
@@ -82,14 +83,14 @@ type Pipeline struct {
 	Layers []int // [virtual stage]
 	Shared int   // how many of the first slots the ranks of all stages share, in both passes
 	Staged bool  // results that are read much later are kept on the host, as K and V may be
-	undone []int // [virtual stage]: number of layers that its backwards visit: the last ones of the stage
+	undone []int // [virtual stage]: how many layers, at the end of the stage, its backwards visit
 	tasks  [][]Task
 	links  [][]link // [rank][task]
 }
 
-// link connects a task with others of its rank. Indices are -1 if there is no such task.
+// link connects a task with other tasks of its rank. Indices are -1 if there is no such task.
 type link struct {
-	undone int32 // of a backward: its forward
+	undone int32 // for a backward: its forward
 	reader int32 // the task that reads the result: the same task on the next stage, or the backward that begins with the head
 	first  int32 // number of layers of all earlier tasks
 	last   bool  // whether no later subsequence passes through the stage in this direction
@@ -99,7 +100,7 @@ type link struct {
 // for the copy to the host, and one for the copy back.
 const nearby = 2
 
-// New prepares the schedules for the tasks of each rank, in their order. untrained is the number of
+// New prepares the schedules of all ranks, given the tasks of each rank in order. untrained is the number of
 // layers at the start that have no backward.
 func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 	p := &Pipeline{Layers: layers, tasks: tasks}
@@ -185,7 +186,7 @@ type writer struct {
 	lag, ahead int
 
 	copies   []copies // of each layer of each task; those of a task start at link.first
-	reloaded []int    // [place]: number of layers of a backward whose reloads have been issued
+	reloaded []int    // [place]: number of the backward's layers whose reloads have been issued
 
 	turn, turnFirst int        // number and first task of the current turn
 	waiting         []offloads // forwards whose copies are still allowed to run, oldest first
@@ -208,9 +209,9 @@ func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
 // isShared reports whether the ranks of all stages share a task's slot.
 func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
 
-// turnEnd begins the turn of a task and returns the index after its last task. Pieces that run one
-// after another, or together layer by layer, form one turn; copies of other tasks end during the
-// last of them. Any other task is a turn of its own.
+// turnEnd begins the turn of a task and returns the index after the turn's last task. Pieces that run one after
+// another, or together layer by layer, form one turn; copies of other tasks end during the last of these
+// pieces. Any other task is a turn of its own.
 func (w *writer) turnEnd(i int) (end int) {
 	w.turn++
 	w.turnFirst = i
@@ -226,7 +227,7 @@ func (w *writer) turnEnd(i int) (end int) {
 	return end
 }
 
-// undoes reports whether any of the tasks is the backward of the given forward.
+// undoes reports whether any of the tasks first to end-1 is the backward of the given forward.
 func (w *writer) undoes(first, end, forward int) bool {
 	for i := first; i < end; i++ {
 		if int(w.links[i].undone) == forward {
@@ -292,7 +293,7 @@ func (w *writer) end(i int) {
 	w.add(end)
 }
 
-// stageIn lists the copies from the host for a task, which run during the previous task.
+// stageIn lists the copies from the host for a task. They run during the previous task.
 func (w *writer) stageIn(i int) {
 	if !w.Staged || i == len(w.tasks) {
 		return
@@ -303,7 +304,7 @@ func (w *writer) stageIn(i int) {
 	}
 }
 
-// visit lists the work of a task in layer number at of those that it visits.
+// visit lists a task's work in layer number at, counted in the order in which the task visits its layers.
 func (w *writer) visit(op Op, i, at int) {
 	k := at
 	if w.tasks[i].Kind != Forward {
@@ -317,8 +318,8 @@ func (w *writer) visit(op Op, i, at int) {
 }
 
 // releaseBeside lists the releases during layer number at of a turn. The copies of a forward's
-// layer may take as many turns as the lag. The last layer of the turn also has the remaining
-// releases of forwards with more layers.
+// layer may take as many turns as lag allows. The last layer of the turn also has the remaining releases of
+// forwards with more layers.
 func (w *writer) releaseBeside(at int, last bool) {
 	for _, f := range w.leaving {
 		for k, layers := at, w.layersOf(f); k < layers && (k == at || last); k++ {
@@ -333,9 +334,9 @@ func (w *writer) release(forward, k int) {
 }
 
 // coming returns how many of the backward tasks directly after a task may have their reloads issued while
-// that task runs; ahead limits this number. There are none if the first of them is the task's own backward,
-// whose tensors are not yet offloaded. After a forward there is at most one, because the copies to the host
-// that later ones need may not have ended.
+// that task runs; ahead limits this number. The number is 0 if the first of them is the task's own backward,
+// whose tensors are not yet offloaded. After a forward it is at most 1, because the copies to the host on which
+// later backwards depend may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -351,8 +352,9 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists all reloads not yet listed up to layer number last, counted from the start of a task, in
-// the order in which the task and the backward tasks after it need them.
+// reloadUpTo lists all reloads up to layer number last that have not been listed yet. Layers are counted from
+// the start of a task. The reloads are in the order in which the task and the backward tasks after it need
+// them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)

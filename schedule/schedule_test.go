@@ -49,9 +49,9 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// drawn returns the tasks of one rank in an order that a strategy might have: the forwards of each microbatch
-// in order, its backwards in reverse order, several microbatches at a time, weight gradients deferred or
-// together with their backwards.
+// drawn returns the tasks of one rank in an order that a strategy might produce: the forwards of each
+// microbatch in order, its backwards in reverse order, several microbatches at a time, with weight gradients
+// either deferred or computed together with their backwards.
 func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 	virtual := 1 + r.IntN(3)
 	for range virtual * 2 {
@@ -96,8 +96,8 @@ type layer struct {
 }
 
 // TestCopies checks the copies in random orders of tasks, with random lag and ahead. Each layer of a backward must be
-// reloaded exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes until they
-// are released, if that is before they are reloaded, and none otherwise.
+// reloaded exactly once, after its forward and before its visit. Offloaded tensors must hold device bytes until their
+// Release if it comes before their Reload, and must not hold any otherwise.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List
@@ -213,7 +213,7 @@ func TestSlots(t *testing.T) {
 				at := layer{tasks[rank][a.Task], a.Layer}
 				switch {
 				case a.Op.Common():
-					a.Task = 0 // of this rank
+					a.Task = 0 // differs from rank to rank
 					common = append(common, a)
 				case a.Op == FirstHalf:
 					halves[at] = a.Op

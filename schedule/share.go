@@ -2,16 +2,15 @@ package schedule
 
 import "slices"
 
-// Sharing defines which rank runs which piece of shared tasks, and what the ranks of a shared slot
-// send to each other. Ranks share tasks only if each has one virtual stage, so ranks and stages
-// have the same numbers.
+// Sharing defines which rank runs which piece of a shared task, and what the ranks of a shared slot send to
+// each other. Ranks share tasks only if each has one virtual stage, so ranks and stages have the same numbers.
 //
 // Slot t contains, for every stage i, the task of subsequence t-i. Each task is cut into one piece per rank.
-// The stage's own rank runs the first t+1 pieces, and every rank j > t runs piece j+1. A helper thus keeps its
-// piece from stage to stage until its own stage has work.
+// The stage's own rank runs the first t+1 pieces, and every rank j > t runs piece j+1. A helper thus keeps the
+// same piece from stage to stage until its own stage has work.
 type Sharing struct {
 	Ranks  int
-	Pieces [][]int64 // [subsequence]: tokens of each piece; later subsequences are not divided
+	Pieces [][]int64 // [subsequence]: tokens of each piece; subsequences that are not listed are not divided
 }
 
 // Runner returns the rank that runs a piece in a shared slot.
@@ -35,8 +34,8 @@ type Reader struct {
 	Waits bool // it runs a later piece in the same slot, so it waits for the rows
 }
 
-// Readers returns, in ascending order, the ranks that run a later part of the sequence on the same stage as a
-// piece, except the rank that runs the piece.
+// Readers returns, in ascending order, the ranks that run later parts of the sequence on the stage of a piece.
+// It omits the rank that runs the piece itself.
 func (s Sharing) Readers(t Task) []Reader {
 	var readers []Reader
 	runner := s.Runner(t)
@@ -50,7 +49,7 @@ func (s Sharing) Readers(t Task) []Reader {
 }
 
 // Borrowers returns the ranks that begin to help a stage in a slot of a pass. The stage's own rank
-// sends the weights to the first of them, and each sends them to the next.
+// sends the weights to the first of them, and each passes the weights on to the next.
 func (s Sharing) Borrowers(kind Kind, stage, slot int) []int {
 	before := slot - 1
 	if kind == Backward {

@@ -2,9 +2,9 @@ package schedule
 
 import "slices"
 
-// Actions of a shared slot. Their fields have other meanings than elsewhere: Task is the rank's first task in
-// the slot, or the piece for FirstHalf, SecondHalf and End. Layer is a round, except for the two halves. Of is
-// the stage, or for Lend the slot whose new helpers get the weights.
+// Actions of a shared slot. Their fields have special meanings. Task is the rank's first task in the slot or,
+// for FirstHalf, SecondHalf and End, the piece. Layer is a round, except for the two halves. Of is the stage
+// or, for Lend, the slot whose new helpers get the weights.
 //
 // Actions marked "all ranks" come in the same order in the list of every rank, so code that reads the lists may
 // treat each as a single action. Codegen issues the messages of every rank in this order, so the job cannot
@@ -13,8 +13,8 @@ import "slices"
 // A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
 // gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The
 // second half is the rest of the layer. Every rank alternates between the stages that it works for. For each
-// stage it runs the second half of the previous layer and the first half of the next, so messages for one stage
-// are in flight during the work for other stages.
+// stage it runs the second half of one layer and the first half of the next, so messages for one stage are in
+// flight during the work for other stages.
 const (
 	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and distributes its pieces
 	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding
@@ -24,7 +24,7 @@ const (
 	Enter                               // gathers the weights of a layer of the rank's own stage
 	Leave                               // reduces weight gradients at the end of a visit
 	FirstHalf                           // runs a layer up to the exchange
-	SecondHalf                          // runs the rest
+	SecondHalf                          // runs the rest of the layer
 )
 
 // Common reports whether an action is common to all ranks.
@@ -89,8 +89,8 @@ func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	return slot + 1, slot == 0
 }
 
-// round lists round k of one stage: each piece runs the second half of layer k-1 and the first half of layer k,
-// counted in the order of the pass.
+// round lists round k of one stage: each piece runs the second half of layer k-1 and the first half of layer k.
+// Layers are counted in the order of the pass.
 func (w *writer) round(first, end, stage, k int) {
 	layers := w.Layers[stage]
 	for i := first; i < end && 0 < k && k <= layers; i++ {
@@ -114,7 +114,7 @@ func (w *writer) round(first, end, stage, k int) {
 	w.add(Action{Op: Exchange, Task: place, Layer: int32(k), Of: int32(stage)})
 }
 
-// copiesBesideSlot lists the releases and reloads, during a round, of tasks outside the slot.
+// copiesBesideSlot lists the releases and reloads that take place during a round for tasks outside the slot.
 func (w *writer) copiesBesideSlot(end, round, rounds int) {
 	w.releaseBeside(round, false)
 	if last := round + w.ahead - rounds; last >= 0 && w.coming(end-1) > 0 {

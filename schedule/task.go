@@ -22,10 +22,9 @@ var Kinds = []Kind{Forward, Backward, WeightGrad}
 // String returns the letter of a kind, or "" for the zero Kind.
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
-// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
-// stage, or the weight gradients that a backward has deferred. In JSON it is written as kind,
-// microbatch, subsequence and virtual stage, such as "F0.3@1", or "F0.3/2@1" for the second piece of a
-// subsequence.
+// Task is the forward or backward of a microbatch's subsequence through the layers of one virtual stage, or the
+// weight gradients that a backward has deferred. In JSON it is written as kind, microbatch, subsequence and
+// virtual stage, such as "F0.3@1", or "F0.3/2@1" for the second piece of a subsequence.
 type Task struct {
 	Kind        Kind
 	Microbatch  int
@@ -52,7 +51,7 @@ func SameSlot(a, b Task) bool {
 	return a.Kind == b.Kind && a.Microbatch == b.Microbatch && a.Slot() == b.Slot()
 }
 
-// MarshalText writes a task in the form "F0.3@1".
+// MarshalText writes a task in the format "F0.3@1".
 func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func (t Task) String() string {
@@ -63,7 +62,7 @@ func (t Task) String() string {
 	return fmt.Sprintf("%s%d.%d%s@%d", t.Kind, t.Microbatch, t.Subsequence, piece, t.Stage)
 }
 
-// UnmarshalText reads the form that MarshalText writes.
+// UnmarshalText reads the format that MarshalText writes.
 func (t *Task) UnmarshalText(text []byte) error {
 	word := string(text)
 	for _, kind := range Kinds {

@@ -64,8 +64,8 @@ func ShareProblems(p *plan.Plan) []plan.Problem {
 	return Problems(p)
 }
 
-// wantsShared reports whether tasks at the start of the pipeline, and those at its turnaround, are shared or
-// will be.
+// wantsShared reports whether tasks at the start of the pipeline are shared or will be, and whether tasks at
+// its turnaround are.
 func wantsShared(p *plan.Plan) (left, right bool) {
 	m := p.Schedule.Mux
 	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
@@ -165,7 +165,7 @@ func leftProblems(p *plan.Plan) []plan.Problem {
 }
 
 // Order returns the tasks of every rank when ranks share tasks: first the shared slots at the start, then the
-// tasks of its own stage; the backward pass mirrors this.
+// tasks of the rank's own stage; the backward pass mirrors this.
 func Order(p *plan.Plan) [][]plan.Task {
 	pp := p.Parallel.PP
 	orders := make([][]plan.Task, pp)
@@ -247,8 +247,8 @@ type Shares struct{ Left, Right bool }
 // SharesOf returns where a plan shares tasks.
 func SharesOf(m plan.Mux) Shares { return Shares{Left: m.Left, Right: m.Right} }
 
-// Of returns each rank's share of the task of subsequence x of n on stage i of pp. The shares add up to 1;
-// ranks that are not listed have no share.
+// Of returns each rank's share of a task: the one for subsequence x (of n) on stage i (of pp). The shares add
+// up to 1; ranks that are not listed have no share.
 func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
 	first, end, active := i, i, pp // range of helping ranks; number of stages that are not idle in the slot

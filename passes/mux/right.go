@@ -8,11 +8,11 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// This file shares tasks near the turnaround. In slot t = stage + subsequence >= N, stages 0 .. t-N have no
-// forwards left. Each of them computes part of the attention of every task of the slot: helper j < i of stage i
-// takes a block of the stage's keys and values in the tasks of subsequences N-i+j and later, whose queries all
-// follow the block. Matmuls are not shared. The same stages are idle during the backward of these tasks, which
-// is shared in the same way.
+// This file decides how tasks near the turnaround are shared. In slot t = stage + subsequence >= N, stages
+// 0 .. t-N have no forwards left. Each of them computes part of the attention of every task of the slot: helper
+// j < i of stage i takes a block of the stage's keys and values in the tasks of subsequences N-i+j and later,
+// whose queries all follow the block. Matmuls are not shared. The same stages are idle during the backwards of
+// these tasks, which are shared in the same way.
 
 // shareRight decides which keys the helpers of each stage take in its last tasks.
 func shareRight(p *plan.Plan) {

@@ -84,7 +84,7 @@ func (c *cut) nearest(k int) int64 {
 	return above
 }
 
-// about returns the step at which the work is approximately k of N parts of the total.
+// about returns the step at which the work is approximately k/N of the total.
 func (c *cut) about(k int) int64 {
 	of := func(n *big.Int) float64 {
 		v, _ := new(big.Float).SetInt(n).Float64()

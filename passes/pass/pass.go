@@ -31,17 +31,17 @@ type Order struct{ Name, Reason string }
 // Required reports whether the pass cannot be switched off.
 func (p *Pass) Required() bool { return p.Off == nil }
 
-// Context holds the inputs of passes other than the plan.
+// Context holds what passes take as input in addition to the plan.
 type Context struct {
 	Spec      *lang.Spec // nil for a plan read from JSON
 	Cache     *estimate.Cache
 	Work      *walk.Work
 	estimates *estimate.Estimator // for the plan's current lengths and tasks; nil: not yet computed
-	Candidate bool                // the plan is a candidate of a search, so nobody reads the reasons of its decisions
+	Candidate bool                // the plan is a candidate of a search, so nobody reads the reasons for its decisions
 	Untimed   bool                // choose the timing of copies for the least memory, regardless of time
 
 	Options Options
-	Later   []*Pass    // the default passes after solve, which its search runs on candidates
+	Later   []*Pass    // the default passes after solve; the search in solve runs them on candidates
 	Winner  *plan.Plan // result of that search
 }
 
@@ -68,8 +68,8 @@ type Options struct {
 	Print      io.Writer // destination of PrintAfter
 
 	// Measure places the buffers of a plan and returns its shortfall, or nil if it fits. It fills
-	// in the plan's Memory, unless the plan so clearly does not fit that it need not be placed. If Measure is
-	// nil, solve uses its memory bound.
+	// in the plan's Memory, unless it is clear without placement that the plan does not fit. If Measure is nil,
+	// solve uses its memory bound.
 	Measure func(*plan.Plan) (*plan.Shortfall, error)
 
 	// Fitting means that the caller only wants to know whether any plan fits. solve takes the first
@@ -87,9 +87,9 @@ type Options struct {
 	Patience float64
 }
 
-// Progress is the progress of a search.
+// Progress describes how far a search has come.
 type Progress struct {
-	Candidates int        // complete or not
+	Candidates int        // number of candidates so far, complete or not
 	Planned    int        // number of candidates planned in full
 	StepS      ir.Seconds // of the best plan so far that fits; 0: none fits yet
 }

@@ -15,7 +15,7 @@ type Alternative struct {
 	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
 }
 
-// Rejection is a value of a dimension that solve rejected, with the reason.
+// Rejection is a value that solve rejected for one dimension, with the reason.
 type Rejection struct {
 	Key       string     `json:"key"`
 	Value     string     `json:"value"`
@@ -49,9 +49,9 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// Slower returns by how many percent a step with the rejected value takes longer than a step of the plan,
-// rounded to tenths; a negative result means that it is faster. If Bound is set, it takes at least that much
-// longer, or is at most that much faster.
+// Slower returns how many percent longer a step with the rejected value takes than a step of the plan, rounded
+// to tenths; a negative result means that it is faster. If Bound is set, it takes at least that much longer, or
+// is at most that much faster.
 func (r *Rejection) Slower(step ir.Seconds) float64 {
 	return math.Round(1000*float64(r.StepS/step-1)) / 10
 }

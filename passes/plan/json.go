@@ -14,8 +14,8 @@ import (
 	"sppo.dev/lang"
 )
 
-// WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values are
-// written on few lines.
+// WriteJSON writes the plan in a format that ReadJSON reads back exactly. Lists of plain values are written on
+// as few lines as possible.
 func (p *Plan) WriteJSON(w io.Writer) error {
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Slot identifies a time slot of a pipeline. If all tasks take equally long, the tasks of one slot run at the
+// Slot identifies a time slot of a pipeline. If all tasks take the same time, the tasks of one slot run at the
 // same time.
 type Slot struct {
 	kind               TaskKind
@@ -41,7 +41,7 @@ func (p *Plan) Runner(t Task) int {
 	return p.Home(t.Stage)
 }
 
-// ParamSet is a set of a layer's parameters, a bit for each.
+// ParamSet is a set of a layer's parameters, with one bit for each.
 type ParamSet uint64
 
 // ParamsRead returns the parameters that a layer reads in its forward or its backward.
@@ -84,7 +84,7 @@ func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set P
 // Pieces returns the pieces of a task, or the task itself if it is whole.
 func (p *Plan) Pieces(t Task) []Task { return p.Sharing().CutInto(t) }
 
-// MostPieces returns the largest number of pieces of a subsequence, or 0 if none is cut.
+// MostPieces returns the largest number of pieces into which a subsequence is cut, or 0 if none is cut.
 func (p *Plan) MostPieces() (most int) {
 	for _, pieces := range p.Mux.Pieces {
 		most = max(most, len(pieces))

@@ -9,8 +9,8 @@ func (p *Plan) Helpers(t Task) int {
 	return max(0, t.Slot()-p.Subsequences.N+1)
 }
 
-// FirstHelped returns the first subsequence whose attention on a stage a helper shares. The helper also shares
-// that of all later subsequences.
+// FirstHelped returns the first subsequence for which a helper shares the attention of a stage. The helper also
+// shares it for all later subsequences.
 func (p *Plan) FirstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
 
 // HelpedBlocks returns the boundaries of the blocks of keys that a task's helpers take.
@@ -19,8 +19,8 @@ func (p *Plan) HelpedBlocks(t Task) []int64 {
 }
 
 // Lending describes the keys that a stage sends to a helper: the range from the start of the helper's first
-// block to the end of its last block, and the last subsequence that contains any of these keys, after which
-// they can be sent. Blocks grow from one subsequence to the next.
+// block to the end of its last block. The keys can be sent after Behind, the last subsequence that contains any
+// of them. Blocks grow from one subsequence to the next.
 type Lending struct {
 	First, End int64
 	Behind     int
@@ -37,8 +37,8 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns lists the helpers of a stage that take part in its backwards for the last time in the given task.
-// They then return the gradients of the stage's keys.
+// Returns lists the helpers that take part in a stage's backwards for the last time in the given task. They
+// then return the gradients of the stage's keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {
 		return 0, 0

@@ -90,7 +90,7 @@ type Parallel struct {
 	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
 	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: "host", or "none" for the device
 	VirtualStages    int    `json:"virtual_stages"`
-	Order            string `json:"order"`        // order inside a stage: "sequence"; or "layer": all subsequences pass through one virtual stage before any enters the next, on a single stage
+	Order            string `json:"order"`        // order inside a stage: "sequence", or "layer" (for a single pipeline stage): all subsequences pass through one virtual stage before any enters the next
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
 	Microbatches     int    `json:"microbatches"` // per replica and step
@@ -160,19 +160,19 @@ const (
 	FateUnsaved        = '-' // not saved: the layer's backward does not read it
 )
 
-// Offload is the placement of Type-1 units. Placement[stage][i] has one letter for every Type-1 unit of the
-// stage's layers (layer by layer, units in order of production).
+// Offload is the placement of Type-1 units. Placement[stage][i] describes subsequence i: it has one letter for
+// every Type-1 unit of the stage's layers (layer by layer, units in order of production).
 type Offload struct {
 	Policy    string      `json:"policy"`
 	Alpha     [][]float64 `json:"alpha"`          // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Placement [][]string  `json:"unit_placement"` // [stage][i]
 	Lag       int         `json:"lag"`            // number of tasks that may run after a forward before the device bytes of its offloaded units are reused; reuse waits for the copies
-	Caches    string      `json:"caches"`         // place of K and V of a layer between its forwards and its backward: device or, in layer order, host or recompute
+	Caches    string      `json:"caches"`         // where K and V of a layer are kept between its forwards and its backward: device or, in layer order, host or recompute
 	Ahead     int         `json:"ahead"`          // number of backward layers by which a layer's reload is issued in advance
 }
 
-// LongestAhead returns the largest useful distance of a reload, in backward layers: the layers of a
-// task, as in the paper.
+// LongestAhead returns the largest useful value of Offload.Ahead: the largest number of layers in a task, as in
+// the paper, but at least 2.
 func (p *Plan) LongestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
 
 // PlacementOf returns the letters of a task's subsequence for the k-th layer of its virtual stage.
@@ -216,7 +216,7 @@ type Mux struct {
 	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of each piece of subsequence i; subsequences after those listed are not divided
 }
 
-// MuxStage describes the sharing of one stage, in numbers of tasks and ranges of stages.
+// MuxStage describes the sharing of one stage's tasks: numbers of tasks and ranges of stages.
 type MuxStage struct {
 	Left       int   `json:"left"`
 	Steady     int   `json:"steady"`
@@ -225,12 +225,12 @@ type MuxStage struct {
 	RightRange []int `json:"right_range"` // both ends included
 	Applied    bool  `json:"applied"`
 
-	// Blocks holds, for each task of the stage that has helpers (its last ones), the boundaries in tokens,
-	// starting at 0, of the blocks of keys that the helpers take.
+	// Blocks has one entry for each task of the stage that has helpers; these are its last tasks. An entry lists
+	// the boundaries of the blocks of keys that the helpers take, in tokens, starting at 0.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
-// Memory is exact if Placed is set, after codegen has placed the plan.
+// Memory is exact if Placed is set, that is, once codegen has placed the plan.
 type Memory struct {
 	Placed              bool       `json:"placed"`
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
@@ -254,11 +254,11 @@ type CheckpointCopy struct {
 	ShortBytes ir.Bytes   `json:"short_bytes,omitempty"` // the shortfall on each rank of that stage
 }
 
-// Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan
-// only.
+// Time describes a step according to the cluster's cost model: either simulated from the program, or only
+// estimated from the plan.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	EstimateS        ir.Seconds   `json:"estimate_s"`         // estimate of a step, by which the search compares plans
+	EstimateS        ir.Seconds   `json:"estimate_s"`         // estimated time of a step, which the search uses to compare plans
 	Simulated        bool         `json:"simulated"`          // whether all times except EstimateS are simulated rather than estimated
 	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
@@ -401,8 +401,8 @@ func (p *Plan) Layers(stage int) []int {
 // LayersOf returns the number of layers of a pipeline rank.
 func (p *Plan) LayersOf(rank int) int { return p.layersBefore(rank, len(p.LayersPerStage)) }
 
-// layersBefore returns how many layers a pipeline rank has in the first virtual stages, whose number is given.
-// Searches call it for every task, so it visits only the rank's own stages: one in each round.
+// layersBefore returns how many layers a pipeline rank has in the given number of virtual stages, counted from
+// the first. Searches call it for every task, so it visits only the rank's own stages: one in each round.
 func (p *Plan) layersBefore(rank, stages int) (n int) {
 	pp := p.Parallel.PP
 	for round, first := 0, 0; first < stages; round, first = round+1, first+pp {
@@ -438,19 +438,20 @@ func (p *Plan) Span(stage int) (first, end int) {
 	return first, first + p.LayersPerStage[stage]
 }
 
-// Source returns the task that provides a task's input, and its pipeline rank; ok is false if the input comes
-// from the tokens or the loss.
+// Source returns the task that provides a task's input, and the rank that runs it; ok is false if the input
+// comes from the tokens or the loss.
 func (p *Plan) Source(t Task) (from int, source Task, ok bool) {
 	return p.neighbour(t, -1)
 }
 
-// Target returns the task that continues with a task's result, and its pipeline rank, if any.
+// Target returns the task that continues with a task's result, and the rank that runs it; ok is false if there
+// is none.
 func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour returns the task for the same subsequence that is the given number of virtual stages further in the
-// task's direction, and its pipeline rank. Weight gradients are not passed on.
+// neighbour returns the task for the same subsequence that is the given number of virtual stages further on in
+// the task's direction, and the rank that runs it. Weight gradients are not passed on.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	switch t.Kind {
 	case WeightGrad:

@@ -14,7 +14,7 @@ type Problem struct {
 	Message string
 }
 
-// Fault returns a problem with the value of a key of the spec; hint is a suggested fix.
+// Fault returns a problem with the value of a spec key; hint is a suggested fix.
 func Fault(key string, code lang.Code, hint, format string, args ...any) Problem {
 	return Problem{key, code, hint, fmt.Sprintf(format, args...)}
 }

@@ -18,8 +18,8 @@ const (
 const InputUnit = 0
 
 // StagesOut reports whether the result of a task stays on the host until another task reads it. The result is
-// placed like the input of the later of the two tasks' stages, which has the same rows. Gradients are placed
-// like their values, and the head's input is placed like the input of the last stage.
+// placed like the input of the later of the two stages, because that input has the same rows. Gradients are
+// placed like their values, and the head's input is placed like the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload

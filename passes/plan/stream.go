@@ -3,7 +3,7 @@ package plan
 // Stream describes how K and V pass through the device.
 type Stream struct {
 	Caches []string `json:"caches"` // k, v or both: the ones that do not stay on the device
-	Block  int64    `json:"block"`  // tokens of a block
+	Block  int64    `json:"block"`  // tokens in a block
 	Early  int      `json:"early"`  // number of blocks that are loaded or in transit before they are needed
 }
 

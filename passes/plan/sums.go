@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Sums lists, as KEY = VALUE, the decisions that determine the order in which numbers are added. Two plans of
-// one model with equal lists give the same bits on one kind of device. All other decisions only move bytes or
-// repeat arithmetic.
+// Sums lists, as KEY = VALUE, the decisions that determine the order in which numbers are added. Two plans for
+// the same model give identical bits on the same kind of device if their lists are equal. All other decisions
+// only move bytes or repeat arithmetic.
 func (p *Plan) Sums() []string {
 	par := &p.Parallel
 	list := []string{

@@ -62,8 +62,8 @@ func (p *Plan) GathersBeside(t Task) bool {
 // WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
 const WholeLayers = 2
 
-// Slicing describes how the rows of a parameter are sliced: over how many ranks of a stage, and each of these
-// parts over how many replicas. Rank (d, k) has slice k*DP + d.
+// Slicing describes how the rows of a parameter are sliced: over SP ranks of a stage, and each of these parts
+// over DP replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
 // Slices returns the number of slices; 1 means no slicing.
@@ -226,7 +226,7 @@ func (p *Plan) HostStates(g *graph.Model, b *graph.Block, param *graph.Param) (t
 }
 
 // HostStateBytes returns the bytes of a block's optimizer state in the host memory of one rank.
-// StateBytes counts those on the device.
+// StateBytes counts the bytes on the device.
 func (p *Plan) HostStateBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {

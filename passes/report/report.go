@@ -277,7 +277,7 @@ func layerRanges(p *plan.Plan, rank int) string {
 
 func ofCapacity(n, capacity ir.Bytes) string {
 	if capacity <= 0 {
-		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // negative if more memory is left free for checkpoints than there is
+		return fmt.Sprintf("%s of %s", n, max(0, capacity)) // capacity is negative if more memory is to be left free for checkpoints than the rank has
 	}
 	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
 }
@@ -300,7 +300,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// documentsInWords explains the meaning of times if sequences have several documents.
+// documentsInWords explains what the times mean if sequences have several documents.
 func documentsInWords(p *plan.Plan) string {
 	const bound = "times are upper bounds, for sequences without document boundaries"
 	switch d := p.Documents; {
@@ -460,7 +460,7 @@ func checkpointInWords(m *plan.Memory) string {
 		c.ShortStage, c.ShortBytes)
 }
 
-// mostRejected is the number of values per key that the report lists; JSON has all.
+// mostRejected is the maximum number of rejected values that the report lists per key; JSON has all of them.
 const mostRejected = 6
 
 // reportSearch lists the other candidates that solve has considered.

@@ -22,7 +22,7 @@ type Strategy struct {
 	Late     bool                              // defers weight gradients (zero-bubble)
 	Same     string                            // the strategy that the search tries instead, because with other keys it gives the same orders
 	Reversed bool                              // backwards run from the last microbatch to the first
-	Turns    Turning                           // microbatches during whose turnaround a rank has nothing else to do
+	Turns    Turning                           // microbatches at whose turnaround a rank has nothing else to do
 	batch    func(p *plan.Plan) []plan.Problem // returns problems with batches that the order does not support; nil: it supports all
 	order    func(p *plan.Plan, rank int) []plan.Task
 }
@@ -200,8 +200,8 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 // overlapped returns the paper's order with an early start of the next microbatch. Between the last forward and
 // the first backward of a microbatch, a rank would otherwise wait until the last subsequence has been to the
 // end of the pipeline and back. During that time it runs forwards of the next microbatch, which later ranks
-// need in order to continue without a gap. With f and b the times of a forward and a backward task, M
-// microbatches of N subsequences, and at most N early forwards, the makespan is (M N + PP - 1) (f + b). With
+// need in order to continue without a gap. If a forward task takes f, a backward task takes b, and at most N
+// forwards are early, then the makespan of M microbatches of N subsequences is (M N + PP - 1) (f + b). With
 // virtual stages, one round can start early.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
@@ -288,8 +288,8 @@ func allForward(p *plan.Plan, rank int) []plan.Task {
 	return slices.Concat(forward, backward)
 }
 
-// loopedBFS returns the breadth-first order of virtual stages (Lamy-Poirier 2022). As in PyTorch's ScheduleLoopedBFS, each
-// virtual stage runs its backwards from the last microbatch to the first.
+// loopedBFS returns the breadth-first order of virtual stages (Lamy-Poirier 2022). As in PyTorch's
+// ScheduleLoopedBFS, each virtual stage runs its backwards from the last microbatch to the first.
 func loopedBFS(p *plan.Plan, rank int) []plan.Task {
 	forward, _ := inRounds(p, rank, 1)
 	return append(forward, Mirrored(forward)...)
@@ -311,9 +311,9 @@ func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b in which a
-// rank defers its weight gradients, by as many backwards as the number of hops times the number of ranks before
-// it, so that backwards reach the first rank earlier.
+// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023). This is 1f1b,
+// except that a rank defers its weight gradients so that backwards reach the first rank earlier. They are
+// deferred by a number of backwards that is hops times the number of ranks before this one.
 func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	woven, backward := weave(p, rank, hops)
 	late, done := hops*rank, 0
@@ -333,10 +333,10 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	return order
 }
 
-// weave alternates forwards and backwards after a number of initial forwards: on the last rank, a whole round
-// on every virtual stage except the last, and on that stage all but one of the subsequences of the first
-// microbatch; on every other rank, the given number of hops more than on the next rank. It also returns the
-// backwards separately.
+// weave runs a number of initial forwards, and then alternates forwards and backwards. On the last rank, the
+// initial forwards are a whole round on every virtual stage except the last, and on the last virtual stage all
+// subsequences of the first microbatch except one. Every other rank has more initial forwards than the next
+// rank; the difference is the given number of hops. weave also returns the backwards separately.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))
@@ -380,7 +380,7 @@ func (f *folded) putOff(side int) {
 	f.do(plan.Backward, side)
 }
 
-// catchUp appends the task of the weight gradients that have been deferred longest, if any.
+// catchUp appends the task of the weight gradients that have been deferred longest, if there are any.
 func (f *folded) catchUp() {
 	if len(f.late) > 0 {
 		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
@@ -430,8 +430,8 @@ func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	return f.order
 }
 
-// dualPipeV returns the order of DeepSeek's DualPipeV (2025); tasks that overlap in the original
-// run one after the other here.
+// dualPipeV returns the order of DeepSeek's DualPipeV (2025). Unlike in the original, tasks do not overlap but
+// run one after another.
 func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	for range 2 * (pp - 1 - rank) {

@@ -13,10 +13,11 @@ import (
 const layerTime = 8
 
 // Times returns when every task of every stage begins and ends in a simplified run of the schedule. In this
-// run, a layer takes layerTime forward and twice that backward, more or less if the subsequences differ clearly in their
-// work. The head runs its FLOPs at the speed of a layer, and messages take no time. If tasks are cut into pieces, these are the times of one piece, and those
-// of an undivided task are multiplied by the number of pieces. All tasks of a shared slot begin and end
-// together; if tasks are shared at the turnaround, so do those of every slot.
+// run, a layer takes layerTime forward and twice that backward; if the work of the subsequences differs
+// clearly, these times are proportional to it. The head runs its FLOPs at the speed of a layer, and messages
+// take no time. If tasks are cut into pieces, these are the times of one piece, and those of an undivided task
+// are multiplied by the number of pieces. All tasks of a shared slot begin and end together; if tasks are
+// shared at the turnaround, so do the tasks of every other slot.
 func Times(p *plan.Plan, g *graph.Model) (starts, ends [][]int) {
 	c := Must(p)
 	from, to := c.Times(g)
@@ -71,8 +72,8 @@ func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
 	return starts, ends
 }
 
-// layerTimes returns the time of a layer's forward pass for each subsequence. If no subsequence has clearly more work than
-// the average, all take the same time.
+// layerTimes returns the time of a layer's forward pass for each subsequence. If no subsequence has much more
+// work than the average, all take the same time.
 func layerTimes(p *plan.Plan, g *graph.Model) []int {
 	const clearly = 4.0 / 3
 	n := p.Subsequences.N
@@ -92,7 +93,8 @@ func layerTimes(p *plan.Plan, g *graph.Model) []int {
 }
 
 // addWork adds the FLOPs of the layers of a kind to the work of each subsequence. It derives them from the first
-// subsequence: attention takes the same work for every query-key pair, and the rest for every token.
+// subsequence: the work of attention is the same for every query-key pair, and the rest of the work is the same
+// for every token.
 func addWork(work []float64, sizes []graph.Size, g *graph.Model, kind int) {
 	pairs := func(z graph.Size) float64 {
 		if z.Window > 0 {

@@ -11,9 +11,9 @@ import (
 )
 
 // Walk contains the properties of a plan's tasks that do not depend on durations: an order in which
-// they can be visited, and the task to which each passes its result. They are computed once,
-// because a plan is simulated many times while its copies are being decided. Tasks are numbered
-// rank by rank, in the order of each rank.
+// they can be visited, and the task to which each passes its result. These properties are computed once,
+// because a plan is simulated many times while its copies are being decided. Tasks are numbered rank by rank,
+// in the order of each rank.
 type Walk struct {
 	Plan   *plan.Plan
 	Tasks  [][]plan.Task // the plan's
@@ -191,7 +191,7 @@ func (c *Walk) arrange() error {
 	return nil
 }
 
-// gathered reports whether every rank has reached a shared slot, which begins on all ranks at once.
+// gathered reports whether every rank has reached a shared slot, which begins on all ranks at the same time.
 func gathered(p *plan.Plan, t plan.Task, next []int) bool {
 	for rank, tasks := range p.Tasks {
 		if at := next[rank]; at == len(tasks) || plan.SlotOf(tasks[at]) != plan.SlotOf(t) {
