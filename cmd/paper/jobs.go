@@ -45,7 +45,7 @@ func (r row) model() string {
 	return strings.Join(parts[:2], "-")
 }
 
-// length returns the row's sequence length, as in its name.
+// length returns the row's sequence length, as written in the row's name.
 func (r row) length() string { return strings.ToUpper(strings.TrimPrefix(r.name, r.model()+"-")) }
 
 // system is a column of the tables, with a schedule for each row to which it applies.
@@ -70,7 +70,7 @@ func tuned(m int) system {
 		text: func(r row, _ *lang.Spec) string {
 			return fmt.Sprintf("megatron(sp = %d, pp = %d)", r.tuned[0], r.tuned[1])
 		},
-		skips: func(r row, s *lang.Spec) bool { // same as plain Megatron, or without a pipeline to fill
+		skips: func(r row, s *lang.Spec) bool { // the same as plain Megatron, or no pipeline to fill
 			return r.tuned == [2]int{s.Schedule.SP, s.Schedule.PP} || r.tuned[1] == 1 && m > 1
 		},
 	}
@@ -84,7 +84,8 @@ func ours(name string, set ...string) system {
 	return system{name: name, m: 1, set: func(*lang.Spec) []string { return set }}
 }
 
-// interleaved uses the largest number of virtual stages, at most eight, that divides the layers of a rank.
+// interleaved uses the largest number of virtual stages, at most eight, that divides the number of layers on a
+// rank.
 func interleaved(s *lang.Spec) []string {
 	layers, v := s.Model.Layers/s.Schedule.PP, 8
 	for layers%v != 0 {
@@ -98,7 +99,7 @@ func breakdownOnly(s system) system {
 	return s
 }
 
-// free is the system whose schedule is left to the solver.
+// free is the name of the system whose schedule is left to the solver.
 const free = "auto"
 
 // chunk is the number of tokens in a chunk of FPDT, as chosen by its authors.
@@ -159,7 +160,7 @@ func jobs() ([]job, error) {
 	return list, nil
 }
 
-// folder contains the rows' specs, relative to the root of the repository.
+// folder is the path of the rows' specs, relative to the root of the repository.
 const folder = "examples/paper/"
 
 func load(name string, set []string) (*lang.Spec, error) {

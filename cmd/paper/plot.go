@@ -19,7 +19,7 @@ type chart struct {
 	title   string
 	series  []string
 	marks   string // meaning of a mark on a bar; empty: no marks
-	columns int    // of panels
+	columns int    // columns of panels
 	panels  []panel
 }
 
@@ -54,8 +54,8 @@ var looks = []look{
 	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
 }
 
-// shades holds the colours of systems in all charts, which colour-blind readers can distinguish (Okabe and
-// Ito); nil is the text colour.
+// shades holds the colours of the systems in all charts; nil is the text colour. Colour-blind readers can
+// distinguish these colours (Okabe and Ito).
 var shades = map[string]color.Color{
 	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,
 	"deepspeed-ulysses": sky, "fpdt": color.RGBA{0x00, 0x72, 0xb2, 255}, "sppo": color.RGBA{0x00, 0x9e, 0x73, 255},
@@ -82,7 +82,7 @@ const (
 	wider       = 1.15 // a replacement font may be wider by this factor
 )
 
-// typeface has characters of the same widths as Arial, which viewers use if typeface is not installed.
+// typeface has characters of the same widths as those of Arial, which viewers use if typeface is not installed.
 var typeface = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont, plotter.DefaultFont = typeface, typeface }

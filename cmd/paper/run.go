@@ -40,7 +40,7 @@ type results struct {
 	Longest map[string]int64   `json:"longest"`
 }
 
-// fill simulates the jobs, and runs the searches, whose keys match.
+// fill simulates the jobs and runs the searches whose keys match.
 func (r *results) fill(wanted *regexp.Regexp) error {
 	if r.Jobs == nil {
 		r.Jobs, r.Longest = map[string]outcome{}, map[string]int64{}
@@ -125,11 +125,11 @@ func refusal(err error) (outcome, error) {
 	return outcome{Error: d[0].Message}, nil
 }
 
-// frontier is a search for the longest sequence of GPT-7B that fits on the given number of nodes.
+// frontier is a search for the longest sequence with which GPT-7B fits on the given number of nodes.
 type frontier struct {
 	system string
 	nodes  int
-	// schedule returns the schedule for a sequence length, in the form that parse reads. It is nil for SPPO,
+	// schedule returns the schedule for a sequence length, in the format that parse reads. It is nil for SPPO,
 	// whose subsequences have the length that the paper calls profitable.
 	schedule func(sequence int64) string
 }
@@ -157,7 +157,7 @@ var searches = func() (list []frontier) {
 	return list
 }()
 
-// run finds the longest length that fits, by bisection.
+// run finds the greatest length that fits, by bisection.
 func (s frontier) run() (int64, error) {
 	fits, over := int64(0), int64(searchMost/searchStep)
 	for over-fits > 1 {
@@ -175,7 +175,7 @@ func (s frontier) run() (int64, error) {
 	return fits * searchStep, nil
 }
 
-// fits reports whether a sequence length fits, by the memory bound of the passes; nothing is compiled.
+// fits reports whether a sequence length fits according to the plan's memory bound; nothing is compiled.
 func (s frontier) fits(sequence int64) (bool, error) {
 	set := []string{fmt.Sprintf("cluster.nodes=%d", s.nodes)}
 	var spec *lang.Spec

@@ -212,8 +212,8 @@ var lengths = map[string]string{
 	"deepspeed-ulysses, 32": "1", "deepspeed-ulysses, 64": "0", "deepspeed-ulysses, 128": "0",
 }
 
-// lengthSystems and lengthGPUs are the rows and columns of the table of longest sequences. Its chart has a bar
-// for each system and a group for each number of GPUs.
+// lengthSystems and lengthGPUs are the rows and columns of the table of longest sequences. In the chart of that
+// table, each number of GPUs has a group of bars, one for each system.
 var (
 	lengthSystems = []string{"megatron tuned", "deepspeed-ulysses", "fpdt", "sppo"}
 	lengthGPUs    = []int{32, 64, 128}
@@ -263,8 +263,8 @@ func bubbles(r *results) (string, error) {
 func percent(v float64) string { return fmt.Sprintf("%.1f%%", 100*v) }
 
 // activations shows how activation memory differs between the first and the last of N subsequences with equal
-// causal FLOPs, for one layer of 65B at 128K on one GPU: by the paper's count of 36 bytes per token and hidden
-// element, as saved here, and as the paper states it.
+// causal FLOPs, for one layer of 65B at 128K on one GPU. It gives the memory by the paper's count of 36 bytes per
+// token and hidden element, the memory of the tensors that our plan saves, and the memory that the paper states.
 func activations(*results) (string, error) {
 	t := &table{head: []string{"N", "first, last length", "36 bytes per token and hidden element", "saved here", "the paper"}}
 	for _, c := range []struct {

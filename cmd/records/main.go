@@ -3,7 +3,7 @@
 //
 //	main.go     the command
 //	table.go    the records: publication, job as a spec, why the figures differ
-//	predict.go  plans, compiles and simulates a record's job; the ceiling of its arithmetic
+//	predict.go  plans, compiles and simulates a record's job, and computes its ceiling
 //	page.go     the page, with its text
 package main
 

@@ -100,7 +100,7 @@ func count(tokens int64) string {
 	return fmt.Sprint(tokens)
 }
 
-// seconds writes four digits, or all digits before the decimal point if there are more.
+// seconds writes a time with four digits, or with all digits before the decimal point if there are more.
 func seconds(s float64) string {
 	if s >= 1e4 {
 		return fmt.Sprintf("%.0f", s)

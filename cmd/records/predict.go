@@ -72,7 +72,7 @@ func (r *record) predict() (prediction, error) {
 	return out, nil
 }
 
-// longest returns the longest length below the published one that fits, in steps of the grid.
+// longest returns the greatest length that fits, in steps of the grid, up to the published one.
 func (r *record) longest() (int64, error) {
 	var failed error
 	steps := sort.Search(int(r.sequence/grid), func(i int) bool {
@@ -85,7 +85,7 @@ func (r *record) longest() (int64, error) {
 	return int64(steps) * grid, failed
 }
 
-// fits reports whether there is a plan that fits. A plan whose memory bound already fits is not placed.
+// fits reports whether there is a plan that fits. If a plan fits according to its memory bound, it is not placed.
 func (r *record) fits(sequence int64) (bool, error) {
 	spec, err := r.spec(sequence)
 	if err != nil {
@@ -102,14 +102,14 @@ func (r *record) fits(sequence int64) (bool, error) {
 	return memory.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
 }
 
-// ceilingOf returns the speed of a job whose GPUs do nothing but the arithmetic of its model, each operation
-// once:
+// ceilingOf returns the speed of a job whose GPUs do nothing but the arithmetic of its model and perform each
+// operation once:
 //
 //	seconds per token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 //
-// M is the number of forward FLOPs of matmuls per token, A that of causal attention, and e are the best
-// efficiencies of the cluster. The backward kernel of attention recomputes the scores, so it has 2.5 times
-// the FLOPs of the forward kernel rather than twice (Dao 2023).
+// M is the number of forward FLOPs per token in matmuls, A is the number in causal attention, and each e is the
+// best efficiency that the cluster reaches with the kernel. The backward kernel of attention recomputes the scores,
+// so it has 2.5 times as many FLOPs as the forward kernel, rather than twice as many (Dao 2023).
 func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
 	g := graph.New(m, graph.Split{SP: 1}, s.Train.Sequence)
@@ -122,7 +122,7 @@ func ceilingOf(s *lang.Spec) ceiling {
 	return ceiling{1 / seconds, 3 * (matmul + attention) / (seconds * c.PeakBF16)}
 }
 
-// best returns the highest share of the peak on a curve.
+// best returns the highest efficiency on a curve, as a share of the peak.
 func best(curve []lang.CurvePoint) float64 {
 	share := 0.0
 	for _, p := range curve {

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	irtest.Main(m)
 }
 
-// The page matches the program's output: one row is predicted again, or with SPPO_LONG all rows.
+// The page matches the program's output. The test predicts one row again, or all rows if SPPO_LONG is set.
 func TestPage(t *testing.T) {
 	old, err := os.ReadFile(page)
 	if err != nil {
@@ -40,10 +40,10 @@ func TestPage(t *testing.T) {
 	irtest.Golden(t, page, []byte(text))
 }
 
-// The ceiling counts the same FLOPs as the plan of the same job, and the plan does not exceed the ceiling.
+// The ceiling counts the same FLOPs as the plan of the same job, and the plan's speed does not exceed the ceiling.
 func TestCeiling(t *testing.T) {
 	for _, r := range records {
-		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt that are planned in a second
+		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt, which take only a second to plan
 			continue
 		}
 		spec, err := r.spec(r.sequence)

@@ -123,7 +123,7 @@ func (f files) addLicenses(root string) error {
 		if err := f.add(to, found, 0o644); err != nil {
 			return err
 		}
-		if notice := filepath.Join(folder, "NOTICE"); exists(notice) { // the Apache license requires it next to the license
+		if notice := filepath.Join(folder, "NOTICE"); exists(notice) { // the Apache license requires that it be included
 			if err := f.add(to+"-NOTICE", notice, 0o644); err != nil {
 				return err
 			}

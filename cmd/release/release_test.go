@@ -75,8 +75,8 @@ func TestPackIsExact(t *testing.T) {
 	}
 }
 
-// The archive is complete and static, and its programs run where no other files exist. In the long tests,
-// copies of the sources in different folders give equal archives.
+// The archive is complete, and its programs are static and run where no other files exist. In the long tests,
+// copies of the sources in different folders give identical archives.
 func TestArchive(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: the archive that this looks into is for Linux")
@@ -159,8 +159,8 @@ func unpack(t *testing.T, archive []byte) string {
 	}
 }
 
-// go install fetches the module from a proxy and builds both commands, which report their release. It compiles
-// everything again, so it is a long test.
+// go install fetches the module from a proxy and builds both commands, which report their release. Because this
+// compiles everything again, it is a long test.
 func TestGoInstall(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SKIPPED: SPPO_LONG is not set")

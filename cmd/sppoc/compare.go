@@ -85,11 +85,10 @@ func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	return rows, nil
 }
 
-// mistakes are the codes of overrides that are wrong in every job.
+// mistakes lists the error codes of overrides that would be wrong in every job.
 var mistakes = []lang.Code{lang.Syntax, lang.UnknownKey, lang.UnknownName, lang.UnknownUnit, lang.WrongDimension, lang.WrongType}
 
-// hopeless reports whether an error is a mistake in the command line, or concerns an unreadable file, rather than
-// one variant.
+// hopeless reports whether an error is due to the command line or an unreadable file rather than to one variant.
 func hopeless(err error) bool {
 	var d *lang.Diagnostic
 	if !errors.As(err, &d) {
@@ -180,7 +179,7 @@ type result struct {
 	HostPeak     ir.Bytes `json:"host_peak_bytes"`
 	Fits         bool     `json:"fits"`
 	Error        string   `json:"error,omitempty"`
-	Batch        int64    `json:"batch"`    // sequences of a step
+	Batch        int64    `json:"batch"`    // sequences per step
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
 }
 
@@ -199,7 +198,7 @@ func (r *result) label(same bool) string {
 	return strings.Join(words, " ")
 }
 
-// keyName returns the text after the name of the block: "pp" of "schedule.pp", "lr = 1" of
+// keyName returns the text after the name of the block, such as "pp" for "schedule.pp" or "lr = 1" for
 // "train.optimizer.lr = 1".
 func keyName(text string) string {
 	key, _, _ := strings.Cut(text, "=")
@@ -249,7 +248,7 @@ func (v *variant) simulate() (result, error) {
 	return c, nil
 }
 
-// asSwept makes an error about a swept value name the flag --sweep instead of --set.
+// asSwept replaces --set by --sweep in an error about a swept value.
 func (v *variant) asSwept(err error) error {
 	var all lang.Diagnostics
 	if errors.As(err, &all) {
@@ -262,7 +261,7 @@ func (v *variant) asSwept(err error) error {
 	return err
 }
 
-// plainly reduces an error to one line, without a position if that is on the command line.
+// plainly reduces an error to one line, without its position if that is on the command line.
 func plainly(err error) string {
 	var d *lang.Diagnostic
 	if errors.As(err, &d) {
@@ -349,7 +348,7 @@ func compareText(w io.Writer, rows []result) error {
 	return nil
 }
 
-// remarks returns the text after the table: what all lines have in common, the fastest lines, and lines that
+// remarks returns the text after the table: what all lines have in common, the fastest lines, and the lines that
 // could not be compiled.
 func remarks(rows []result, same []string) string {
 	var b strings.Builder
@@ -395,7 +394,7 @@ func remarks(rows []result, same []string) string {
 // tie is the relative difference below which two speeds are considered equal.
 const tie = 1e-3
 
-// fastest names the lines that fit and tie with the best.
+// fastest names the lines that fit and whose speed ties with the best.
 func fastest(rows []result, best float64) string {
 	var names []string
 	for i := range rows {
@@ -422,7 +421,7 @@ func (r *result) decided(key string) string {
 	return ""
 }
 
-// decisions returns the keys in which the plans differ and those in which they agree. Neither list has swept
+// decisions returns the keys in which the plans differ and those in which they agree. Neither list contains swept
 // keys, keys with a column of their own, or keys that have the default value in all plans.
 func decisions(rows []result) (differ, same []string) {
 	skip := []string{"schedule.dp", "schedule.pp", "schedule.sp", "schedule.subsequences"}

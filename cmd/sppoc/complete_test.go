@@ -38,7 +38,7 @@ var completions = []struct {
 	{[]string{"man", "spp"}, []string{"sppo", "sppoc"}},
 }
 
-// The bash script offers the expected candidates. It receives words in the way bash splits them: also at "=".
+// The bash script offers the expected candidates. It receives words as bash splits them, which is also at "=".
 func TestCompletionInBash(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -122,7 +122,7 @@ func inFolder(t *testing.T) {
 	}
 }
 
-// shell runs a script and returns its output; output on standard error fails the test.
+// shell runs a script and returns its output; any output on standard error fails the test.
 func shell(t *testing.T, path, program, script string) string {
 	t.Helper()
 	c := exec.Command(program, "-c", script)

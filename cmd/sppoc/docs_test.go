@@ -85,7 +85,8 @@ var (
 	pageSymbol = regexp.MustCompile("`([A-Za-z]+)` (?:in|of) `([a-z][a-z0-9_/]*/[a-z0-9_]+\\.go)`")
 )
 
-// Links lead to files, named files exist, and a name that a page says is in a Go file occurs there.
+// Links in the pages lead to existing files, all files that the pages name exist, and every name that a page
+// attributes to a Go file occurs in that file.
 func TestPageReferences(t *testing.T) {
 	links, paths, symbols := 0, 0, 0
 	for _, page := range pages(t) {
@@ -134,7 +135,7 @@ func commandFolder(t *testing.T) string {
 	return dir + string(os.PathListSeparator) + os.Getenv("PATH")
 }
 
-// transcript runs the commands of a block at the root of the repository. Standard error is part of the
+// transcript runs the commands of a block in the root folder of the repository. Standard error is part of the
 // output.
 func transcript(t *testing.T, path, block string) string {
 	t.Helper()

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// The form of dump --format json: names instead of indexes, addresses instead of offsets in buffers.
+// The format of dump --format json has names instead of indexes, and addresses instead of offsets in buffers.
 type (
 	jsonProgram struct {
 		Name    string      `json:"name"`

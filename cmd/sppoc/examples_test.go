@@ -49,8 +49,8 @@ func TestExamplesReport(t *testing.T) {
 	}
 }
 
-// quick reports whether this test run computes the row of a file. Rows with many subsequences take seconds, the
-// longest up to a minute: some are computed only by the long tests, and others also with -update.
+// quick reports whether this test run computes the row of a file. Rows with many subsequences take seconds, and the
+// slowest take up to a minute. Some of them are computed only by the long tests, and others also with -update.
 func quick(file string) bool {
 	switch {
 	case os.Getenv("SPPO_LONG") != "":

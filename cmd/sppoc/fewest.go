@@ -55,7 +55,7 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 	return text, nil
 }
 
-// fleet is a number of whole nodes, or a part of one node.
+// fleet is a whole number of nodes, or a part of one node.
 type fleet struct {
 	nodes, gpus int
 	unit        string // "GPU" or "CPU rank"
@@ -68,8 +68,8 @@ func (f fleet) String() string {
 	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
 }
 
-// fleetsOf lists the fleets to try, smallest first: numbers of GPUs that divide those of a node, then numbers
-// of nodes.
+// fleetsOf lists the fleets to try, smallest first: first each number of GPUs that divides the number in a node,
+// then each number of whole nodes.
 func fleetsOf(node int, unit string) []fleet {
 	var out []fleet
 	for n := 1; n <= node; n++ {
@@ -87,7 +87,7 @@ type fleetSearch struct {
 	watch *cli.Watch
 	file  string
 	set   []string
-	known map[int]string // shortfall by fleet; "" if the job fits
+	known map[int]string // shortfall by index of the fleet; "" if the job fits
 }
 
 // on returns the overrides that give the job the fleet as its cluster.

@@ -22,10 +22,11 @@ const (
 	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit suggests single changes to a spec that would make its job fit. First come the fastest of the
-// changes that keep the job as it is, such as leaving one pinned value of the schedule to the search. Then come
-// more machines, a smaller data type and shorter sequences. If no single change suffices, all pinned values are
-// left to the search together. Every suggestion is known to fit, by its memory bound or by placement.
+// adviseFit suggests single changes to a spec that would make its job fit. First come changes that keep the job as
+// it is, such as leaving one pinned value of the schedule to the search; of these, it suggests those with the
+// fastest plans. Then come more machines, a smaller data type and shorter sequences. If no single change suffices,
+// all pinned values are left to the search together. Every suggestion is known to fit, either from its memory bound
+// or because it was placed.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -75,8 +76,8 @@ func needs(job *cli.Job) (string, error) {
 	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
 }
 
-// foreseen describes the estimated time and the memory bound of a step. A suggestion is not built, because that may take longer
-// than finding it.
+// foreseen describes the estimated time and the memory bound of a step. Suggestions are not built, because building
+// a plan may take longer than finding it.
 func foreseen(p *plan.Plan) string {
 	device, host := cli.Peaks(bounded(p))
 	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
@@ -104,7 +105,7 @@ func appendWay(w *cli.Watch, ways []way, job *cli.Job, set []string, changes ...
 		}
 		if found, ok := try(w, job, set, change); ok {
 			same := func(x way) bool { return x.words == found.words }
-			if !slices.ContainsFunc(ways, same) { // a value left to the search may give the same way again
+			if !slices.ContainsFunc(ways, same) { // leaving a value to the search may give the same way again
 				ways = append(ways, found)
 			}
 			break
@@ -142,14 +143,13 @@ func try(w *cli.Watch, asked *cli.Job, set []string, change string) (found way, 
 			said = append(said, "--set "+now)
 		}
 	}
-	if len(said) == 0 { // no value to name differs from the request
+	if len(said) == 0 { // the search chose the value that was pinned before
 		said = []string{quoted(change)}
 	}
 	return way{strings.TrimPrefix(strings.Join(said, " "), "--set "), job}, true
 }
 
-// tryAll leaves the whole schedule to the search and returns how the plan that it finds differs from the
-// request.
+// tryAll leaves the entire schedule to the search and returns how the plan that it finds differs from the request.
 func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
 	w.Say("searching for settings that fit, with the whole schedule open")
 	keys, asked := search.Pins(job.Spec.Schedule)
@@ -174,9 +174,9 @@ func tryAll(w *cli.Watch, job *cli.Job, set []string) string {
 }
 
 // shortfall describes the memory that a job lacks, or returns "" if the job fits. The plan is placed unless the
-// answer already follows from its memory bound or from the bytes live at once.
+// answer already follows from its memory bound or from the bytes that are live at the same time.
 func shortfall(job *cli.Job) string {
-	const slack = 1.05 // a bound this far over the capacity decides without placement
+	const slack = 1.05 // with a bound this far over the capacity, placement is unnecessary
 	p := job.Plan
 	bound := bounded(p)
 	if !p.Memory.Placed {
@@ -200,8 +200,8 @@ func shortfall(job *cli.Job) string {
 // as pinned.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
-// scheduleChanges returns overrides that each change one key of the schedule: a pinned value is left to the
-// search, or a value is set that saves memory.
+// scheduleChanges returns overrides that each change one key of the schedule: they leave a pinned value to the
+// search, or set a value that saves memory.
 func scheduleChanges(job *cli.Job) (changes []string) {
 	keys, values := search.Pins(job.Spec.Schedule)
 	for i, key := range keys {
@@ -221,8 +221,8 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 	return changes
 }
 
-// otherChanges returns overrides that change the job, in groups of one kind; the first of each group that
-// fits is enough.
+// otherChanges returns overrides that change the job, grouped by kind. From each group, the first change that makes
+// the job fit is enough.
 func otherChanges(job *cli.Job) (groups [][]string) {
 	nodes, s := job.Spec.Cluster.Nodes, job.Plan.Train.Sequence
 	var more, shorter []string
@@ -230,7 +230,7 @@ func otherChanges(job *cli.Job) (groups [][]string) {
 		more = append(more, fmt.Sprintf("cluster.nodes=%d", times*nodes))
 		shorter = append(shorter, "train.sequence="+tokens(s/int64(times)))
 	}
-	if job.Spec.Cluster.Parallelism > 0 { // a CPU rank's share of this computer's memory is a choice
+	if job.Spec.Cluster.Parallelism > 0 { // users choose how much of this computer's memory a CPU rank gets
 		var memory []string
 		for times := int64(2); times <= 16; times *= 2 {
 			memory = append(memory, "cluster.device_memory="+size(times*int64(job.Spec.Cluster.DeviceMemory)))
@@ -252,7 +252,7 @@ func quoted(change string) string {
 	return change
 }
 
-// size writes a number of bytes in the largest unit of specs that divides it.
+// size writes a number of bytes as in a spec, in the largest unit that divides it.
 func size(bytes int64) string {
 	for i, unit := range []string{"GiB", "MiB", "KiB"} {
 		if n := int64(1) << (30 - 10*i); bytes >= n && bytes%n == 0 {
@@ -262,7 +262,7 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%dB", bytes)
 }
 
-// tokens writes a number of tokens in the form of specs, with K if that is exact.
+// tokens writes a number of tokens as in a spec, with K if that is exact.
 func tokens(n int64) string {
 	if n > 0 && n%1024 == 0 {
 		return fmt.Sprintf("%dK", n/1024)

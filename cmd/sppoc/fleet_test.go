@@ -21,8 +21,9 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// The report of `plan` must be true of the program, for a fleet of common jobs. If the plan fits, the program must
-// build, verify, simulate, and use the planned memory. If it does not fit, following any hint must make it fit.
+// For each job in a fleet of common jobs, the report of `plan` must be true of the program. If the plan fits,
+// building, verifying and simulating the program must succeed, and the program must use the planned memory. If it
+// does not fit, following any one of the hints must make it fit.
 
 // fleetModels lists published models.
 var fleetModels = map[string]string{
@@ -44,8 +45,8 @@ var fleetModels = map[string]string{
 	"gpt-13b":      "family = gpt layers = 40 hidden = 5120 heads = 40 vocab = 50304",
 }
 
-// fleetJobs lists model, cluster, nodes, GPUs per node, sequence and further settings. The jobs that `make
-// test` runs come first.
+// fleetJobs lists jobs, each with its model, cluster, nodes, GPUs per node, sequence and further settings. The jobs
+// that `make test` runs come first.
 var fleetJobs = []string{
 	"llama-8b h100 1 8 1M",
 	"qwen2.5-7b h100 1 8 512K",
@@ -173,7 +174,7 @@ var fleetQuestions = []string{
 
 const answerLimit = 30 * time.Second // limit on the processor time of an answer
 
-// TestFleetQuestions checks that the answers of --max-sequence and --min-gpus build and fit.
+// TestFleetQuestions checks that the jobs that --max-sequence and --min-gpus find can be built and fit.
 func TestFleetQuestions(t *testing.T) {
 	questions := fleetQuestions
 	if os.Getenv("SPPO_LONG") == "" {
@@ -212,7 +213,7 @@ func TestFleetQuestions(t *testing.T) {
 	})
 }
 
-// longestIn returns the overrides that turn a job into the answer of --max-sequence, or nil.
+// longestIn returns the overrides that turn a job into the one that --max-sequence found, or nil if it found none.
 func longestIn(answer string) (set []string) {
 	var tokens int64
 	_, count, _ := strings.Cut(answer, "(")
@@ -227,7 +228,7 @@ func longestIn(answer string) (set []string) {
 	return set
 }
 
-// fewestIn returns the overrides that turn a job into the answer of --min-gpus, or nil.
+// fewestIn returns the overrides that turn a job into the one that --min-gpus found, or nil if it found none.
 func fewestIn(answer string) []string {
 	var gpus, nodes, each int
 	if n, _ := fmt.Sscanf(answer, "%d GPUs (%d nodes of %d)", &gpus, &nodes, &each); n == 3 {
@@ -308,7 +309,7 @@ func flight(t *testing.T, text string, set []string) string {
 	}
 	estimate := job.Plan.Time.StepS
 	before := processorTime()
-	if err := job.Compile(); err != nil { // verifies
+	if err := job.Compile(); err != nil { // also verifies the program
 		t.Fatal(err)
 	}
 	timeline, err := sim.Run(job.Program, ir.SectionStep, sim.Options{})
@@ -326,15 +327,15 @@ func flight(t *testing.T, text string, set []string) string {
 	return fmt.Sprintf("fits\t%s\t%s\t%s\t%s\t%s\t%.1f s", spent, estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
 }
 
-// weighed plans and places a job. It returns the processor time of the search without placing, and that of all
-// placing.
+// weighed plans and places a job. It returns the processor time of the search, excluding the time for placing, and
+// the total processor time for placing.
 func weighed(file string, set []string) (job *cli.Job, searching, placing time.Duration, err error) {
 	place := func(p *plan.Plan) (*plan.Shortfall, error) {
 		before := processorTime()
 		defer func() { placing += processorTime() - before }()
 		return codegen.MeasureFit(p)
 	}
-	debug.FreeOSMemory() // of earlier jobs
+	debug.FreeOSMemory() // releases the memory of earlier jobs
 	before := processorTime()
 	if job, err = cli.OpenPlan(file, set, passes.Options{Measure: place}); err != nil {
 		return nil, 0, 0, err

@@ -12,7 +12,7 @@ type edit struct {
 	a0, b0 int // start in each text
 }
 
-// unified returns the difference of two texts in unified format, or "" if they are equal.
+// unified returns the differences between two texts in unified format, or "" if they are equal.
 func unified(nameA, nameB string, a, b []string, context int) string {
 	edits := compare(a, b)
 	var out strings.Builder
@@ -34,7 +34,7 @@ func unified(nameA, nameB string, a, b []string, context int) string {
 	return out.String()
 }
 
-// hunk prints edits[i:j] with the context around them.
+// hunk returns the text of edits[i:j] with the context around them.
 func hunk(edits []edit, i, j, context int) string {
 	var body strings.Builder
 	a0, b0, na, nb := edits[i].a0, edits[i].b0, 0, 0
@@ -64,7 +64,7 @@ func hunk(edits []edit, i, j, context int) string {
 	return fmt.Sprintf("@@ -%s +%s @@\n%s", place(a0, na), place(b0, nb), body.String())
 }
 
-// place writes a line range of a hunk header. Lines count from 1; an empty range names the line before it.
+// place writes a line range for a hunk header. Lines are numbered from 1; an empty range names the line before it.
 func place(first, n int) string {
 	if n == 0 {
 		return fmt.Sprintf("%d,0", first)
@@ -95,9 +95,9 @@ func (c *comparison) put(kind byte, lines []string, a0, b0 int) {
 	c.edits = append(c.edits, edit{kind, lines, a0, b0})
 }
 
-// part compares a[a0:a1] with b[b0:b1]. It matches equal lines at both ends first, then lines that occur once
-// in each (Bram Cohen's patience diff), which suits listings: few lines repeat and few move. All lines between
-// are replaced.
+// part compares a[a0:a1] with b[b0:b1]. It matches equal lines at both ends first, then lines that occur once in
+// each text (Bram Cohen's patience diff). This suits listings, in which few lines repeat and few move. The lines
+// between matches are compared in the same way, or replaced if nothing in them matches.
 func (c *comparison) part(a0, a1, b0, b1 int) {
 	head := 0
 	for a0+head < a1 && b0+head < b1 && c.a[a0+head] == c.b[b0+head] {
@@ -124,8 +124,8 @@ func (c *comparison) part(a0, a1, b0, b1 int) {
 	c.put(' ', c.a[a1:a1+tail], a1, b1)
 }
 
-// anchors returns the largest set of lines that occur exactly once in each part and have the same order in
-// both, as pairs of ascending indexes into a and b.
+// anchors returns the largest set of lines that occur exactly once in each part and are in the same order in both,
+// as pairs of ascending indexes into a and b.
 func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	type count struct{ inA, inB, atB int }
 	seen := map[string]*count{}
@@ -152,8 +152,8 @@ func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	return rising(pairs)
 }
 
-// rising returns the longest subsequence of pairs, ascending in the first element, that also ascends in the
-// second.
+// rising takes pairs whose first elements ascend, and returns the longest subsequence of them in which the second
+// elements ascend too.
 func rising(pairs [][2]int) [][2]int {
 	// Of the pairs that can end a subsequence of length k+1, the one at ends[k] has the smallest second element.
 	ends := []int{}

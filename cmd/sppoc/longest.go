@@ -22,13 +22,14 @@ const (
 	mostTokens = 1 << 40
 )
 
-// probePatience scales the work of the search at one length, which ends at the first plan that fits. About a
-// dozen lengths are searched. If a search gives up before it finds such a plan, its length counts as too long.
+// probePatience scales the work limit of the search at one length. That search ends at the first plan that fits.
+// About a dozen lengths are searched. If a search gives up before it finds a plan that fits, its length counts as
+// too long.
 const probePatience = 0.05
 
-// longestSequence finds the longest sequence for which the job fits, with all other settings as in the spec,
-// and the shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a
-// whole number of steps.
+// longestSequence finds the longest sequence for which the job fits, with all other settings as in the spec, and
+// the shortfall at the next longer one. Lengths are multiples of a grid, so that every subsequence can be a whole
+// number of alignment steps long.
 func longestSequence(w *cli.Watch, file string, set []string) (string, error) {
 	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {

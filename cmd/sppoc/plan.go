@@ -89,8 +89,8 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// planned plans a job. If all passes have run, which the result whole says, it also places the plan and
-// simulates the program.
+// planned plans a job. If all passes have run, it also places the plan, simulates the program, and returns true for
+// whole.
 func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cli.Job, whole bool, err error) {
 	w := cli.NewWatch(env)
 	defer w.End()

@@ -66,7 +66,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// programOf returns the name of the program compiled from a file or folder; the program is written to the
+// programOf returns the file name of the program compiled from a file or folder. That file is written to the
 // current folder.
 func programOf(file string) string {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
@@ -181,8 +181,8 @@ func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	return report.Write(env.Stdout, job.Plan)
 }
 
-// asAfter removes from a program what was added by the passes of code generation that follow the given one: the events
-// (the sync pass) and the offsets of buffers (the place pass).
+// asAfter removes from a program what the code-generation passes after the given one added: the events (from the
+// sync pass) and the offsets of buffers (from the place pass).
 func asAfter(p *ir.Program, pass string) *ir.Program {
 	if pass != "lower" && pass != "place" {
 		return p
@@ -226,7 +226,7 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	return printer.Print(w, p)
 }
 
-// onlySection returns the program with all other sections empty.
+// onlySection returns the program with all sections empty except the named one.
 func onlySection(p *ir.Program, name string) *ir.Program {
 	q := *p
 	q.Codes = slices.Clone(p.Codes)
@@ -240,8 +240,8 @@ func onlySection(p *ir.Program, name string) *ir.Program {
 	return &q
 }
 
-// withoutLines drops lines that begin with one of the prefixes. It serves --section, which prints only
-// instructions; these already show addresses.
+// withoutLines drops lines that begin with one of the prefixes. It is used for --section, which prints only
+// instructions, because these already show the addresses of buffers.
 type withoutLines struct {
 	w        io.Writer
 	prefixes []string

@@ -28,7 +28,7 @@ func check(flags *pflag.FlagSet) cli.Action {
 }
 
 // each calls do for every file, even after a failure, so that one run reports the errors of all files. The last
-// error is returned, and reported by the caller like any other.
+// error is returned, and the caller reports it like any other error.
 func each(env *cli.Env, files []string, do func(file string) error) error {
 	var last error
 	for _, file := range files {
@@ -81,8 +81,8 @@ func format(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// explain looks a word up in every package that has a reference. A word may have several meanings: partition,
-// for example, is both a key and a pass.
+// explain looks up a word in every package that has a reference. A word may have several meanings: partition, for
+// example, is both a key and a pass.
 func explain(*pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		word := ""

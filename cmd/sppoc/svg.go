@@ -137,12 +137,12 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	return f.write(w)
 }
 
-// taskNames selects the properties that differ among the tasks of the ranks that run the same code. The names of the
-// tasks contain them. The page names tasks by the same rule.
+// taskNames selects the properties that the names of tasks contain: those that differ among the tasks of the ranks
+// that run the same code. The page names tasks by the same rule.
 type taskNames struct{ microbatch, subsequence, stage bool }
 
-// For each phase that tasks have, taskKinds gives the kind of span, and so the colour, and taskLetters the
-// first letter of the task's name.
+// For each phase that a task can have, taskKinds gives the kind of span, which determines the colour, and
+// taskLetters gives the first letter of the task's name.
 var (
 	taskKinds   = map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
 	taskLetters = map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
@@ -226,8 +226,9 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	f.y += figureRow
 }
 
-// stream draws the row of a stream, and reports whether anything was drawn. Each pixel column has the colour of
-// the kind that takes most of its time; the height shows how busy the stream is in that time.
+// stream draws the row of a stream, and reports whether anything was drawn. Each pixel column stands for a short
+// interval. Its colour is that of the kind of span that takes most of the interval, and its height shows how busy
+// the stream is.
 func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
 	cells := make([][len(showNames)]float64, figurePlot)
 	any := false
@@ -272,7 +273,7 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 
 func pixels(t, makespan ir.Seconds) float64 { return float64(t/makespan) * figurePlot }
 
-// prevailing returns the kind that takes most of the time of a pixel column, and how busy the stream is in that
+// prevailing returns the kind of span that takes most of a pixel column's time, and how busy the stream is in this
 // time, in quarters.
 func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	kind = -1
@@ -289,7 +290,8 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	return kind, max(1, int(4*min(busy, 1)+0.5))
 }
 
-// comparisonFigure draws a bar for each line of compare, as long as its tokens per second and rank.
+// comparisonFigure draws a bar for each line that compare prints. The length of a bar shows the tokens per second
+// and rank.
 func comparisonFigure(w io.Writer, rows []result) error {
 	f := &figure{y: figureTitle}
 	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens per second and rank, simulated")

@@ -3,7 +3,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
-	_ "embed" // the parts of the page
+	_ "embed" // embeds the parts of the page
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
@@ -81,13 +81,13 @@ type page struct {
 	spans    int
 	ranks    int
 
-	last   *ir.Program             // the one added last
-	peaks  [][ir.NumArenas]ir.Peak // memory peaks of each of its codes
-	chosen []int                   // its shown ranks
+	last   *ir.Program             // the program added last
+	peaks  [][ir.NumArenas]ir.Peak // memory peaks of each code of that program
+	chosen []int                   // shown ranks of that program
 	paired bool                    // the second timeline is a measurement of the first program
 }
 
-// source describes where the timelines come from: a simulation, or also a measurement.
+// source describes where the timelines come from: a simulation, or a simulation and a measurement.
 func (p *page) source() string {
 	if !p.paired {
 		return "simulated"
@@ -135,8 +135,8 @@ type pageCode struct {
 	Result column `json:"result"`
 }
 
-// pagePath has a column for each property of its segments. Its Rank is an index among the shown ranks, of the
-// rank itself or of one that does the same work; it is -1 where nothing ran or no such rank is shown.
+// pagePath has a column for each property of its segments. Rank holds indexes among the shown ranks: that of the
+// rank itself or of one that does the same work. It holds -1 where nothing ran or no such rank is shown.
 type pagePath struct {
 	Rank  column `json:"rank"`
 	PC    column `json:"pc"`
@@ -156,8 +156,8 @@ type pageRank struct {
 	Cause pageCauses `json:"cause"`
 }
 
-// pageCauses has one column each for the instructions that wait, and for what each of them waits for last: the
-// index of the shown rank, the instruction there, and the actual rank.
+// pageCauses has a column for the instructions that wait. The other columns describe the instruction that each of
+// them waits for last: the index of the shown rank, the instruction on that rank, and the actual rank.
 type pageCauses struct {
 	Of   column `json:"of"`
 	At   column `json:"at"`
@@ -269,7 +269,7 @@ func (p *page) put(name, machine string, t *sim.Timeline) {
 	for op := range ir.Ops {
 		x.Ops = append(x.Ops, ir.Ops[op].Name)
 	}
-	shown := map[int32]int{} // codes
+	shown := map[int32]int{} // index among the shown codes, by code
 	for _, r := range chosen {
 		code := program.Ranks[r].Code
 		if _, ok := shown[code]; !ok {
@@ -326,7 +326,7 @@ func (m *pageMemory) fill(peak *ir.Peak) {
 	}
 }
 
-// code adds the instructions that a group of ranks runs; spans are those of one of these ranks.
+// code adds the instructions that a group of ranks runs; the spans come from one of these ranks.
 func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	instrs := code.Sections[ir.SectionStep]
 	n := len(instrs)
@@ -381,8 +381,8 @@ const (
 	showNothing = 255
 )
 
-// spanKinds returns the kind of span as which each instruction is shown. For a wait on the compute stream,
-// waitKind selects the kind; waits on other streams are not shown.
+// spanKinds returns the kind of span to show for each instruction. For a wait on the compute stream, waitKind
+// selects the kind; waits on other streams are not shown.
 func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	instrs := code.Sections[ir.SectionStep]
 	kinds := make([]uint8, len(instrs))

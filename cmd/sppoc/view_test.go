@@ -31,7 +31,7 @@ func viewOf(t *testing.T, args ...string) string {
 	return out
 }
 
-// A page is a single file that loads nothing.
+// A page is a single file that loads nothing else.
 func TestViewIsAlone(t *testing.T) {
 	data, err := os.ReadFile(viewOf(t, "testdata/base/tiny.sppo"))
 	if err != nil {
@@ -42,11 +42,11 @@ func TestViewIsAlone(t *testing.T) {
 	}
 }
 
-// detail is a script that defines a function for the page's description of the selected item.
+// detail is a script that defines a function that returns the page's description of the selected item.
 const detail = `const detail = () => document.getElementById("detail").textContent;`
 
-// In a real browser, a page loads without errors, a link shows the instruction that it leads to with its spec
-// line, and user actions have their effects.
+// In a real browser, a page loads without errors, a link shows the instruction that it leads to together with that
+// instruction's spec line, and user actions have their effects.
 func TestViewInBrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium")
 	if err != nil {
@@ -56,7 +56,7 @@ func TestViewInBrowser(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		link string
-		acts string // a script of user actions; its function says adds to the text that is checked
+		acts string // a script of user actions; its calls of says add to the text that is checked
 		want []string
 	}{
 		{tiny, "find=activation_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "activation_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
@@ -180,8 +180,7 @@ func TestViewOfATrace(t *testing.T) {
 	}
 }
 
-// A figure is well-formed XML that shows all kinds of spans in the job, and no bar extends beyond the time
-// axis.
+// A figure is well-formed XML that shows every kind of span in the job, and no bar extends beyond the time axis.
 func TestFigure(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "view.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

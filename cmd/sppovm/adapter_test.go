@@ -33,7 +33,7 @@ type expectedAdapter struct {
 }
 
 // adapterJob writes a job that trains the adapter of a fixture. It returns the folders of the model and of the
-// adapter, and what PEFT computes.
+// adapter, and the results that PEFT computed.
 func adapterJob(t *testing.T, name string) (model, adapter string, want expectedAdapter) {
 	t.Helper()
 	here, err := filepath.Abs(".")
@@ -97,8 +97,8 @@ func mustRead(t *testing.T, path string) []byte {
 
 var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2", "llama-dropout"}
 
-// TestAdaptersEqualPEFT trains the adapters that PEFT trained, each under another schedule. The losses of eight
-// steps are those of PEFT. No bit of the model itself changes. The exported adapter has PEFT's format and can
+// TestAdaptersEqualPEFT trains the adapters that PEFT trained, each under a different schedule. The losses of eight
+// steps equal those of PEFT. No bit of the model itself changes. The exported adapter has PEFT's format and can
 // start another run. A merged model has the same loss as the model with its adapter.
 func TestAdaptersEqualPEFT(t *testing.T) {
 	for i, name := range adapterModels {
@@ -141,7 +141,7 @@ func TestAdaptersEqualPEFT(t *testing.T) {
 	}
 }
 
-// pairsOf reads "key = value key = value".
+// pairsOf parses text such as "key = value key = value".
 func pairsOf(text string) map[string]string {
 	out, words := map[string]string{}, strings.Fields(text)
 	for i := 0; i+2 < len(words); i += 3 {
@@ -235,7 +235,7 @@ func checkInPEFT(t *testing.T, model string, want float64) {
 // Wrong adapters cause one clear error each, and nothing is written.
 func TestWrongAdapters(t *testing.T) {
 	_, other, _ := adapterJob(t, "gpt2")
-	t.Chdir(filepath.Join(other, "../../..")) // back to the job
+	t.Chdir(filepath.Join(other, "../../..")) // back to the folder of the job
 	model, adapter, _ := adapterJob(t, "llama")
 	if err := os.CopyFS("broken", os.DirFS(adapter)); err != nil {
 		t.Fatal(err)

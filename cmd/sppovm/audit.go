@@ -92,7 +92,7 @@ type audited struct {
 	Tensors   int      `json:"tensors"`
 	Values    int64    `json:"values"`
 	Differing int64    `json:"differing"` // values with differing bits
-	Worst     number   `json:"worst"`     // difference relative to change (norms), largest of all roles
+	Worst     number   `json:"worst"`     // largest over all roles: norm of difference / norm of change
 	Where     string   `json:"where,omitempty"`
 	Reasons   []string `json:"reasons,omitempty"` // why bits may differ; empty: they must not
 	Tolerance float64  `json:"tolerance"`         // limit for Worst; 0: every bit must be equal
@@ -148,13 +148,14 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 	return f.tell(env, &out)
 }
 
-// rounding is the tolerance for differences due to the order of sums, relative to the norm of the change. It
-// is many times larger than the differences measured over a few steps, and far smaller than those of wrong
-// results.
+// rounding holds, for each data type, the tolerance for differences due to the order of sums, relative to the norm
+// of the change. It is many times larger than the differences measured over a few steps, and far smaller than those
+// that wrong results show.
 var rounding = map[string]float64{"f32": 0.001, "bf16": 0.3}
 
-// reasons lists why a job may round differently from the jobs that made the checkpoints. A run may have
-// continued under another plan between the checkpoints, so the job is compared with both.
+// reasons lists the reasons why a job's results may be rounded differently from those of the jobs that made the
+// checkpoints. A run may have continued under another plan between the checkpoints, so the job is compared with
+// both.
 func reasons(mine store.Division, made ...*store.Division) (list []string) {
 	add := func(reason string) {
 		if !slices.Contains(list, reason) {

@@ -60,8 +60,8 @@ func rewrite(t *testing.T, from, to string, change func(m *store.Manifest, shard
 	}
 }
 
-// Steps recomputed with a different number of stages and without offloading are bitwise equal. With a different number
-// of ranks per stage, they differ only by rounding. A single flipped bit is found.
+// Steps recomputed with a different number of stages and without offloading are bitwise equal. With a different
+// number of ranks per stage, they differ only by rounding. A single flipped bit is detected.
 func TestAudit(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "dir", "--keep", "9", "--save-every", "1", "--save-wait")

@@ -12,8 +12,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// bubbleMeter measures the bubble of steps by the simulator's definition. Each process measures its own
-// ranks; process 0 collects the results.
+// bubbleMeter measures the bubble of steps as the simulator defines it. Each process measures its own ranks;
+// process 0 collects the results.
 type bubbleMeter struct {
 	program *ir.Program
 	wanted  func(section ir.Section, round int64) bool // steps to measure; nil: all
@@ -21,7 +21,7 @@ type bubbleMeter struct {
 	others  func(question string) ([][]byte, error)    // nil: there are no other processes
 	last    []*vm.Timeline                             // timelines of the last step, by rank
 	books   *sim.Books                                 // nil before the first step
-	idle    ir.Seconds                                 // over all measured steps
+	idle    ir.Seconds                                 // idle time over all measured steps
 	busy    ir.Seconds
 }
 
@@ -43,7 +43,7 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// measured holds what was measured of a step on some ranks.
+// measured holds the measurements of a step on some ranks.
 type measured struct {
 	Pipeline sim.Pipeline
 	Split    sim.Split
@@ -138,7 +138,7 @@ func (m *bubbleMeter) ask(question string) ([][]byte, error) {
 	return m.others(question)
 }
 
-// reply answers for the ranks of this process.
+// reply answers a question for the ranks of this process.
 func (m *bubbleMeter) reply(question string) ([]byte, error) {
 	switch question {
 	case askStep:
@@ -163,8 +163,7 @@ func (m *bubbleMeter) reply(question string) ([]byte, error) {
 	return nil, fmt.Errorf("internal: %q has no answer", question)
 }
 
-// gather fetches the timelines of the last step from the other processes and converts them to the clock of
-// this one.
+// gather fetches the timelines of the last step from the other processes and converts them to this process's clock.
 func (m *bubbleMeter) gather() error {
 	late, err := m.clocks()
 	if err != nil {

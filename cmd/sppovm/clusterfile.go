@@ -82,7 +82,7 @@ func quantity(x float64, units []unit) string {
 	return digits(x/u.scale) + u.name
 }
 
-// digits rounds to four digits, the precision of a measurement. Positive numbers stay positive.
+// digits rounds to four significant digits, the precision of a measurement. Positive numbers stay positive.
 func digits(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 4, 64), 64)
 	if err != nil {

@@ -11,20 +11,20 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// computer holds the devices of ranks and the transport between them.
+// computer holds the devices of the ranks and the transport between the ranks.
 type computer struct {
 	name      string // description
-	kind      string // shared by computers that round alike
+	kind      string // the same for computers whose results are rounded alike
 	device    func(rank int) vm.Device
 	transport vm.Transport    // nil: the memory of this process
 	threads   int             // shared by the ranks; 0: each rank has its own device
-	slowed    bool            // measuring instructions slows them down
+	slowed    bool            // instructions take longer while they are measured
 	notes     func() []string // remarks for the user; nil: none
 	close     func()
 }
 
-// open opens the computer that the flags request. A program too large for the GPUs is refused before anything
-// is allocated.
+// open opens the devices that the flags request. A program too large for the GPUs is refused before anything is
+// allocated.
 func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 	if f.device == "cuda" {
 		return f.openGPUs(p, w)

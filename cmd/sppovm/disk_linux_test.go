@@ -11,9 +11,9 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the
-// script, run starts sppovm run on the job with further arguments, and lines N waits until the job has printed
-// N lines.
+// onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the script,
+// "run ARGUMENTS" starts sppovm run on the job with further arguments, and "lines N" waits until the job has
+// printed N lines.
 func onDisk(t *testing.T, script string) string {
 	t.Helper()
 	if err := exec.Command("unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs /mnt && setpriv --bounding-set -dac_override,-dac_read_search true").Run(); err != nil {
@@ -103,10 +103,10 @@ cp -r disk/dir kept
 `)
 	has(t, text, "sppovm: cannot write to disk/dir: permission denied\nexit 2\n", "sppovm: cannot write to disk/dir: read-only file system\nexit 2\n", "exit 0\nstep-")
 	steps, err := store.Steps("kept")
-	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing shows that the last is good
+	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing shows that the last one is good
 		t.Errorf("kept are %v: %v", steps, err)
 	}
-	for _, step := range steps { // each is complete
+	for _, step := range steps { // each of them is complete
 		alone(t, "tiny.sppo", "--set", "train.steps=1000000", "--resume", filepath.Join("kept", store.StepName(step)), "--steps", fmt.Sprint(step), "-q")
 	}
 }

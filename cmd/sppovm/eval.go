@@ -195,7 +195,7 @@ func (e *evaluating) all(ctx context.Context) error {
 	})
 }
 
-// windows evaluates the windows of the split, and writes the loss of every token in the order of the stream.
+// windows evaluates the windows of the split, and writes the loss of every token in stream order.
 func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 	windows, _ := e.split.Windows()
 	done, raw := int64(0), []byte(nil)

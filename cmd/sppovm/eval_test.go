@@ -32,8 +32,8 @@ func sets(words string) (args []string) {
 	return args
 }
 
-// The loss of one window is that of a training step on the window; the loss of several windows is the mean of
-// their losses.
+// The loss of one window equals the loss of a training step on that window; the loss of several windows is the mean
+// of their losses.
 func TestEvalIsTheLossOfSteps(t *testing.T) {
 	inBase(t)
 	text := []byte(strings.Repeat("to be, or not to be: that is the question. ", 9))[:5*64+1+10]

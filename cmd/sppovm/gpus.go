@@ -17,7 +17,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	if w != nil {
 		first, end := w.Ranks()
 		local, _ := w.Local()
-		o.NCCL = true // memory of other processes cannot be read directly
+		o.NCCL = true // the memory of other processes cannot be read directly
 		o.World = &cuda.World{First: first, End: end, FirstOnHost: local * (end - first), Share: w.Share}
 	}
 	m, err := cuda.Open(o)
@@ -35,7 +35,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	return out, nil
 }
 
-// onGPUs connects ranks on GPUs of several processes through NCCL; its Abort reaches all processes.
+// onGPUs connects the GPUs of several processes through NCCL; its Abort reaches all processes.
 type onGPUs struct {
 	*cuda.Machine
 	world *world.World

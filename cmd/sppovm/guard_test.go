@@ -35,7 +35,7 @@ func TestRuinedStateIsNotSaved(t *testing.T) {
 	}
 }
 
-// Skipped steps are reported, and several processes skip the same steps as one process.
+// Skipped steps are reported, and a job skips the same steps in several processes as in one.
 func TestSkippedSteps(t *testing.T) {
 	inBase(t)
 	args := []string{"tiny.sppo", "--set", "train.steps=30", "--set", "train.guard.spikes=1.02", "--json"}

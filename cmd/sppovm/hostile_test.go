@@ -26,7 +26,7 @@ func TestHostileFiles(t *testing.T) {
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
 }
 
-// Such a file also causes a single error in place of a file in a checkpoint, or of a prompt file.
+// An unusual file in place of a prompt file or of a file in a checkpoint also causes a single error.
 func TestHostileCheckpoints(t *testing.T) {
 	inBase(t)
 	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")
@@ -47,7 +47,7 @@ func TestHostileCheckpoints(t *testing.T) {
 	clitest.Hostile(t, &app, "prompt", []string{"binary"}, "sppovm sample --resume good/step-1 --prompt-file prompt --max-tokens 1")
 }
 
-// Resuming a run that is set to end before the step of the checkpoint is an error. If it is set to end at that
+// Resuming a run that is set to end before the step of the checkpoint is an error. If the run is set to end at that
 // step, it has nothing to do and succeeds.
 func TestResumeBeyondTheEnd(t *testing.T) {
 	inBase(t)

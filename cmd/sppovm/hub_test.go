@@ -23,7 +23,7 @@ type expectedModel struct {
 	Loss   float64   `json:"loss"`
 }
 
-// hubJobs are fixtures of package hf, each with one schedule for training and another for evaluation.
+// hubJobs lists fixtures from package hf, each with one schedule for training and another for evaluation.
 var hubJobs = []struct{ name, train, eval string }{
 	{"llama-3.1", "pp=2 sp=1 subsequences=3", "pp=1 sp=2 subsequences=2 sp_mode=ring"},
 	{"qwen3-window", "pp=1 sp=2 subsequences=2", "pp=3 sp=1 subsequences=3"},
@@ -34,10 +34,10 @@ var hubJobs = []struct{ name, train, eval string }{
 }
 
 // TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a
-// held-out text must equal those of transformers before and after training. For the model before training, the
-// fixture contains them. For the trained model, transformers computes them from the exported folder, if
-// SPPO_HUB_PYTHON names a Python that has transformers; otherwise they are not compared. eval must compute the
-// same losses from that folder as from the checkpoint.
+// held-out text must equal those of transformers before and after training. The fixture contains the losses that
+// transformers computes before training. The losses after training are compared only if SPPO_HUB_PYTHON names a
+// Python that has transformers, which then computes them from the exported folder. eval must compute the same
+// losses from that folder as from the checkpoint.
 func TestEvalEqualsTransformers(t *testing.T) {
 	for _, job := range hubJobs {
 		t.Run(job.name, func(t *testing.T) {

@@ -36,7 +36,7 @@ func childrenOf(pid int) (list []int) {
 
 const killedSteps = "40"
 
-// undisturbed trains without kills and returns the arguments of the job and its losses. The checkpoint is in
+// undisturbed trains without kills, and returns the arguments of the job and its losses. It saves the checkpoint in
 // the folder "whole".
 func undisturbed(t *testing.T) (args []string, want []float64) {
 	t.Helper()
@@ -55,7 +55,7 @@ func undisturbed(t *testing.T) (args []string, want []float64) {
 	return args, losses(t, alone(t, append(args, "--save", "whole")...))
 }
 
-// counting counts the lines that are read from it.
+// counting is a reader that counts the lines read from it.
 type counting struct {
 	io.ReadCloser
 	lines atomic.Int64
@@ -72,11 +72,11 @@ type killer struct {
 	rng    *rand.Rand
 	left   int
 	done   int
-	saving int // part of done: kills during a save
+	saving int // number of kills in done that came during a save
 }
 
-// moment waits until a random moment of a run: usually a few steps from now, sometimes at any time, even before
-// the first step.
+// moment waits for a random moment in a run. Usually it is a few steps from now, but sometimes it may be any time,
+// even before the first step.
 func (k *killer) moment(out *counting, over <-chan struct{}) {
 	enough, wait := out.lines.Load()+1+k.rng.Int64N(3), time.Duration(k.rng.IntN(20_000))*time.Microsecond
 	limit := 5 * time.Second

@@ -46,18 +46,19 @@ func (l *launchFlags) define(flags *pflag.FlagSet) {
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait for all processes to connect")
 }
 
-// launcher is a program that starts processes, with the variables that tell each process its place. If there
-// are several names for one value, the first variable that is set is used.
+// launcher is a program that starts processes, with the variables that tell each process its place in the job. If
+// there are several names for one value, the first variable that is set is used.
 type launcher struct {
 	name               string
 	process, processes []string
 	local, localOf     string
 	needs              string   // a variable that must be set for the others to have this meaning
-	job                []string // identify the job
-	hosts              []string // lists of hosts; process 0 runs on the first
+	job                []string // variables that identify the job
+	hosts              []string // variables with lists of hosts; process 0 runs on the first host
 }
 
-// launchers is in order of detection: a launcher comes before those that may start it.
+// launchers lists the known launchers in the order in which they are detected: each comes before those that may
+// start it.
 var launchers = []launcher{
 	{name: "torchrun", process: []string{"RANK"}, processes: []string{"WORLD_SIZE"}, local: "LOCAL_RANK", localOf: "LOCAL_WORLD_SIZE",
 		needs: "MASTER_ADDR", job: []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
@@ -70,7 +71,7 @@ var launchers = []launcher{
 		job:   []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, hosts: []string{"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}},
 }
 
-// find returns how this process was started, or nil if it is alone.
+// find returns how this process was started, or nil if the job has no other process.
 func (l *launchFlags) find() (*launch, error) {
 	out, err := l.ofLauncher()
 	if err != nil {
@@ -156,15 +157,15 @@ func (l *launchFlags) first(variables []string) string {
 	return ""
 }
 
-// place sets the rendezvous address, where process 0 listens: that of torchrun's variables, even if they were
-// set for another launcher, or else a port of the first host.
+// place sets the rendezvous address, on which process 0 listens. Host and port come from torchrun's variables, even
+// if these were set for another launcher. Without them, they are the first host and a port derived from the job ID.
 func (l *launchFlags) place(x *launcher, out *launch) error {
 	host := cmp.Or(l.lookup("MASTER_ADDR"), firstHost(l.first(x.hosts)))
 	if host == "" && l.lookup(x.localOf) == strconv.Itoa(out.processes) {
 		host = "127.0.0.1"
 	}
 	if host == "" {
-		return nil // a flag must give it
+		return nil // a flag must give the address
 	}
 	port := portOf(cmp.Or(out.job, x.name))
 	if given := l.lookup("MASTER_PORT"); given != "" {
@@ -187,7 +188,7 @@ func portOf(job string) int {
 	return 20000 + int(h.Sum32()%10000)
 }
 
-// firstHost returns the first host of a list in Slurm's form: node003 of node[003-010,12],other.
+// firstHost returns the first host of a list in Slurm's format: node003 for node[003-010,12],other.
 func firstHost(list string) string {
 	for out := ""; ; {
 		at := strings.IndexAny(list, ",[")
@@ -248,7 +249,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// divisors lists the divisors of a number in words.
+// divisors returns a text that lists the divisors of a number.
 func divisors(n int) string {
 	var out []string
 	for d := 1; d <= n; d++ {

@@ -35,7 +35,7 @@ func init() {
 type faults struct {
 	delay time.Duration
 	rate  int     // bytes per second; 0: no limit
-	loss  float64 // share of packets
+	loss  float64 // share of packets that are lost
 	down  time.Duration
 	up    time.Duration // cycle of down and up times once the file "cut" exists; up 0: permanently down
 }
@@ -103,7 +103,7 @@ func (f faults) carry(from, to int, seed uint64) {
 		data := make([]byte, 1<<16)
 		n, err := unix.Read(from, data)
 		if err != nil {
-			time.Sleep(time.Millisecond) // not up yet
+			time.Sleep(time.Millisecond) // the interface is not up yet
 			continue
 		}
 		now := time.Now()
@@ -184,8 +184,8 @@ func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string)
 	return out, said.String()
 }
 
-// Over slow or lossy links, and over links that are down for seconds at a time, a job has the same losses as in
-// one process.
+// Over slow or lossy links, and over links that are down for seconds at a time, a job computes the same losses as
+// in a single process.
 func TestBadLinks(t *testing.T) {
 	const steps = 6
 	for name, f := range map[string]faults{
@@ -194,7 +194,7 @@ func TestBadLinks(t *testing.T) {
 		"outages": {down: 6 * time.Second, up: time.Second},
 	} {
 		if name != "lossy" && os.Getenv("SPPO_LONG") == "" {
-			continue // these mostly wait
+			continue // these cases mostly wait
 		}
 		t.Run(name, func(t *testing.T) {
 			inBase(t)
@@ -208,7 +208,7 @@ func TestBadLinks(t *testing.T) {
 	}
 }
 
-// If a link silently loses everything, both sides end within 30 seconds and report a timeout.
+// If a link silently drops every packet, both sides end within 30 seconds and report a timeout.
 func TestBlackHole(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG is not set: this takes half a minute")

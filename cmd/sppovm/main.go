@@ -3,7 +3,7 @@
 //	main.go      the table of subcommands
 //	run.go       run: load, device, steps, report
 //	start.go     launch: starts the processes of a job, and restarts them after a failure
-//	launch.go    which of several processes this is, by flags or launcher
+//	launch.go    finds out from flags or the launcher which of several processes this is
 //	simulate.go  run in virtual time
 //	watching.go  connects observers to a run; package watch has the observers
 //	report.go    report
@@ -33,7 +33,7 @@ import (
 )
 
 func main() {
-	// The first signal asks the run to stop after its step; later signals have their default effect.
+	// The first signal asks the run to stop after the current step; later signals have their default effect.
 	ctx, stop := signal.NotifyContext(context.Background(), stopping()...)
 	context.AfterFunc(ctx, stop)
 	code := app.Main(&cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:])
@@ -41,9 +41,9 @@ func main() {
 	os.Exit(code)
 }
 
-// stopping lists the signals that end a run after its step. They come from a user, a scheduler that reclaims
-// the machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that is already
-// ignored when sppovm starts, as under nohup, stays ignored.
+// stopping lists the signals that end a run after the current step. They come from a user, a scheduler that
+// reclaims the machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that is
+// already ignored when sppovm starts, as under nohup, stays ignored.
 func stopping() (list []os.Signal) {
 	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
 		if !signal.Ignored(s) {

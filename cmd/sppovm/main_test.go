@@ -60,7 +60,7 @@ func sppovm(t *testing.T, ctx context.Context, args ...string) (stdout, stderr s
 	return out.String(), errs.String()
 }
 
-// objects parses the lines of --json.
+// objects parses the lines that --json prints.
 func objects(t *testing.T, text string) []map[string]any {
 	t.Helper()
 	var out []map[string]any
@@ -83,7 +83,7 @@ func keys(o map[string]any) []string {
 	return names
 }
 
-// The lines of --json and their keys are a stable interface.
+// The lines that --json prints and their keys are a stable interface.
 func TestJSONLines(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json")
@@ -152,7 +152,7 @@ func TestPeaksArePlanned(t *testing.T) {
 	}
 }
 
-// losses returns the losses of the steps in the lines of --json.
+// losses returns the losses of the steps from the lines that --json prints.
 func losses(t *testing.T, text string) []float64 {
 	t.Helper()
 	var out []float64

@@ -149,8 +149,8 @@ func (f *probeFlags) open() (*bench, error) {
 	return b, nil
 }
 
-// sheetOf returns the shipped cluster that has the data sheet of a GPU, or nil. Other variants of a GPU, such
-// as its PCIe card, are slower and do not match.
+// sheetOf returns the shipped cluster whose figures come from the data sheet of a GPU, or nil. Other variants of a
+// GPU, such as its PCIe card, are slower and do not match.
 func sheetOf(card string) *lang.Cluster {
 	words := strings.Fields(strings.ToLower(card))
 	files, err := examples.Shipped.ReadDir("clusters")

@@ -48,7 +48,7 @@ func (r *training) writeProfile() error {
 	return nil
 }
 
-// mostOpcodes is the number of opcodes compared: those that take the most time.
+// mostOpcodes is the maximum number of opcodes that are compared.
 const mostOpcodes = 8
 
 // compareOpcodes compares measured and simulated time over all ranks, for the opcodes that take the most time.

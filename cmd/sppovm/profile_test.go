@@ -68,7 +68,7 @@ func TestSampled(t *testing.T) {
 	}
 }
 
-// If only some steps are measured, the meter counts these and keeps the timelines of the last of them.
+// If only some steps are measured, the meter counts only these, and keeps the timelines of the last measured step.
 func TestMeterOfSomeSteps(t *testing.T) {
 	inBase(t)
 	job, err := cli.OpenProgram(nil, "tiny.sppo", nil)

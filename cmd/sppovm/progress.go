@@ -25,7 +25,7 @@ type progress struct {
 	watchers watch.Observers // observers of a real run; a simulation has none
 
 	began    time.Time // start of the first step
-	first    int       // steps done before
+	first    int       // steps done before the run began
 	shown    time.Time
 	pending  bool    // the current line of the terminal is not finished
 	eval     float64 // loss of the last validation, after step evalStep
@@ -161,5 +161,5 @@ func (s *progress) line(object any) {
 	fmt.Fprintf(s.json, "%s\n", text)
 }
 
-// number is null where JSON cannot express the value.
+// number is a number that becomes null in JSON if JSON cannot express its value.
 type number = watch.Number

@@ -9,7 +9,8 @@ import (
 	"sppo.dev/cmd/sppovm/watch"
 )
 
-// On a terminal, the line of a step overwrites that of the previous step; a permanent line goes below it.
+// On a terminal, the line of a step overwrites that of the previous step; a permanent line is printed below the
+// line of the last step.
 func TestProgressOnATerminal(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &out, rewrite: true, steps: 3}
@@ -39,7 +40,7 @@ func TestProgressInAFile(t *testing.T) {
 	}
 }
 
-// JSON cannot express NaN and infinities; they become null.
+// JSON cannot express NaN or infinities; they become null.
 func TestNumbersThatAreNone(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &strings.Builder{}, steps: 1}

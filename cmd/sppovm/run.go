@@ -313,8 +313,8 @@ func (r *training) finish(err error) error {
 // lastRecords is the time limit for writing the last records of a run that has stalled.
 const lastRecords = 5 * time.Second
 
-// watched defines when the run counts as stalled, and reports orders that take unusually long: on standard
-// error while the run is being loaded, later as lines of progress.
+// watched defines when the run counts as stalled, and reports orders that take unusually long: on standard error
+// while the run is being loaded, and as lines of progress afterwards.
 func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	return vm.Stall{After: f.stall, Tell: func(what string) {
 		if *show == nil {
@@ -325,7 +325,7 @@ func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 	}}
 }
 
-// follow carries out the orders of process 0. Interrupting this process stops all of them.
+// follow carries out the orders of process 0. Interrupting this process stops all processes.
 func follow(ctx context.Context, w *world.World, j *vm.Job) error {
 	defer context.AfterFunc(ctx, w.Stop)()
 	return j.Follow()
@@ -379,7 +379,7 @@ type training struct {
 	sick    string  // why the state after the last step should not be saved; empty: it should
 	saver   *saver  // nil: nothing is saved
 	inRow   int     // consecutive skipped steps up to now
-	skipped int     // in this run
+	skipped int     // steps skipped in this run
 	compare watch.Compare
 }
 
@@ -420,8 +420,8 @@ func (r *training) train(ctx context.Context) error {
 	return r.end(ctx)
 }
 
-// warn reports processes that use different kinds of devices, because their results may round differently from
-// those of one process.
+// warn reports processes that use different kinds of devices, because their results may be rounded differently from
+// those of a single process.
 func (r *training) warn() {
 	kinds := r.job.Kinds()
 	for i, kind := range kinds {
@@ -500,7 +500,7 @@ func (r *training) step(ctx context.Context) error {
 	return nil
 }
 
-// guard reports a step that was skipped, and ends a run that skips too many in a row.
+// guard reports a step that was skipped, and ends a run that skips too many steps in a row.
 func (r *training) guard(result vm.StepResult) error {
 	if !result.Skipped {
 		r.inRow = 0
@@ -537,7 +537,8 @@ func (r *training) validate(ctx context.Context) error {
 	return err
 }
 
-// stopped ends a run early, because of an error or because the user asked for it. The latter is a success.
+// stopped ends a run early, because of an error or because the user asked for it. A stop by the user counts as a
+// success.
 func (r *training) stopped(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return errors.Join(err, r.saver.finish())

@@ -85,7 +85,7 @@ type sampleSource struct {
 	name    string
 	model   lang.Model
 	most    int64  // maximum number of tokens in a sequence; 0: any number
-	folder  string // may have a tokenizer
+	folder  string // folder that may contain a tokenizer
 	end     []uint32
 	weights func(sequence int64) (sample.Weights, error) // opens the weights; the field close closes them
 	close   func() error
@@ -150,7 +150,7 @@ func openFolder(dir string) (*sampleSource, error) {
 	return s, nil
 }
 
-// text opens the tokenizer. Without one, a model with 256 tokens reads and writes bytes.
+// text opens the tokenizer. Without one, a model with a vocabulary of 256 tokens reads and writes bytes.
 func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	path := f.tokenizer
 	if path == "" && s.folder != "" && tokenizer.IsIn(s.folder) {

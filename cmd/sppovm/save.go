@@ -96,7 +96,7 @@ type saver struct {
 	r        *training
 	savedAt  time.Time
 	savedFor int // step of the last checkpoint that was begun
-	unproven int // step of a checkpoint not yet known to be good, for which older ones are kept; -1: none
+	unproven int // step of a checkpoint not yet known to be good, so older ones are kept; -1: none
 }
 
 func (r *training) newSaver(resumed bool) (*saver, error) {
@@ -108,7 +108,7 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 		return nil, r.restored(err)
 	}
 	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1, unproven: -1}
-	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise it resumed from another folder
+	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise the run resumed from another folder
 		out.savedFor = r.job.Steps()
 	}
 	return out, nil
@@ -143,8 +143,8 @@ func (s *saver) due() bool {
 	return false
 }
 
-// after is called after each step. It completes the checkpoint being written, and begins one that is due. The
-// final checkpoint is left to the method last.
+// after is called after each step. It reports the checkpoint being written if that is complete, and begins one that
+// is due unless another is still being written. The final checkpoint is left to the method last.
 func (s *saver) after(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -165,7 +165,7 @@ func (s *saver) after(ctx context.Context) error {
 	return s.begin(ctx, s.r.f.saves.wait)
 }
 
-// begin starts to write a checkpoint. If it cannot be written, begin reports that and the run continues.
+// begin starts writing a checkpoint. If this fails, begin reports it and the run continues.
 func (s *saver) begin(ctx context.Context, wait bool) error {
 	s.savedFor, s.savedAt = s.r.job.Steps(), time.Now()
 	if err := s.tolerate(s.Begin(ctx, wait)); err != nil || !wait {
@@ -174,7 +174,8 @@ func (s *saver) begin(ctx context.Context, wait bool) error {
 	return s.complete(true)
 }
 
-// complete reports the checkpoint being written if it is complete; with wait, it waits until it is.
+// complete reports the checkpoint being written if that is complete. If wait is true, complete first waits until it
+// is.
 func (s *saver) complete(wait bool) error {
 	saved, err := s.Poll(wait)
 	if saved != nil {
@@ -202,7 +203,7 @@ func (s *saver) last(ctx context.Context) error {
 	}
 	step := s.r.job.Steps()
 	if s.newest() == int64(step) {
-		return nil // it has this state
+		return nil // the newest checkpoint already has this state
 	}
 	if s.r.sick != "" {
 		return fmt.Errorf("no checkpoint after step %d: %s", step, s.r.sick)
@@ -233,7 +234,7 @@ func (s *saver) retire() error {
 }
 
 func (s *saver) tell(saved *vm.Saved) error {
-	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // named as the user named the folder
+	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // keeps the user's name for the folder
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
 	return s.retire()

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// runs executes sppovm run in a process of its own and returns the exit code, the output and the messages.
+// runs executes sppovm run in a separate process and returns the exit code, the output and the messages.
 func runs(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
 	all := launchAll(t, 1, func(int) []string { return args })
@@ -34,8 +34,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// Checkpoints are written during a run and at its end, and resuming from any of them gives bitwise the same
-// results.
+// Checkpoints are written during a run and at its end, and resuming from any of them gives the same results, bit
+// for bit.
 func TestSaveEvery(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole")

@@ -53,8 +53,8 @@ type simulation struct {
 	took  []float64 // seconds of each step
 }
 
-// simulate runs a job without computing. Only one step runs by default, because without jitter all steps are
-// equal.
+// simulate runs a job in virtual time, without computing anything. Only one step runs by default, because without
+// jitter all steps are equal.
 func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 	o, err := f.sim.options(job.Program.Run.Seed)
 	if err != nil {

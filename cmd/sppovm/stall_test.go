@@ -49,9 +49,9 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// If the file system hangs while a process writes its part of a checkpoint during training, all processes also
-// end, and the error names the folder and the rank. For this, the test replaces the file of a rank with a full
-// pipe. It must do so before the process creates the file, so it tries at every checkpoint until it succeeds.
+// If the file system hangs while a process writes its part of a checkpoint during training, all processes also end,
+// and the error names the folder and the rank. To make it hang, the test puts a full pipe in place of a rank's
+// file. It must do so before the process creates the file, so it tries at every checkpoint until it succeeds.
 func TestHangingDisk(t *testing.T) {
 	inBase(t)
 	for process, rank := range []int{1, 3} { // the last rank of each process

@@ -128,8 +128,8 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 	}
 }
 
-// exitOf returns the exit code of a process that failed. If the process was killed, exitOf reports that,
-// because the process could not.
+// exitOf returns the exit code of a process that failed. If the process was killed, exitOf also reports this,
+// because a killed process cannot report anything.
 func exitOf(c *child, env *cli.Env) int {
 	var exit *exec.ExitError
 	if !errors.As(c.err, &exit) {

@@ -19,7 +19,7 @@ import (
 type watchFlags struct {
 	tensorboard string
 	log         string
-	port        int // on which metrics are served; -1: none
+	port        int // port on which metrics are served; -1: none
 	gradNorms   int // steps between readings of gradient norms; 0: none are read
 	positions   bool
 }
@@ -103,8 +103,8 @@ func openLog(path string) (*os.File, error) {
 	return file, nil
 }
 
-// announce passes a record of the run's start to the observers. Only if the run is watched does it predict the
-// time of a step, because the simulation takes time.
+// announce passes a record of the run's start to the observers. It predicts the time of a step only if the run is
+// watched, because the simulation takes time.
 func (r *training) announce() error {
 	p := r.program
 	dp, pp, sp := degrees(p)
@@ -169,7 +169,8 @@ func (r *training) evaluate(ctx context.Context) (*watch.Validation, error) {
 	return v, err
 }
 
-// norms returns the gradient norms of the layers if --grad-norms selects the step that has just ended, or nil.
+// norms returns the gradient norms of the layers if --grad-norms selects the step that has just ended, and
+// otherwise nil.
 func (r *training) norms() (map[string]watch.Number, error) {
 	every := r.f.watch.gradNorms
 	if every == 0 || r.job.Steps()%every != 0 {

@@ -96,7 +96,7 @@ func TestGradNorms(t *testing.T) {
 	}
 }
 
-// The mean of the losses by position is the loss of the validation, however the job is divided.
+// The mean of the losses by position is the validation loss, however the job is divided.
 func TestPositionLosses(t *testing.T) {
 	inBase(t)
 	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1", "schedule.sp_mode=ring schedule.dp=1"} {

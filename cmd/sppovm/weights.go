@@ -17,8 +17,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// openWeights opens the folder of initial weights and checks that it belongs to the program's model. It returns
-// nil if --weights is not given.
+// openWeights opens the folder of initial weights and checks that the weights belong to the program's model. It
+// returns nil if --weights is not given.
 func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	switch {
 	case f.adapter != "" && f.weights == "":
@@ -61,7 +61,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 }
 
 // startWeights are the initial weights of a run: those of a folder and possibly those of an adapter. An adapter
-// that is not loaded keeps the initial values of the program's init section.
+// that is not loaded from a folder keeps the initial values that the program's init section sets.
 type startWeights struct {
 	*hf.Weights
 	adapter *hf.Weights // nil: none
@@ -98,8 +98,8 @@ func (w *startWeights) Close() error {
 	return errors.Join(errs...)
 }
 
-// sameModel compares the model of a folder with that of a program or a checkpoint, which may store weights in
-// another type.
+// sameModel compares the model of a folder with that of a program or a checkpoint. The two may store weights in
+// different types.
 func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) error {
 	l, err := model.Lang(sequence, other.DType)
 	var d lang.Diagnostics
@@ -116,7 +116,7 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 	return nil
 }
 
-// load sets the weights to those of the folder.
+// load sets the weights to those in the folder and, if there is one, in the adapter.
 func (r *training) load(ctx context.Context, w *startWeights) error {
 	if len(w.Ignored) > 0 {
 		r.show.say("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))

@@ -28,7 +28,7 @@ schedule four { sp = 2   pp = 2   subsequences = 2   align = 2 }
 	}
 }
 
-// Each process loads the weights of its own ranks only, and the job gives the same results as in a single
+// Each process loads the weights of its own ranks only, and the job gives the same results as it does in a single
 // process. A checkpoint records the source of the weights, even after the run is resumed.
 func TestProcessesLoadWeights(t *testing.T) {
 	inBase(t)
@@ -79,8 +79,8 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 	}
 }
 
-// A bf16 program without master weights cannot represent the values of an f32 folder exactly, so it requires
-// --cast.
+// A bf16 program without master weights cannot represent the values in a folder of f32 weights exactly, so it
+// requires --cast.
 func TestRoundingWeightsWantsCast(t *testing.T) {
 	inBase(t)
 	jobOf(t)

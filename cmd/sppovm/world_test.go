@@ -103,7 +103,8 @@ func alone(t *testing.T, args ...string) string {
 	return out[0]
 }
 
-// inWorld returns a function for the arguments of each of several processes that run one job on this host.
+// inWorld returns a function that gives each process its arguments, for several processes that run one job on this
+// host.
 func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	place := vmtest.FreePlace(t)
 	return func(i int) []string {
@@ -111,7 +112,7 @@ func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	}
 }
 
-// numbersOf returns the lines of --json without times.
+// numbersOf parses the lines that --json prints, and leaves out the times.
 func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	for _, o := range objects(t, text) {
 		for _, timed := range []string{"tokens_per_s", "step_s", "bubble_ratio", "split"} {
@@ -122,7 +123,7 @@ func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	return out
 }
 
-// A job prints and saves bitwise the same results in several processes as in one, however its ranks are
+// A job prints and saves the same results, bit for bit, in several processes as in one, however its ranks are
 // distributed.
 func TestProcessesAreOneJob(t *testing.T) {
 	inBase(t)
@@ -168,7 +169,7 @@ func TestProcessesAreOneJob(t *testing.T) {
 	}
 }
 
-// same compares the newest checkpoints of two folders.
+// same compares the newest checkpoints in two folders.
 func same(t *testing.T, a, b string) {
 	t.Helper()
 	x, y := filesOf(t, a), filesOf(t, b)
@@ -267,7 +268,7 @@ func afterLines(t *testing.T, p *process, lines int) {
 // endless lists the arguments of a job that does not end on its own during a test.
 var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
 
-// If a process is killed, all others end, and their error messages name it.
+// If a process is killed, all others end, and their error messages name the killed process.
 func TestProcessKilled(t *testing.T) {
 	inBase(t)
 	for victim := range 2 {
@@ -436,7 +437,7 @@ func TestStopBeforeTheBeginning(t *testing.T) {
 	}
 }
 
-// Launcher variables tell a process its place; flags override them.
+// A launcher's variables tell a process its place in the job; flags override the variables.
 func TestLaunchers(t *testing.T) {
 	type variables map[string]string
 	torch := variables{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}

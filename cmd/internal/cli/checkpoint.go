@@ -7,7 +7,7 @@ import (
 )
 
 // CheckpointCopy computes the host memory for the copy from which a checkpoint of the program is written during
-// training. Stages in the result are indexes of the program's codes.
+// training. Stages in the result are indexes into the program's codes.
 func CheckpointCopy(p *ir.Program) (*plan.CheckpointCopy, error) {
 	copies, err := vm.CopyBytes(p)
 	if err != nil {

@@ -66,8 +66,8 @@ func annotate(flags *pflag.FlagSet, name, annotation string, values []string) {
 	}
 }
 
-// KeyWords returns the beginnings of values for --set: each key of a spec with "=", alone and followed by each
-// word that the key accepts.
+// KeyWords returns the beginnings of values for --set: for each key of a spec, "KEY=", and "KEY=WORD" for each word
+// that the key accepts.
 func KeyWords() []string {
 	var words []string
 	for _, k := range lang.Keys {

@@ -1,5 +1,5 @@
-// Package cli is shared by the two commands. It provides tables of subcommands with flags and examples, exit
-// codes, and functions that open input files of any kind.
+// Package cli is shared by the two commands. It provides tables of subcommands with flags and examples, exit codes,
+// and functions that open every kind of input file.
 //
 //	cli.go       the type of the table, dispatch, help
 //	exit.go      exit codes and error reports
@@ -10,7 +10,7 @@
 //	source.go    input files: spec, plan or program
 //	memory.go    the highest peaks
 //	words.go     text for a terminal
-//	screen.go    no control characters on a terminal
+//	screen.go    keeps control characters from reaching a terminal
 //	write.go     output files that are written completely or not at all
 //
 // Subcommands are in cmd/sppoc and cmd/sppovm.
@@ -81,7 +81,7 @@ type App struct {
 	Pages    []Page              // manual pages besides the program's own
 }
 
-// commands returns all commands in the order of help.
+// commands returns all commands in the order in which help lists them.
 func (a *App) commands() []Command {
 	return append(slices.Clone(a.Commands), a.completionCommand(), a.manCommand(), a.versionCommand())
 }
@@ -164,8 +164,8 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	return action(env, rest)
 }
 
-// wrongFlag explains a flag error. For a bad value it lists the accepted ones; for an unknown name it
-// suggests the most similar one.
+// wrongFlag explains a flag error. For a bad value, it lists the accepted values; for an unknown flag, it suggests
+// the most similar name.
 func wrongFlag(flags *pflag.FlagSet, err error) string {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// try runs an app with one command that fails with an error, or panics with it.
+// try runs an app whose only command returns the given error or panics with it.
 func try(t *testing.T, err error, panics bool) (code int, stdout, stderr string) {
 	t.Helper()
 	app := App{Name: "app", Doc: "app does things.", Commands: []Command{{Name: "do", Doc: "do it", Setup: func(*pflag.FlagSet) Action {
@@ -64,7 +64,7 @@ func TestPanicIsReported(t *testing.T) {
 	}
 }
 
-// A result that cannot be completed leaves the old file unchanged and no temporary file.
+// If a result cannot be completed, the old file is unchanged and no temporary file remains.
 func TestWriteFileIsAllOrNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "result")
@@ -121,7 +121,7 @@ func TestWriteFileKeepsWhatThePathIs(t *testing.T) {
 	}
 }
 
-// Output that could not be written is a failure, even if the command does not check.
+// Output that could not be written is a failure, even if the command does not check for write errors.
 func TestLostResults(t *testing.T) {
 	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {
 		return func(env *Env, _ []string) error { fmt.Fprintln(env.Stdout, "a line"); return nil }

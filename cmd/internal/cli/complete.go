@@ -77,7 +77,7 @@ func (a *App) complete(env *Env, words []string) error {
 		if !strings.HasPrefix(word, current) {
 			continue
 		}
-		if at := strings.IndexByte(word, '='); at >= len(current) { // one part at a time
+		if at := strings.IndexByte(word, '='); at >= len(current) { // offer one part at a time
 			word = word[:at+1]
 		}
 		if done[word] || word == current && strings.HasSuffix(word, "=") {
@@ -93,7 +93,7 @@ func (a *App) complete(env *Env, words []string) error {
 	return err
 }
 
-// candidates returns the candidates for the word after the given ones, the first of which is a command.
+// candidates returns the candidates for the word that follows the given ones. The first of these is a command.
 func (a *App) candidates(before []string, current string) candidates {
 	if len(before) == 0 || len(before) == 1 && before[0] == "help" {
 		c := candidates{words: []string{}, docs: map[string]string{}}

@@ -16,9 +16,9 @@ import (
 // clusterPrefix is the start of the override that names the cluster of a job whose model comes from a folder.
 const clusterPrefix = "cluster="
 
-// FolderFlags adds flags that define a job for a model folder. Because there is no spec, the flags must give
-// the machines and the number of tokens. The function that it returns appends the equivalent overrides to those
-// of --set.
+// FolderFlags adds flags that define a job for a model folder. Because there is no spec, the flags must give the
+// machines and the number of tokens. FolderFlags returns a function that appends the equivalent overrides to those
+// from --set.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
 	cluster := flags.String("cluster", "", "for a model folder: a built-in `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
 	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes in the cluster")

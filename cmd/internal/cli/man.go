@@ -40,7 +40,7 @@ func (m *Manual) Heading(title string) {
 // Under starts a subsection.
 func (m *Manual) Under(title string) { fmt.Fprintf(&m.b, ".SS %s\n", roff.Replace(title)) }
 
-// Text writes paragraphs separated by blank lines. Indented lines are kept as they are.
+// Text writes paragraphs separated by blank lines. Indented paragraphs are kept as they are.
 func (m *Manual) Text(text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {
@@ -74,7 +74,7 @@ func (m *Manual) Term(term, text string) {
 // End ends a list.
 func (m *Manual) End() { m.b.WriteString(".PP\n") }
 
-// render returns the whole page.
+// render returns the entire page.
 func (p *Page) render() string {
 	var m Manual
 	fmt.Fprintf(&m.b, ".TH %s %d \"\" \"sppo %s\" \"sppo manual\"\n", strings.ToUpper(p.Name), p.Section, sppo.Version)

@@ -56,7 +56,7 @@ func FuzzScreen(f *testing.F) {
 	})
 }
 
-// terminal opens a pseudo terminal and returns both sides: what is written to program can be read from screen.
+// terminal opens a pseudoterminal and returns both sides: what is written to program can be read from screen.
 func terminal(t *testing.T) (screen, program *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -79,7 +79,7 @@ func terminal(t *testing.T) (screen, program *os.File) {
 	return screen, program
 }
 
-// File contents reach a terminal without control characters. Results in a file or pipe are unchanged.
+// File contents reach a terminal without control characters. Results written to a file or a pipe are unchanged.
 func TestTerminalIsSafe(t *testing.T) {
 	const hostile = "a\x1b[31mb\u009bc"
 	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {

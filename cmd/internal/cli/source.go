@@ -55,7 +55,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 		return nil, err
 	}
 	if file == "-" {
-		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one byte more, to detect a larger file
+		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one extra byte, to detect a larger file
 		if err != nil {
 			return nil, err
 		}
@@ -88,7 +88,8 @@ type Job struct {
 	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
 }
 
-// IsProgram reports whether a file is a program, judged by its name: anything except a spec or a plan.
+// IsProgram reports whether a file is a program: anything except a folder or a file with the extension of a spec or
+// a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
 	return ext != ".sppo" && ext != ".json" && !isFolder(file)
@@ -181,8 +182,8 @@ func (j *Job) Compile() (err error) {
 	return Wrong(err)
 }
 
-// Verify runs the verifier on a program read from a file. With force it tolerates a memory shortfall and
-// nothing else.
+// Verify runs the verifier on a program read from a file. With force, it tolerates a memory shortfall, but no other
+// error.
 func Verify(file string, p *ir.Program, force bool) error {
 	err := ir.VerifyOptions{AllowOverCapacity: force}.Verify(p)
 	if err == nil {

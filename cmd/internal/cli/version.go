@@ -61,8 +61,8 @@ func executableHash() (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
 }
 
-// openExecutable opens the file of the running program. On Linux, /proc leads to that file even after it has
-// been replaced on disk. Elsewhere, the file is found by os.Executable or else by the command name.
+// openExecutable opens the file of the running program. On Linux, /proc/self/exe refers to that file even after it
+// has been replaced on disk. Elsewhere, the file is found by os.Executable or else by the command name.
 func openExecutable() (*os.File, error) {
 	if f, err := os.Open("/proc/self/exe"); err == nil {
 		return f, nil

@@ -32,7 +32,7 @@ func TestBuildOf(t *testing.T) {
 	}
 }
 
-// Programs that differ by a byte have different hashes; equal programs have equal ones.
+// Programs that differ by a byte have different hashes; identical programs have the same hash.
 func TestExecutableHash(t *testing.T) {
 	const child = "SPPO_TEST_PRINT_HASH"
 	if os.Getenv(child) != "" {

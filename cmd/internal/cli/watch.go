@@ -14,9 +14,9 @@ import (
 	"sppo.dev/passes/pass"
 )
 
-// Watch shows the progress of a command on a terminal if the command takes a while, and stops the command at
-// the user's request. A search that is stopped returns the best plan so far. A nil Watch shows and stops
-// nothing.
+// Watch shows the progress of a command on a terminal if the command takes a while, and stops the command at the
+// user's request. A search that is stopped returns the best plan that it has found so far. A nil Watch shows and
+// stops nothing.
 type Watch struct {
 	context context.Context
 	out     io.Writer
@@ -121,9 +121,9 @@ func (w *Watch) Options(o passes.Options) passes.Options {
 	return o
 }
 
-// Do calls a function without partial results and returns its error. If the user asks to stop meanwhile, Do
-// immediately returns errStopped instead. The function then keeps running, at most until the process ends, so
-// its results must not be read.
+// Do calls a function that has no partial results, and returns its error. If the user asks to stop meanwhile, Do
+// immediately returns errStopped instead. The function then keeps running, at most until the process ends, so its
+// results must not be read.
 func (w *Watch) Do(f func() error) error {
 	if w == nil || w.context == nil || w.Stopped() { // a stopped search still needs f for its result
 		return f()

@@ -10,7 +10,7 @@
 //
 //	cp FROM TO             copy a file
 //	truncate FILE BYTES    keep only the first bytes
-//	flip FILE OFFSET       invert one byte; from the end if negative
+//	flip FILE OFFSET       invert one byte; a negative offset counts from the end
 //	replace FILE OLD NEW   replace text, which must be present
 //	compile FILE TO        compile a spec to a program
 package clitest
@@ -156,7 +156,7 @@ func list(t *testing.T) []string {
 	return names
 }
 
-// perform runs one command line and returns its result in the form of a transcript.
+// perform runs one command line and returns its result in the format of a transcript.
 func perform(line string, app *cli.App) string {
 	var out, errs bytes.Buffer
 	code := app.Main(&cli.Env{Context: context.Background(), Stdout: &out, Stderr: &errs}, fields(line)[1:])

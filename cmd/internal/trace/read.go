@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Is reports whether a file is a trace, judged by its first bytes, because plans are JSON too.
+// Is reports whether a file is a trace. It checks the first bytes, because plans are JSON too.
 func Is(file string) bool {
 	f, _, err := infile.Open(file)
 	if err != nil {

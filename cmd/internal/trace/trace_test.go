@@ -32,7 +32,7 @@ func run(t *testing.T, p *ir.Program) *sim.Timeline {
 	return timeline
 }
 
-// A measured timeline is read back to the nanosecond, even if the program has since been compiled for a
+// A measured timeline is read back accurately to the nanosecond, even if the program has since been compiled for a
 // different cluster. Simulated timelines, and those of other programs, are refused.
 func TestReadIsTheInverseOfWrite(t *testing.T) {
 	p := open(t)

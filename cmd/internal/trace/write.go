@@ -18,13 +18,13 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// writer writes trace events one by one, so that the whole trace is never in memory.
+// writer writes trace events one by one, so that the entire trace is never in memory.
 type writer struct {
 	w        *bufio.Writer
 	program  *ir.Program
 	timeline *sim.Timeline
 	shown    map[int]bool
-	messages map[messageKey]int // number so far
+	messages map[messageKey]int // number of messages so far
 	first    bool
 	lines    []string // lines of the program, as JSON
 	buf      []byte
@@ -39,8 +39,8 @@ type messageKey struct {
 }
 
 // Write writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each
-// message, a counter for each arena. Of a measured timeline, every instruction of the given ranks is written,
-// so that Read can restore it.
+// message, a counter for each arena. For a measured timeline, Write includes every instruction of the given ranks,
+// so that Read can restore the timeline.
 func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	x := &writer{w: bufio.NewWriterSize(w, 1<<20), program: p, timeline: t, shown: map[int]bool{}, messages: map[messageKey]int{}, first: true}
 	for _, line := range p.Lines {
@@ -128,8 +128,8 @@ func (x *writer) rank(r int) {
 	}
 }
 
-// instruction writes a slice and, for a send or receive, one end of the message's arrow. In a simulated
-// timeline, instructions that record an event, and waits that end at once, take no time and are left out.
+// instruction writes a slice and, for a send or receive, one end of the message's arrow. In a simulated timeline,
+// instructions that record an event, and waits that end immediately, take no time and are left out.
 func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 	span := x.timeline.Rank(r).Spans[pc]
 	class := in.Info().Class
@@ -162,7 +162,7 @@ func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 	}
 }
 
-// sliceName is short: the opcode, subsequence and layer.
+// sliceName returns a short name: the opcode, the subsequence and the layer.
 func sliceName(in *ir.Instr) string {
 	name := in.Info().Name
 	if s := in.Prov.Subsequence; s != ir.None {
@@ -197,7 +197,7 @@ func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 		phase, r, in.Stream, micros(nanos(span.Begin)), key.from, key.to, key.channel, x.messages[key])
 }
 
-// nanos rounds to the precision of the format. Starts and ends are rounded, not durations: with rounded
+// nanos rounds a time to the precision of the format. Starts and ends are rounded, not durations: with rounded
 // durations, a slice could end after the start of its successor, and viewers would nest the two.
 func nanos(s ir.Seconds) int64 { return int64(math.Round(float64(s) * 1e9)) }
 

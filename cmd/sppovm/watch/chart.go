@@ -176,8 +176,8 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// render draws the chart, and reports whether there is anything to draw. The page's script shows the values in
-// data-lines.
+// render draws the chart, and reports whether there is anything to draw. The page's script takes the values that it
+// shows from the attribute data-lines.
 func (c *chart) render() bool {
 	for i := range c.lines {
 		c.lines[i].points = thin(c.lines[i].points)
@@ -233,8 +233,8 @@ func (l *line) draw(b *strings.Builder, x, y scale) {
 	}
 }
 
-// values returns the data that the page's script shows at the pointer: the name of each curve, and for each
-// point its horizontal coordinate in the chart, x and y.
+// values returns the data that the page's script shows at the pointer: the name of each curve, and three numbers
+// for each point, namely its horizontal coordinate in the chart, x and y.
 func (c *chart) values(x, y scale) string {
 	type curve struct {
 		Name   string       `json:"name"`

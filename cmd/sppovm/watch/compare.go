@@ -38,11 +38,11 @@ type Compare struct {
 	told      bool
 }
 
-// Limits of deviations.
+// Limits beyond which Compare warns, and the number of steps that it needs.
 const (
 	compareSteps = 10   // number of steps compared
-	mostRatio    = 1.25 // ratio of the median step time to the predicted one, or its inverse
-	mostShare    = 0.10 // difference between a part's mean share and the predicted one
+	mostRatio    = 1.25 // maximum ratio of the median step time to the predicted one, or its inverse
+	mostShare    = 0.10 // maximum difference between a part's mean share and the predicted one
 )
 
 // Add adds a step. The caller must leave out the first step of a run, which is a warm-up. Add returns at most

@@ -12,18 +12,18 @@ import (
 // Log is the history of a run according to its records, across stops and restarts. If a run repeated a step
 // after a restart, the log has the later record.
 type Log struct {
-	Runs        []*Run // its starts, first to last; empty for the output of --json
+	Runs        []*Run // starts of the run, first to last; empty for the output of --json
 	Steps       []*Step
 	Validations []*Validation
 	Notes       []*Note
-	Done        *Done // nil: since its last start, the run has not ended or was killed
+	Done        *Done // nil: since its last start, the run has not ended, or it was killed
 }
 
 // maxRecord is the maximum length of a line in bytes.
 const maxRecord = 4 << 20
 
-// Read reads JSON lines. The last line of the file, or before the record of a start, may be incomplete, because
-// a run may have been killed.
+// Read reads JSON lines. The last line of the file and the last line before the record of a start may be
+// incomplete, because a run may have been killed.
 func Read(r io.Reader) (*Log, error) {
 	l := &Log{}
 	lines := bufio.NewScanner(r)

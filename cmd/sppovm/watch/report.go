@@ -153,7 +153,7 @@ func ofLast(steps int) string {
 	return fmt.Sprintf("of %d", steps)
 }
 
-// figure formats a number. NaN, which a log also has in place of infinities, becomes "not finite".
+// figure formats a number. NaN becomes "not finite", because in a log it may also stand for an infinity.
 func figure(v float64, digits int) string {
 	if math.IsNaN(v) {
 		return "not finite"
@@ -247,8 +247,8 @@ func positions(l *Log) *chart {
 	return c
 }
 
-// splits returns the mean split of the measured steps, without the first step after each start, and the
-// predicted split.
+// splits returns the mean split of the measured steps and the predicted split. The mean leaves out the first step
+// after each start, unless the log has only one step.
 func splits(l *Log) []bar {
 	var out []bar
 	first := map[int]bool{}
@@ -283,7 +283,8 @@ func percent(parts []Part) []Part {
 	return parts
 }
 
-// shares draws the split of every measured step as stacked areas.
+// shares draws the splits of the measured steps as stacked areas. If a chart cannot show them all, it skips steps
+// at regular intervals.
 func shares(l *Log) template.HTML {
 	var steps []*Step
 	for _, s := range l.Steps {

@@ -115,7 +115,7 @@ func pageOf(t *testing.T, records ...Record) string {
 	return b.String()
 }
 
-// whole returns the records of a run of 20,000 steps with every kind of record.
+// whole returns the records of a run of 20,000 steps, including every kind of record.
 func whole() []Record {
 	split := &Split{0.5, 0.1, 0.15, 0.25}
 	records := []Record{&Run{
@@ -137,7 +137,7 @@ func whole() []Record {
 	return append(records, &Note{Note: "saved <img src=x onerror=alert(1)>", Step: 20_000}, &Done{Steps: 20_000, FinalLoss: 2, DevicePeak: 2 << 20, HostPeak: 1 << 20})
 }
 
-// A report is a single file of bounded size that loads nothing, whatever names occur in the run.
+// A report is a single file of bounded size that loads nothing else, whatever names occur in the run.
 func TestReport(t *testing.T) {
 	text := pageOf(t, whole()...)
 	if len(text) > 400_000 {

@@ -34,8 +34,8 @@ type TensorBoard struct {
 	now  func() time.Time
 }
 
-// NewTensorBoard creates an event file in a folder, which it creates if necessary. A resumed run gets a new
-// file, whose start record makes readers discard the steps of older files that the run repeats.
+// NewTensorBoard creates an event file in a folder, which it creates if necessary. A resumed run gets a new file.
+// The start record of that file makes readers discard the steps in older files that the run repeats.
 func NewTensorBoard(dir string) (*TensorBoard, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func NewTensorBoard(dir string) (*TensorBoard, error) {
 		host = "localhost"
 	}
 	began := time.Now()
-	// Readers read the files in a folder in the order of their names.
+	// Readers read the files in a folder in name order.
 	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", began.Unix(), filepath.Base(host), os.Getpid(), began.Nanosecond())
 	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {

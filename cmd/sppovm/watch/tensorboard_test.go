@@ -75,7 +75,7 @@ func written(t *testing.T, dir string) map[string]curve {
 	time.Sleep(10 * time.Millisecond)
 	part(2, 5, nil)
 	for _, tag := range []string{"loss/validation", "loss_by_position/0-0", "loss_by_position/1-1"} {
-		delete(want[tag], 4) // repeated after step 5
+		delete(want[tag], 4) // the resumed run validates only after step 5
 	}
 	return want
 }

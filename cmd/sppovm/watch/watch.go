@@ -36,7 +36,7 @@ type Run struct {
 	Version      string      `json:"version"`
 	Time         time.Time   `json:"time"`
 	Device       string      `json:"device"`
-	Machine      string      `json:"machine"` // that the program was compiled for
+	Machine      string      `json:"machine"` // machine that the program was compiled for
 	Ranks        int         `json:"ranks"`
 	DP           int         `json:"dp"`
 	PP           int         `json:"pp"`
@@ -45,7 +45,7 @@ type Run struct {
 	Sequence     int64       `json:"sequence"`
 	Batch        int         `json:"batch"`
 	Steps        int         `json:"steps"` // number of the last step
-	First        int         `json:"first"` // steps done before
+	First        int         `json:"first"` // steps done before this start
 	DeviceMemory Memory      `json:"device_memory"`
 	HostMemory   Memory      `json:"host_memory"`
 	Predicted    *Prediction `json:"predicted,omitempty"`
@@ -70,7 +70,7 @@ type Step struct {
 	GradNorms       map[string]Number `json:"grad_norms,omitempty"` // by layer; absent if not requested
 }
 
-// Split divides the time of a step, over all ranks, into shares that add up to 1. vm/sim defines the parts.
+// Split divides the time that all ranks spend on a step into shares that add up to 1. vm/sim defines the parts.
 type Split struct {
 	Compute       float64 `json:"compute"`
 	Copies        float64 `json:"exposed_copies"`
@@ -116,7 +116,7 @@ type Bucket struct {
 	Tokens int64  `json:"tokens"`
 }
 
-// BucketsOf returns the buckets of sequences of the given length.
+// BucketsOf groups the losses into buckets, for sequences of the given length.
 func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
 	var out []Bucket
 	for _, b := range losses.Buckets() {
@@ -128,7 +128,7 @@ func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
 // Note is a remark about the run: a checkpoint, a warning, a stop.
 type Note struct {
 	Note string    `json:"note"`
-	Step int       `json:"step"` // steps done before it
+	Step int       `json:"step"` // steps done before the remark
 	Time time.Time `json:"time"`
 }
 
@@ -165,7 +165,7 @@ func (v *Number) UnmarshalJSON(text []byte) error {
 // Finite reports whether the number is finite.
 func (v Number) Finite() bool { return !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) }
 
-// Observer receives the records of a run, first to last, from one goroutine.
+// Observer receives the records of a run in order, from one goroutine.
 type Observer interface {
 	Observe(Record) error
 	Close() error
