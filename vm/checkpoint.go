@@ -25,7 +25,7 @@ type Checkpoint struct {
 
 // stored provides the values of a checkpoint.
 type stored interface {
-	// Read reads a rectangle of an entry into out: rows by cols values from (row, col) on, row by row.
+	// Read reads a rectangle of an entry into out: rows by cols values starting at (row, col), row by row.
 	Read(name string, row, col, rows, cols int64, out []float32) error
 	Close() error
 }
@@ -42,7 +42,7 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", 
 func (e *DamagedError) Unwrap() error { return e.err }
 
 // OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of
-// checkpoints, the newest of which is opened.
+// checkpoints; in the latter case, the newest checkpoint is opened.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	c, err := openCheckpoint(path)
 	if err != nil {
@@ -120,7 +120,7 @@ func (c *Checkpoint) Weights() (list []ir.Tensor) {
 	return list
 }
 
-// Read reads a rectangle of a parameter into out: rows by cols values from (row, col) on, row by row.
+// Read reads a rectangle of a parameter into out: rows by cols values starting at (row, col), row by row.
 func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float32) error {
 	for i := range c.Tensors {
 		if c.Tensors[i].Name() == tensor {
@@ -142,7 +142,7 @@ type remembered interface {
 	Unchanged(before []corpus.Fingerprint) error
 }
 
-// entry is a tensor in one of its roles, as checkpoints of the program contain it.
+// entry is a tensor in one of its roles, as it appears in checkpoints of the program.
 type entry struct {
 	store.Tensor
 	tensor int
@@ -150,7 +150,7 @@ type entry struct {
 }
 
 // entriesOf lists the contents of a checkpoint of this program. Weights with a master copy are not included,
-// because they are the rounded master. Neither are gradients, which every step computes anew.
+// because they are the master copy, rounded. Neither are gradients, which every step computes anew.
 func entriesOf(p *ir.Program) []entry {
 	types := map[[2]int]ir.DType{} // by tensor and role
 	for c := range p.Codes {
@@ -200,8 +200,9 @@ func (j *Job) manifest() *store.Manifest {
 }
 
 // Restore loads a checkpoint. The next step then has the same result as if the run had not been interrupted.
-// The path names a checkpoint, or a folder of checkpoints, the newest of which is loaded. Everything is checked
-// before any state is changed. Each rank reads its own parts, so all processes must see the folder.
+// The path names a checkpoint, or a folder of checkpoints; in the latter case, the newest checkpoint is loaded.
+// Everything is checked before any state is changed. Each rank reads its own parts, so all processes must have
+// access to the folder.
 func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
@@ -256,7 +257,7 @@ func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) er
 // mine reports whether this process handles the shard that a rank wrote, possibly in a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
-// verifyHere verifies the share of this process, a follower, and returns the error as its answer.
+// verifyHere verifies the shards assigned to this process, a follower, and returns any error as its answer.
 func (j *Job) verifyHere(path string) []byte {
 	c, err := openCheckpoint(path)
 	if err == nil {

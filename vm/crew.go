@@ -37,7 +37,7 @@ type Crew interface {
 	Cause() error
 }
 
-// Order is a command of the leader to a follower.
+// Order is a command from the leader to a follower.
 type Order struct {
 	What     string
 	Section  ir.Section
@@ -171,7 +171,8 @@ func (j *Job) Follow() error {
 	}
 }
 
-// firstCause replaces an error that another process caused with the error of that process.
+// firstCause returns the error of the process that failed first, if err is a consequence of that failure;
+// otherwise it returns err.
 func (j *Job) firstCause(err error) error {
 	if j.crew != nil && errors.Is(err, ErrAborted) && j.crew.Cause() != nil {
 		return j.crew.Cause()
@@ -235,7 +236,7 @@ func (j *Job) ask(o Order) ([]byte, error) {
 	return answer, nil
 }
 
-// read copies the bytes of a view from any rank, in this process or another.
+// read copies the bytes of a view from a rank, in this process or another.
 func (j *Job) read(r *rank, v ir.View, out []byte) error {
 	if r.work != nil {
 		return r.one(func(d Device) error { return d.Read(v, out) })

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// OpenData opens the data set of a run. Relative paths start from dir.
+// OpenData opens the data set of a run. Relative paths are resolved in dir.
 func OpenData(run *ir.Run, dir string) (Tokens, error) {
 	switch run.DataKind {
 	case "random":
@@ -37,8 +37,8 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 	return nil, fmt.Errorf("unknown kind of data set %q; use text, tokens or random", run.DataKind)
 }
 
-// Window is what a load_tokens instruction requests: adjacent tokens of adjacent sequences, in zigzag order of
-// Chunks chunks unless Chunks is 0.
+// Window is what a load_tokens instruction requests: adjacent tokens of adjacent sequences. Unless Chunks is 0,
+// they are in the zigzag order of that many chunks.
 type Window struct {
 	Batch, Chunks, As  int // As is one of ir.AsTokens, ir.AsLabels, ir.AsPositions
 	Sequence, Position int64
@@ -61,8 +61,8 @@ func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32)
 	})
 }
 
-// each calls visit for one run of tokens after another: elements first, first+stride, ... below end of the
-// output are the tokens at position, position+1, ... of a sequence.
+// each calls visit for every run of tokens, in order: the elements first, first+stride, ... of the output,
+// below end, are the tokens at position, position+1, ... of a sequence.
 func (w *Window) each(rows int, visit func(sequence, position int64, first, stride, end int) error) error {
 	chunks := max(1, w.Chunks)
 	each := rows / chunks // rows per chunk
@@ -105,7 +105,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 type textData struct {
 	run         ir.Run
 	train, held []byte
-	windows     int64 // in a validation
+	windows     int64 // number of windows in a validation
 }
 
 func newTextData(run *ir.Run, text []byte) (*textData, error) {
@@ -191,7 +191,7 @@ func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 	return nil
 }
 
-// maxText is the maximum size in bytes of data of kind text, all of which is held in memory.
+// maxText is the maximum size, in bytes, of data of kind text, which is held in memory in full.
 const maxText int64 = 4 << 30
 
 // concatenate joins the contents of files in order, with a newline between them.

@@ -36,7 +36,7 @@ func textRun(files ...string) *ir.Run {
 }
 
 // TestTokens checks that each sequence continues where the previous one ended, across steps and files and back
-// to the start of the data, and where validation windows begin.
+// to the start of the data. It also checks where validation windows begin.
 func TestTokens(t *testing.T) {
 	var a, b []byte
 	for i := range 300 {
@@ -256,8 +256,8 @@ func TestNormals(t *testing.T) {
 
 var goldenNormals = [3]float32{-0.009824541, 0.008813948, -0.026399814}
 
-// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from the library transformers: those
-// stored in testdata, or, if SPPO_HUB_PYTHON names a Python interpreter, those of a new run of the script.
+// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from the transformers library: those
+// stored in testdata, or, if SPPO_HUB_PYTHON names a Python interpreter, those from a new run of the script.
 func lrSchedules(t *testing.T) (list []struct {
 	Run   ir.Run
 	Rates []float64

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Device holds the memory of one rank and runs its instructions. The loop in vm.go issues its instructions.
+// Device holds the memory of one rank and runs its instructions. The loop in vm.go issues these instructions.
 // Each stream runs its instructions in order; only events and messages impose an order between streams.
 //
 // Load does everything expensive: it allocates both arenas at exactly the sizes that the code declares, and
@@ -28,7 +28,7 @@ type Device interface {
 	Load(p *ir.Program, rank int, env *Env) error
 
 	// Begin selects the section whose instructions the following calls issue by index, and clears its events.
-	// The round is the number of the step, from 1, or of the eval section, from 0.
+	// The round is the number of the step, counted from 1, or of the eval section, counted from 0.
 	Begin(section ir.Section, round int64) error
 	Launch(pc int) // a kernel, or loading tokens
 	Copy(pc int)   // within or between arenas
@@ -55,11 +55,11 @@ type Clock interface {
 // Env is the environment of a rank's device.
 type Env struct {
 	Transport Transport // connects the rank with others; a device with its own network uses only Abort
-	Tokens    Tokens    // source of load_tokens
+	Tokens    Tokens    // source for load_tokens
 	Spans     *Spans    // nil: no timeline is recorded
 }
 
-// Documents is implemented by Tokens whose sequences have several documents, or whose labels may be masked.
+// Documents is implemented by Tokens whose sequences contain several documents, or whose labels may be masked.
 type Documents interface {
 	Tokens
 	// Marks is like Tokens, but for the other values that load_tokens can load: ir.AsLabels or ir.AsPositions.

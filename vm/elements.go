@@ -7,13 +7,13 @@ import (
 	"sppo.dev/ir"
 )
 
-// Float32s views bytes as f32 values. The bytes must be aligned to 4.
+// Float32s views bytes as f32 values. The slice must be 4-byte aligned.
 func Float32s(b []byte) []float32 { return elements[float32](b) }
 
-// Uint16s views bytes as the bits of bf16 values. The bytes must be aligned to 2.
+// Uint16s views bytes as the bits of bf16 values. The slice must be 2-byte aligned.
 func Uint16s(b []byte) []uint16 { return elements[uint16](b) }
 
-// Int32s views bytes as i32 values. The bytes must be aligned to 4.
+// Int32s views bytes as i32 values. The slice must be 4-byte aligned.
 func Int32s(b []byte) []int32 { return elements[int32](b) }
 
 func elements[T float32 | uint16 | int32](b []byte) []T {
@@ -69,8 +69,8 @@ func narrow(b []byte, in []float32, t ir.DType) {
 	}
 }
 
-// Stored returns values as bytes of type f32 or bf16, rounded to nearest even. The result may share memory with
-// the values.
+// Stored returns values encoded as f32 or bf16, rounded to nearest even. The result may share memory with the
+// values.
 func Stored(values []float32, t ir.DType) []byte {
 	if t == ir.F32 {
 		return BytesOf(values)

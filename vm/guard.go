@@ -9,7 +9,7 @@ import (
 // must skip the same steps.
 type guard struct {
 	Skipped int64   // number of earlier steps that were skipped
-	Limit   float32 // limit of the gradient norm; 0: none
+	Limit   float32 // limit on the gradient norm; 0: none
 }
 
 // limit returns the value of ResultSpike.

@@ -14,15 +14,15 @@ import (
 
 // Options of a job.
 type Options struct {
-	Dir       string    // folder from which relative data paths start; empty: the working folder
+	Dir       string    // folder in which relative data paths are resolved; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
 	Tokens    Tokens    // nil: the data set named by the program
 	Weights   Weights   // source of initial weights for Load; nil: the run starts from random weights
 
 	Stall Stall                                 // when orders count as stalled
 	Crew  Crew                                  // nil: all ranks are in this process
-	Reply func(question string) ([]byte, error) // in a follower: answers questions of Others
-	Kind  string                                // kind of this process's devices; devices of one kind round alike
+	Reply func(question string) ([]byte, error) // in a follower: answers questions asked through Others
+	Kind  string                                // kind of this process's devices; devices of one kind round identically
 }
 
 // Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. If a section
@@ -41,7 +41,7 @@ type Job struct {
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64     // steps done
-	skipped   int64     // the skipped ones among them
+	skipped   int64     // steps skipped so far
 	norms     norms     // gradient norms of earlier steps
 	order     lossOrder // element order of TokenLosses; nil before its first call
 	writer    writer
@@ -54,7 +54,7 @@ type StepResult struct {
 	Step            int
 	Loss            float64
 	GradNorm        float64 // before clipping
-	Skipped         bool    // the weights are unchanged: the gradients were not finite, or too large
+	Skipped         bool    // the weights are unchanged: the gradients were not finite or were too large
 	LR              float64
 	Seconds         float64
 	TokensPerSecond float64
@@ -69,7 +69,7 @@ type rank struct {
 	work   chan func()
 }
 
-// Open creates the device of every rank and loads the program on all.
+// Open creates the device of every rank and loads the program on each.
 func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options) (*Job, error) {
 	if err := CheckProgram(p); err != nil {
 		return nil, err
@@ -166,8 +166,8 @@ func (r *rank) one(f func(d Device) error) error {
 	return <-done
 }
 
-// section runs a section on all ranks at once. A step that has begun is completed even if the
-// context is cancelled, because half a step would leave the model in an inconsistent state.
+// section runs a section on all ranks concurrently. A step that has begun is completed even if the context is
+// cancelled, because half a step would leave the model in an inconsistent state.
 func (j *Job) section(ctx context.Context, section ir.Section, round int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -222,8 +222,8 @@ func (r *rank) fill(name string, values []byte) error {
 // weightOf names the result that holds the weight of a label, by section.
 var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
 
-// labels returns the number of labels that count in the loss of a section, over all replicas. If labels cannot
-// be masked, it returns 1.
+// labels returns the number of labels that count toward the loss of a section, over all replicas. If labels
+// cannot be masked, it returns 1.
 func (j *Job) labels(section ir.Section, round int64) (int64, error) {
 	counts := slices.ContainsFunc(j.ranks, func(r *rank) bool {
 		_, ok := r.result(weightOf[section])
@@ -389,7 +389,7 @@ func (j *Job) vector(name string) ([]float32, error) {
 		out := make([]float32, v.Elements())
 		if err := j.read(r, v, BytesOf(out)); err != nil {
 			if j.crew != nil && j.crew.Cause() != nil {
-				return nil, err // of a lost process
+				return nil, err // the cause is a lost process
 			}
 			return nil, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
 		}

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Transport connects the ranks of a job with the semantics of NCCL: an operation blocks its stream
-// until its peers arrive. Links and collectives are bound when a program is loaded; operations on
-// them do not allocate memory.
+// Transport connects the ranks of a job. It has the semantics of NCCL: an operation blocks its stream until its
+// peers arrive. Links and collectives are bound when a program is loaded; operations on them do not allocate
+// memory.
 //
 // A link carries messages in one direction between two ranks on one channel, in order.
 type Transport interface {

@@ -13,7 +13,7 @@ import (
 // Local is the Transport between ranks of one process. Messages are copies from the sender's memory to the
 // receiver's. Every member of a collective does its share of the work in the memory of all members. Over wires,
 // Local also connects ranks of other processes. Members then also process the data received from those
-// processes, in the same order.
+// processes, in the same order as if all ranks were in one process.
 type Local struct {
 	wires   Wires // nil: all ranks are in this process
 	mu      sync.Mutex
@@ -81,7 +81,7 @@ type localLink struct {
 	local  *Local
 	key    linkKey
 	offers chan []byte
-	taken  chan struct{} // has capacity 1, so a receiver need not wait to report that it is done
+	taken  chan struct{} // has capacity 1, so a receiver can report that it is done without waiting
 }
 
 func (l *localLink) Send(x []byte) error {
@@ -171,19 +171,19 @@ type localMember struct {
 	meeting ir.Meeting
 	call    teamCall
 	from    []source // by member: the transfers to this one
-	in, out []Wire   // by member: nil for members in this process; nil slices if all are
+	in, out []Wire   // by member: nil for members in this process; both slices are nil if every member is
 	staged  [][]byte
 	packed  []byte
 }
 
-// source is memory from which a transfer is read: another member's x, or received bytes.
+// source is memory from which a transfer is read: a member's x, or received bytes.
 type source struct {
 	x      []byte // starting at the transfer's first byte
 	stride int    // between rows
 }
 
-// meetYields is the number of times that a member yields before it blocks. The others usually arrive soon, and
-// any idle processor can take over a member that yields.
+// meetYields is the number of times that a member yields before it blocks. The other members usually arrive
+// soon, and any idle processor can resume a member that has yielded.
 const meetYields = 200
 
 func (t *localTeam) meet() error {
@@ -286,7 +286,7 @@ func (m *localMember) spread() error {
 	return m.spreadFar()
 }
 
-// result returns the range of bytes of a member's result, in a collective whose result is copied to all members.
+// result returns the byte range of a member's result, in a collective whose result is copied to all members.
 func (m *localMember) result(member int) (first, end ir.Bytes) {
 	t := m.call.in.Op.Collective().Transfer(m.call.in, int64(member), 0, int64(len(m.from)))
 	return t.Y, t.Y + t.Size()

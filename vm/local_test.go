@@ -15,7 +15,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// together runs f for every rank at once and returns their errors. It fails the test if they hang.
+// together runs f for all ranks concurrently and returns their errors. It fails the test if they hang.
 func together(t *testing.T, ranks int, f func(rank int) error) []error {
 	t.Helper()
 	errs := make([]error, ranks)
@@ -43,7 +43,7 @@ func expectNone(t *testing.T, errs []error) {
 func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
 	local := NewLocal()
 	const n = 200
-	// Two channels from rank 0 to rank 1 and one back, all at once.
+	// Two channels from rank 0 to rank 1 and one back, all in use concurrently.
 	expectNone(t, together(t, 6, func(i int) error {
 		from, to, channel := i/2%2, 1-i/2%2, Channel(i/4)
 		link := local.Link(from, to, channel)
@@ -67,7 +67,7 @@ func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
 	}))
 }
 
-// TestSendReturnsAfterReceipt checks NCCL's semantics of a send: the buffer may change once Send returns.
+// TestSendReturnsAfterReceipt checks NCCL's semantics for a send: the buffer may change once Send returns.
 func TestSendReturnsAfterReceipt(t *testing.T) {
 	link := NewLocal().Link(0, 1, ChannelNext)
 	x, y := []byte{1}, []byte{0}
@@ -110,8 +110,8 @@ func TestMessageSizesMustAgree(t *testing.T) {
 	}
 }
 
-// TestCollectives compares results, bit by bit, with sums taken in the order of the group, for odd sizes and
-// both types.
+// TestCollectives compares results, bit by bit, with sums taken in the order of the group's members, for odd
+// sizes and both types.
 func TestCollectives(t *testing.T) {
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {0, 1, 2, 3, 4}} {

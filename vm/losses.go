@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// lossOrder gives, for each rank whose losses are read, the token that each element of its result ResultLosses
+// lossOrder gives, for each rank whose losses are read, the token that each element of the rank's ResultLosses
 // belongs to, as sequence*Run.Sequence + position. Ranks of a ring hold their tokens in zigzag order.
 type lossOrder map[int][]int64
 

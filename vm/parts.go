@@ -115,7 +115,7 @@ func (p *savedPart) stream(d Device, w io.Writer) error {
 		if err := d.Read(p.held.band(p.row-p.held.row0+row, n), b); err != nil {
 			return err
 		}
-		if p.cols < p.held.cols { // without padding
+		if p.cols < p.held.cols { // leave out the other columns
 			for r := range n {
 				copy(b[r*p.cols*size:(r+1)*p.cols*size], b[r*line+from:])
 			}
@@ -145,12 +145,12 @@ func (p *savedPart) fill(d Device, to *filled) error {
 	return nil
 }
 
-// shardPart converts a part to the store's form.
+// shardPart converts a part to a store.Part.
 func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}
 }
 
-// CopyBytes returns, by rank, the host memory needed to copy the rank's part of a checkpoint that is written
+// CopyBytes returns, for each rank, the host memory needed to copy its part of a checkpoint that is written
 // during training.
 func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
 	all, err := divide(p)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Buckets have the right token counts and means, however the losses are divided among calls of Add. NaN is
+// Buckets have the right token counts and means, however the losses are divided among calls to Add. NaN is
 // ignored.
 func TestPositionLosses(t *testing.T) {
 	var losses []float32

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// Random is a counter-based generator: value i of a stream is a pure function of the stream's key and i, so
-// any rank can draw any part without drawing the rest. It is SplitMix64 (Steele, Lea, Flood 2014) with random
-// access: the finaliser over key + (i+1)*golden.
+// Random is a counter-based generator: value i of a stream is a pure function of the stream's key and i, so any
+// rank can draw any part without drawing the rest. It is SplitMix64 (Steele, Lea, Flood 2014) with random
+// access: the finaliser applied to key + (i+1)*golden.
 type Random struct{ key uint64 }
 
 const golden = 0x9e3779b97f4a7c15
@@ -47,8 +47,8 @@ func (r Random) Below(i uint64, n int64) int64 {
 func (r Random) Uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
 
 // Normals writes to out the elements first, first+1, ... of the stream of normal numbers with mean 0 and
-// standard deviation std. Elements 2j and 2j+1 are the pair of Box and Muller (1958) for the uniform values 2j
-// and 2j+1, computed in f64.
+// standard deviation std. Elements 2j and 2j+1 are the pair that the method of Box and Muller (1958) gives for
+// the uniform values 2j and 2j+1, computed in f64.
 func (r Random) Normals(first uint64, out []float32, std float64) {
 	for n := 0; n < len(out); {
 		pair := (first + uint64(n)) &^ 1

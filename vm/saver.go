@@ -18,9 +18,9 @@ import (
 	"sppo.dev/vm/store"
 )
 
-// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory,
-// and each process writes its ranks' copies while training continues. At most one checkpoint is written at a
-// time.
+// Saver writes checkpoints of a job to a folder, each at the end of a step. Begin copies the state to host
+// memory, and each process writes its ranks' copies while training continues. At most one checkpoint is written
+// at a time.
 type Saver struct {
 	job    *Job
 	folder *store.Folder
@@ -42,7 +42,7 @@ type Saved struct {
 	Step   int
 	Bytes  int64
 	Waited time.Duration // time for which training waited
-	Took   time.Duration // time for writing it
+	Took   time.Duration // time taken to write it
 }
 
 // SaveError reports a checkpoint that could not be written. The job can continue, and earlier checkpoints are
@@ -101,7 +101,7 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// failedSave turns an error of the file system into a SaveError, unless the file system has stalled.
+// failedSave turns a file system error into a SaveError, unless the file system has stalled.
 func failedSave(step int64, err error) error {
 	if errors.As(err, new(*StallError)) {
 		return err
@@ -109,7 +109,7 @@ func failedSave(step int64, err error) error {
 	return &SaveError{int(step), err}
 }
 
-// drop removes an incomplete checkpoint after an error, and returns this error joined with any error of the
+// drop removes an incomplete checkpoint after an error, and returns this error joined with any error from the
 // removal. After a stall it removes nothing, because the file system might not respond.
 func (s *Saver) drop(x *saving, err error) error {
 	if errors.As(err, new(*StallError)) || s.job.Stuck() {
@@ -122,7 +122,8 @@ func (s *Saver) drop(x *saving, err error) error {
 func (s *Saver) Busy() bool { return s.saving != nil }
 
 // Poll completes and returns the checkpoint being written if all processes have written their shards. If some
-// have not, it returns nil or, if wait is set, waits for them first. After a SaveError the job can continue.
+// have not, it waits for them if wait is set, and otherwise returns nil. After a SaveError the job can
+// continue.
 func (s *Saver) Poll(wait bool) (*Saved, error) {
 	if s.saving == nil {
 		return nil, nil
@@ -202,7 +203,7 @@ func (s *Saver) Close() error {
 	}
 	s.saving = nil
 	if s.job.Stuck() {
-		return err // the end of the process closes the folder
+		return err // the folder is closed when the process ends
 	}
 	return errors.Join(err, s.folder.Close())
 }
@@ -233,7 +234,7 @@ type writer struct {
 
 	// for checkpoints that are written during training
 	stalled chan struct{} // closed when writing stalls
-	rank    atomic.Int64  // whose shard is being written
+	rank    atomic.Int64  // the rank whose shard is being written
 	written atomic.Int64  // bytes written so far
 	quiet   atomic.Int64  // nanoseconds since the last byte was written
 }
@@ -247,8 +248,8 @@ type saveReport struct {
 	Err    string
 }
 
-// saveHere copies the state of this process's ranks and starts to write the copies or, if wait is set, writes
-// the state directly. It does not return write errors; savedHere reports them.
+// saveHere copies the state of this process's ranks and starts writing the copies. If wait is set, it writes
+// the state directly instead. It does not return write errors; savedHere reports them.
 func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	w := &j.writer
 	if w.parts == nil {
@@ -424,8 +425,8 @@ func (j *Job) down() <-chan struct{} {
 	return j.crew.Down()
 }
 
-// stop cancels writing and waits for it to end. It returns false if a file system blocks a write; the copies
-// must then not be touched.
+// stop cancels writing and waits for it to end. It returns false if a file system blocks a write; in that case
+// the copies must not be touched.
 func (w *writer) stop(j *Job) bool {
 	if w.done == nil {
 		return true

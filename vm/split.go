@@ -14,7 +14,7 @@ import (
 type Split struct {
 	run    ir.Run
 	tokens int64                                            // tokens of the split
-	read   func(first int64, out []int32, stride int) error // reads tokens of the split, from index first on
+	read   func(first int64, out []int32, stride int) error // reads tokens of the split, starting at index first
 }
 
 // Names of splits.
@@ -116,7 +116,7 @@ func (s *Split) Windows() (windows, rest int64) {
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface Tokens. Windows are numbered across rounds. If windows run out during a
+// Tokens implements the interface Tokens. Windows are numbered across rounds. If the windows run out during a
 // round, the last one is repeated, and Evaluate ignores the repetitions.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
@@ -127,8 +127,8 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate calls the function each with the token losses of one window after another, for all windows of the
-// split. The job must have been opened with this split. The loss of a masked token is NaN.
+// Evaluate passes the token losses of every window of the split, in order, to the function each. The job must
+// have been opened with this split. The loss of a masked token is NaN.
 func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)

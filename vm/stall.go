@@ -35,7 +35,7 @@ const UnknownPC int32 = -1
 // zero value, orders may take any amount of time.
 type Stall struct {
 	After time.Duration     // time without progress on any rank
-	Tell  func(what string) // receives, at most once per order, what ranks of a slow order wait for
+	Tell  func(what string) // called at most once per order, if it is slow, with what the ranks wait for
 }
 
 // Inspection is the state of the ranks of another process.
@@ -45,10 +45,10 @@ type Inspection struct {
 }
 
 const (
-	patience  = 10 * time.Second // minimum age of an order reported as slow; at most half of Stall.After
-	farLonger = 5                // an order is late beyond this multiple of the longest recent one
+	patience  = 10 * time.Second // minimum age of an order reported as slow, or half of Stall.After if that is less
+	farLonger = 5                // an order is late once it takes this many times as long as the longest recent one
 	lastFew   = 8                // number of recent orders remembered for each kind
-	lastCall  = 5 * time.Second  // time for ranks to stop after a failure
+	lastCall  = 5 * time.Second  // time that ranks have to stop after a failure
 )
 
 // situation is the activity of a process that carries out an order; nil between orders.
@@ -69,7 +69,7 @@ func (s *situation) of(o *Order) bool {
 type overseer struct {
 	stall   Stall
 	mu      sync.Mutex
-	now     *Order // the order that is carried out here; nil: none
+	now     *Order // the order being carried out here; nil: none
 	moved   atomic.Int64
 	lengths map[string][]time.Duration // durations of the last orders, by kind
 	stuck   atomic.Bool                // ranks did not stop after a failure: leave their devices alone
@@ -171,8 +171,8 @@ func (j *Job) stop(done <-chan error, reason error) error {
 	}
 }
 
-// watched carries out an order in all processes, and ends the job if the order stalls. Only the leader watches,
-// not its followers.
+// watched carries out an order in all processes, and ends the job if the order stalls. Only the leader watches;
+// its followers do not.
 func (j *Job) watched(o *Order, act func() error) error {
 	if j.overseer.stall.After <= 0 {
 		return act()
@@ -208,8 +208,8 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one order. It counts time in ticks, so a process that was suspended and
-// resumed does not mistake its own pause for a stall of others.
+// watch follows the progress of one order. It counts time in ticks, so a process that was suspended and resumed
+// does not mistake its own pause for a stall in other processes.
 type watch struct {
 	job     *Job
 	order   *Order
@@ -217,8 +217,8 @@ type watch struct {
 	looked  time.Time
 	took    time.Duration // since the order was given
 	quiet   time.Duration // since the last progress on any rank
-	longest time.Duration // longest of the last orders of this kind
-	limit   time.Duration // maximum of quiet
+	longest time.Duration // longest duration of a recent order of this kind
+	limit   time.Duration // value of quiet at which the order counts as stalled
 	here    string        // the last situation of this process
 	there   [][]byte      // the last situations of the others
 	told    bool
@@ -233,12 +233,12 @@ func (j *Job) newWatch(o *Order) *watch {
 	return w
 }
 
-// tickOf returns the interval between looks, given the time after which an order is stalled.
+// tickOf returns the interval between checks, given the time after which an order counts as stalled.
 func tickOf(after time.Duration) time.Duration {
 	return min(max(after/20, 10*time.Millisecond), time.Second)
 }
 
-// passed returns the time since the last look, but at most twice the interval.
+// passed returns the time since the last check, but at most twice the interval.
 func passed(looked *time.Time, every time.Duration) time.Duration {
 	now := time.Now()
 	d := min(now.Sub(*looked), 2*every)
@@ -341,7 +341,7 @@ func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 }
 
 // waiting describes what a rank is doing. It omits streams that wait for other streams of the rank, because
-// those others explain the wait.
+// those other streams explain the wait.
 func waiting(p *ir.Program, rank int, section ir.Section, all []Doing) string {
 	code := p.Codes[p.Ranks[rank].Code].Sections[section]
 	var list []string
@@ -397,7 +397,7 @@ func (j *Job) OnDisk(path string, act func() error) error {
 }
 
 // overseeWriter ends the job if the writer of this process stalls while it writes a checkpoint during training.
-// Every process watches its own writer, because no order of the leader waits for it.
+// Every process watches its own writer, because no order from the leader waits for it.
 func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 	w, after := &j.writer, j.overseer.stall.After
 	if after <= 0 {
@@ -428,7 +428,7 @@ func (j *Job) overseeWriter(dir string, done, stalled chan struct{}) {
 }
 
 // attend aborts the job on a follower if the leader has not answered for too long although its host is
-// reachable: the leader is suspended or hangs.
+// reachable, which means that the leader is suspended or hangs.
 func (j *Job) attend(until <-chan struct{}) {
 	after := j.overseer.stall.After
 	if after <= 0 {

@@ -41,7 +41,7 @@ func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
 	return &tokenData{*run, c}, nil
 }
 
-// globTokens is like glob, but accepts a folder, which it returns as one item.
+// globTokens is like glob, but also accepts a folder, which it returns as a single item, and sorts the files.
 func globTokens(pattern string) ([]string, error) {
 	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
 		return []string{pattern}, nil
@@ -58,7 +58,7 @@ func (d *tokenData) Describe() string { return d.corpus.Describe() }
 // files.
 func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Fingerprints() }
 
-// Unchanged returns an error that names a file if it has changed since its fingerprint was taken.
+// Unchanged returns an error if a file has changed since its fingerprint was taken; the error names the file.
 func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
 
 // sequence returns a sequence of a step or an eval section.

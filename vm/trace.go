@@ -7,16 +7,17 @@ import (
 	"sppo.dev/ir"
 )
 
-// Span is one executed instruction. Times count from the start of the section, in real or simulated time.
+// Span is one executed instruction. Times are measured from the start of the section, in real or simulated
+// time.
 type Span struct {
 	PC         int32
 	Begin, End time.Duration
 }
 
-// Spans receives from a device the executed instructions of the current section: for each stream, in order of
+// Spans receives the executed instructions of the current section from a device: for each stream, in order of
 // execution. A stream appends only to its own list, so that recording does not synchronise streams.
 type Spans struct {
-	Start   time.Time // start of the section, from which times count; a device with its own clock sets it
+	Start   time.Time // start of the section and origin of the times; a device with its own clock sets it
 	Off     bool      // this section is not recorded: a device may skip reports that cost time
 	Streams [ir.NumStreams][]Span
 }
@@ -39,7 +40,7 @@ type Trace struct {
 	current   Timeline
 }
 
-// NewTrace wraps a device that is not loaded yet.
+// NewTrace wraps a device that has not been loaded yet.
 func NewTrace(d Device) *Trace { return &Trace{Device: d} }
 
 // Load loads the device with an environment that records spans.
@@ -59,7 +60,8 @@ func (t *Trace) Begin(section ir.Section, round int64) error {
 	return t.Device.Begin(section, round)
 }
 
-// Join ends the timeline. It is kept even if the section failed, because it shows how far each stream got.
+// Join ends the timeline. The timeline is kept even if the section failed, because it shows how far each stream
+// got.
 func (t *Trace) Join() error {
 	err := t.Device.Join()
 	if t.spans.Off {
@@ -81,5 +83,6 @@ func (t *Trace) Doing() []Doing {
 	return nil
 }
 
-// Elapsed returns the duration of the last section by the device's clock, or false if it has no clock.
+// Elapsed returns the duration of the last section according to the device's clock, or false if it has no
+// clock.
 func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }

@@ -1,11 +1,11 @@
-// Package vm runs programs: it issues every instruction of every rank to a Device, connects the ranks by a
+// Package vm runs programs: it issues every instruction of every rank to a Device, connects the ranks through a
 // Transport, and provides the training run around them (data, learning rate, results, checkpoints).
 //
 //	vm.go         the interpreter loop, the same for every device
 //	device.go     Device, and how the cpu, the simulator and CUDA implement it
 //	link.go       Transport, which connects ranks; local.go implements it, with wire.go between processes
 //	job.go        Job: open, init, step, eval, close
-//	losses.go     losses of single tokens; positions.go groups them by position
+//	losses.go     losses of individual tokens; positions.go groups them by position
 //	stall.go      sections that make no progress, and what each rank waits for
 //	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step; guard.go decides which steps are skipped
@@ -25,7 +25,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// run issues one section of a rank's code and waits for its end. It only decides which method to call; the
+// run issues one section of a rank's code and waits for it to end. It only decides which method to call; the
 // stream, operands and dependencies of an instruction were fixed when the device loaded the program.
 func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	if err := d.Begin(section, round); err != nil {
@@ -52,7 +52,7 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// CheckProgram rejects programs that would hang or index out of range on any device: it checks only the
+// CheckProgram rejects programs that would hang or index out of range on any device. It checks only the
 // properties that the VM itself relies on. The verifier proves much more.
 func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
@@ -106,8 +106,8 @@ func checkViews(p *ir.Program, code *ir.Code) error {
 	return nil
 }
 
-// checkSection checks the form of instructions against the opcode table, and that the event of every wait has
-// been recorded before.
+// checkSection checks instructions against the opcode table, and checks that the event of every wait has
+// already been recorded.
 func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 	if n := code.Events[section]; n < 0 || int(n) > len(code.Sections[section]) {
 		return fmt.Errorf("code %q, section %s: %d events in %d instructions", code.Name, section, n, len(code.Sections[section]))
@@ -147,7 +147,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 	return nil
 }
 
-// At describes an instruction in an error: section, pc, mnemonic and spec line.
+// At describes an instruction for an error message: section, pc, mnemonic and spec line.
 func At(p *ir.Program, section ir.Section, pc int, in *ir.Instr) string {
 	name := fmt.Sprintf("opcode %d", in.Op)
 	if in.Op < ir.NumOps {

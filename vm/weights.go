@@ -11,8 +11,8 @@ import (
 // Weights provides the values of tensors at the start of a run. If it has only some tensors, it also implements
 // Has(tensor string) bool; the other tensors keep the values of Init.
 type Weights interface {
-	// Read writes a rectangle of a tensor to the slice out, row by row: rows by cols values, the first of which
-	// is at (row, col). Ranks call it concurrently.
+	// Read writes a rectangle of a tensor to the slice out, row by row: rows by cols values, starting with the
+	// one at (row, col). Ranks call it concurrently.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 	// Describe identifies the weights.
 	Describe() string
@@ -74,7 +74,7 @@ func (j *Job) loadHere(ctx context.Context) error {
 	})
 }
 
-// loadRectangle fills a rank's part of a tensor with the values that the function read returns; elements beyond
+// loadRectangle fills a rank's part of a tensor with values obtained from the function read; elements beyond
 // the tensor are padding and become 0.
 func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, read func(row, col, rows, cols int64, out []float32) error) error {
 	rows := max(1, loadElements/rect.cols)
@@ -105,7 +105,7 @@ func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, 
 	return nil
 }
 
-// Precision returns the most precise type in which a program holds a tensor: that of its master, if any.
+// Precision returns the most precise type in which a program holds a tensor: that of its master, if it has one.
 func Precision(p *ir.Program, tensor int) ir.DType {
 	held := ir.BF16
 	for c := range p.Codes {

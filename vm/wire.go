@@ -6,29 +6,30 @@ import (
 	"sppo.dev/ir"
 )
 
-// Wires connects ranks of this process with ranks of other processes. Local builds links and collectives on it.
+// Wires connects ranks of this process with ranks of other processes. Local builds links and collectives on top
+// of it.
 type Wires interface {
 	// Here reports whether a rank is in this process.
 	Here(rank int) bool
-	// Wire returns the channel from one rank to another, one of which is in this process. Both ends
-	// pass the same purpose.
+	// Wire returns the channel from one rank to another; one of the two is in this process. Both ends must pass
+	// the same purpose.
 	Wire(from, to int, purpose string) Wire
 	// Failed tells the other processes why this process cannot continue.
 	Failed(reason error)
 }
 
 // Wire is one end of an ordered channel for messages. The receiver announces the destination of the next
-// message before it is sent, so that processes need not buffer messages and bytes go directly to their
-// destination.
+// message before that message is sent, so that the bytes go directly to their destination and processes do not
+// buffer messages.
 type Wire interface {
 	Link
 	// Expect announces the destination of the next message. Arrived waits until the message is complete or,
-	// after an error, until nothing writes to the destination any longer. Recv does both.
+	// after an error, until the destination is no longer being written to. Recv does both.
 	Expect(y []byte)
 	Arrived() error
 }
 
-// channelNames holds, by channel, the purpose that links pass to Wire.
+// channelNames gives, for each channel, the purpose that links pass to Wire.
 var channelNames = [...]string{ChannelNext: "next", ChannelPrev: "prev", ChannelMux: "mux"}
 
 // isHere reports whether another member of the team is in this process.
@@ -46,7 +47,7 @@ func (m *localMember) wire(l *Local, team string) {
 	}
 }
 
-// exchange sends to members in other processes their parts of this member's x, and receives their
+// exchange sends the members in other processes their parts of this member's x, and receives their
 // contributions. All members announce what they expect before they send anything, so everything that is sent is
 // received.
 func (m *localMember) exchange() error {
@@ -75,8 +76,8 @@ func (m *localMember) exchange() error {
 	return err
 }
 
-// place returns where a remote member's contribution is received: in the result, if it is contiguous there and
-// nothing is added to it, otherwise in a buffer.
+// place returns the memory that receives a remote member's contribution: part of the result, if the
+// contribution is contiguous there and nothing is added to it, otherwise a buffer.
 func (m *localMember) place(from int) source {
 	g, row := m.meeting.Gets[from].Packed(), int(m.meeting.Gets[from].Width)
 	if alone := !m.meeting.Adds(from) && (from+1 == len(m.from) || !m.meeting.Adds(from+1)); alone && g.Rows == 1 {

@@ -30,7 +30,7 @@ func BenchmarkThousands(b *testing.B) {
 	benchmark(b, p, sim.Options{})
 }
 
-// BenchmarkPaper is the paper's largest job: 65B parameters, a million tokens, 128 ranks.
+// BenchmarkPaper simulates the paper's largest job: 65B parameters, a million tokens, 128 ranks.
 func BenchmarkPaper(b *testing.B) {
 	_, p := compile(b, "paper/gpt-65b-1m.sppo")
 	b.Run("folded", func(b *testing.B) { benchmark(b, p, sim.Options{}) })

@@ -46,7 +46,7 @@ type port struct {
 type binding struct {
 	steps []step
 	ports []port
-	peaks [ir.NumArenas]ir.Bytes // end of the highest bytes that an instruction touches
+	peaks [ir.NumArenas]ir.Bytes // end of the highest byte that any instruction touches
 	tasks int                    // 1 + the pc of the last instruction of a task on the compute stream; 0: none
 }
 

@@ -34,8 +34,8 @@ type rank struct {
 	causes   []moment   // referenced by other moments
 	meetings []*meeting // by port
 	blocked  *meeting
-	waits    [ir.NumStreams]float64 // waits of the compute stream, for work on each other stream
-	idle     float64                // waits of the compute stream that other ranks caused
+	waits    [ir.NumStreams]float64 // time that the compute stream waited for work on each of the other streams
+	idle     float64                // time that the compute stream waited because of other ranks
 	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
 	wake     chan error // used only by a device, whose goroutine blocks on it
@@ -92,7 +92,7 @@ func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	}
 }
 
-// lead advances a stream to the end of a piece of work, and records why that did not end earlier.
+// lead advances a stream to the end of a piece of work, and records why the work did not end earlier.
 func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}

@@ -21,11 +21,11 @@ type Job struct {
 	mu      sync.Mutex
 	running int // number of ranks that neither wait for others nor have finished the section
 	blocked map[*rank]bool
-	last    ir.Section // the last one begun
+	last    ir.Section // the section begun last
 	failed  error
 }
 
-// New returns a job. Options that apply to a single call of Run are ignored.
+// New returns a job. Options that apply to a single call to Run are ignored.
 func New(p *ir.Program, o Options) (*Job, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (j *Job) world(s ir.Section, round int64) (*world, error) {
 	return w, nil
 }
 
-// meet makes a rank arrive at its meeting, and blocks it until the others have arrived, too.
+// meet makes a rank arrive at its meeting, and blocks it until the others have also arrived.
 func (j *Job) meet(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {

@@ -194,7 +194,7 @@ func (f *folding) numberEnds() {
 }
 
 // sound returns false if members of one class meet each other through different ports, because the simulated
-// one would then wait for itself.
+// member would then wait for itself.
 func (f *folding) sound() bool {
 	for r := range f.ways {
 		for i, p := range f.binding(r).ports {

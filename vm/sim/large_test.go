@@ -45,7 +45,7 @@ func TestViewsOutsideAreRefused(t *testing.T) {
 	}
 }
 
-// largestView returns the most bytes and the most elements that any operand of a program has.
+// largestView returns the largest size in bytes and the largest number of elements of any operand in a program.
 func largestView(p *ir.Program) (size ir.Bytes, elements int64) {
 	for i := range p.Codes {
 		for _, section := range p.Codes[i].Sections {
@@ -59,7 +59,7 @@ func largestView(p *ir.Program) (size ir.Bytes, elements int64) {
 	return size, elements
 }
 
-// checkFiles checks that both file forms represent a program exactly.
+// checkFiles checks that both file formats represent a program exactly.
 func checkFiles(t *testing.T, p *ir.Program) {
 	t.Helper()
 	encode := func(p *ir.Program) []byte {

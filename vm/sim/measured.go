@@ -52,9 +52,9 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	return &Books{w, meetingsOf(p, section)}, nil
 }
 
-// Timeline returns the timeline of the measured ranks; pass nil as the spans of others. A message or collective
-// with ranks that were not measured begins when the last measured rank arrives. Start times of spans are
-// adjusted as in Measured.
+// Timeline returns the timeline of the measured ranks; pass nil as the spans of every other rank. If some ranks
+// of a message or collective were not measured, it begins when the last measured rank arrives. Start times of
+// spans are adjusted as in Measured.
 func (b *Books) Timeline(spans [][]Span) *Timeline { return b.replay(spans) }
 
 func (b *Books) replay(spans [][]Span) *Timeline {
@@ -75,9 +75,9 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 	return w.timeline()
 }
 
-// replay applies a measured instruction. The device itself causes a pause before work that involves no other
-// rank, for example between two kernels. Such a pause counts as part of the work when a wait is explained, but
-// not as busy time.
+// replay applies a measured instruction. A pause before work that involves no other rank, for example between
+// two kernels, is caused by the device itself. Such a pause counts as part of the work when a wait is
+// explained, but not as busy time.
 func (r *rank) replay(pc int, st *step, span Span) {
 	begin, end := float64(span.Begin), float64(span.End)
 	c := &r.clocks[st.stream]

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// A device that ran exactly as simulated gives the simulation's figures. It measures messages and collectives
-// from the arrival of each rank itself, which Measured corrects.
+// A device that runs exactly as simulated gives the simulation's figures. Each rank measures messages and
+// collectives from its own arrival; Measured corrects this.
 func TestMeasuredAsSimulated(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	want, err := sim.Run(p, ir.SectionStep, sim.Options{Spans: true, NoFold: true, Jitter: 0.3, Seed: 5})
@@ -72,8 +72,7 @@ func TestMeasuredAsSimulated(t *testing.T) {
 	}
 }
 
-// Each rank reports times since its own start; SpansOf converts them to times since the start of the first
-// rank.
+// Each rank reports times since its own start; SpansOf converts them to times since the first rank started.
 func TestSpansOf(t *testing.T) {
 	p := &ir.Program{Codes: []ir.Code{{}}, Ranks: []ir.Rank{{}, {}}}
 	p.Codes[0].Sections[ir.SectionStep] = make([]ir.Instr, 2)

@@ -10,7 +10,7 @@ import (
 )
 
 // meeting is a message or collective among ranks. It begins when the last rank has reached it on its stream,
-// takes the duration of its work on the link, and ends for all ranks at once.
+// takes the duration of its work on the link, and ends for all ranks at the same time.
 type meeting struct {
 	need    int       // number of ranks that must arrive
 	members []int32   // ranks of the job that take part; for messages, used only in errors about missing ranks
@@ -27,8 +27,8 @@ type arrival struct {
 
 func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
-// meet makes a rank arrive at the meeting of its current instruction, and reports whether it has taken place.
-// In that case, the other ranks have also passed it, and release has been called for each of them.
+// meet makes a rank arrive at the meeting of its current instruction, and reports whether the meeting has taken
+// place. In that case, the other ranks have also passed it, and release has been called for each of them.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	m, err := w.arrive(arrival{r, r.pc})
 	if err != nil {
@@ -54,7 +54,7 @@ func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	return true, nil
 }
 
-// arrive adds a rank to the meeting of its instruction, which must be the same operation for all.
+// arrive adds a rank to the meeting of its instruction. All ranks at a meeting must run the same operation.
 func (w *world) arrive(a arrival) (*meeting, error) {
 	m := a.meetings[a.step().arg]
 	if len(m.arrived) > 0 {

@@ -8,7 +8,7 @@ import (
 )
 
 // The spans explain the duration of a section: every instruction begins when the last of its dependencies ends.
-// The program defines the dependencies: the previous instruction on its stream, the instruction before an
+// The program defines the dependencies: the previous instruction on the same stream, the instruction before an
 // event, the last rank at a meeting.
 
 // Site is an instruction of a rank.
@@ -84,17 +84,17 @@ type rankMeetings struct {
 	kinds map[int32]meetingKind
 }
 
-// meetingKind and a number identify a meeting of a rank.
+// meetingKind, together with a number, identifies a meeting of a rank.
 type meetingKind struct {
 	team    bool
-	group   int32 // the first with these members
+	group   int32 // the rank's first group with these members
 	stream  ir.Stream
 	peer    int
 	sends   bool
 	channel vm.Channel
 }
 
-// firstGroup returns the first group of a rank with these members.
+// firstGroup returns a rank's first group with these members.
 func firstGroup(r *ir.Rank, members []int32) int32 {
 	return int32(slices.IndexFunc(r.Groups, func(g []int32) bool { return slices.Equal(g, members) }))
 }
@@ -213,8 +213,8 @@ func (c *Causes) end(at Site) ir.Seconds {
 	return c.span(at).End
 }
 
-// turn returns the copy in the other direction that delayed a copy; if there is none, the predecessor on its
-// stream.
+// turn returns the copy in the other direction that delayed a copy. If there is none, it returns the copy's
+// predecessor on its stream.
 func (c *Causes) turn(at, before Site) Site {
 	if !c.timeline.program.Machine.HalfDuplex() || c.end(before) >= c.span(at).Begin {
 		return before
@@ -238,7 +238,7 @@ func (c *Causes) turn(at, before Site) Site {
 }
 
 // nearly is a fraction of the section's duration: times that differ by less are treated as equal, because sums
-// in different orders differ by rounding errors.
+// taken in different orders differ by rounding errors.
 const nearly = 1e-12
 
 // Path returns the critical path of the section: from start to end without a gap, each segment the dependency
@@ -322,7 +322,7 @@ var sorts = [NumSorts]struct {
 
 func (s Sort) String() string { return sorts[s].name }
 
-// Remedy returns the keys of a spec that reduce such work.
+// Remedy returns the keys of a spec that reduce work of this sort.
 func (s Sort) Remedy() string { return sorts[s].remedy }
 
 // Kinds returns the kinds of work of the sort.

@@ -94,7 +94,7 @@ func TestCriticalPath(t *testing.T) {
 }
 
 // The cause of a wait is the work that precedes the event. The cause of a late message is what its sender did
-// before it.
+// before sending it.
 func TestCauses(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 7)           // pc 0: 0 .. 7

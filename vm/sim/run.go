@@ -6,8 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run simulates a section of all ranks and returns the timeline. It runs one rank at a time, until that rank
-// must wait for others.
+// Run simulates a section of all ranks and returns the timeline. It runs one rank at a time, each until it must
+// wait for others.
 func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err

@@ -93,7 +93,7 @@ func program(scripts ...*script) *ir.Program {
 	return p
 }
 
-// pipeline returns a sequence pipeline with given times for the forward and backward passes of each
+// pipeline returns a sequence pipeline with the given times for the forward and backward passes of each
 // subsequence, and messages that take no time.
 func pipeline(stages int, f, b []int) *ir.Program {
 	var scripts []*script

@@ -41,8 +41,8 @@ type link struct {
 	next           ir.Stream // the stream that waits
 }
 
-// enter takes the link for a stream's copy if the link is free, and reports whether it was. If not, the copy is
-// next.
+// enter takes the link for a stream's copy if the link is free, and reports whether it was. If not, the copy's
+// turn comes next.
 func (l *link) enter(s ir.Stream) bool {
 	if l.taken {
 		l.awaited, l.next = true, s
@@ -69,19 +69,19 @@ type event struct {
 type pool struct {
 	width      float64 // 0: unlimited
 	efficiency float64 // efficiency of a kernel that workers help
-	taken      float64 // by its instructions
+	taken      float64 // part of the width that its instructions take
 	work       float64 // work done per instruction since the start, in seconds at full speed
 	since      float64 // time up to which work has been counted
-	tasks      tasks   // except for the helped one
+	tasks      tasks   // all running tasks except the helped one
 	helped     task    // the kernel that has the workers; its rank is nil if they are free
-	left       float64 // seconds at full speed that it still needs
+	left       float64 // seconds at full speed that the helped kernel still needs
 }
 
 // task is an instruction or a meeting, which ends when its pool has worked on it for long enough.
 type task struct {
 	until  float64 // value of pool.work at which it is done
 	takes  float64 // part of the pool's width
-	number int     // in order of starts: of two tasks that end together, the one that started first ends first
+	number int     // in order of starting: of two tasks that end together, the one that started first ends first
 	spread bool    // a kernel that benefits from the workers
 	rank   *rank
 	pc     int32
@@ -124,8 +124,8 @@ func (p *pool) spreadSpeed() float64 {
 
 func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
 
-// ends returns the time at which the first of the pool's instructions ends if nothing else happens,
-// and whether it is the one with the workers.
+// ends returns the time at which the first of the pool's instructions ends if nothing else happens, and whether
+// that instruction has the workers.
 func (p *pool) ends() (at float64, helped bool) {
 	at = math.Inf(1)
 	if len(p.tasks) > 0 {

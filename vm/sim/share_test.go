@@ -50,8 +50,8 @@ func TestSharedByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 4)      // 0 .. 8: half speed
 	a.then(ir.Compute, ir.D2H) // 8
-	a.d2h(6)                   // 8 .. 17: half speed until 14, when 3 of 6 are done; then alone
-	b.work(ir.Compute, 7)      // 0 .. 14: 4 of 7 at time 8, 7 at 14
+	a.d2h(6)                   // 8 .. 17: half speed until 14, when 3 of its 6 s are done; then alone
+	b.work(ir.Compute, 7)      // 0 .. 14: 4 of its 7 s are done at 8, all 7 at 14
 	tl := run(t, shared(program(a, b), 1), sim.Options{Spans: true})
 	near(t, "the first kernel's end", float64(tl.Rank(0).Spans[0].End), 8)
 	near(t, "the second kernel's end", float64(tl.Rank(1).Spans[0].End), 14)
@@ -83,7 +83,7 @@ func TestSpreadBesideACopy(t *testing.T) {
 	a.d2h(4)              // 0 .. 4
 	b.work(ir.Compute, 2) // 0 .. 2: on one processor, during the copy
 	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 s are left
-	b.work(ir.Compute, 4) // 7 .. 9.5: on both processors at once, after the latency
+	b.work(ir.Compute, 4) // 7 .. 9.5: on both processors, after the latency
 	p := shared(program(a, b), 2)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 0.5
 	tl := run(t, p, sim.Options{Spans: true})
@@ -109,7 +109,7 @@ func TestWorkersGoOn(t *testing.T) {
 	near(t, "the end of the kernel that has the workers first", float64(tl.Rank(2).Spans[0].End), 30)
 }
 
-// On a single processor that is never idle, any schedule takes the sum of all work.
+// On a single processor that is never idle, every schedule takes the total time of all work.
 func TestSharedConservesWork(t *testing.T) {
 	f, b := []int{3, 1, 2, 4}, []int{5, 2, 6, 1}
 	for _, stages := range []int{1, 2, 3, 4} {
@@ -256,7 +256,7 @@ func TestHalfDuplexContention(t *testing.T) {
 	tl := run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy back", float64(tl.Rank(1).Spans[0].End), 6)
 	near(t, "the copy out", float64(tl.Rank(0).Spans[0].End), 7)
-	p.Machine.H2DBandwidth = 0.5 // takes 6 alone and half the limit: at full speed, both would need 1.5 limits
+	p.Machine.H2DBandwidth = 0.5 // 6 s alone, at half the limit; at full speed, both would need 1.5 times the limit
 	tl = run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy out beside a slow one", float64(tl.Rank(0).Spans[0].End), 6)
 	near(t, "the slow copy back", float64(tl.Rank(1).Spans[0].End), 8)

@@ -1,5 +1,6 @@
-// Package sim runs programs in virtual time: the same instructions in the same order as on any device, with a
-// clock for each stream of each rank instead of work. It does not allocate the memory of the model.
+// Package sim runs programs in virtual time: the same instructions in the same order as on any device, but
+// instead of doing the work it advances a clock for each stream of each rank. It does not allocate the memory
+// of the model.
 //
 //	sim.go       Options; a world of ranks and the start of a section in it
 //	bind.go      from instructions to steps with durations from package ir/cost
@@ -7,17 +8,17 @@
 //	meet.go      messages and collectives, where clocks of several ranks meet; deadlocks
 //	fold.go      ranks that provably do the same work at the same times, so that one is simulated for all
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
-//	share.go     the same if ranks share processors or copies dynamically: one clock for all
-//	device.go    the same as a vm.Device, with the interpreter loop of every device
+//	share.go     the same if ranks share processors or copy bandwidth dynamically: one clock for all
+//	device.go    the same as a vm.Device, driven by the interpreter loop of package vm
 //	timeline.go  results: times, waits, bubble, memory
 //	path.go      the cause of each instruction's wait, and the critical path
 //	measured.go  the same analysis of a measurement
 //
-// The duration of a copy accounts for other ranks of its node that copy, and that of a message for other groups
-// that communicate. The cost model divides a node's bandwidth by the number of the job's ranks on that node,
-// because these ranks copy at the same time. Two streams of a rank do not slow each other down, except for
-// copies that take turns. If ranks are threads on one computer, this model is far off. In that case, and for
-// copies if Options.Contention is set, share.go divides resources among the work in progress.
+// The duration of a copy accounts for other ranks of its node that copy; the duration of a message accounts for
+// other groups that communicate. The cost model divides a node's bandwidth by the number of the job's ranks on
+// that node, because these ranks copy at the same time. Two streams of a rank do not slow each other down,
+// except for copies that take turns. If ranks are threads on one computer, this model is far off. In that case,
+// and for copies if Options.Contention is set, share.go divides resources among the work in progress.
 //
 // The package does not depend on plans, specs or data.
 package sim
@@ -44,8 +45,8 @@ type Options struct {
 	Scale  map[ir.WorkKind]float64
 	NoFold bool // simulate every rank, even if one could represent several
 	// Contention makes the ranks of a node share the bandwidth of copies to and from the host dynamically,
-	// instead of having a fixed share each. Processors that the machine declares shared are always shared
-	// dynamically.
+	// instead of giving each rank a fixed share. Processors that the machine declares to be shared are always
+	// shared dynamically.
 	Contention bool
 }
 
@@ -151,7 +152,8 @@ func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
 
-// own returns the time that a rank takes for an instruction that involves no other rank, given its price.
+// own returns the time that a rank takes for an instruction that involves no other rank, given the
+// instruction's price.
 func (w *world) own(r *rank, pc int, price float64) float64 {
 	d := price * r.slow
 	if w.options.Jitter > 0 {

@@ -69,7 +69,7 @@ func TestByHand(t *testing.T) {
 	a.h2d(6)                                                     // 13 .. 19
 	a.record(ir.H2D, 2)                                          // at 19
 	a.wait(ir.Compute, 2)                                        // 105: the event was recorded long before
-	a.gather(4, 2)                                               // b comes at 23; 4 of 8 bytes move: 23 .. 27
+	a.gather(4, 2)                                               // b arrives at 23; 4 of 8 bytes move: 23 .. 27
 	a.record(ir.Coll, 3)                                         // at 27
 	a.wait(ir.Mux, 3)                                            // 0 .. 27
 	a.work(ir.Mux, 2)                                            // 27 .. 29
@@ -126,8 +126,8 @@ func TestExposed(t *testing.T) {
 	near(t, "bubble", tl.BubbleRatio(), 0)
 }
 
-// The optimizer is not part of the pipeline: neither its work nor the waits after the last task of any rank.
-// An exposed copy is neither idle nor busy time.
+// The optimizer is not part of the pipeline: neither its work nor any wait after the pipeline's last task
+// counts. An exposed copy is neither idle nor busy time.
 func TestPipelineEndsWithTheLastTask(t *testing.T) {
 	for _, optimizer := range []int{0, 1, 50} {
 		a, b := &script{}, &script{}
@@ -282,7 +282,7 @@ func TestFoldedEqualsUnfoldedAtRandom(t *testing.T) {
 	}
 }
 
-// The devices of a Job, in the interpreter loop, and Run give the same times.
+// The devices of a Job, driven by the interpreter loop, give the same times as Run.
 func TestDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	for _, o := range []sim.Options{{}, {Jitter: 0.2, Seed: 9}, {Slow: map[int]float64{3: 1.5}}} {
@@ -374,7 +374,7 @@ func TestStraggler(t *testing.T) {
 	p := pipeline(3, []int{2, 2, 2}, []int{2, 2, 2})
 	tl := run(t, p, sim.Options{Slow: map[int]float64{1: 2}})
 	// The slow rank's last forward pass ends at 14, the last rank's first backward pass at 18, the slow rank's
-	// last one at 30, and the first rank's at 32.
+	// last backward pass at 30, and the first rank's last one at 32.
 	near(t, "makespan", float64(tl.Makespan), 32)
 }
 
@@ -534,7 +534,7 @@ func checkMemory(t *testing.T, p *ir.Program) {
 	}
 }
 
-// The simulation also agrees with the prediction for the paper's jobs as they are. With collectives across
+// The simulation also agrees with the prediction for the unmodified jobs of the paper. With collectives across
 // nodes it agrees less closely, because streams wait for each other when their buffers share memory.
 func TestAgreesOnPaperJobs(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {

@@ -20,7 +20,7 @@ type Timeline struct {
 	Makespan     ir.Seconds
 	Instructions int64   // number of instructions of all ranks
 	Class        []int32 // by rank of the job: index into Ranks
-	Ranks        []Rank  // one entry for all ranks that do the same work at the same times
+	Ranks        []Rank  // one entry for each set of ranks that do the same work at the same times
 
 	program *ir.Program
 	peak    float64 // FLOP/s of a device for the section's matmuls
@@ -32,8 +32,8 @@ type Rank struct {
 	Count int        // number of such ranks
 	End   ir.Seconds // end of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
-	// Waits is the time for which the compute stream waited for work in progress on each other stream, directly
-	// or through another stream.
+	// Waits is the time for which the compute stream waited for work in progress on each of the other streams,
+	// directly or through another stream.
 	Waits [ir.NumStreams]ir.Seconds
 	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
 	// determined when it continued.
@@ -43,8 +43,8 @@ type Rank struct {
 	Pipeline Pipeline // pipeline of one such rank, up to its own last task
 }
 
-// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of
-// them. It excludes the optimizer and later work. A section without tasks counts as a whole.
+// Pipeline is the time that ranks spend on the pipeline: from the start of a section until the last of their
+// tasks ends. It excludes the optimizer and later work. A section without tasks counts in full.
 type Pipeline struct {
 	Ranks   int
 	End     ir.Seconds // end of the last task
@@ -70,7 +70,7 @@ func (p Pipeline) BubbleRatio() float64 {
 	return float64(p.Idle() / p.Busy)
 }
 
-// IdleShare returns idle time divided by all time of the pipeline.
+// IdleShare returns idle time divided by the total time of the pipeline.
 func (p Pipeline) IdleShare() float64 {
 	if p.End == 0 {
 		return 0
@@ -203,9 +203,10 @@ type Level struct {
 	Bytes ir.Bytes
 }
 
-// Memory returns the live bytes of an arena of rank r over time. Each buffer is live from the start
-// of the first instruction that uses it to the end of the last one. If an instruction writes its result over an
-// operand, the bytes count once. Buffers that other sections or checkpoints use are always live. It needs spans.
+// Memory returns the live bytes of an arena of rank r over time. Each buffer is live from the start of the
+// first instruction that uses it to the end of the last one. If an instruction writes its result over an
+// operand, the bytes count once. Buffers that other sections or checkpoints use are always live. The timeline
+// needs spans.
 func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	code := &t.program.Codes[t.program.Ranks[r].Code]
 	spans := t.Rank(r).Spans
@@ -232,7 +233,8 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	return curve
 }
 
-// endWhenTakenOver ends the lifetime of an operand's buffer when an instruction begins to write its result over it.
+// endWhenTakenOver ends the lifetime of an operand's buffer when an instruction begins to overwrite that buffer
+// with its result.
 func endWhenTakenOver(code *ir.Code, section ir.Section, spans, lives []Span) {
 	for pc := range code.Sections[section] {
 		args := code.Sections[section][pc].Args

@@ -49,8 +49,8 @@ func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
 	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
 }
 
-// eachShape visits the shapes. It visits those whose Keys is 0, so that no key is left out, a second time with
-// several documents in a sequence.
+// eachShape visits the shapes. It visits shapes that leave out no key (Keys is 0) a second time, with several
+// documents in a sequence.
 func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	for _, a := range attentionShapes {
 		if s.short && a.Queries > 2*tile {
@@ -164,11 +164,11 @@ func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse
 	return o, lse
 }
 
-// tensorDim is the smallest head dimension for which devices may use tensor cores. These read the
+// tensorDim is the smallest head dimension for which devices may use tensor cores. Tensor cores read the
 // probabilities, and in the backward pass also the gradients of scores, as bf16.
 const tensorDim = 64
 
-// rounded returns the tolerance of sums for which a device may round a factor of every term to the 8
+// rounded returns the tolerance for sums in which a device may round a factor of every term to the 8
 // significant bits of bf16: 2^-8 of each term. For other sums it is 0.
 func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 	slack := make([]float64, len(terms))
@@ -188,8 +188,8 @@ func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v
 	s.equal("lse"+how, lse, wantLSE, ir.F32)
 }
 
-// checkAttentionGrad does the same with the gradients. They are computed from o, which may be rounded. The type
-// of dq is t; dk and dv are f32.
+// checkAttentionGrad compares the gradients with those of naive attention. Both are computed from o, which may
+// be rounded. The type of dq is t; dk and dv are f32.
 func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
 	s.Helper()
 	wantQ, wantK, wantV := naiveAttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
@@ -235,8 +235,8 @@ func (s *suite) blocks() blocks {
 }
 
 // goesOn reports whether the results of the block that starts at key first are added to existing results. With
-// a window or documents, those of the first block are too, because some queries may see none of its keys; the
-// existing results then have weight 0.
+// a window or documents, so are the results of the first block, because some queries may see none of its keys;
+// the existing results then have weight 0.
 func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
 
 // hides reports whether some queries may see none of a block's keys.
@@ -282,7 +282,8 @@ func (b *blocks) put(v *value, token int, data []float64) {
 }
 
 // attentionInBlocks computes attention over the blocks in two ways: each instruction adds to the results of the
-// previous one, or the blocks' separate results are merged. Both must equal undivided attention.
+// previous one, or the blocks' separate results are merged. Both must give the same results as attention that
+// is not divided into blocks.
 func (s *suite) attentionInBlocks() {
 	b := s.blocks()
 	o, lse := b.before(s)

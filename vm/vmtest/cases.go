@@ -11,9 +11,9 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// cases holds the cases of all opcodes except those for which elementwise derives them. They run in one round
-// for f32 and one for bf16. Most gradients are compared with the numerical derivative of the naive forward
-// formula, which shares nothing with the kernel's formula.
+// cases holds the cases of all opcodes except those whose cases are derived by elementwise. All cases run in
+// one round for f32 and one for bf16. Most gradients are compared with the numerical derivative of the naive
+// forward formula, which shares nothing with the kernel's formula.
 var cases = [ir.NumOps]func(*suite){
 	ir.LoadTokens:        caseLoadTokens,
 	ir.InitNormal:        caseInitNormal,
@@ -211,7 +211,7 @@ func casePositionEmbed(s *suite) {
 	}
 }
 
-// inPlace runs a case twice: with a result of its own, and with the result in place of an operand.
+// inPlace runs a case twice: with a separate result, and with the result in place of an operand.
 func (s *suite) inPlace(c call, y, x string, want []float64) {
 	s.sub("apart", func(s *suite) { s.equal(y, s.run(c)[y], want, s.dtype) })
 	s.sub("in place", func(s *suite) {
@@ -418,8 +418,8 @@ func caseBiasGrad(s *suite) {
 	})
 }
 
-// rotations lists the rotations that the cases' programs declare: of a part of each head, of whole heads, and
-// one that rotates nothing and only scales.
+// rotations lists the rotations that the cases' programs declare: of part of each head, of entire heads, and
+// one that only scales.
 var rotations = []naive.Rotation{
 	{Rates: []float64{1, 0.25, 0.003}, Scale: 1.25, Rest: 0.75},
 	{Rates: []float64{0.5, 0.25, 0.125, 0.0625, 0.03125}, Scale: 1.5, Rest: 1},
@@ -509,7 +509,7 @@ func caseCast(s *suite) {
 	}
 }
 
-// In the loss cases, the vocabulary is divided into two parts, the second of which is padded.
+// In the loss cases, the vocabulary is divided into two parts; the second part is padded.
 const (
 	lossRows, lossWidth, lossValid, lossFirst = 9, 40, 33, 40
 	lossVocab                                 = lossFirst + lossValid

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// Conformance runs every case on a device and returns, by the case's name, a digest of its results, so that two
-// configurations of a device can be compared bit for bit.
+// Conformance runs every case on a device and returns a digest of each case's results, keyed by the case's
+// name, so that two configurations of a device can be compared bit for bit.
 func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 	return run(t, suite{newDevice: newDevice})
 }

@@ -15,8 +15,8 @@ import (
 // same length.
 type formula func(in map[string][]float64, a naive.Attrs) (out map[string][]float64)
 
-// elementwiseSize gives the dimensions of operands in derived cases. They are odd, so that rows are not a whole
-// number of a kernel's vectors.
+// elementwiseSize gives the dimensions of operands in derived cases. They are odd, so that the length of a row
+// is not a multiple of a kernel's vector length.
 var elementwiseSize = map[string]int{"r": 9, "c": 41}
 
 // elementwise derives the cases of an opcode from its row in the opcode table and its formula in package naive:

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// FullPipe returns the path of a pipe that is full and that nobody reads until the test ends. A hard link to it
-// in place of a file blocks everyone who writes to the file, like a file system that does not answer.
+// FullPipe returns the path of a pipe that is full and that nobody reads until the test ends. A hard link to
+// the pipe, in place of a file, blocks everyone who writes to that file, just as an unresponsive file system
+// would.
 func FullPipe(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "full")

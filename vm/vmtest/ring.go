@@ -10,7 +10,7 @@ import (
 // ring describes attention among members, each of which holds two chunks in zigzag order and a part of the
 // prefix.
 type ring struct {
-	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: number of tokens before the chunks that each member holds
+	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: number of prefix tokens that each member holds
 	softcap                                                float64
 }
 
@@ -71,8 +71,8 @@ func (r ring) put(v *value, tokens []int, data []float64) {
 	}
 }
 
-// turns visits the turns of each member, with the member whose keys it then has (source) and the attributes of
-// its instruction.
+// turns visits every turn of every member, with the member whose keys it has in that turn (source) and the
+// attributes of its instruction.
 func (r ring) turns(visit func(member, source int, at attrs)) {
 	for k := range r.members {
 		for j := range r.members {
@@ -114,7 +114,7 @@ func (s *suite) attentionInRing(r ring) {
 }
 
 // attentionGradInRing sums the gradients of keys over the turns, and accumulates those of queries from turn to
-// turn. Every other member passes o instead of delta.
+// turn. Every second member passes o instead of delta.
 func (s *suite) attentionGradInRing(r ring) {
 	a := r.whole()
 	q, k, v := s.attentionOperands(a)
@@ -194,7 +194,7 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
 }
 
-// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every other member
+// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every second member
 // accumulates.
 func (s *suite) attentionGradOfChunks(r ring, window int) {
 	a := r.whole()

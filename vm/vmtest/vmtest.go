@@ -1,9 +1,9 @@
 // Package vmtest checks a device against the opcode table. It runs every opcode that computes, moves or loads
-// on random values in both element types, and compares the results with the float64 formulas of package naive.
-// It is for tests only.
+// data, with random values of both element types, and compares the results with the float64 formulas of package
+// naive. It is for tests only.
 //
 //	vmtest.go       puts one instruction into a program, runs it on a device and reads the result
-//	elementwise.go  the cases of elementwise opcodes, derived from their rows and formulas
+//	elementwise.go  the cases of elementwise opcodes, derived from the opcode table and their formulas
 //	cases.go        the cases of the other opcodes
 //	attention.go    the cases of attention, also over blocks of keys; ring.go has those over a ring of members
 //	conformance.go  the suite
@@ -53,7 +53,7 @@ type suite struct {
 	digests   map[string]uint64
 }
 
-// guard is the number of bytes between buffers, which a kernel must not write to.
+// guard is the minimum number of bytes before and after each buffer. A kernel must not write to these bytes.
 const guard = 64
 
 // normal returns a normally distributed operand of the round's type, rounded to that type.
@@ -122,7 +122,7 @@ func (v *value) ints() []int32 {
 	return out
 }
 
-// stored returns a number rounded as an operand of the given type stores it.
+// stored returns a number rounded to the value that an operand of the given type stores.
 func stored(x float64, t ir.DType) float64 {
 	switch t {
 	case ir.F32:
@@ -167,7 +167,7 @@ func (v *value) decode(b []byte) []float64 {
 	return out
 }
 
-// program returns a program whose step is the call alone, on the first stream that the opcode allows.
+// program returns a program whose step consists of only the call, on the first stream that the opcode allows.
 func (s *suite) program(c call) *ir.Program {
 	info := &ir.Ops[c.op]
 	code := ir.Code{Name: "case"}
@@ -287,7 +287,8 @@ func wholeBuffer(code *ir.Code, buffer uint32) ir.View {
 	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int64{int64(code.Buffers[buffer].Size)}}
 }
 
-// noise fills memory with NaNs in f32 and bf16, to reveal kernels that read it or fail to overwrite it.
+// noise returns n bytes that are NaNs in both f32 and bf16, to reveal kernels that read them or fail to
+// overwrite them.
 func noise(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {

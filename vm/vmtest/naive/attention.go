@@ -2,12 +2,13 @@ package naive
 
 import "math"
 
-// AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries
-// are [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are [Keys*Batch,
-// KVHeads*HeadDim]; Keys is their number of tokens per sequence, or 0 for all Prefix+Queries. Heads share keys
-// and values in groups of consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its
-// own position, or all if Window is 0. With Positions, which holds each query's position in its document, it
-// sees only keys of its own document. Softcap is the limit that the function Softcap applies to the scores.
+// AttentionShape is the shape of causal attention from Queries tokens that follow a prefix of Prefix tokens.
+// Queries are [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are
+// [Keys*Batch, KVHeads*HeadDim]; Keys is their number of tokens per sequence, or 0 for all Prefix+Queries.
+// Heads share keys and values in groups of consecutive heads (Ainslie et al., 2023). A query sees the last
+// Window keys up to its own position, or all of them if Window is 0. If Positions is set, to each query's
+// position in its document, a query sees only keys of its own document. Softcap is the limit that the function
+// Softcap applies to the scores.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
 	Softcap                                                       float64
@@ -22,8 +23,8 @@ func (s AttentionShape) Seen(t int) int {
 	return min(s.Keys, s.Prefix+t+1)
 }
 
-// query returns the index at which head h of query t in sequence b starts; key returns that of the key head
-// that h reads.
+// query returns the index at which head h of query t in sequence b starts; key returns the index of the key
+// head that h reads.
 func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
 func (s AttentionShape) key(t, b, h int) int {
 	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim

@@ -3,9 +3,9 @@ package naive
 import "math"
 
 // Dropout sets elements of x to 0 and divides the others by 1 - rate (Srivastava et al., 2014). places returns
-// the sequence and the position of a row's token. key is that of DropoutKey; col is the column of the whole
-// input at which x starts. Each element uses 32 of the 64 bits that SplitMix64 (Steele, Lea, Flood 2014), with
-// random access, gives for each pair of a token's columns.
+// the sequence and the position of a row's token. key is the result of DropoutKey; col is the column of the
+// whole input at which x starts. Each element uses 32 of the 64 bits that SplitMix64 (Steele, Lea, Flood 2014),
+// used with random access, gives for each pair of a token's columns.
 func Dropout(x []float64, cols, col int, rate float64, key uint64, places func(row int) (sequence, position int)) []float64 {
 	y := make([]float64, len(x))
 	for i, v := range x {

@@ -1,7 +1,8 @@
 package naive
 
 // Embed looks up tokens in a table whose rows are tokens `first`, `first`+1 and so on. A token outside the
-// table gives zeros, so that the lookups in the parts of a divided vocabulary add up to the whole lookup.
+// table gives zeros, so that the lookups in the parts of a divided vocabulary add up to the lookup in the
+// entire table.
 func Embed(table []float64, tokens []int32, hidden, first int) []float64 {
 	y := make([]float64, len(tokens)*hidden)
 	for row, token := range tokens {

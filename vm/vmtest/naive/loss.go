@@ -10,7 +10,8 @@ func CrossEntropy(logits []float64, labels []int32, vocab int) (losses, logSumEx
 
 // CrossEntropyGrad returns the gradient of scale * (sum of the rows' losses) with respect to logits over a part
 // of the vocabulary, laid out as for CrossEntropyStats. Before scaling, it is the softmax, with 1 subtracted at
-// the label; padding and rows with a negative label have 0. logSumExp covers whole rows, not only the part.
+// the label; for padding and in rows with a negative label, it is 0. logSumExp covers whole rows, not only the
+// part.
 func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, width, valid, first int, scale float64) []float64 {
 	dlogits := make([]float64, len(logits))
 	for i, value := range logits {

@@ -1,6 +1,6 @@
 // Package naive implements the models' published formulas in float64, as plainly as possible. Tests compare
 // compiled programs with it. It covers decoders, described by their traits, from GPT-2 (Radford et al., 2019)
-// to Llama (Touvron et al., 2023), Gemma, Qwen and OLMo, with hand-written gradients, and the optimizers.
+// to Llama (Touvron et al., 2023), Gemma, Qwen and OLMo, and the optimizers. All gradients are hand-written.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
 //   - norm.go, matmul.go, rope.go, attention.go, elementwise.go, dropout.go, embed.go, loss.go: the formulas of
@@ -10,7 +10,7 @@
 //
 // It is for tests only. It does not depend on specs, plans, bytecode, ranks or devices, imports none of our
 // packages, and shares no code with the code that it checks. It holds every row of logits and every T x T
-// attention matrix in memory at once.
+// attention matrix in memory at the same time.
 //
 // All matrices are row-major. The rows of a batch are interleaved: token t of sequence b is row t*batch+b.
 package naive
@@ -81,7 +81,8 @@ func (cfg *Config) layerRotation(layer int) Rotation {
 	return r.rotation(cfg.HeadDim, cfg.Sequence)
 }
 
-// normsBefore and normsAfter report whether there is a norm before, and after, attention and the MLP.
+// normsBefore and normsAfter report whether there are norms before and after attention and the MLP,
+// respectively.
 func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
 func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
 
@@ -365,8 +366,8 @@ func (m *model) places() []int32 {
 	return places
 }
 
-// forward returns the loss and its gradient with respect to the last layer's output. It differentiates head and
-// loss immediately, because nothing lies between their forward and backward passes.
+// forward returns the loss and its gradient with respect to the last layer's output. It differentiates the head
+// and the loss immediately, because nothing lies between their forward and backward passes.
 func (m *model) forward() (loss float64, dx []float64) {
 	x := scaled(Embed(m.w["embed"], m.inputs, m.cfg.Hidden, 0), m.cfg.EmbedScale)
 	if m.cfg.Positions == "learned" {
@@ -428,7 +429,8 @@ func (m *model) layer(l int, x []float64) []float64 {
 	return add(t.mid, m.normAfter(t.mlpOut, in+"ln2_post"))
 }
 
-// layerGrad returns the gradient with respect to a layer's input, given that with respect to its output.
+// layerGrad returns the gradient with respect to a layer's input, given the gradient with respect to its
+// output.
 func (m *model) layerGrad(l int, dout []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dmlp := m.normAfterGrad(t.mlpOut, dout, in+"ln2_post")

@@ -50,8 +50,8 @@ var traits = map[string]func(*Config){
 	},
 }
 
-// tinyConfigs returns every family with every kind of positions and head grouping, alternately tied and untied,
-// and a model for each entry of traits.
+// tinyConfigs returns every family with every kind of position encoding and head grouping, alternately tied and
+// untied, and a model for each entry of traits.
 func tinyConfigs() []Config {
 	var list []Config
 	for _, family := range []string{"gpt", "llama"} {
@@ -216,7 +216,7 @@ func TestByHand(t *testing.T) {
 		w[name] = make([]float64, shape[0]*append(shape, 1)[1])
 	}
 	w["embed"], w["head"], w["ln_f.gamma"] = []float64{3, 4, 0, 0}, []float64{1, 0, 0, 1}, []float64{1, 1}
-	want := math.Log(1 + math.Exp(-0.2*math.Sqrt2)) // label 1 has the larger logit by 0.2*sqrt(2)
+	want := math.Log(1 + math.Exp(-0.2*math.Sqrt2)) // the logit of label 1 is larger by 0.2*sqrt(2)
 	if got := Loss(cfg, w, [][]int32{{0, 1}}); !(math.Abs(got-want) <= 1e-15) {
 		t.Errorf("loss %.17g, want %.17g", got, want)
 	}

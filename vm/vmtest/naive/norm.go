@@ -12,7 +12,8 @@ func Plus(x []float64, offset float64) []float64 {
 }
 
 // LayerNorm (Ba et al., 2016) normalises every row to mean 0 and variance 1, then scales and shifts each
-// column. Rows are as wide as gamma. The variance divides by the width, not by the width minus 1.
+// column. Rows are as wide as gamma. The variance is the sum of squared deviations divided by the width, not by
+// the width minus 1.
 func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
 	y := make([]float64, len(x))
 	for start := 0; start < len(x); start += len(gamma) {

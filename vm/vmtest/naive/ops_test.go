@@ -41,7 +41,7 @@ func TestKnownValues(t *testing.T) {
 	wantClose(t, "logsumexp", lse, []float64{0, math.Log(4)}, 1e-15)
 
 	// A single token attends only to itself, so the output of each head is the value that it reads. Pairs of
-	// adjacent heads share one.
+	// adjacent heads share a value.
 	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{Queries: 1, Batch: 1, Heads: 4, KVHeads: 2, HeadDim: 1})
 	wantClose(t, "head groups", out, []float64{7, 7, 8, 8}, 1e-15)
 
@@ -101,7 +101,7 @@ func attentionInputs(normal func() float64, s AttentionShape) (q, k, v []float64
 	return q, k, v
 }
 
-// TestVocabularyParts checks that the results for the parts of a vocabulary, one of them partly and one
+// TestVocabularyParts checks that the results for the parts of a vocabulary, of which one is partly and one is
 // entirely padding, join to those for the whole vocabulary.
 func TestVocabularyParts(t *testing.T) {
 	r := newRand(t)

@@ -15,7 +15,7 @@ type Optimizer struct {
 	NoDecay                                      []string // parameter groups without weight decay; nil: norms and biases
 }
 
-// State is the optimizer's state. Before the first step, only Shapes is set, and only muon needs that.
+// State is the optimizer's state. Before the first step, only Shapes is set, and only muon needs it.
 type State struct {
 	Shapes map[string][]int // rows and columns of matrices by name
 	M, V   Tensors
@@ -165,7 +165,8 @@ func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (ne
 	return w - lr*meanHat/(math.Sqrt(varHat)+opt.Eps) - lr*decay*w, newM, newV
 }
 
-// globalNorm sums over the tensors in the order of their names, so that repeated runs are bitwise equal.
+// globalNorm sums over the tensors in the order of their names, so that repeated runs give bitwise equal
+// results.
 func globalNorm(grads Tensors) float64 {
 	var names []string
 	for name := range grads {
@@ -182,8 +183,8 @@ func globalNorm(grads Tensors) float64 {
 }
 
 // LearningRate returns the rate of a step, numbered from 1. It rises linearly to lr during the warm-up, and
-// then stays constant or falls along half a cosine (Loshchilov and Hutter, 2017) to minLR at the last step,
-// where it stays.
+// then stays constant or falls along half a cosine (Loshchilov and Hutter, 2017) to minLR at the last step, and
+// stays there.
 func LearningRate(step, warmup, steps int, decay string, lr, minLR float64) float64 {
 	switch {
 	case step <= warmup:

@@ -13,7 +13,7 @@ type RopeConfig struct {
 	Original  int       `json:"rope_original"` // sequence length of pretraining, in tokens
 	Low       float64   `json:"rope_low"`      // llama3: pairs that make fewer turns than this in Original tokens are scaled fully
 	High      float64   `json:"rope_high"`     // llama3: pairs that make more turns than this are not scaled
-	Fast      float64   `json:"rope_fast"`     // yarn: the same limits in turns, Fast like High and Slow like Low
+	Fast      float64   `json:"rope_fast"`     // yarn: the same limits; Fast corresponds to High, Slow to Low
 	Slow      float64   `json:"rope_slow"`
 	Truncate  bool      `json:"rope_truncate"` // yarn: round the limits to whole pairs
 	Amplitude float64   `json:"rope_amplitude"`
@@ -61,7 +61,7 @@ func (r *RopeConfig) llama3(rate float64) float64 {
 	return (1-smooth)*rate/r.Factor + smooth*rate
 }
 
-// yarn does the same, but interpolates by the index of the pair (Peng et al., 2023).
+// yarn scales like llama3, but interpolates by the index of the pair (Peng et al., 2023).
 func (r *RopeConfig) yarn(rate float64, pair, width int) float64 {
 	pairOf := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(r.Original)/(turns*2*math.Pi)) / (2 * math.Log(r.Theta))
