@@ -28,9 +28,8 @@ type pinned struct {
 // only gradually. No copy may cross the boundary between two pieces.
 const pinBytes = 4 << 30
 
-// newPinned maps memory, preferably on the NUMA node of the GPU with the given bus address, and pins it in
-// pieces. The pages of a piece are allocated just before it is pinned, so an error tells how much the host
-// could provide.
+// newPinned maps memory, preferably on the NUMA node of the GPU with the given bus address, and pins it in pieces. The
+// pages of a piece are allocated just before it is pinned, so that an error tells how much the host could provide.
 func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
 	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
@@ -60,8 +59,8 @@ func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
 }
 
-// run returns how many of the given bytes, from an address on, lie in the same piece as the first. If the
-// address is not in this memory, all of them count.
+// run returns how many bytes of a range lie in the same piece as its first byte. If the range starts outside
+// this memory, all of its bytes count.
 func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	start := p.at(0)
 	if at < start || at >= start+driver.Ptr(len(p.memory)) {

@@ -30,15 +30,15 @@ func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 	return memory, func() error { return unix.Munmap(memory) }, nil
 }
 
-// populateShare is the number of bytes that a thread of populate handles at a time, populateThreads the maximum
-// number of threads.
+// populateShare is the number of bytes that a thread of populate handles at a time; populateThreads is the
+// maximum number of threads.
 const (
 	populateShare   = 256 << 20
 	populateThreads = 16
 )
 
-// populate allocates the pages with several threads, since one alone clears only a few GB per second. On older
-// kernels, which do not support this, pinning allocates them.
+// populate allocates the pages with several threads, since a single thread clears only a few GB per second. On
+// older kernels, which do not support this, pinning allocates the pages.
 func populate(memory []byte) {
 	shares := (len(memory) + populateShare - 1) / populateShare
 	var next atomic.Int64

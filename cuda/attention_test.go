@@ -142,7 +142,7 @@ func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	return out
 }
 
-// distance returns the norm of the difference of two results, divided by the norm of the second.
+// distance returns the norm of the difference between two results, divided by the norm of the second.
 func distance(t ir.DType, got, want []byte) float64 {
 	at := func(b []byte, e int) float64 {
 		if t == ir.BF16 {
@@ -170,8 +170,8 @@ func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 	}
 }
 
-// ways are the ways to run attention: by the kernels for the card's architecture, whose tiles the copy engine
-// or the threads load, and by the portable kernels.
+// ways lists the ways to run attention: with the kernels for the card's architecture, whose tiles are loaded by
+// the copy engine or by the threads, and with the portable kernels.
 var ways = []Options{{OwnProducts: true}, {OwnProducts: true, ThreadsCopy: true}, {OwnProducts: true, Portable: true}}
 
 func attentionOf(o Options) string {
@@ -226,8 +226,8 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 // smallTrial is for tests of other features; TestAttentionForTheCard runs the full trial.
 var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 
-// TestAttentionForTheCard compares attention with the CPU as TestGPUAttention does, but on the stand-in driver,
-// whose card claims to be a Hopper. It tests that comparison itself, and the selection of kernels.
+// TestAttentionForTheCard compares attention with the CPU's results as TestGPUAttention does, but on the stand-in
+// driver, whose card claims to be a Hopper. It tests that comparison itself, and which kernels are selected.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

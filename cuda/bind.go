@@ -19,7 +19,7 @@ func (d *Device) place(v ir.View) (driver.Ptr, error) {
 	return d.address(d.code.Buffers[v.Buffer].Arena, start), nil
 }
 
-// address returns the address of a byte of an arena.
+// address returns the address of a byte in an arena.
 func (d *Device) address(a ir.Arena, at ir.Bytes) driver.Ptr {
 	if a == ir.Host {
 		return d.host.at(int64(at))
@@ -156,7 +156,7 @@ func (b *binder) move() error {
 	return nil
 }
 
-// copies prepares a copy: one call for each piece of pinned memory, because the driver rejects copies
+// copies prepares a copy: one call for each piece of pinned memory involved, because the driver rejects copies
 // across the boundary between two pieces.
 func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) {
 	host := b.device.host
@@ -169,8 +169,8 @@ func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) 
 }
 
 // tokenLoad copies tokens from the data set to pinned memory while the instruction is issued. The stream then
-// copies them to the device. Each load has its own staging area, so none waits for another. A run of a section
-// ends before the next run refills its areas.
+// copies them to the device. Each load has its own staging area, so no load waits for another. A run of a
+// section ends before the next run refills the staging areas.
 type tokenLoad struct {
 	d      *Device
 	out    []int32
@@ -195,7 +195,7 @@ func (d *Device) tokenBytes() int64 {
 	return n
 }
 
-// stagedBytes returns the size of a load's staging area: whole cache lines, and one more for its alignment.
+// stagedBytes returns the size of a load's staging area: whole cache lines, plus one for alignment.
 func stagedBytes(in *ir.Instr) int64 { return ir.Plus(int64(in.Args[0].Bytes()), 63+64) &^ 63 }
 
 func (b *binder) tokens() error {

@@ -139,7 +139,7 @@ func (g *guarded) abort() {
 	}
 }
 
-// close shuts the communicator down cleanly; if that fails or takes too long, it aborts it.
+// close shuts the communicator down cleanly, or aborts it if that fails or takes too long.
 func (g *guarded) close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -286,7 +286,7 @@ func (c *collective) bind(b *binder) error {
 	return nil
 }
 
-// native calls an NCCL function that performs a whole collective.
+// native calls an NCCL function that performs an entire collective.
 type native func(c *nccl.Comm, call *teamCall, stream uintptr) error
 
 // natives lists the collectives that NCCL has a function for. The others are exchanged as messages among all

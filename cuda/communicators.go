@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// place identifies a communicator. All ranks of a program derive the same list of communicators, and join
-// theirs in its order.
+// place identifies a communicator. All ranks of a program derive the same list of communicators, and each rank
+// joins its own in the order of that list.
 type place struct {
 	name    string
 	members []int32 // ascending for messages; in the order of the group for collectives
@@ -29,16 +29,17 @@ type route struct {
 // that waits for its peer would delay later calls on the other stream.
 //
 // Collectives share a communicator if they have the same members and stream. Messages of a channel leave each rank
-// on one stream and arrive on another, so a communicator is a set of routes from ranks that only send to ranks
-// that only receive. The communicator of a route is determined by the lowest bit in which the positions of its two
-// ranks differ, and by the value of that bit at the sender. If n ranks are connected by messages, each of them is
-// therefore in at most 2*log2(n) communicators per channel, and never in more than one per peer and direction.
+// on one stream and arrive on another, so a communicator for messages is a set of routes from ranks that only send
+// to ranks that only receive. The communicator of a route is determined by the lowest bit in which the positions
+// of its two ranks differ, and by the value of that bit in the sender's position. If n ranks are connected by
+// messages, each of them is therefore in at most 2*log2(n) communicators per channel, and never in more than one
+// per peer and direction.
 type layout struct {
 	places   []place
 	groups   map[string]int // by name
 	routes   map[route]int
 	streams  int // maximum number of streams on which a rank communicates
-	channels int // upper limit for the channels of a communicator; 0: NCCL's own
+	channels int // upper limit on the channels of a communicator; 0: NCCL chooses
 }
 
 // mostPlaces is the maximum number of communicators of a rank.
@@ -118,7 +119,7 @@ func routeOf(in *ir.Instr, rank int, of *ir.Rank) route {
 	return l
 }
 
-// of returns the index of the communicator of an instruction of a rank.
+// of returns the index of the communicator that a rank's instruction uses.
 func (l *layout) of(in *ir.Instr, rank int, of *ir.Rank) int {
 	if in.Op == ir.Send || in.Op == ir.Recv {
 		return l.routes[routeOf(in, rank, of)]
@@ -126,8 +127,8 @@ func (l *layout) of(in *ir.Instr, rank int, of *ir.Rank) int {
 	return l.groups[groupName(in, of.Groups[in.Attr("group").Int(of.Consts)])]
 }
 
-// side holds the common properties of a communicator's routes. Routes within a node have separate
-// communicators, because NCCL gives every peer of a communicator only as many channels as the slowest gets.
+// side holds the common properties of a communicator's routes. Routes within a node have separate communicators,
+// because NCCL gives every peer in a communicator only as many channels as the slowest peer gets.
 type side struct {
 	channel vm.Channel
 	remote  bool
@@ -183,7 +184,7 @@ type spot struct {
 	index int   // its index among them, in ascending order
 }
 
-// positions returns the positions of ranks among those that the routes of a side connect.
+// positions returns, for each side, the position of every rank among the ranks that the side's routes connect.
 func positions(routes []route, sideOf func(route) side) map[seat]spot {
 	parent := map[seat]int32{}
 	var find func(s seat) int32
@@ -212,17 +213,17 @@ func positions(routes []route, sideOf func(route) side) map[seat]spot {
 	return out
 }
 
-// smallestCard is the number of multiprocessors of the smallest card for which NCCL is intended, an A100.
+// smallestCard is the number of multiprocessors of the smallest card meant to be used with NCCL, an A100.
 const smallestCard = 108
 
 // mostChannels is NCCL's usual number of channels within a node of Hopper cards.
 const mostChannels = 32
 
-// channelsFor returns the limit on the channels of every communicator if a rank communicates on the given number
-// of streams. A call runs one thread block per channel, and each block occupies a multiprocessor. The calls in
-// progress, one per stream, wait for their peers. If they all fit at once, none prevents another from starting,
-// on any rank. The limit is the same on all ranks, and a power of two, like NCCL's number of channels for
-// messages. The user's NCCL_MAX_CTAS takes precedence.
+// channelsFor returns the limit on the channels of every communicator if ranks communicate on up to the given
+// number of streams. A call runs one thread block per channel, and each block occupies a multiprocessor. The
+// calls in progress, one per stream, wait for their peers. If all of them fit on the card at the same time,
+// none prevents another from starting on any rank. The limit is the same on all ranks, and a power of two, like
+// NCCL's number of channels for messages. The user's NCCL_MAX_CTAS takes precedence.
 func channelsFor(streams int) int {
 	if streams <= 1 {
 		return 0
@@ -231,8 +232,8 @@ func channelsFor(streams int) int {
 }
 
 // Sizes of NCCL's buffers for one channel between two ranks, from the sources of release 2.30 (src/init.cc,
-// src/transport/p2p.cc). The receiver has 512 KiB (LL), 4800 KiB (LL128) and NCCL_BUFFSIZE, 4 MiB (Simple),
-// rounded up to steps of 2 MiB; the sender has one step.
+// src/transport/p2p.cc). The receiver has 512 KiB (LL), 4800 KiB (LL128) and NCCL_BUFFSIZE, by default 4 MiB
+// (Simple), in total rounded up to a multiple of 2 MiB; the sender has 2 MiB.
 const (
 	receiveBuffer = 10 << 20
 	sendBuffer    = 2 << 20

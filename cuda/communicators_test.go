@@ -26,9 +26,9 @@ func sharedRoutes(routes []route, perNode int) *layout {
 }
 
 // TestSharedCommunicators checks the communicators of ranks that send each other arbitrary messages. Each rank
-// uses a communicator for one direction of one channel, and therefore on one stream. It is only in
-// communicators that carry its messages, in at most 2*log2(n) of them for each channel and kind of neighbour,
-// and never in more than if each peer and direction had a separate communicator.
+// uses a communicator for one direction of one channel, and therefore on one stream. A rank is only in
+// communicators that carry its messages. It is in at most 2*log2(n) of them for each channel and kind of
+// neighbour, and never in more than it would be if each peer and direction had a separate communicator.
 func TestSharedCommunicators(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -85,7 +85,7 @@ var jobsOfManyRanks = []struct {
 	requests  string
 	perRank   int // maximum number of communicators of a rank
 	inAll     int
-	unshared  int     // as perRank, with a separate communicator for each peer and direction
+	unshared  int     // like perRank, but with a separate communicator for each peer and direction
 	gigabytes float64 // estimated size of NCCL's buffers
 	slow      bool    // slow to compile
 }{

@@ -20,8 +20,8 @@
 // Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes.
 // Issuing an instruction takes one or two driver calls with prepared arguments and allocates nothing.
 //
-// Package kernels contains the kernels and defines their launches. This package does not depend on
-// the purpose of an instruction.
+// Package kernels contains the kernels and defines their launches. This package does not depend on what an
+// instruction computes.
 package cuda
 
 import (
@@ -40,16 +40,16 @@ import (
 	"sppo.dev/vm"
 )
 
-// Options of a machine. Open also sets Sync, Portable and Check if their environment variables are 1.
+// Options configures a machine. Open also sets Sync, Portable and Check if their environment variables are 1.
 type Options struct {
 	GPUs        []int  // GPUs to use, in this order; nil: all
-	NCCL        bool   // connect ranks through NCCL, one GPU each, instead of by copies
+	NCCL        bool   // connect ranks through NCCL, with one GPU per rank, instead of by copies
 	Sync        bool   // wait after every instruction, so that an error names the right one; slow
 	OwnProducts bool   // use our own kernels for products even if cuBLASLt is installed
 	Portable    bool   // disable kernels written for one architecture
 	ThreadsCopy bool   // on Hopper, let threads rather than the copy engine load the tiles of attention
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
-	Check       bool   // limit each wait of a kernel in time, so that an endless one becomes an error
+	Check       bool   // limit how long a kernel waits, so that an endless wait becomes an error
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // for compiled kernels and results of tuning; empty: the user's cache
 	World       *World // nil: all ranks are in this process
@@ -59,7 +59,7 @@ type Options struct {
 // through NCCL.
 type World struct {
 	First, End  int // the ranks of this process: [First, End)
-	FirstOnHost int // number of ranks of earlier processes on this host
+	FirstOnHost int // number of ranks in earlier processes on this host
 	// Share distributes a value that one process creates. That process passes the function that creates it; the
 	// others pass nil.
 	Share func(name string, create func() ([]byte, error)) ([]byte, error)
@@ -123,7 +123,7 @@ func Open(options Options) (*Machine, error) {
 	return m, nil
 }
 
-// settings returns environment variables that the driver reads at its start. The user's values take precedence.
+// settings returns environment variables that the driver reads when it starts. The user's values take precedence.
 func (o *Options) settings() map[string]string {
 	// Our kernels are loaded with the program, because cuModuleGetFunction loads them. Library kernels
 	// would be loaded at their first launch, and the driver may then wait for everything that is running:
@@ -226,8 +226,8 @@ func (m *Machine) card(g *gpu) kernels.Card {
 	return kernels.Card{Hopper: hopper, CopyEngine: hopper && m.api.TensorMaps() && !m.options.ThreadsCopy}
 }
 
-// gpuOf returns the GPU of a rank of this process: the ranks of a host are assigned to its GPUs in turn. If
-// each process sees its own GPUs, one for each of its ranks, each rank still gets its own.
+// gpuOf returns the GPU of a rank of this process: the ranks on a host are assigned to its GPUs cyclically. If
+// each process sees only its own GPUs, one for each of its ranks, each rank still gets a separate GPU.
 func (m *Machine) gpuOf(rank int) *gpu {
 	if w := m.options.World; w != nil {
 		rank += w.FirstOnHost - w.First
@@ -266,7 +266,7 @@ func (m *Machine) Check(p *ir.Program) error {
 		m.notes.add("GPU %d has %s in addition to what the program needs, but NCCL's buffers may need an estimated %s; "+
 			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}
-	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow
+	if there := hostMemory(); there > 0 && int64(host) > there { // not an error: virtual machines may gain memory
 		m.notes.add("the host reports %s of free memory, but the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
@@ -349,7 +349,7 @@ func (m *Machine) Describe() string {
 	return text
 }
 
-// Kind returns the same text for machines whose results agree bit for bit, given the same number of cards.
+// Kind returns the same text for machines whose results agree bit for bit on the same number of cards.
 func (m *Machine) Kind() string {
 	kind := m.gpus[0].name
 	if m.blas == nil {
@@ -389,7 +389,7 @@ type noLink struct{}
 func (noLink) Send([]byte) error { return errNotHost }
 func (noLink) Recv([]byte) error { return errNotHost }
 
-// once computes the value of a key at its first use, and remembers it.
+// once computes the value of each key on first use and remembers it.
 type once[K comparable, V any] struct {
 	mu   sync.Mutex
 	done map[K]*entry[V]

@@ -44,7 +44,7 @@ type Device struct {
 	peaks        [ir.NumArenas]ir.Bytes
 	spans        *spanEvents      // nil: no section is timed
 	timing       bool             // this section is timed
-	comms        map[int]*guarded // by NCCL
+	comms        map[int]*guarded // NCCL's communicators, by index
 	ranges       *ranges          // nil: no profiler is attached
 	graphs       *graphs          // nil: calls are made one by one
 	records      *pinned          // records of waits that gave up; nil: waits are not limited
@@ -146,7 +146,7 @@ func (d *Device) reachPeers() error {
 	return nil
 }
 
-// later registers a function for Close.
+// later registers a function for Close to call.
 func (d *Device) later(undo func() error) { d.free = append(d.free, undo) }
 
 // reserve allocates both arenas. Errors give the available and the required size.
@@ -183,7 +183,7 @@ func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
 	return p, err
 }
 
-// makeStreams creates the streams and events of the code.
+// makeStreams creates the streams and events that the code uses.
 func (d *Device) makeStreams() error {
 	events := int32(0)
 	for s := range ir.NumSections {
@@ -314,7 +314,7 @@ func (d *Device) failAt(pc int, err error) {
 	d.keep(fmt.Errorf("%s: %w", vm.At(d.program, d.section, pc, &d.code.Sections[d.section][pc]), err))
 }
 
-// keep remembers the first error and tells the other ranks.
+// keep remembers the first error and reports it to the other ranks.
 func (d *Device) keep(err error) {
 	if err == nil || d.err != nil {
 		return
@@ -450,7 +450,7 @@ func (d *Device) Close() error {
 		runtime.UnlockOSThread()
 	}
 	if d.err != nil {
-		return nil // after a fault of the GPU every call fails, and the fault has been reported
+		return nil // after a GPU fault every call fails, and the fault has been reported
 	}
 	return errors.Join(errs...)
 }

@@ -50,10 +50,11 @@ func (b *builder) event(from, to ir.Stream) {
 	b.put(ir.Wait, to, nil, event)
 }
 
-// meeting is a program for four ranks that loads tokens, copies to the host and back, sends around the ring,
-// and calls every collective in both types. None of its instructions is a kernel.
+// ranks is the number of ranks of the program meeting.
 const ranks = 4
 
+// meeting is a program for four ranks that loads tokens, copies to the host and back, sends around the ring,
+// and calls every collective in both types. None of its instructions is a kernel.
 func meeting() *ir.Program {
 	b := &builder{}
 	view := func(t ir.DType, shape ...int64) ir.View { return b.buffer(ir.Device, t, shape...) }
@@ -178,7 +179,7 @@ func (f *filled) Join() error {
 	return nil
 }
 
-// runSteps runs steps of a program and returns every rank's memory after each.
+// runSteps runs the given number of steps of a program and returns every rank's memory after each step.
 func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, transport vm.Transport) (out [][][]byte, err error) {
 	got := make([][]byte, len(p.Ranks))
 	open := func(rank int) (vm.Device, error) { return &filled{Device: newDevice(rank), got: &got}, nil }
@@ -317,8 +318,8 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 }
 
 // In each run, a single call fails while the program is loaded, run or closed: there is one error that names
-// the call, no rank hangs, and everything is released. The long test tries every call, the usual one every
-// third, and the one with -short or the race detector every seventh.
+// the call, no rank hangs, and everything is released. Usually, the test tries every third call. With -short or
+// the race detector it tries every seventh; with SPPO_LONG, every call.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
@@ -367,7 +368,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	t.Logf("%d calls", calls)
 }
 
-// notOneError says how an error differs from that of one failed call, reported once; "" means that it does not.
+// notOneError describes how an error differs from a single report of one failed call, or returns "" if it does not.
 func notOneError(err error) string {
 	var call *driver.Error
 	switch {
@@ -559,7 +560,7 @@ func TestIssueAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Every item of the probe is loaded and issued, one machine after another, and everything is released.
+// Every item of the probe is loaded and issued, each on a new machine, and everything is released.
 func TestProbe(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	fake.reset(2, 1<<30, 0)

@@ -29,7 +29,7 @@ type figure struct {
 	Share   float64 `json:"share,omitempty"` // of the best algorithm, of the copy bandwidth, or of the step
 }
 
-// sizes are the sizes of instructions: on a GPU those of models, or tiny ones to test the test.
+// sizes holds the sizes of the measured instructions: on a GPU those of models, otherwise tiny ones to test the test.
 type sizes struct {
 	span      time.Duration
 	tokens    int64              // of products
@@ -102,9 +102,9 @@ func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
 	return f.out.Encode(x)
 }
 
-// products measures products in the shapes of layers: the forward pass, the gradient of the input and that of
-// the weight, by cuBLASLt's first algorithm, by its fastest, and by our own kernel. The share is relative to
-// the rate of the fastest algorithm.
+// products measures products in the shapes of layers: those of the forward pass, of the input's gradient and of
+// the weight's gradient. Each is computed by cuBLASLt's first algorithm, by its fastest, and by our own kernel.
+// The share is relative to the rate of the fastest algorithm.
 func (f *figures) products(t *testing.T) {
 	ways := []struct {
 		by      string
@@ -192,8 +192,8 @@ func (f *figures) attention(t *testing.T) {
 	}
 }
 
-// memory measures the copy bandwidth, the share of it that kernels reach, and copies to and from host memory,
-// pinned and not pinned.
+// memory measures the copy bandwidth, the share of it that kernels reach, and copies to and from both pinned
+// and unpinned host memory.
 func (f *figures) memory(t *testing.T) {
 	bench, err := f.bench(Options{})
 	if err != nil {
@@ -291,7 +291,7 @@ func (i *issuing) Join() error {
 	return err
 }
 
-// issues measures how long issuing takes for layers of a model in eight subsequences with full offload, call by
+// issues measures how long it takes to issue a model's layers in eight subsequences with full offload, call by
 // call and as graphs.
 func (f *figures) issues(t *testing.T) {
 	const one = `
@@ -354,10 +354,10 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 // GPU.
 const figuresVariable = "SPPO_GPU_FIGURES"
 
-// rehearsed reports whether tests of GPUs run on stand-ins, which are slow.
+// rehearsed reports whether GPU tests run on stand-ins, which are slow.
 func rehearsed() bool { return os.Getenv(figuresVariable) == "small" }
 
-// TestGPUFigures measures what a GPU achieves per second, and writes a line of JSON for each figure to standard
+// TestGPUFigures measures the rates that a GPU achieves, and writes a line of JSON for each figure to standard
 // output, for bench/gpu. It takes minutes, so it runs only on request.
 func TestGPUFigures(t *testing.T) {
 	size, ok := map[string]sizes{"gpu": gpuSizes, "small": smallSizes}[os.Getenv(figuresVariable)]

@@ -41,8 +41,8 @@ func TestGPUConformance(t *testing.T) {
 	}
 }
 
-// Ranks on one GPU, each with its own streams, train for a hundred steps with the losses of the CPU, up to
-// rounding differences, which accumulate over the steps.
+// Ranks on one GPU, each with its own streams, train for a hundred steps. Their losses are those of the CPU up
+// to rounding differences, which accumulate over the steps.
 func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	for _, c := range trainings {
 		for _, by := range products {

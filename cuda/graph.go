@@ -9,11 +9,11 @@ import (
 )
 
 // graphs captures sections as CUDA graphs and replays them. The first time, a section is issued call by call,
-// because libraries load and initialise during their first calls, which a capture may forbid. The second time,
-// it is captured. From then on, the driver receives the whole section at once. All arguments are the same every
-// time; new tokens are copied to the same place.
+// because libraries load and initialise during their first calls, and a capture may forbid that. The second
+// time, it is captured. From then on, the driver receives the entire section in one call. All arguments are the
+// same every time; new tokens are copied to the same place.
 type graphs struct {
-	origin    driver.Stream // stream on which captures begin and end and graphs are launched
+	origin    driver.Stream // stream on which captures begin and end, and on which graphs are launched
 	fork      driver.Event
 	joins     [ir.NumStreams]driver.Event
 	issued    [ir.NumSections]bool         // the section has been issued once
@@ -78,7 +78,7 @@ func (g *graphs) begin(d *Device) error {
 	return err
 }
 
-// end launches the section's graph, after ending its capture if that is under way.
+// end launches the section's graph, after ending the capture if one is under way.
 func (g *graphs) end(d *Device) error {
 	if g == nil || !g.capturing && !g.replaying {
 		return nil

@@ -32,7 +32,7 @@ func (f *figures) memoryBound(t ir.DType) []probe.Item {
 	}
 }
 
-// group is a list of instructions launched as one.
+// group is a list of instructions launched as one kernel.
 type group struct {
 	name string
 	put  func(b *builder)
@@ -135,7 +135,7 @@ func (f *figures) steps(p *ir.Program) (took []float64, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 { // the first warms up
+		if i > 0 { // the first step is a warm-up
 			took = append(took, r.Seconds)
 		}
 	}

@@ -25,13 +25,13 @@ import (
 // codeSource provides the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
-	// compiled is like image, but without precompiled images, for use when the driver has refused one.
+	// compiled is like image but ignores precompiled images. It is called when the driver has refused one.
 	compiled(source string, arch int) ([]byte, error)
 	// knowsHopper reports whether kernels for Hopper are available.
 	knowsHopper() bool
 }
 
-// kernel returns a kernel, loading its source's module at first use.
+// kernel returns a kernel, loading its source's module on first use.
 func (d *Device) kernel(source, name string) (driver.Func, error) {
 	module, ok := d.modules[source]
 	if !ok {
@@ -71,14 +71,14 @@ func (d *Device) loadCompiled(source string, refused error) (driver.Module, erro
 	return d.api.LoadModule(image)
 }
 
-// KernelsVariable is the environment variable with a folder of compiled kernels, as written by KeepKernels.
-// Images from there take precedence over compilation, so a machine needs no compiler to run them.
+// KernelsVariable is the environment variable that names a folder of compiled kernels, as written by KeepKernels.
+// Images in that folder take precedence over compilation, so a machine needs no compiler to run them.
 const KernelsVariable = "SPPO_CUDA_KERNELS"
 
 // CheckVariable is the environment variable that sets Options.Check.
 const CheckVariable = "SPPO_CUDA_CHECK"
 
-// compiler compiles sources with NVRTC, which it opens at first use, and caches the results in a folder. The
+// compiler compiles sources with NVRTC, which it opens on first use, and caches the results in a folder. The
 // ranks of a process share one compiler.
 type compiler struct {
 	folder  string // empty: the user's cache
@@ -163,8 +163,8 @@ func (c *compiler) compiled(source string, arch int) ([]byte, error) {
 	})
 }
 
-// options returns the compiler options of a source, starting with the given one for the architecture. Only
-// kernels written for one architecture contain waits to limit.
+// options returns the compiler options for a source, starting with the given architecture option. Only kernels
+// written for one architecture contain waits that can be limited.
 func (c *compiler) options(source, architecture string) []string {
 	out := []string{architecture, "--std=c++17", "--fmad=true"}
 	if c.check && kernels.Target(source) != "" {
@@ -173,8 +173,8 @@ func (c *compiler) options(source, architecture string) []string {
 	return out
 }
 
-// carriedImage returns the image of a source that was compiled elsewhere, from the same text, for an
-// architecture such as 90a; nil if there is none.
+// carriedImage returns a source's image for an architecture such as 90a, compiled elsewhere from the same text,
+// or nil if there is none.
 func (c *compiler) carriedImage(source, target string) []byte {
 	if c.carried == "" {
 		return nil
@@ -255,8 +255,9 @@ func KeepKernels(folder string, targets []string, compile func(source string, op
 	return nil
 }
 
-// architecture returns the compiler option for a card: its own machine code if the compiler supports it,
-// otherwise PTX for the newest architecture older than the card's, which the driver translates.
+// architecture returns the compiler option that selects the output for a card. If the compiler supports the
+// card's architecture, the output is machine code; otherwise it is PTX, which the driver translates, for the
+// newest older architecture that the compiler supports.
 func architecture(known []int, arch int) (string, error) {
 	best := 0
 	for _, a := range known {
@@ -285,8 +286,8 @@ func (c *compiler) file(s nvrtc.Source, options []string) string {
 	return filepath.Join(folder, imageName(c.version, s, options))
 }
 
-// imageName returns a name derived from everything that an image depends on: the compiler's release unless it
-// is "", options and texts.
+// imageName returns a name derived from everything that an image depends on: the compiler's release (unless it
+// is ""), the options and the texts.
 func imageName(version string, s nvrtc.Source, options []string) string {
 	hash := sha256.New()
 	for _, part := range append([]string{version, s.Name, s.Text}, options...) {
@@ -299,7 +300,7 @@ func imageName(version string, s nvrtc.Source, options []string) string {
 }
 
 // cacheFolder returns the folder for expensive results: the given one, or one in the user's cache, or "" if the
-// user has none.
+// user has no cache folder.
 func cacheFolder(given string) string {
 	if given != "" {
 		return given
@@ -311,7 +312,7 @@ func cacheFolder(given string) string {
 	return filepath.Join(cache, "sppo", "cubin")
 }
 
-// keep stores an image for the next process, whole or not at all. A failure is not an error, because
+// keep stores an image for later processes, either completely or not at all. A failure is not an error, because
 // compiling again costs only a second.
 func keep(file string, image []byte) {
 	if file == "" || os.MkdirAll(filepath.Dir(file), 0o755) != nil {

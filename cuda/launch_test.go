@@ -30,7 +30,7 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
-// The compiler needs no GPU. A later process finds its output, unless the source or the options differ.
+// The compiler needs no GPU. Later processes reuse its output unless the source or the options differ.
 func TestCompiledKernelsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	first := &compiler{folder: dir}

@@ -61,7 +61,7 @@ type link struct {
 	taken  chan driver.Event // has capacity 1, so a receiver need not wait to report that it is done
 }
 
-// offer is a sender's buffer, ready once the event has passed.
+// offer is a sender's buffer, which is ready once the event has completed.
 type offer struct {
 	span
 	there driver.Event
@@ -192,8 +192,8 @@ type team struct {
 	failed  error
 }
 
-// teamCall is a member's contribution, with the events of its stream that signal that its data is ready and that
-// its share is done.
+// teamCall is a member's contribution. Of its two events, `there` signals that the member's data is ready, and
+// `done` that its share of the work is finished.
 type teamCall struct {
 	in          *ir.Instr
 	y, x        span
@@ -304,7 +304,7 @@ func (m *member) Make() error {
 	if err := m.match(); err != nil {
 		return err
 	}
-	// After the second meeting, members may reuse the published values, so the values needed later are copied.
+	// After the second meeting, members may overwrite the published values, so the values needed later are copied.
 	for i := range t.calls {
 		m.theirs[i] = t.calls[i].done
 		if err := m.waitFor(i, t.calls[i].there); err != nil {
@@ -351,7 +351,7 @@ func (m *member) waitFor(i int, e driver.Event) error {
 }
 
 // share issues this member's part of the work, which may read and write the memory of all members. If the
-// result goes to all members, this member alone copies its part to each of them.
+// result goes to all members, only this member copies its part to each of them.
 func (m *member) share() error {
 	return m.meeting.Sums(m.add)
 }
@@ -405,7 +405,7 @@ func sumOf(y driver.Ptr, calls []teamCall, t ir.Transfer, d ir.DType) sumArgs {
 // maxSummands is the number of addresses that the summing kernel accepts.
 const maxSummands = 16
 
-// sumThreads is the number of threads in a block of that kernel, sumBlocks its maximum number of blocks.
+// sumThreads is the number of threads in a block of the summing kernel; sumBlocks is the maximum number of blocks.
 const (
 	sumThreads = 256
 	sumBlocks  = 1024
@@ -432,7 +432,7 @@ func (d *Device) sumCall(t ir.DType, stream driver.Stream) (summer, error) {
 // summer is a prepared launch of the summing kernel.
 type summer struct{ call driver.Call }
 
-// rows launches it.
+// rows launches the kernel with the given arguments.
 func (s *summer) rows(a sumArgs) error {
 	if a.rows*a.cols == 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// oneRank returns a program for one rank, so that its collectives return their input.
+// oneRank returns a program for one rank, whose collectives therefore return their input.
 func oneRank() *ir.Program {
 	b := &builder{}
 	for _, t := range []ir.DType{ir.F32, ir.BF16} {

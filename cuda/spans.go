@@ -9,7 +9,7 @@ import (
 )
 
 // spanEvents times instructions with one event before and one after each. The events are read when the section
-// is joined. Times are GPU times, counted from an event at the start of the section.
+// is joined. Times are GPU times, measured from an event at the start of the section.
 type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
@@ -17,7 +17,7 @@ type spanEvents struct {
 	first ir.Stream // stream that records start
 }
 
-// make creates the events, and adds actions that record them before and after those of each instruction.
+// make creates the events, and adds actions that record them before and after each instruction's own actions.
 // Sections that are not timed skip the added actions.
 func (s *spanEvents) make(d *Device) (err error) {
 	if s.start, err = d.newEvent(true); err != nil {

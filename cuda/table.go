@@ -18,7 +18,7 @@ import (
 // sumSource is the source of the communication kernels, which no opcode's table entry names.
 const sumSource = "meet.cu"
 
-// sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes.
+// sourceOf returns a source of package kernels as the compiler expects it, with the headers that it includes.
 // Headers do not include other headers.
 func sourceOf(name string) nvrtc.Source {
 	s := nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
@@ -252,7 +252,7 @@ func (d *Device) timer(stream driver.Stream) cublas.Timer {
 			}
 			defer func() { err = errors.Join(err, d.api.DestroyEvent(events[i])) }()
 			record := d.api.Record(events[i], stream)
-			steps = append(steps, product, record.Make) // the first product warms up
+			steps = append(steps, product, record.Make) // the first product is a warm-up
 			for range (1 - i) * (runs - 1) {
 				steps = append(steps, product)
 			}

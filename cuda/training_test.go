@@ -139,8 +139,8 @@ var trainings = []struct {
 	{"layer by layer", "llama", "f32", []string{"pp=1", "order=layer", "offload=full", "recompute=selective"}, 2e-4},
 }
 
-// Whole training runs, with all ranks on one GPU whose streams are delayed at random, give the losses and
-// gradient norms of the CPU.
+// Complete training runs, with all ranks on one GPU whose streams are delayed at random, give the same losses
+// and gradient norms as the CPU.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -151,7 +151,7 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := trainingProgram(t, c.family, c.dtype, c.requests...)
 			if os.Getenv("SPPO_LONG") == "" {
-				p.Run.Steps = 2 // the second step reads results of the first
+				p.Run.Steps = 2 // the second step reads the results of the first
 			}
 			fake.reset(1, 1<<30, 100)
 			m := fake.open(t, Options{OwnProducts: true})
@@ -188,8 +188,8 @@ func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, toleranc
 }
 
 // TestOptimizerOnHost checks that training gives the same bits whether optimizer state and f32 masters stay on
-// the device or pass through it from the host and back, with streams that are delayed at random. The third
-// step's loss is the first that depends on stored states.
+// the device or are copied from the host and back. Streams are delayed at random. The third step's loss is the
+// first that depends on stored states.
 func TestOptimizerOnHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

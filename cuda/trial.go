@@ -17,12 +17,13 @@ import (
 // PortableVariable sets Options.Portable.
 const PortableVariable = "SPPO_CUDA_PORTABLE"
 
-// trialTolerance is the largest relative distance between results. Both kernels round probabilities to bf16,
-// but at different points of the sum.
+// trialTolerance is the largest relative distance allowed between results. Both kernels round probabilities to
+// bf16, but at different points in the sum.
 const trialTolerance = 2e-2
 
-// trialLimit is the time limit of a trial, because a thread may wait forever at a broken barrier. If waits are
-// limited, a trial ends by itself even then, so its limit is checkedLimit, for other hangs.
+// trialLimit is the time limit of a trial, which is needed because a thread may wait forever at a broken
+// barrier. If waits are limited, even such a trial ends by itself. The limit is then checkedLimit, which guards
+// only against other hangs.
 const (
 	trialLimit   = 3 * time.Minute
 	checkedLimit = 15 * time.Second
@@ -35,7 +36,7 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial runs once for each variant of the kernels, and holds for all cards with the same name.
+// trial runs once for each variant of the kernels, and its result holds for all cards with the same name.
 type trial = once[string, struct{}]
 
 // trusted returns an error if the kernels for a GPU's architecture, in the variant to which a source belongs,
@@ -91,8 +92,8 @@ func (m *Machine) alone(g *gpu) *Machine {
 	return &again
 }
 
-// aside runs a function in its own goroutine, because the caller's thread has its own context, and waits for it
-// within a time limit.
+// aside runs a function in a separate goroutine, because the caller's thread has a context of its own, and
+// waits until the function ends or the time limit has passed.
 func (m *Machine) aside(do func() error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- do() }()
@@ -111,7 +112,7 @@ const triedSoftcap = 1
 // prefix.
 const triedPrefix = 10
 
-// triedShape has whole and partial tiles of queries and keys, and heads that share keys.
+// triedShape has full and partial tiles of queries and keys, and heads that share keys.
 var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
 
 // attempt runs attention and its gradient and returns their results.
@@ -159,7 +160,7 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 				vm.Int32s(bytes)[i] = int32(i+triedPrefix) % 64
 			}
 		}
-		for i := range values { // sums of four numbers are close enough to normal
+		for i := range values { // sums of four numbers are distributed almost normally
 			x := float32(0)
 			for range 4 {
 				state = state*1664525 + 1013904223
@@ -193,7 +194,7 @@ func (s *attentionShape) variant() string {
 	return text
 }
 
-// attentionProgram returns a program of attention after a prefix, with all results in f32, and its gradient.
+// attentionProgram returns a program that computes attention after a prefix and its gradient, with all results in f32.
 func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
 	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}
@@ -240,7 +241,7 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 	return p, inputs, []ir.View{o, lse, dq, dk, dv}
 }
 
-// apart returns the norm of the difference of two results, divided by the norm of the second.
+// apart returns the norm of the difference between two results, divided by the norm of the second.
 func apart(got, want []float32) float64 {
 	difference, size := 0.0, 0.0
 	for i := range want {

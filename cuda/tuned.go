@@ -14,14 +14,14 @@ import (
 )
 
 // tuned caches results of tuning on a card, in the folder of the compiled kernels. Each choice has a small
-// file, whose name is derived from everything that the choice depends on. A file is written whole or not at
-// all, so processes that tune at the same time merely measure twice.
+// file, whose name is derived from everything that the choice depends on. A file is written completely or not
+// at all, so processes that tune at the same time merely measure twice.
 type tuned struct {
 	folder string
-	about  string // the card, and the releases of driver and libraries
+	about  string // the card, and the releases of the driver and the libraries
 }
 
-// remember makes each card of a machine that tunes cache its choices.
+// remember makes each card cache its choices, if the machine tunes.
 func (m *Machine) remember() error {
 	folder := cacheFolder(m.options.CacheDir)
 	if !m.options.Tune || folder == "" {

@@ -23,7 +23,7 @@ import (
 // Its value is the folder of the stand-ins.
 const asProcess = "SPPO_CUDA_TEST_PROCESS"
 
-// Further variables and settings of such a process.
+// Further environment variables and settings of the job's processes.
 const (
 	processVariable = "SPPO_CUDA_TEST_INDEX"
 	placeVariable   = "SPPO_CUDA_TEST_PLACE"
@@ -184,7 +184,7 @@ func TestNCCLOfSeveralProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, team := range left {
-		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // left by other tests, which abort theirs
+		if !strings.HasPrefix(filepath.Base(team), fmt.Sprintf("team %d ", os.Getpid())) { // other tests abort their teams
 			t.Errorf("nobody has left %s", team)
 		}
 	}

@@ -63,7 +63,7 @@ var functions = [numFunctions]library.Function{
 	fnMatmul:                 {Name: "cublasLtMatmul"},
 }
 
-// DType is the storage type of elements, by the numbers of cudaDataType.
+// DType is the storage type of elements. Its values are those of cudaDataType.
 type DType int
 
 // Types.
@@ -72,7 +72,7 @@ const (
 	BF16 DType = 14
 )
 
-// Numbers of the library's enumerations.
+// Values of the library's enumerations.
 const (
 	computeF32        = 68
 	opTranspose       = 1
@@ -90,7 +90,7 @@ const (
 	statusUnsupported = 15
 )
 
-// statuses are the library's codes in words.
+// statuses describes the library's status codes.
 var statuses = map[int]string{
 	1: "not initialised", 3: "allocation failed", statusInvalid: "invalid value", 8: "architecture mismatch", 11: "mapping error",
 	13: "execution failed", 14: "internal error", statusUnsupported: "not supported", 16: "licence error",
@@ -119,7 +119,7 @@ func (a *API) Version() string {
 	return fmt.Sprintf("%d.%d.%d", n/1000, n/100%10, n%100)
 }
 
-// Error is a call that failed.
+// Error describes a call that failed.
 type Error struct {
 	Call string
 	Code int
@@ -150,7 +150,7 @@ func (a *API) call(f function, args ...uintptr) error {
 	return nil
 }
 
-// Handle is the library's state for the context current at its creation.
+// Handle is the library's state for the context that was current when the handle was created.
 type Handle struct {
 	api    *API
 	handle uintptr
@@ -162,7 +162,7 @@ func (a *API) NewHandle() (*Handle, error) {
 	return h, a.call(fnCreate, uintptr(unsafe.Pointer(&h.handle)))
 }
 
-// Close frees it.
+// Close frees the handle.
 func (h *Handle) Close() error { return h.api.call(fnDestroy, h.handle) }
 
 // Shape is a product c[m,n] = op(a) op(b) of row-major matrices, plus a bias for each column or the old
@@ -184,8 +184,8 @@ type Product struct {
 	args    []uintptr
 }
 
-// Choices remembers algorithms by everything that they depend on. Ranks on identical cards share it, so that equal
-// products use equal algorithms.
+// Choices remembers algorithms, keyed by everything that they depend on. Ranks on identical cards share it, so
+// that equal products use the same algorithm.
 type Choices struct {
 	Kept Keeper // cache of the fastest algorithms, shared with other processes; nil: none
 
@@ -193,7 +193,7 @@ type Choices struct {
 	made map[choice][algorithmWords]uint64
 }
 
-// Keeper caches small values by everything they depend on.
+// Keeper caches small values, keyed by everything that they depend on.
 type Keeper interface {
 	Get(key string) ([]byte, bool)
 	Put(key string, value []byte)
@@ -213,8 +213,8 @@ type choice struct {
 }
 
 // choiceOf returns a product's key in Choices. Views start anywhere in an arena, so an algorithm must not
-// assume more alignment than there is. The bias is read with the same vector width as the result is written,
-// because its alignment cannot be given separately.
+// assume more alignment than there is. The alignment of the bias cannot be given separately: the library reads
+// the bias with the vector width that it uses to write the result.
 func choiceOf(s Shape, o Operands) choice {
 	c := choice{shape: s, workspace: o.WorkspaceBytes}
 	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C | o.Bias} {
@@ -232,7 +232,7 @@ type object struct {
 	at      uintptr
 }
 
-// Operands are the addresses of a product, in device memory.
+// Operands holds the device addresses that a product uses.
 type Operands struct {
 	C, A, B, Bias  uintptr
 	Workspace      uintptr
@@ -249,9 +249,9 @@ type heuristic struct {
 	reserved  [4]int32
 }
 
-// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several if there is
-// a timer, otherwise the first. The library stores matrices by columns, so it sees ours as their transposes. It
-// is asked for c' = op(b)' op(a)', which needs no copy.
+// Prepare sets up a product. Unless choices already has an algorithm for it, Prepare chooses one: the fastest
+// of several if there is a timer, otherwise the first. The library stores matrices in column-major order, so it
+// sees the transposes of ours. It is asked for c' = op(b)' op(a)', which needs no copy.
 func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}
 	if s.Accumulate {
@@ -340,7 +340,7 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	}
 	if s.Bias && err == nil {
 		set(descEpilogue, epilogueBias)
-		if s.In != s.Out { // older releases accept no other type than the result's
+		if s.In != s.Out { // older releases accept no type other than the result's
 			set(descBiasType, int32(s.In))
 		}
 		bias := uint64(o.Bias)
@@ -351,7 +351,7 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	return desc, err
 }
 
-// layout describes how a matrix of rows by cols is stored: as it is, or transposed.
+// layout creates the library's description of a stored matrix of rows by cols, or of its transpose.
 func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, error) {
 	if transposed {
 		rows, cols = cols, rows
@@ -361,14 +361,14 @@ func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, e
 	return p.made(fnLayoutDestroy, at, err)
 }
 
-// propose asks the library for algorithms, fastest first by the library's own estimate.
+// propose asks the library for algorithms, fastest first according to the library's own estimate.
 func (p *Product) propose(desc, first, second, out uintptr, c choice, several bool) ([]heuristic, error) {
 	a := p.handle.api
 	var preference uintptr
 	if err := a.call(fnPreferenceCreate, uintptr(unsafe.Pointer(&preference))); err != nil {
 		return nil, err
 	}
-	defer a.call(fnPreferenceDestroy, preference) // an error would not matter: nothing uses it any longer
+	defer a.call(fnPreferenceDestroy, preference) // an error would not matter: nothing uses the preference any longer
 	limit := uint64(c.workspace)
 	if err := a.call(fnPreferenceSetAttribute, preference, preferWorkspace, uintptr(unsafe.Pointer(&limit)), unsafe.Sizeof(limit)); err != nil {
 		return nil, err

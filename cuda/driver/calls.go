@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handles. A Ptr is an address of device memory, or of host memory where unified addressing allows both.
+// Handles. A Ptr is an address in device memory or, where unified addressing allows it, in host memory.
 type (
 	Device  int32
 	Context uintptr
@@ -241,9 +241,9 @@ const (
 	mapPromote256 = 3
 )
 
-// TensorMap describes a dense bf16 tensor in device memory to the copy engine: four dimensions, innermost
-// first, loaded in boxes whose rows of 128 or 64 bytes have swizzled chunks. Elements outside the tensor are
-// zero.
+// TensorMap describes a dense bf16 tensor in device memory to the copy engine. The tensor has four dimensions,
+// innermost first. It is loaded in boxes, whose rows of 128 or 64 bytes have swizzled chunks. Elements outside
+// the tensor are loaded as zeros.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
 	// The driver requires this alignment; memory that C writes to does not move.
@@ -294,7 +294,7 @@ func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	}}
 }
 
-// Copy prepares a copy between any two places, on a stream.
+// Copy prepares a copy on a stream. Each address may be in device or host memory.
 func (a *API) Copy(to, from Ptr, bytes int64, s Stream) Call {
 	return Call{api: a, f: fnMemcpyAsync, args: []uintptr{uintptr(to), uintptr(from), uintptr(bytes), uintptr(s)}}
 }
@@ -328,8 +328,8 @@ func (a *API) Join(s Stream) Call {
 	return Call{api: a, f: fnStreamSynchronize, args: []uintptr{uintptr(s)}}
 }
 
-// BeginCapture makes the driver record what this thread issues to a stream, and to streams that wait for it,
-// as a graph instead of running it.
+// BeginCapture starts a capture on a stream. Until EndCapture, the driver builds a graph from what this thread
+// issues to that stream and to streams that wait for it, and runs none of it.
 func (a *API) BeginCapture(s Stream) error {
 	return a.call(fnStreamBeginCapture, uintptr(s), captureThreadLocal)
 }

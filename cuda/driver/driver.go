@@ -76,7 +76,7 @@ const (
 	numFunctions
 )
 
-// functions holds the names in the library, to which C headers would map the plain names.
+// functions holds the names that the library exports. In C, headers map the plain names to them.
 var functions = [numFunctions]library.Function{
 	fnInit:                {Name: "cuInit"},
 	fnDriverGetVersion:    {Name: "cuDriverGetVersion"},
@@ -147,7 +147,7 @@ const (
 	alreadyEnabled = 704
 )
 
-// Error is a call that failed.
+// Error describes a call that failed.
 type Error struct {
 	Call string
 	Code int
@@ -159,8 +159,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (%s, code %d)", e.Call, e.Text, e.Name, e.Code)
 }
 
-// call makes a call and turns its code into an error. Pointers among the arguments are converted in the argument list,
-// which keeps what they point to on the heap and alive until the call returns.
+// call makes a call and turns its code into an error. Callers convert pointers in the argument list itself, so that
+// what they point to stays on the heap and alive until the call returns.
 //
 //go:uintptrescapes
 func (a *API) call(f function, args ...uintptr) error {

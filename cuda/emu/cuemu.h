@@ -51,7 +51,7 @@ struct Block {
     Slot (*slots)[2][32]; // by warp, then by parity of the operation number
 };
 // These variables are at a fixed distance from the thread pointer, so that using them calls no function. A library
-// opened at run time gets few such bytes.
+// opened at run time can have only a few such bytes.
 #define NEAR_THREAD __thread __attribute__((tls_model("initial-exec")))
 extern NEAR_THREAD Fiber *fiber;
 extern NEAR_THREAD Block block;
@@ -68,9 +68,9 @@ typedef std::source_location Site;
 bool omits(const char *kind, const Site &at); // also records that the place was reached
 
 void turn(int number, bool stay);
-void show_barriers(); // shows the barriers that this thread initialised to the copy engine
+void show_barriers(); // makes the barriers that this thread initialised visible to the copy engine
 void show_map(const void *map);
-void show_writes(); // shows this thread's writes to the async proxy
+void show_writes(); // makes this thread's writes visible to the async proxy
 void put(void *to, const void *from, int bytes);
 void settle(void *registers, int bytes);
 void fence();
@@ -126,7 +126,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define KERNEL_WIDE(name, params) KERNEL_OF(512, name, params)
 #define KERNEL_THREE(name, params) KERNEL_OF(384, name, params)
 #define DEV static inline
-// Sources define methods of equally named types differently, so the linker must not merge them.
+// Different sources define types with the same names but different methods, so the linker must not merge them.
 #define METHOD __attribute__((always_inline)) inline
 #define SHARED(type, name, n)                                        \
     static const size_t at_##name = emu::place(sizeof(type) * (n)); \

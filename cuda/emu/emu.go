@@ -202,8 +202,8 @@ func (l *Library) Omit(s Site) {
 	purego.SyscallN(l.omit, uintptr(unsafe.Pointer(&kind[0])), uintptr(unsafe.Pointer(&source[0])), uintptr(s.Line), uintptr(s.Column))
 }
 
-// Sites returns the sites that launches have reached since the last call, in the order of sources and lines. The
-// first call returns none.
+// Sites returns the sites that launches have reached since the last call, ordered by source and line. The first
+// call returns none.
 func (l *Library) Sites() (sites []Site) {
 	found, _, _ := purego.SyscallN(l.sites)
 	for line := range strings.Lines(text(found)) {

@@ -107,13 +107,13 @@ func TestPhases(t *testing.T) {
 			t.Errorf("seed %d: %v, want %q", seed, err, want)
 		}
 	}
-	// A second phase ends before the waiting warp looks, so it waits for the end of the third, which never comes.
+	// A second phase ends before the waiting warp checks, so it waits for the end of the third, which never comes.
 	if _, err := launch(l, "phases", 2, 0); err == nil || !strings.Contains(err.Error(), "nothing that would end it") {
 		t.Errorf("two phases: %v", err)
 	}
 }
 
-// A missing barrier shows for some order of lanes and warps.
+// A missing barrier shows in some order of lanes and warps.
 func TestMissingBarrier(t *testing.T) {
 	l := library(t)
 	shown := false

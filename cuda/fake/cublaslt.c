@@ -1,7 +1,6 @@
-// A stand-in for cuBLASLt in tests, on top of the stand-in driver. It computes products of column-major matrices
-// with three loops, on the driver's streams. Like the real library it has no algorithm for f32 matrices with a
-// bf16 result, nor for a bias whose type differs from the result's. One algorithm relies on the alignment that was
-// requested.
+// A stand-in for cuBLASLt in tests, on top of the stand-in driver. It computes products of column-major matrices with
+// three loops, on the driver's streams. Like the real library, it has no algorithm for f32 matrices with a bf16 result,
+// nor for a bias whose type differs from the result's. One algorithm relies on the alignment that was requested.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 // loaded as a module is the path of such a library, which exports emu_find and emu_launch.
 //
 // It is stricter than a real driver: contexts must be current, copies must be inside memory that was allocated or
-// pinned, and only existing objects can be destroyed. Faults appear as on a GPU, when a stream is waited for. The
-// functions fake_... at the end control it: the n-th call fails, memory is short, streams are delayed.
+// pinned, and only existing objects can be destroyed. As on a GPU, faults appear when something waits for a
+// stream. The functions fake_... at the end control it: the n-th call fails, memory is short, streams are delayed.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -69,7 +69,7 @@ static struct Object *memory(uintptr_t at) {
         if ((o->kind == DEVICE_MEMORY || o->kind == HOST_MEMORY) && at >= o->at && at < o->at + o->size) return o;
     return NULL;
 }
-// inside reports whether a range is within one object: no copy spans two, even if they are adjacent.
+// inside reports whether a range is within one object: no copy may span two, even if they are adjacent.
 static int inside(uintptr_t at, size_t size) {
     struct Object *o = memory(at);
     return !size || (o && size <= o->at + o->size - at);
@@ -108,7 +108,7 @@ struct Stream {
     uint64_t issued, done;
     struct Graph *graph; // graph that captures it
 };
-// A graph contains the work that captured streams received, in that order.
+// A graph contains the work that captured streams received, in the order in which they received it.
 struct Node {
     struct Work work;
     struct Stream *stream;
@@ -191,7 +191,7 @@ static void push(struct Stream *s, struct Work work) { // requires the lock
 }
 
 // SPPO_FAKE_FAULT makes a process cause a fault at one of its calls: "fail 300 FILE", "hang 300 FILE" or "die 300
-// FILE". The file is created then. If it exists, nothing fails, so that only one of many processes does.
+// FILE". The fault creates FILE. If FILE already exists, there is no fault, so only one of many processes is affected.
 static char env_mode[8], env_file[256];
 static long env_at;
 __attribute__((constructor)) static void steer(void) {
@@ -209,7 +209,7 @@ static int wrong_here(void) { // requires the lock
     return 1;
 }
 
-// enter counts a call and reports whether it is the one to fail. It leaves the lock held; out releases it.
+// enter counts a call, and returns an error if the call is to fail. It leaves the lock held; out releases it.
 static Result out(Result r) {
     pthread_mutex_unlock(&lock);
     return r;
@@ -227,7 +227,7 @@ static Result enter(int context) {
         Result r_ = enter(context); \
         if (r_ != OK) return out(r_); \
     } while (0)
-// Functions that free objects do so even if they are made to fail, as after a fault.
+// Functions that free objects do so even if they are made to fail, as they do after a fault.
 #define LEAVE(done) \
     do { \
         Result r_ = enter(1); \
@@ -438,7 +438,7 @@ Result cuModuleLoadData(uintptr_t *p, const char *image) {
 Result cuModuleUnload(uintptr_t p) {
     LEAVE(take(MODULE, p) && (!((struct Module *)p)->shown || take(DEVICE_MEMORY, (uintptr_t)&((struct Module *)p)->variable)));
 }
-// Every module has a variable of 8 bytes under any name.
+// Every module has one variable of 8 bytes, found under any name.
 Result cuModuleGetGlobal_v2(Ptr *at, size_t *bytes, uintptr_t p, const char *name) {
     ENTER(1);
     if (!find(MODULE, p) || !name) return out(INVALID_HANDLE);

@@ -1,6 +1,6 @@
-// A stand-in for NCCL between processes of one host, for tests, on top of the stand-in driver. Calls run on the
-// driver's streams, which wait there for their peers. Nothing blocks the host: joining is in progress until all
-// members have joined. A team is a file next to this library that all members map. Each member copies its data
+// A stand-in for NCCL in tests, for the processes of one host, on top of the stand-in driver. Calls run on the
+// driver's streams and wait there for their peers. Nothing blocks the host: joining is in progress until all
+// members have joined. A team is a file next to this library; all members map it. Each member copies its data
 // there, because no process sees another's memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ struct Team {
     char path[512];
     int size, joined, left, present, aborted, channels;
     uint64_t meeting;
-    int untaken[MEMBERS]; // messages that a member has sent
+    int untaken[MEMBERS]; // messages that each member has sent and that have not been received
     _Alignas(64) char brought[MEMBERS][SLOT];
 };
 // Note precedes the bytes of each message. Its peer is -1 once the message has been received.
@@ -50,7 +50,7 @@ struct Note {
 typedef struct Comm {
     struct Team *team;
     int rank, error;
-    uintptr_t stream; // the only stream: NCCL runs calls in the order of issue on whatever streams
+    uintptr_t stream; // the only stream: NCCL runs calls in the order of issue, whatever their streams
 } Comm;
 struct Work {
     Comm *comm;
@@ -94,7 +94,7 @@ int ncclGetUniqueId(ID *id) {
     pthread_mutex_lock(&lock);
     memset(id, 0, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "team %d %lld", (int)getpid(), (long long)++ids);
-    memset(id->bytes + 64, 0x5a, 64); // both ends must arrive
+    memset(id->bytes + 64, 0x5a, 64); // both halves must arrive
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -1,5 +1,5 @@
-// A profiler for tests. Like Nsight Systems it receives ranges through tables of functions (NVTX 3, nvtxTypes.h).
-// It records one line per call.
+// A profiler for tests. Like Nsight Systems, it receives ranges through tables of functions (NVTX 3,
+// nvtxTypes.h). It records one line per call.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
-// sigmoid returns 1 / (1 + exp(-x)). For f32 results it is accurate to the last bits. For bf16 results it uses the
-// special function unit; the relative error is at most (|x| + 4) * 2^-23 for x above -80. For |x| < 100 this is less
-// than a hundredth of bf16's rounding error of 2^-9.
+// sigmoid returns 1 / (1 + exp(-x)). For f32 results it is accurate except for the last few bits. For bf16 results
+// it uses the special function unit; the relative error is at most (|x| + 4) * 2^-23 for x above -80. For |x| < 100
+// this is less than a hundredth of bf16's rounding error of 2^-9.
 DEV float sigmoid(const float *, float x) { return 1.0f / (1.0f + expf(-x)); }
 DEV float sigmoid(const bf16 *, float x) { return reciprocal(1.0f + quick_exp(-x)); }
 

@@ -5,7 +5,7 @@
 // that exist. Every query sees at least one key, unless its document begins after the keys. Tiles that no query
 // of a block sees are skipped. Row t*batch+b of an operand holds token t of sequence b, with all heads side by
 // side. Each warp handles one query (or one key, for dk and dv). Keys (or queries) are loaded in tiles of 32;
-// each lane computes the score of one. There are no atomic additions, so every run gives the same bits.
+// each lane computes the score of one of them. There are no atomic additions, so every run gives the same bits.
 #include "common.cuh"
 
 #define MAX_DIM 256

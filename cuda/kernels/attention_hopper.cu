@@ -36,7 +36,7 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
             p[c][e] = power2(p[c][e] * scale - m * scale);
             part += p[c][e];
         }
-        x->total[half] = x->total[half] * old[half] + part; // of this lane; the row's lanes are added up at the end
+        x->total[half] = x->total[half] * old[half] + part; // of this lane; the row's four lanes are combined at the end
         x->largest[half] = m;
     }
 }
@@ -70,8 +70,8 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// attend is the work of warpgroup `group` (of two). Way provides tiles. soon(t) returns when the keys of tile t
-// have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
+// attend does the work of warpgroup `group`, one of two. Way provides tiles. soon(t) returns when the keys of
+// tile t have arrived; before(t) returns when the values of tile t-1 have arrived, too. keys_used and values_used
 // report that a tile is no longer needed. turn(g) waits for the turn of warpgroup g; pass(g) grants it.
 //
 // soon(t) is called between a softmax and the wait for the concurrent product. Without it, ptxas would hoist
@@ -224,8 +224,8 @@ template <int DIM> DEV void bring(unsigned char *to, const unsigned char *map, u
     UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * 128 * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
 
-// direct is the work of the warp that requests tiles. Each tile overwrites the tile two before it, once that
-// has been used.
+// direct does the work of the warp that requests tiles. Each tile overwrites the second tile before it, once
+// that tile has been used.
 template <int DIM> DEV void direct(const unsigned char *maps, u64 *barriers, const Part &x) {
     const unsigned char *const of_q = maps, *const of_k = maps + 128, *const of_v = maps + 256;
     map_ready(of_q), map_ready(of_k), map_ready(of_v);

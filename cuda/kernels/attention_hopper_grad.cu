@@ -11,7 +11,8 @@
 
 #define PAIR (2 * TILE_BYTES(64))
 
-// compare begins the products d and e [64,64] of a warpgroup's rows of the two kept tiles with a pair.
+// compare begins two products [64,64]: for d, a warpgroup's rows of the first kept tile are multiplied by the first
+// tile of a pair; for e, its rows of the second kept tile by the second tile.
 template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned char *kept, const unsigned char *pair) {
     UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 0, 16 * s), by_rows<DIM, 64>(pair, 0, 16 * s), s > 0);
     products_commit();

@@ -7,8 +7,8 @@
 // three warpgroups. Warp operations name all 32 lanes, so no thread of a kernel that uses them returns early.
 
 // Attention sources are compiled several times, into separate modules. With SOFTCAP 1 the kernels cap scores; with
-// PACKED 1 a sequence holds several documents. Each costs time and registers. The kernels' names then end in _capped,
-// _packed or both.
+// PACKED 1 a sequence holds several documents. Each option costs time and registers. With these options, the
+// kernels' names end in _capped, _packed or both.
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
@@ -89,8 +89,8 @@ DEV float power2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// reciprocal returns 1 / x from the same unit with a relative error of at most 2^-23, or zero if the result is below
-// 2^-126.
+// reciprocal returns 1 / x from the special function unit with a relative error of at most 2^-23, or zero if the
+// result is below 2^-126.
 DEV float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -193,16 +193,16 @@ DEV float block_max(float x) {
 
 // Tensor cores: a warp computes d[16,8] += a[16,16] b[16,8] in the fragment layout of mma.sync.m16n8k16. Let g =
 // lane/4 and t = lane%4. a[0] holds columns 2t and 2t+1 of row g, a[1] those of row g+8; a[2] and a[3] hold the same
-// rows, 8 columns further. b[0] holds rows 2t and 2t+1 of column g, b[1] the rows 8 further. d[0] and d[1] hold
-// columns 2t and 2t+1 of row g, d[2] and d[3] those of row g+8.
+// rows, 8 columns further on. b[0] holds rows 2t and 2t+1 of column g, b[1] the rows 8 further on. d[0] and d[1]
+// hold columns 2t and 2t+1 of row g, d[2] and d[3] those of row g+8.
 #ifndef CUDA_EMULATOR
 DEV void mma16816(float *d, const u32 *a, const u32 *b) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// ldmatrix loads four 8x8 matrices of bf16 from shared memory. Lane 8i+r passes the address of row r of matrix i.
-// Each lane receives columns 2t and 2t+1 of row lane/4 of each matrix, t = lane%4. ldmatrix_trans loads transposes.
+// ldmatrix loads four 8x8 matrices of bf16 from shared memory. Lane 8i+r passes the address of row r of matrix i. Each
+// lane receives columns 2t and 2t+1 of row lane/4 of each matrix, where t = lane%4. ldmatrix_trans loads transposes.
 DEV void ldmatrix(u32 *r, const bf16 *row) {
     const u32 at = (u32)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -235,5 +235,5 @@ DEV void frag_b_trans(u32 *r, const bf16 *tile, int ld, int column, int k) {
     ldmatrix_trans(r, tile + (k + (lane & 15)) * ld + column + (lane >> 4) * 8);
 }
 
-// FOR_TYPES expands macro M for each element type, with the type's letter in kernel names and the type.
+// FOR_TYPES expands macro M for each element type. M's arguments are the type's letter in kernel names and the type.
 #define FOR_TYPES(M) M(f, float) M(b, bf16)

@@ -19,8 +19,8 @@ import (
 // with a letter are only for the sources that support no other.
 var archs = []string{"80", "90", "100", "90a"}
 
-// spillsAllowed is the number of bytes that a kernel may spill: a few around the slow paths of f64 functions
-// and outside loops, which cost nothing.
+// spillsAllowed is the number of bytes that a kernel may spill: a few bytes around the slow paths of f64
+// functions and outside loops, where spills cost nothing.
 const spillsAllowed = 64
 
 // NVIDIA's own compiler needs no GPU. It must accept every source for every architecture that it supports, without

@@ -20,7 +20,7 @@ import (
 // one.
 type device struct {
 	library *emu.Library
-	seed    uint64 // of the order of lanes
+	seed    uint64 // for the order of lanes
 	hopper  bool   // use the kernels for Hopper
 	engine  bool   // use Hopper's copy engine, too
 	odd     bool   // use addresses that are not multiples of 16 (needs edged)
@@ -150,7 +150,7 @@ func (d *device) kernel(pc int) error {
 	return nil
 }
 
-// tensorMap returns the emulator's form of a tensor map.
+// tensorMap returns a tensor map in the emulator's format.
 func tensorMap(at uint64, x kernels.Boxes) []uint64 {
 	m := make([]uint64, kernels.MapBytes/8)
 	m[0] = at

@@ -2,9 +2,9 @@ package kernels
 
 import "sppo.dev/ir"
 
-// Successive instructions on a stream may be launched as one kernel, which reads shared operands from memory once.
-// Results equal those of separate launches to the last bit: a tensor passed between instructions is rounded as for
-// storage, and is stored because other instructions may read it.
+// Successive instructions on a stream may be launched as one kernel, which reads shared operands from memory only
+// once. Results equal those of separate launches to the last bit: a tensor passed between instructions is rounded
+// as for storage, and is stored because other instructions may read it.
 
 // join describes a sequence of instructions that may be joined.
 type join struct {
@@ -62,9 +62,9 @@ type joiner struct {
 }
 
 // find finds a group of instructions, starting at pc, that can be launched as one, and the member that launches
-// it. The first member does if the stream waits for nothing between the members; a record between them then
-// merely follows more work than it announces. The last member does if the stream records nothing between them;
-// all waits between them have ended by then.
+// it. The first member launches the group if the stream waits for nothing between the members; a record between
+// them then merely comes after more work than it has to. The last member launches the group if the stream
+// records nothing between the members; all waits between them have ended by then.
 func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	if j.ins[pc].Op != row.ops[0] {
 		return nil, 0, false
@@ -145,8 +145,8 @@ func (j *joiner) meet(u, v ir.View) bool {
 	return j.start(u) < j.start(v)+v.Bytes() && j.start(v) < j.start(u)+u.Bytes()
 }
 
-// oneType reports whether the main tensors of the instructions have one type and, for a sum and its norm, the
-// same number of columns.
+// oneType reports whether the main tensors of the instructions have the same type and, for a sum and its norm,
+// the same number of columns.
 func oneType(ins []*ir.Instr) bool {
 	first, last := ins[0], ins[len(ins)-1]
 	if first.Op == ir.SumSq {
@@ -206,7 +206,8 @@ func addNorm(b *binder) {
 	}
 }
 
-// crossEntropyWhole launches statistics and gradient, row by row, and then the loss.
+// crossEntropyWhole launches the kernel that computes statistics and gradient row by row, and then the one that
+// computes the loss.
 func crossEntropyWhole(b *binder) {
 	stats, logits, labels := b.arg("stats"), b.arg("logits"), b.arg("labels")
 	b.take(2)
@@ -220,6 +221,6 @@ func crossEntropyWhole(b *binder) {
 	crossEntropy(b)
 }
 
-// rowBytes is the maximum number of bytes of a row of logits that a block keeps in shared memory; with it, two
-// blocks fit on a multiprocessor.
+// rowBytes is the maximum number of bytes of a row of logits that a block keeps in shared memory; with this
+// limit, two blocks fit on a multiprocessor.
 const rowBytes = 96 << 10

@@ -19,7 +19,7 @@ type listing struct {
 	end  ir.Bytes
 }
 
-// tensor returns a tensor at the given offset or, if that is negative, behind all others.
+// tensor returns a tensor at the given offset or, if that is negative, after all others.
 func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(l.code.Buffers)), DType: t}
 	for i, n := range shape {

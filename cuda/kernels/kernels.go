@@ -63,7 +63,7 @@ const (
 
 var variedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
 
-// variants lists the name suffixes of such sources and their kernels, with the definitions that precede them.
+// variants lists the name suffixes of variant sources and their kernels, with the definitions before each source.
 var variants = []struct{ ending, definitions string }{
 	{boundsScores, "#define SOFTCAP 1\n"},
 	{hasDocuments, "#define PACKED 1\n"},
@@ -117,7 +117,7 @@ func Text(name string) string {
 	return string(text)
 }
 
-// Digest returns a hash of all sources, which differs between releases.
+// Digest returns a hash of all sources. Releases with different sources have different hashes.
 func Digest() string {
 	sum := sha256.New()
 	headers := Headers()
@@ -149,7 +149,7 @@ type Arg struct {
 	Offset uint64
 }
 
-// Launch is one kernel of an instruction. Blocks are one-dimensional.
+// Launch is one of an instruction's kernel launches. Blocks are one-dimensional.
 type Launch struct {
 	Source      string // file that contains the kernel
 	Kernel      string
@@ -158,12 +158,12 @@ type Launch struct {
 	SharedBytes int64 // dynamic shared memory; more than 48 KiB must be allowed before the launch
 	Args        []Arg
 	Boxes       []Boxes // tensor maps at the start of the launch's table
-	Table       []Arg   // constant contents of the table in device memory, 8 bytes each
+	Table       []Arg   // constant entries of the table in device memory, 8 bytes each
 }
 
 // Boxes describes a bf16 tensor to the copy engine: four dimensions, innermost first, without gaps. The engine
 // copies one box at a time, in rows of 128 or 64 bytes whose 16-byte chunks are swizzled as hopper.cuh describes.
-// Elements outside the tensor are zero.
+// Elements outside the tensor are loaded as zeros.
 type Boxes struct {
 	Tensor      Arg
 	Extent, Box [4]int64
@@ -224,13 +224,13 @@ func (b *binder) each(do func()) {
 	b.take(0)
 }
 
-// threads is the default size of a block, wideThreads that of a KERNEL_WIDE block.
+// threads is the default size of a block; wideThreads is the size of a KERNEL_WIDE block.
 const (
 	threads     = 256
 	wideThreads = 512
 )
 
-// launch appends a kernel launch. Arguments are those that arg converts, such as operand names and numbers.
+// launch appends a kernel launch. Arguments may be anything that arg converts, such as operand names and numbers.
 func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {
@@ -337,7 +337,7 @@ func (b *binder) types(names ...string) string {
 func rows(n int64) [3]int64 { return [3]int64{n, 1, 1} }
 
 // spread returns a grid in which each thread handles the given number of elements, or more in a loop if the
-// grid would be too large.
+// grid would otherwise be too large.
 func spread(elements, each int64) [3]int64 {
 	const enough = 132 * 16 // enough blocks for the largest GPU
 	return rows(min(ceil(elements, threads*each), enough))

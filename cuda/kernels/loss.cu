@@ -2,8 +2,8 @@
 #include "common.cuh"
 
 // row_stats makes one pass over a row. Each thread keeps the maximum of its logits and the sum of exponentials
-// relative to it. The function load loads eight logits. The special function unit computes e^x for x < 0 with a
-// relative error of at most (|x| + 2) * 2^-23; relative to the largest term, the error is e^x times that.
+// relative to it. The function `load` loads eight logits. The special function unit computes e^x for x < 0 with
+// a relative error of at most (|x| + 2) * 2^-23; relative to the largest term, the error is e^x times that.
 // capped applies the soft cap if softcap is positive.
 DEV float capped(float x, float softcap) { return softcap > 0.0f ? softcap * tanhf(x / softcap) : x; }
 
@@ -73,7 +73,7 @@ DEV float label_scale(const int *labels, i64 row, double scale, const float *wei
     return weight ? (float)(scale * (double)*weight) : (float)scale;
 }
 
-// ce_grad computes the gradient of a row from its complete statistics. The function load loads eight logits.
+// ce_grad computes the gradient of a row from its complete statistics. The function `load` loads eight logits.
 template <class D, class Load>
 DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, float factor, float softcap,
                  Load load) {

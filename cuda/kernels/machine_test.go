@@ -16,7 +16,7 @@ import (
 )
 
 // TestCompile uses the checks in this file to find slow machine code: instructions in an unfavourable order, or
-// too many of them. On a GPU, its results would still be correct.
+// too many of them. On a GPU, such code would still give correct results.
 
 // disassembler returns the path of nvdisasm, or "" if there is none. `make kernels` installs it with the
 // compiler.
@@ -46,7 +46,7 @@ var (
 	leaving         = regexp.MustCompile(`^(@!?U?P\w+ )?(BRA|BRX|EXIT|RET)\b`)
 )
 
-// disassemble returns the machine code of an image: for each kernel, its blocks in the order of their addresses.
+// disassemble returns the machine code of an image: for each kernel, its blocks in address order.
 func disassemble(t *testing.T, tool string, image []byte) map[string][]block {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "image")
@@ -115,7 +115,7 @@ func instructions(blocks []block) (out []string) {
 	return out
 }
 
-// overlaps lists, by kernel, how many exponentials there must be between which two instructions.
+// overlaps lists, for each kernel, two instructions and how many exponentials there must be between them.
 var overlaps = []struct {
 	kernel, from, to string
 	exponentials     int
@@ -172,9 +172,9 @@ type cost struct {
 	bytes                          int
 }
 
-// The model of an H200. Per multiprocessor and cycle: the lanes that can issue, the lanes of the special
-// function unit and of the f64 unit, and the bytes of device memory (4.1 TB/s divided among 132 multiprocessors
-// at 1.7 GHz).
+// The model of an H200 consists of four figures per multiprocessor and cycle: the lanes that can issue, those
+// of the special function unit, those of the f64 unit, and the bytes of device memory traffic (4.1 TB/s divided
+// among 132 multiprocessors at 1.7 GHz).
 const (
 	issueLanes, specialLanes, doubleLanes = 128, 16, 64
 	bytesPerCycle                         = 4.1e12 / 132 / 1.7e9

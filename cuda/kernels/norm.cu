@@ -1,9 +1,9 @@
-// layernorm, rmsnorm, both fused with an addition, and their gradients. A block handles one row. Gradients of gamma
-// and beta are sums over rows, computed in two steps in a fixed order (see columns.cu).
+// layernorm and rmsnorm, with and without a fused addition, and their gradients. A block handles one row. Gradients
+// of gamma and beta are sums over rows, computed in two steps in a fixed order (see columns.cu).
 #include "common.cuh"
 
 // A thread keeps its first KEPT groups of eight columns in registers and reads later ones from x again when
-// needed. The function first produces a group; use(v, c) then reads or changes the groups in column order.
+// needed. The function `first` produces a group; use(v, c) then reads or changes the groups in column order.
 #define KEPT 4
 template <class First> DEV void begin_row(float (*kept)[8], i64 cols, First first) {
     UNROLL for (int i = 0; i < KEPT; i++) {
@@ -27,7 +27,7 @@ template <class T, class Use> DEV void over_row(float (*kept)[8], const T *x, i6
     }
 }
 
-// The norms of a row x, whose groups of eight are produced by the function first.
+// The norms of a row x, whose groups of eight are produced by the function `first`.
 template <class T, class First>
 DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, float offset, First first) {
     float kept[KEPT][8], sum = 0, squares = 0;

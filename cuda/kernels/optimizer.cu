@@ -44,8 +44,8 @@ KERNEL(sumsq_join, (const u64 *table)) {
     if (threadIdx.x == 0) *(float *)row[5] = (float)(as_double(row[6]) * sum);
 }
 
-// Every thread adds all sums in index order; the threads share only the fetching. If the norm is not finite or
-// exceeds the limit, the factor is -1, so that updates change nothing.
+// Every thread adds all sums in index order; only the fetching is divided among the threads. If the norm is not
+// finite or exceeds the limit, the factor is -1, so that updates change nothing.
 KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, double max_norm)) {
     SHARED(float, part, 256);
     double sum = 0;

@@ -54,8 +54,8 @@ var alikeInOrder = []struct {
 	{"documents and soft cap", map[string]int64{"head_dim": 128, "positions": 1, "softcap": 2}},
 }
 
-// paragraphs names the sections of the PTX ISA that define the ordering of an instruction, by title; those of
-// wgmma have the numbers of release 9.0.
+// paragraphs gives, for each instruction, the title of the section in the PTX ISA that defines its ordering.
+// Sections about wgmma also have their numbers in release 9.0.
 var paragraphs = map[string]string{
 	"wgmma.fence":               "9.7.15.7.1, wgmma.fence",
 	"wgmma.commit_group":        "9.7.15.7.2, wgmma.commit_group",
@@ -100,7 +100,7 @@ var redundant = map[string]string{
 // each.
 const orderPath = "ORDER.md"
 
-// place is a site with its name in the table, which edits elsewhere in the source do not change.
+// place is a site with its name in the table. Edits elsewhere in the source do not change the name.
 type place struct {
 	emu.Site
 	name, kernels string
@@ -108,8 +108,7 @@ type place struct {
 
 // TestOrder omits each wait, fence and barrier of the kernels for Hopper in turn, for each head dimension. Each
 // omission that violates the ISA must show as an error or as a different result in some order of lanes, warps,
-// copies and products. With neither -update nor SPPO_LONG, only a sample is omitted, but all must be in the
-// table.
+// copies and products. Without -update or SPPO_LONG, only a sample is omitted, but all must be in the table.
 func TestOrder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

@@ -47,7 +47,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// limits lists upper bounds of drawn dimensions, under the empty name: small shapes find errors at edges,
+// limits lists upper bounds for drawn dimensions, under the empty name. Small shapes find errors at edges;
 // larger ones span several tiles. Dimensions that have an entry of their own are fixed.
 var limits = []map[string]int64{{"": 5}, {"": 20}, {"": 70}}
 
@@ -135,8 +135,8 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 		Run: ir.Run{Seed: 7, Sequence: 64, Vocab: 100}, Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}}}
 }
 
-// absent reports whether to leave out operand i: half of the optional operands, one of o and delta, and the
-// bias of a matmul that accumulates.
+// absent reports whether to leave out operand i: half of the optional operands, either o or delta, and the bias
+// of a matmul that accumulates.
 func (d *draw) absent(i int) bool {
 	if v, ok := d.fixed[d.info.Operands[i].Name]; ok && d.info.Operands[i].Optional {
 		return v == 0
@@ -242,7 +242,7 @@ func (d *draw) dtype(types string, common ir.DType) ir.DType {
 	return ir.F32
 }
 
-// shape draws a shape by an operand's shape rule. Operands without a rule share a shape, except those of matmul.
+// shape draws a shape that follows an operand's rule. Operands without a rule share a shape, except those of matmul.
 func (d *draw) shape(i int) []int64 {
 	dims := d.info.Operands[i].Dims
 	if d.info.Operands[i].Name == "positions" {
@@ -293,9 +293,9 @@ func compare(t *testing.T, p *ir.Program, emulated *device) {
 	}
 }
 
-// rounded returns, by operand name, the sum of the absolute values of the terms of each element of attention on
-// tensor cores. One factor of every term is rounded to the 8 significant bits of bf16, with an error of at most
-// 2^-8: the probabilities, and in the backward pass the gradients of scores.
+// rounded returns, by operand name, one number for each element that attention computes on tensor cores: the sum
+// of the absolute values of the element's terms. One factor of every term is rounded to the 8 significant bits of
+// bf16, with an error of at most 2^-8. For o and dv it is a probability; for dq and dk, the gradient of a score.
 func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 	if in.Op != ir.Attention && in.Op != ir.AttentionGrad || in.Arg("q").DType != ir.BF16 {
 		return nil
@@ -443,8 +443,8 @@ func execute(t *testing.T, p *ir.Program, d vm.Device, before [][]byte) [][]byte
 	return after
 }
 
-// near compares an operand on both devices, with a tolerance: they sum in f32, but in different orders, and
-// rounding may also change a result by 2^-8 of its terms.
+// near compares an operand on both devices, with a tolerance: both devices sum in f32, but in different orders,
+// and rounding may also change a result by 2^-8 of its terms.
 func near(t *testing.T, what string, got, want []byte, v ir.View, terms []float64) {
 	t.Helper()
 	if v.DType == ir.I32 || v.DType == ir.U8 {

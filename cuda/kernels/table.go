@@ -160,7 +160,7 @@ func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any)
 	b.source = "columns.cu"
 	most := int64(64) // chunks
 	if c <= 8*32 {
-		most = 2048 // short rows, such as heads, are many; one block handles a chunk
+		most = 2048 // there are many short rows, such as heads; one block handles a chunk
 	}
 	chunk := max(64, ceil(r, most)) // rows per chunk
 	chunks := ceil(r, chunk)
@@ -175,7 +175,7 @@ func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any)
 	b.source = source
 }
 
-// matmul uses tiles of 64 by 64 in f32, of 128 by 128 on tensor cores.
+// matmul uses tiles of 64 by 64 in f32 and of 128 by 128 on tensor cores.
 func matmul(b *binder) {
 	m, n := b.shape("c")
 	k, cols := b.shape("a")

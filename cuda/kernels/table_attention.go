@@ -24,8 +24,8 @@ const (
 	hopperGradSource = "attention_hopper_grad.cu"
 )
 
-// hopperBytes returns the size of a Hopper kernel's shared memory. Tiles start at a multiple of 1024 bytes: in
-// the forward pass, five tiles of 128 tokens; in the backward pass, two of 128 and three pairs of 64. After
+// hopperBytes returns the size of a Hopper kernel's shared memory. Tiles start at a multiple of 1024 bytes. The
+// forward pass has five tiles of 128 tokens; the backward pass has two of 128 tokens and three pairs of 64. After
 // them come `behind` bytes for barriers and, in the backward pass, for the statistics of 64 queries per pair.
 func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
 

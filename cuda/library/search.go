@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// PathVariable is the environment variable with folders to search first, separated by colons.
+// PathVariable is the environment variable that lists the folders to search first, separated by colons.
 const PathVariable = "SPPO_CUDA_PATH"
 
 // Order describes the search order of Candidates, for documentation and messages.
@@ -15,8 +15,8 @@ const Order = PathVariable + ", the loader's path, toolkit folders ($CUDA_HOME, 
 	"the folder of the driver in containers (/usr/local/nvidia), NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, " +
 	"the user's, the system's, and virtual environments in /opt)"
 
-// toolkits and pythons are patterns of folders. Variables in them are expanded; patterns with unset variables
-// are skipped.
+// toolkits and pythons are patterns that match folders. Variables in them are expanded; patterns with unset
+// variables are skipped.
 var (
 	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/usr/local/nvidia"}
 	inside   = []string{"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"}
@@ -28,8 +28,7 @@ var (
 	}
 )
 
-// Candidates lists what to try to open, in order. File names without a folder are left to the loader's own
-// path.
+// Candidates lists what to try to open, in order. The loader searches its own path for file names without a folder.
 func Candidates(w *Wanted) []string {
 	var out []string
 	add := func(folder string) {

@@ -10,8 +10,8 @@ func String(at uintptr) string {
 	if at == 0 {
 		return ""
 	}
-	// The address belongs to C, so the collector never moves it; reinterpreting its bits as a pointer, instead
-	// of converting it, satisfies vet.
+	// The memory belongs to C, so the garbage collector never moves it; reinterpreting its bits as a pointer,
+	// instead of converting it, satisfies vet.
 	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
 	n := 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {

@@ -117,7 +117,7 @@ func (a *API) Version() (string, error) {
 
 func release(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v%10000/100, v%100) }
 
-// Error is a call that failed.
+// Error describes a call that failed.
 type Error struct {
 	Call string
 	Code int
@@ -180,8 +180,8 @@ const (
 	unset       = math.MinInt32
 )
 
-// Comm is one rank's side of a communicator. Its calls must come from a thread whose current context is on the
-// rank's GPU. Only Abort may be called from any thread, and no call may follow it.
+// Comm is one rank's side of a communicator. Its methods must be called on a thread whose current context is on
+// the rank's GPU. Only Abort may be called from any thread, and no call may follow it.
 type Comm struct {
 	api    *API
 	handle uintptr
@@ -275,12 +275,12 @@ func (c *Comm) Recv(y uintptr, count int64, t DType, peer int, stream uintptr) e
 	return c.api.call(fnRecv, c.handle, y, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
 }
 
-// AllGather copies count elements of each member to all members.
+// AllGather copies count elements from each member to all members.
 func (c *Comm) AllGather(y, x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnAllGather, c.handle, x, y, uintptr(count), uintptr(t), c.handle, stream)
 }
 
-// ReduceScatter gives each member its count elements of the sum.
+// ReduceScatter adds up the members' elements and gives each member its share of the sum, which has count elements.
 func (c *Comm) ReduceScatter(y, x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnReduceScatter, c.handle, x, y, uintptr(count), uintptr(t), sum, c.handle, stream)
 }

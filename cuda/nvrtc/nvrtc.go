@@ -78,8 +78,8 @@ func Open() (*API, error) {
 }
 
 // loadBuiltins loads the library of built-in functions from the compiler's folder. The compiler asks for that
-// library by its bare name, and since CUDA 13 the dynamic loader finds it only on its search path. If the
-// library is missing, compilation reports that.
+// library by its bare name. Since CUDA 13, the dynamic loader would otherwise find it only on the loader's own
+// search path. If the library is missing, compilation reports that.
 func (a *API) loadBuiltins() {
 	version, err := a.Version()
 	if err != nil || !strings.Contains(a.Path, "/") {
@@ -88,7 +88,7 @@ func (a *API) loadBuiltins() {
 	_, _ = purego.Dlopen(filepath.Join(filepath.Dir(a.Path), "libnvrtc-builtins.so."+version), purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-// Error is a call that failed, with the compiler's log if there is one.
+// Error describes a call that failed, with the compiler's log if there is one.
 type Error struct {
 	Call string
 	Code int
@@ -155,8 +155,8 @@ type Result struct {
 	Log   string // warnings, and the output of --ptxas-options
 }
 
-// one is the mutex that serialises compiler calls in a process, because some releases are not safe for
-// concurrent calls, and concurrency gains little
+// one serialises the compiler calls of a process, because some releases are not safe for concurrent calls, and
+// concurrency would gain little.
 var one sync.Mutex
 
 // Compile compiles a source. The options must name an architecture (--gpu-architecture=sm_90).

@@ -2,8 +2,8 @@
 //
 // There is no library to link to. A profiler sets an environment variable to the path of its own library. This
 // package opens that library, which asks for a table of function addresses and fills it. Entries that it leaves
-// empty are not called. NVIDIA's header does the same (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables,
-// their sizes and the order of their entries).
+// empty are not called. NVIDIA's header does the same (in NVTX 3, nvtxInit.h, nvtxImpl.h and nvtxTypes.h define
+// the tables, their sizes and the order of their entries).
 package nvtx
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Variable is set by a profiler to the path of its library.
+// Variable is the environment variable that a profiler sets to the path of its library.
 const Variable = "NVTX_INJECTION64_PATH"
 
 // Export tables, by number.
@@ -39,7 +39,7 @@ const apiVersion = 3
 // Memory that the profiler reads and writes. It is global so that it does not move.
 var (
 	functions [len(modules)][mostOfModule]uintptr
-	places    [len(modules)][mostOfModule + 1]*uintptr // ended by a null
+	places    [len(modules)][mostOfModule + 1]*uintptr // null-terminated
 	callbacks struct {
 		bytes uintptr
 		table uintptr // int (*)(int module, void ***out, unsigned *size)
@@ -124,7 +124,7 @@ func NameOf(text string) *Name {
 	return n
 }
 
-// Push begins a range inside those of the calling thread.
+// Push begins a range, nested in those that the calling thread has begun and not ended.
 func (p *Profiler) Push(name *Name) {
 	if f := functions[core][rangePush]; p != nil && f != 0 {
 		purego.SyscallN(f, name.arguments...)
