@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestBaselines checks that the shipped schedules of other systems are ordinary schedules: they train like the
+// TestBaselines checks that the shipped schedules of other systems are ordinary schedules, which train like the
 // plain program.
 func TestBaselines(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 4, Microbatch: 1, Steps: 5, Layers: 4, Sequence: 48, Vocab: tinyVocab}

@@ -214,8 +214,9 @@ func (o *opTable) String() string {
 	return s.String()
 }
 
-// BenchmarkCompile shows that compile time is linear in the number of instructions. Each case doubles the
-// number of subsequences, and thus of instructions, and reports the best time per instruction of each phase.
+// BenchmarkCompile shows that compile time is linear in the number of instructions. Each case has twice as many
+// subsequences as the one before it, and thus twice as many instructions, and reports the best time per
+// instruction of each phase.
 func BenchmarkCompile(b *testing.B) {
 	for n := 32; n <= 512; n *= 2 {
 		b.Run(fmt.Sprintf("subsequences=%d", n), func(b *testing.B) {
@@ -258,7 +259,7 @@ func countInstructions(p *ir.Program) int {
 	return n
 }
 
-// jobs are the largest jobs: 65B parameters on a million tokens, on 128 GPUs and on 4,096.
+// jobs are the largest jobs: 65B parameters and a million tokens, on 128 GPUs and on 4,096.
 var jobs = []struct {
 	name string
 	set  []string
@@ -300,8 +301,8 @@ func BenchmarkJobs(b *testing.B) {
 
 // BenchmarkSave measures what a checkpoint during training costs: the time for which steps wait, the processor
 // time of copying and writing, and the share of the wall time that is lost if the interval between checkpoints
-// is ten times as long as a write. The benchmark does so with one core left free, as on the host of a GPU, and
-// with steps that use every core. Steps with and without a write alternate.
+// is ten times as long as a write. The benchmark measures this once with steps that use every core, and once
+// with one core left free, as on the host of a GPU. Steps with and without a write alternate.
 func BenchmarkSave(b *testing.B) {
 	b.Run("free=0", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)) })
 	b.Run("free=1", func(b *testing.B) { benchmarkSave(b, runtime.GOMAXPROCS(0)-1) })

@@ -116,8 +116,8 @@ func report(b *testing.B, plans []calibration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// rankCorrelation returns Spearman's correlation between the median measured and the simulated times of the
-// plans: 1 if both give the same order.
+// rankCorrelation returns Spearman's correlation between the plans' median measured times and their simulated
+// times: 1 if both give the same order.
 func rankCorrelation(plans []calibration) float64 {
 	rank := func(of func(*calibration) float64) []float64 {
 		ranks := make([]float64, len(plans))

@@ -38,8 +38,8 @@ type Case struct {
 	Steps, Layers, Sequence, Vocab int
 }
 
-// Sizes of the tiny model. The vocabulary is not divisible by an SP of 2 or 4, and ffn not by 4, so both are
-// padded; heads are divisible by both.
+// Sizes of the tiny model. The vocabulary is not divisible by an SP of 2 or 4, and ffn is not divisible by 4,
+// so both are padded; heads are divisible by both.
 const (
 	hidden    = 32
 	heads     = 4
@@ -53,7 +53,7 @@ const (
 )
 
 // The optimizer of every case. The rate is so high that a few steps change the weights, and eps is so large
-// that a gradient that consists of rounding errors changes nothing.
+// that a gradient consisting only of rounding errors changes nothing.
 const (
 	lr, minLR         = 2e-3, 5e-4
 	beta1, beta2, eps = 0.9, 0.95, 1e-6
@@ -108,8 +108,8 @@ func (c Case) unpiped() Case {
 }
 
 // oneTurn reports whether each layer has exactly one backward pass in a step. With several passes, the order of
-// sums differs: ranks that divide gradients sum those of each pass across ranks at once, whereas other ranks
-// first add up their own passes.
+// sums differs: ranks that divide gradients sum them across ranks after each pass, whereas other ranks first
+// add up the gradients of their own passes.
 func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
 }

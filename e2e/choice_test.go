@@ -11,8 +11,8 @@ import (
 )
 
 // TestChosenToFit gives devices less memory than a case needs without offload or recomputation, and lets the
-// passes choose what to keep, offload and recompute. The program must fit, and must be bitwise equal, in its
-// results, to the one with enough memory.
+// passes choose what to keep, offload and recompute. The program must fit, and its results must be bitwise
+// equal to those of the program with enough memory.
 func TestChosenToFit(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 6},
@@ -46,8 +46,8 @@ func TestChosenToFit(t *testing.T) {
 	}
 }
 
-// halfway returns the mean of the memory that a case needs if everything is kept, and the memory that it needs
-// if as little stays on the device as the case's choices allow.
+// halfway returns the mean of two amounts of memory: what a case needs if everything is kept, and what it needs
+// if as little stays on the device as its choices allow.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

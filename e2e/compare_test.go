@@ -109,9 +109,9 @@ func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got 
 	}
 }
 
-// otherGradients compares each tensor relative to its own norm, and all together relative to the total norm. If
-// the terms of a tensor's gradient almost cancel, their rounding errors may exceed its norm. An error that is
-// small even for the total norm is therefore allowed.
+// otherGradients compares each tensor relative to its own norm, and all tensors together relative to the total
+// norm. If the terms of a tensor's gradient almost cancel, their rounding errors may exceed its norm. An error
+// that is small even for the total norm is therefore allowed.
 func otherGradients[F float32 | float64](c Case, got map[string][]float32, want map[string][]F, names []string, tol tolerance) (problems []string) {
 	const small = 0.01 // of the allowed error of all tensors together
 	difference, size := 0.0, 0.0
@@ -130,7 +130,7 @@ func otherGradients[F float32 | float64](c Case, got map[string][]float32, want 
 	return problems
 }
 
-// distance returns the norm of the difference of two tensors, and the norm of the second.
+// distance returns the norm of the difference between two tensors, and the norm of the second.
 func distance[F float32 | float64](got []float32, want []F) (difference, size float64) {
 	if len(got) != len(want) {
 		return math.NaN(), 0
@@ -193,9 +193,9 @@ func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	})
 }
 
-// mostLive returns the largest number of bytes of an arena that are live at once. A buffer is live from its
-// first to its last use in the issue order of a section. Buffers used by several sections, or read before they
-// are written, are live throughout.
+// mostLive returns the largest number of bytes of an arena that are live at the same time. A buffer is live
+// from its first to its last use in the issue order of a section. Buffers used by several sections, or read
+// before they are written, are live throughout.
 func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	type use struct{ section, first, last int }
 	uses := map[uint32]use{}
@@ -244,8 +244,8 @@ func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	return always + most
 }
 
-// checkOrder is the second half of E5: every stream executed the program's instructions in order, each once
-// per section. It drops the timelines that it has checked.
+// checkOrder is the second half of E5: every stream executed the program's instructions in order, and each
+// instruction once per section. It drops the timelines that it has checked.
 func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
 	t.Helper()
 	for r, trace := range traces {

@@ -16,8 +16,8 @@ import (
 
 // TestWhenCopiesGo checks, for several task orders, that no bit depends on how long copies to the host lag
 // behind or how far ahead reloads run. Every such plan must verify, and a run must touch exactly the planned
-// peaks. Both numbers are edited into the plan, because the passes choose them by estimated times, and tiny
-// jobs give them no reason to change them.
+// peaks. Both numbers are edited into the plan, because the passes choose the numbers by estimated times, and
+// tiny jobs give the passes no reason to change them.
 func TestWhenCopiesGo(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 1, DP: 1, N: 5, Microbatch: 1, Offload: "full"},
@@ -72,8 +72,7 @@ func TestGradientsPutOff(t *testing.T) {
 	}
 }
 
-// putOff splits the last backward tasks, a random number of them, and draws later positions for their second
-// halves.
+// putOff splits a random number of the last backward tasks, and draws later positions for their second halves.
 func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	backwards := 0
 	for _, t := range tasks {
@@ -98,8 +97,8 @@ func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 }
 
 // TestBlocksOfKeys checks that the time at which blocks of K and V arrive changes no bit, and that the length
-// of blocks changes only rounding, whether or not it divides that of a subsequence, and even if it exceeds that
-// of the sequence.
+// of blocks changes only rounding, even if it does not divide the length of a subsequence or exceeds that of
+// the sequence.
 func TestBlocksOfKeys(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full", Keep: "[]"},

@@ -170,7 +170,7 @@ func newCoverage(strength int) *coverage {
 	return v
 }
 
-// fill adds the tuples of all allowed rows that result from giving values to the given number of further
+// fill adds the tuples of all allowed rows that result from choosing values for the given number of further
 // settings.
 func (v *coverage) fill(r row, from, left int) {
 	if left == 0 {
@@ -206,8 +206,8 @@ func (v *coverage) add(r row) {
 	}
 }
 
-// next returns a row that contains the first uncovered tuple. It then chooses, setting by setting, the value
-// that covers the most other tuples.
+// next returns a row that contains the first uncovered tuple. For the other settings, one after another, it
+// chooses the value that covers the most other tuples.
 func (v *coverage) next() row {
 	r := openRow()
 	for _, t := range v.order {

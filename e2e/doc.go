@@ -3,12 +3,12 @@
 // the published maths. The guarantees are numbered E1 to E6.
 //
 //	case_test.go      Case, one point of the space of models and schedules, and its text as a spec
-//	run_test.go       from a case to a result; every program is verified and converted to both file forms and back
+//	run_test.go       from a case to a result; every program is verified and converted to both file formats and back
 //	compare_test.go   definitions of equality: bitwise, or within rounding
 //	cover_test.go     the set of cases that covers all pairs of settings
-//	equal_test.go     E1, E2, E3, E5 over that set, and over a large sample with SPPO_LONG=1
-//	random_test.go    the same over random models and schedules of odd sizes
-//	traits_test.go    properties of random specs, all of which the long form must have drawn
+//	equal_test.go     E1, E2, E3, E5 over the set of cover_test.go, and over a large sample with SPPO_LONG=1
+//	random_test.go    the same guarantees over random models and schedules of odd sizes
+//	traits_test.go    properties of random specs, all of which the long form of the tests must have drawn
 //	baselines_test.go  the shipped schedules of other systems
 //	zero_test.go      parameters that ranks divide among themselves
 //	naive_test.go     E4: the plain program against an independent implementation in float64

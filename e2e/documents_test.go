@@ -162,7 +162,7 @@ func checkEachDocument(t *testing.T, d *drawn, plain *Result, each *reference) {
 		checkRelative(t, "loss of step 1, against f32", plain.Losses[0], exact.Losses[0], tolerances["bf16"].loss)
 		return
 	}
-	tol := tolerances[d.model.DType] // that of E3: random models round more than those of TestPlainEqualsNaive
+	tol := tolerances[d.model.DType] // the tolerance of E3: random models round more than those of TestPlainEqualsNaive
 	checkRelative(t, "loss of step 1, each document by itself", plain.Losses[0], each.loss, tol.loss)
 	checkGradients(t, d.model, "step 1, each document by itself", plain.Grads, each.grads, each.names, tol)
 }

@@ -83,7 +83,7 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of Q
 		Tuning: "adapter = lora(rank = 2, targets = [k_proj, o_proj], dropout = 0.3)",
 		PP:     2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full"},
-	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // nor any of attention
+	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of attention
 		Tuning: "adapter = lora(rank = 2, alpha = 6, targets = [up_proj, down_proj], dropout = 0.2)",
 		PP:     2, SP: 1, DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab,

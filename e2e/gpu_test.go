@@ -12,7 +12,7 @@ import (
 // Tests whose names begin with TestGPU need a GPU. `make gpu-check` runs them from a binary that needs no Go
 // installation.
 
-// computer returns a function that creates the devices of a job, and the transport between them.
+// computer is what a job runs on: a function that creates its devices, and the transport between them.
 type computer func() (device func(rank int) vm.Device, transport vm.Transport, err error)
 
 // onGPU returns a computer with GPUs, or skips the test if there are none.
@@ -107,7 +107,7 @@ func resumeOn(t *testing.T, c Case, on computer) {
 	}
 }
 
-// resumed are the cases of E6.
+// resumed lists the cases for E6.
 var resumed = []Case{
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 1, N: 3, Offload: "0.5"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 1, DP: 2, N: 2, Offload: "full"},

@@ -11,7 +11,7 @@ import (
 )
 
 // mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The verifier
-// must refuse the result if the kind is promised. For other kinds the verifier cannot know what was intended,
+// must refuse the result if promised is set. For other mutations, the verifier cannot know what was intended,
 // and the test only counts what it accepts.
 type mutation struct {
 	name     string
@@ -42,7 +42,8 @@ var mutations = []mutation{
 	{"swap inputs", false, (*mutant).swapInputs},
 }
 
-// TestMutants breaks programs of random specs. The verifier must never accept a mutation of a promised kind.
+// TestMutants breaks programs of random specs. The verifier must never accept a mutation that it promises to
+// refuse.
 func TestMutants(t *testing.T) {
 	specs, each, seed := 10, 4, uint64(1)
 	if os.Getenv("SPPO_LONG") != "" {

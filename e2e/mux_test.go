@@ -63,7 +63,7 @@ func TestMuxIsEqual(t *testing.T) {
 		cases := append(slices.Clone(muxCases), divided...)
 		for i, c := range cases {
 			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
-				continue // right and on each run every second case
+				continue // mux = right and mux = on each run only every second case
 			}
 			c = c.completeMux()
 			c.Mux = mux

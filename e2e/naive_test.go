@@ -20,10 +20,10 @@ var yardstick = map[string]tolerance{
 	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
 }
 
-// TestPlainEqualsNaive is E4. It covers every family, kind of positions, and number of key and value heads,
-// tied or not. In every step the plain program must give the same loss, and the same gradient of every tensor,
-// as an independent implementation in float64 with the same weights and tokens. Its new weights must be those
-// that the optimizer's formula computes from the old weights and these gradients.
+// TestPlainEqualsNaive is E4. It covers every family, position encoding, and number of key and value heads,
+// with the head tied or not. In every step the plain program must give the same loss, and the same gradient of
+// every tensor, as an independent implementation in float64 with the same weights and tokens. Its new weights
+// must be those that the optimizer's formula computes from the old weights and these gradients.
 //
 // Weights are not compared with those of a separate training run. The first steps of AdamW move a weight by the
 // learning rate in the direction given by the gradient's sign, however small the gradient is, and the sign of a
@@ -51,7 +51,7 @@ func TestPlainEqualsNaive(t *testing.T) {
 }
 
 // TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive does not cover, and for weight
-// decay of other groups.
+// decay of other groups of tensors.
 func TestOptimizersEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -82,7 +82,7 @@ func naiveModel(t testing.TB, p *ir.Program) naive.Config {
 	return cfg
 }
 
-// TestTraitsEqualNaive is E4 for models with further traits in addition to those of the two families.
+// TestTraitsEqualNaive is E4 for models with traits beyond those of the two families.
 func TestTraitsEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

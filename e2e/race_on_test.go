@@ -3,8 +3,8 @@
 package e2e
 
 // Under the race detector, which is slow, the covering set contains only pairs, few specs are drawn, and
-// everything that only checks numbers is skipped: tests, and the runs that others are compared with. Every step
-// has the same instructions, so a few steps suffice.
+// everything that only checks numbers is skipped: tests, and the runs that other runs are compared with. Every
+// step has the same instructions, so a few steps suffice.
 const (
 	steps       = 4
 	coverLimit  = 0

@@ -24,11 +24,11 @@ import (
 
 // TestRandomSpecs draws random models and schedules, including odd sizes, whereas the covering set has a tiny
 // model and few values of each setting. A draw must either be refused with a diagnostic or pass all checks. It
-// must verify, and both file forms must restore it. It must touch exactly the planned memory on the cpu device,
-// and run in the order of the program, there and in virtual time. It must be bitwise equal to a run in which
-// only bytes move differently (E1, E2), and equal to the plain program within rounding (E3). SPPO_SEED repeats
-// a run; without it `make test` always draws the same specs. Drawing is repeated until a spec has the next
-// trait in the list, so that the long form omits none.
+// must verify, and both file formats must restore it. It must touch exactly the planned memory on the cpu
+// device, and run in the order of the program, there and in virtual time. It must be bitwise equal to a run in
+// which only bytes move differently (E1, E2), and equal to the plain program within rounding (E3). SPPO_SEED
+// repeats a run; without it `make test` always draws the same specs. Drawing is repeated until a spec has the
+// next trait in the list, so that the long form of the test omits none.
 func TestRandomSpecs(t *testing.T) {
 	draws, seed, long := randomDraws, irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	if long {
@@ -258,7 +258,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	}
 }
 
-// choices lists the values of drawn keys; frequent ones occur more than once.
+// choices lists the values of drawn keys; a value to be drawn more often is listed more than once.
 var choices = map[string][]string{
 	"sp_mode":        {"megatron", "ulysses", "ring"},
 	"partition":      {"flops", "length", "time"},
@@ -352,7 +352,7 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	t.Helper()
 	const times = 3
 	tol, most := tolerances[d.model.DType], 10.0
-	if d.model.DType == "f32" { // whose tolerance is a much smaller part of the gradient
+	if d.model.DType == "f32" { // f32's tolerance is a much smaller part of the gradient
 		most = 100
 	}
 	problems := notClose(d.model, got, plain, tol)

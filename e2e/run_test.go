@@ -49,8 +49,8 @@ func parse(text string, set ...string) (*lang.Spec, error) {
 	return spec, nil
 }
 
-// mustCompile also checks what is guaranteed for every program: the verifier accepts it, and both file forms
-// restore it.
+// mustCompile compiles a case, and checks what is guaranteed for every program: the verifier accepts it, and
+// both file formats restore it.
 func mustCompile(t testing.TB, c Case) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	plan, program, err := compile(c.Spec())
@@ -66,7 +66,8 @@ func mustCompile(t testing.TB, c Case) (*plan.Plan, *ir.Program) {
 	return plan, program
 }
 
-// checkForms converts a program to its binary and its text form and back, and compares binary forms.
+// checkForms converts a program to the binary and the text format and back, and compares the results in the
+// binary format.
 func checkForms(t testing.TB, c Case, p *ir.Program) {
 	t.Helper()
 	binary := encode(t, p)
@@ -99,8 +100,8 @@ func encode(t testing.TB, p *ir.Program) []byte {
 	return b.Bytes()
 }
 
-// open loads a program on cpu devices whose kernels share a pool of threads. If traces is not nil, it receives
-// one trace for each rank.
+// open loads a program onto cpu devices whose kernels share a pool of threads. If traces is not nil, it
+// receives one trace for each rank.
 func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
 	t.Helper()
 	var pool *simd.Pool
@@ -118,8 +119,8 @@ func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job
 	})
 }
 
-// openOn loads a program on the devices that a function creates for its ranks. The job is closed at the end of
-// the test.
+// openOn loads a program onto the devices that a function creates for its ranks. The job is closed at the end
+// of the test.
 func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Job {
 	t.Helper()
 	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{})
@@ -143,7 +144,7 @@ type Result struct {
 	Grads    map[string][]float32 // gradients of step 1
 	Weights  map[string][]float32 // f32 masters, after the last step
 	Rounded  map[string][]float32 // weights as the forward pass reads them
-	Sums     []string             // order of sums, of a random program only
+	Sums     []string             // order of sums; only for random programs
 }
 
 // holds reports whether any rank holds a tensor in a role. Frozen tensors have no gradient.
@@ -188,7 +189,8 @@ func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string]
 	return all
 }
 
-// train runs all steps of a program and then a validation, and calls the function after at the end of each.
+// train runs all steps of a program and then a validation. It calls `after` at the end of each step and of the
+// validation.
 func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
 	t.Helper()
 	if err := job.Init(t.Context()); err != nil {

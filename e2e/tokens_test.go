@@ -12,7 +12,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestResumeOnTokens checks E6 on token files that are read in order, shuffled, or mixed by weights. A run also
+// TestResumeOnTokens checks E6 on token files that are read in order, shuffled, or mixed by weight. A run also
 // resumes on one stage and, within the rounding of E3, with a different number of replicas. If a file has changed
 // in the meantime, the error names it.
 func TestResumeOnTokens(t *testing.T) {
@@ -78,7 +78,8 @@ func TestResumeOnTokens(t *testing.T) {
 }
 
 // checkResumedClosely resumes from a checkpoint and compares losses within the rounding of E3. It also checks
-// that each loss differs more from that of the previous step, so that the comparison would reveal wrong tokens.
+// that the losses of consecutive steps differ by much more than rounding, so that the comparison would reveal
+// wrong tokens.
 func checkResumedClosely(t *testing.T, what string, p *ir.Program, path string, whole *Result) {
 	t.Helper()
 	job := open(t, p, 1, nil)

@@ -77,7 +77,7 @@ func (d *drawn) windows() (list []int64) {
 	return list
 }
 
-// over reports whether the schedule requests more than one for a key.
+// over reports whether the schedule requests a value other than 1 for a key.
 func (d *drawn) over(key string) bool { return d.ask(key) != "1" }
 
 // matters reports whether a key's value makes a difference, given the other choices.

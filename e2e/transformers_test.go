@@ -126,7 +126,7 @@ schedule s { %s }
 `, o.Keys, oracleSequence, oracleBatch, o.schedule(schedule))
 }
 
-// schedule adds to a schedule's keys the plain choice for every other key.
+// schedule completes a schedule's keys with the plain choice for every other key.
 func (o *oracle) schedule(keys string) string {
 	for _, plain := range []string{"sp = 1", "pp = 1", "dp = 1", "microbatch = 1", "subsequences = 1", "offload = none", "recompute = none", "strategy = sppo",
 		"mux = off", "zero = 0", "sp_mode = megatron", "virtual_stages = 1"} {
@@ -181,7 +181,7 @@ func (o *oracle) check(t *testing.T, schedule string) {
 	}
 }
 
-// checkTokens compares the loss of every token, as the eval section of our program computes it, with
+// checkTokens compares the loss of every token, as the eval section of our program computes it, with that of
 // transformers.
 func (o *oracle) checkTokens(t *testing.T, job *vm.Job, sequences int) {
 	t.Helper()
@@ -249,7 +249,7 @@ func newDraw(name string) oracleDraw {
 	return oracleDraw(h.Sum64())
 }
 
-// at returns the i-th draw, a number of 24 bits.
+// at returns the i-th draw, a 24-bit number.
 func (d oracleDraw) at(i int) uint64 {
 	z := uint64(d) + uint64(i+1)*0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

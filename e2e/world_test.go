@@ -48,7 +48,7 @@ type party struct {
 }
 
 // openWorld opens a program in several worlds, each with its own tokens. The first world gives the orders,
-// which the others follow until the job ends; the function wait waits for the others.
+// which the others follow until the job ends; wait returns once the others have finished.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
 	all, wait = openParties(t, p, processes, func(process int, o *vm.Options) func() vm.Device {
@@ -222,7 +222,7 @@ func TestWorldStalls(t *testing.T) {
 	}
 }
 
-// frozen is a device with one method that never returns once the flag now is set.
+// frozen is a device with one method that never returns once its field `now` is set.
 type frozen struct {
 	vm.Device
 	method string

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// checker applies the rules that involve several keys, to a spec in which every single value has
-// the right type and range.
+// checker applies the rules that involve several keys. It expects a spec in which each value has the right type
+// and range.
 type checker struct {
 	*Spec
 	report func(*Diagnostic)
@@ -263,7 +263,7 @@ func (c *checker) lists() {
 	}
 }
 
-// nearDivisors returns the divisors of n nearest to x on both sides.
+// nearDivisors returns the divisors of n that are nearest to x, below and above it.
 func nearDivisors(n, x int) string {
 	below, above := 1, n
 	for d := 1; d <= int(math.Sqrt(float64(n)))+1; d++ {
@@ -282,7 +282,7 @@ func nearDivisors(n, x int) string {
 	return twoOf(int64(min(below, n)), int64(above))
 }
 
-// nearMultiples returns the multiples of step nearest to x on both sides.
+// nearMultiples returns the multiples of step that are nearest to x, below and above it.
 func nearMultiples(x, step int64) string {
 	below := x / step * step
 	return twoOf(below, below+step)

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// Pos is a position in a source text. Lines and columns count from 1, columns in characters. The
+// Pos is a position in a source text. Lines and columns are numbered from 1, and columns count characters. The
 // zero Pos means that there is no position.
 type Pos struct {
 	File   string `json:"file"`

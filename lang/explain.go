@@ -173,7 +173,7 @@ func explainKey(k *Key) string {
 	return b.String()
 }
 
-// withRange describes the type and, if they say more than the type, its bounds.
+// withRange describes the type, and also its bounds if they say more than the type does.
 func (t valueType) withRange() string {
 	words := t.String()
 	n := t.number

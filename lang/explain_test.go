@@ -94,7 +94,7 @@ func TestWordsAreExplained(t *testing.T) {
 	}
 }
 
-// The hint for a unit in the wrong letter case names the right one.
+// The hint for a unit written in the wrong letter case names the unit as it should be written.
 func TestUnitsInOtherLetters(t *testing.T) {
 	for word, want := range map[string]string{"k": "K", "m": "M", "kib": "KiB", "GIB": "GiB"} {
 		if got := unitHint(word); got != "did you mean `"+want+"`?" {

@@ -14,7 +14,7 @@ import (
 //
 // The style is: indentation by two spaces; one space around operators and none inside brackets; `=` aligned
 // over consecutive lines with one key each; trailing comments aligned over consecutive lines; at most one empty
-// line, and none at the edges of a block. Keys on the same line stay there, separated by three spaces.
+// line, and none at the edges of a block. Keys on the same line stay on it, separated by three spaces.
 func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
@@ -102,10 +102,10 @@ type row struct {
 	toks    []lexer.Token
 	depth   int         // brackets that are open before it
 	inBlock bool        // directly inside the braces of a block
-	before  lexer.Token // the preceding token, which reports whether a first `-` is a sign or a subtraction
+	before  lexer.Token // the preceding token, which determines whether an initial `-` is a sign or a subtraction
 }
 
-// rows splits at line breaks, after the `{` of a block over several lines, and before its `}`.
+// rows splits tokens at line breaks, after the `{` of a block over several lines, and before its `}`.
 func rows(toks []lexer.Token) []row {
 	several := bracesOverLines(toks)
 	var out []row
@@ -190,7 +190,7 @@ func spaced(toks []lexer.Token, before lexer.Token) string {
 	depth := 0
 	prev := before
 	sign := false   // prev is a sign, not a subtraction
-	second := false // another key precedes on this line
+	second := false // this is not the first key on the line
 	for i, t := range toks {
 		key := depth == 0 && (t.Value == "let" || i+1 < len(toks) && toks[i+1].Value == "=" && prev.Value != "let")
 		if i > 0 {

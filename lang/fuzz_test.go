@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// seeds returns specs of the repository: valid, invalid and badly formatted ones.
+// seeds returns specs from the repository: valid, invalid and badly formatted ones.
 func seeds(f *testing.F) []string {
 	f.Helper()
 	var out []string

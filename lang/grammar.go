@@ -7,7 +7,7 @@
 // format.go defines the standard style; explain.go describes keys, values and terms.
 //
 // The package defines which specs are well formed. It does not know what a schedule does, which values the
-// compiler supports, or whether a plan fits. Of this module, it imports only ir and infile.
+// compiler supports, or whether a plan fits. Of this module's packages, it imports only ir and infile.
 package lang
 
 import (

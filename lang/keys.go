@@ -57,7 +57,7 @@ type list struct {
 	min, max int
 }
 
-// valueType describes the values that a key accepts: those of any form whose field is set.
+// valueType describes the values that a key accepts: those of every form whose field is set.
 type valueType struct {
 	names  []string
 	number *number

@@ -200,9 +200,8 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	l.loadFile(imported, file, fullName, false, depth+1)
 }
 
-// isInside reports whether a file is in or below the folder of the spec, after following links. A spec from
-// another source may import any file that its user can read, so error messages must not show lines of files
-// elsewhere.
+// isInside follows links, and reports whether a file is in or below the folder of the spec. A spec from another
+// source may import any file that its user can read, so error messages must not show lines of files elsewhere.
 func (l *loader) isInside(name string) bool {
 	relative, err := filepath.Rel(target(l.main.dir), target(name))
 	return err == nil && filepath.IsLocal(relative)

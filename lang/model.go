@@ -211,8 +211,8 @@ type Problem struct {
 	Message string
 }
 
-// Problems lists the errors that prevent the compiler from building the model, whose sizes must be positive.
-// The model may come from a spec or from an edited plan.
+// Problems lists the errors that prevent the compiler from building the model. The sizes of the model must be
+// positive. The model may come from a spec or from an edited plan.
 func (m *Model) Problems() (found []Problem) {
 	fail := func(keys string, code Code, hint, format string, args ...any) {
 		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})

@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// These limits protect time and stack against malicious input. Real specs stay far below them.
+// These limits keep malicious input from taking too much time or stack. Real specs stay far below them.
 const (
 	MaxFileBytes    = 256 << 10
 	maxNesting      = 64

@@ -91,7 +91,7 @@ func grammarPage() string {
 
 var update = flag.Bool("update", false, "rewrite golden files and reference pages")
 
-// golden compares got with a file, or rewrites the file under -update.
+// golden compares got with a file, or rewrites the file if -update is set.
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {

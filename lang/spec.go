@@ -42,8 +42,7 @@ const (
 	PositionsNone    = "none"
 )
 
-// Model describes the neural network. All sizes are those of the whole model, before it is divided
-// over ranks.
+// Model describes the neural network. All sizes are those of the whole model, before it is divided among ranks.
 type Model ir.Model
 
 // Rotates reports whether a layer rotates queries and keys by their position.
@@ -57,12 +56,13 @@ func (m *Model) Rotates(layer int) bool {
 // HasBias reports whether the linear maps of a group have biases.
 func (m *Model) HasBias(group string) bool { return slices.Contains(m.Bias, group) }
 
-// NormsBefore and NormsAfter report whether a residual branch has a norm before and after its function.
+// NormsBefore and NormsAfter report whether a residual branch has a norm before or after its function,
+// respectively.
 func (m *Model) NormsBefore() bool { return m.NormPlace != NormPost }
 func (m *Model) NormsAfter() bool  { return m.NormPlace != NormPre }
 
-// CurvePoint is one measured efficiency, {size, share}: an operation with size rows reaches this share of the
-// peak.
+// CurvePoint is one measured efficiency, {size, share}: an operation on that many rows reaches that share of
+// the peak.
 type CurvePoint = ir.CurvePoint
 
 // Cluster describes the machines.

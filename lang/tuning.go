@@ -48,7 +48,7 @@ func (g Groups) MarshalJSON() ([]byte, error) {
 	return json.Marshal(has)
 }
 
-// UnmarshalJSON reads the form that MarshalJSON writes.
+// UnmarshalJSON reads the format that MarshalJSON writes.
 func (g *Groups) UnmarshalJSON(text []byte) error {
 	var has []string
 	if err := json.Unmarshal(text, &has); err != nil {
@@ -71,13 +71,13 @@ func (m Model) Base() Model {
 }
 
 // LinearMap is a linear map of a layer: its name in PEFT, and its matrices in this compiler. There are several
-// matrices if published models store them as one; they then share the adapter's A.
+// matrices if published models store them as one; these matrices then share the adapter's A.
 type LinearMap struct {
 	Name    string
 	Weights []string
 }
 
-// Tensor returns the name, within a layer, of the adapter's A for the map, without its suffix.
+// Tensor returns the name that the adapter's A for the map has within a layer, without its suffix.
 func (l *LinearMap) Tensor() string {
 	if len(l.Weights) == 1 {
 		return l.Weights[0]
@@ -92,7 +92,7 @@ var targetNames = []string{
 	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_attn", "c_fc", "c_proj",
 }
 
-// gpt2Targets maps the names in GPT-2 to targets. There, c_proj is the name of two linear maps.
+// gpt2Targets maps the names in GPT-2 to targets. In GPT-2, c_proj is the name of two linear maps.
 var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
 
 // weightsOf returns the matrices of a target in a model, or nil if the model does not have that target.
@@ -159,8 +159,8 @@ func (m *Model) resolve(written []string) (targets []string) {
 	return targets
 }
 
-// Freezes reports whether a run does not train a tensor of the model itself. With adapters, it trains none of
-// them.
+// Freezes reports whether a run does not train a tensor of the model itself. With adapters, a run trains no
+// such tensor.
 func Freezes(m *Model, freeze []string, tensor, group string) bool {
 	return m.Adapter != "" || slices.ContainsFunc(freeze, func(pattern string) bool { return freezes(pattern, tensor, group) })
 }
@@ -188,7 +188,7 @@ func freezes(pattern, tensor, group string) bool {
 }
 
 // layerRange parses a pattern that names one layer or a range: layer.3.wq, layer.0-15.*, or layer.0-15 for
-// whole layers.
+// entire layers.
 func layerRange(pattern string) (first, last int, rest string, ok bool) {
 	parts := strings.SplitN(pattern, ".", 3)
 	if len(parts) < 2 || parts[0] != "layer" {

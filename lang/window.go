@@ -37,7 +37,7 @@ func setWindow(s *Spec, v value) {
 // error.
 const noWindow = -1
 
-// setLayerTypes runs after setWindow, whose window it assigns to the sliding layers.
+// setLayerTypes runs after setWindow, and assigns the window set there to the sliding layers.
 func setLayerTypes(s *Spec, v value) {
 	sliding := int64(noWindow)
 	if w := s.Model.Windows; len(w) == 1 && w[0] > 0 {

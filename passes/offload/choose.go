@@ -17,11 +17,10 @@ import (
 // This file implements the policies that compare placements with each other: `offload = memory`,
 // `offload = auto`, `recompute = auto`.
 //
-// Units leave the device one at a time; each such change of a placement is called a turn. Turns are ordered:
-// those that offload a unit by how late the unit is needed again, those that recompute a unit by seconds per
-// byte. A stage takes the shortest prefix of an order that makes it fit. Copies that computation hides,
-// according to the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is
-// taken.
+// Units leave the device one at a time; each such change of a placement is called a turn. Turns that offload a
+// unit are ordered by how late the unit is needed again, and turns that recompute a unit by seconds per byte. A
+// stage takes the shortest prefix of an order that makes it fit. Copies that computation hides, according to
+// the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is taken.
 
 // chooser changes the placements of a plan's units and keeps track of their cost.
 type chooser struct {
@@ -37,9 +36,9 @@ type chooser struct {
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
 	remake    []remake             // the order in which units are recomputed; empty: none are
-	shared    *plan.Plan           // with tasks shared as in the mux pass, which takes memory; nil: none are
-	whole     *plan.Plan           // the shared plan, but with whole tasks at the start
-	memory    *memory.Meter        // for the field whole if tasks are shared, otherwise for the plan
+	shared    *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
+	whole     *plan.Plan           // the shared plan, but with undivided tasks at the start
+	memory    *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
 	stale     [][]bool             // [stage][i]: whether the costs are those of an earlier placement
 	why       string               // reason for the shares, if a policy sets them
 
@@ -191,10 +190,10 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 	return may
 }
 
-// leave returns the order in which units are offloaded. Earlier subsequences come first, because
-// they are needed again last. Within a subsequence, the first layers come first, because their
-// backward is last. Within a layer, the given order applies. If units may also be recomputed, a
-// unit that is expensive to recompute is offloaded everywhere before a cheaper one.
+// leave returns the order in which units are offloaded. Earlier subsequences come first, because they are the
+// last to be needed again. Within a subsequence, the first layers come first, because their backward is last.
+// Within a layer, units leave in the order of the field `order`. If units may also be recomputed, a unit that
+// is expensive to recompute is offloaded everywhere before a cheaper one.
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
@@ -251,8 +250,8 @@ func (h *chooser) hide() {
 const noWait = 1e-9
 
 // stay keeps offloaded units of a subsequence on the device, starting with those that were offloaded last,
-// until the time of the copies that this saves, in the slower direction, makes up for the wait. It reports
-// whether it kept any.
+// until the copy time that this saves in the slower direction makes up for the wait. It reports whether it kept
+// any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -357,11 +356,12 @@ type turning struct {
 	bytes ir.Bytes
 }
 
-// narrow moves two numbers of turns towards each other until they are adjacent; with only one of them, the
-// stage's bytes are within a limit. The bytes in use are almost linear in the bytes that turns move. The next
-// trial is therefore where a line through both ends meets the limit, or slightly beyond it so that both ends
-// move. The search takes at most one more trial than bisection: Oliveira and Takahashi, "An Enhancement of the
-// Bisection Method Average Performance Preserving Minmax Optimality", 2020.
+// narrow moves two numbers of turns towards each other until they are adjacent. The stage's bytes are within a
+// limit after one of these numbers of turns, but not after the other. The bytes in use are almost linear in the
+// bytes that turns move. The next trial is therefore where a line through both ends meets the limit, or
+// slightly beyond it so that both ends move. The search takes at most one more trial than bisection: Oliveira
+// and Takahashi, "An Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality",
+// 2020.
 func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
 	const beyond = 16 // moves a trial on by 1/beyond of the distance between the ends
 	moved := make([]ir.Bytes, len(turns)+1)
@@ -446,7 +446,7 @@ type remake struct {
 }
 
 // mostExpensiveFirst returns the order in which units are offloaded if they may also be recomputed: first those
-// that cannot be recomputed in the layer, then the most expensive per byte.
+// that cannot be recomputed in the layer, then the others, the most expensive per byte first.
 func (h *chooser) mostExpensiveFirst() []int {
 	var order []int
 	for _, u := range h.graph.Layer.Units {
@@ -561,8 +561,8 @@ func (h *chooser) fitByRemaking() {
 }
 
 // fitWithCopies decides which units leave the device so that each stage fits. If everything fits on the device,
-// none do. Otherwise it tries to recompute no unit, the cheapest one, the two cheapest, and so on, and the
-// units of every named policy, each time with copies for the rest, and takes the fastest plan that fits. If
+// none do. Otherwise it tries to recompute no unit, the cheapest one, the two cheapest, and so on, and then the
+// units of every named policy. Each trial uses copies for the rest, and the fastest plan that fits is taken. If
 // none fits, it takes the placement that needs the least memory, regardless of time. A search for any plan that
 // fits relies on this.
 func (h *chooser) fitWithCopies() {
@@ -598,14 +598,14 @@ type fitting struct {
 	since      int64 // work done before this search
 }
 
-// Amounts of work after which fitting, for a large job, skips the remaining trials: first those of numbers of
-// recomputed units, then those of named policies. Before a plan fits, no trial is skipped.
+// Amounts of work after which fitting skips the remaining trials of a large job: first those that recompute the
+// cheapest units, then those of named policies. Before a plan fits, no trial is skipped.
 const (
 	skipsNumbers = 1_000_000
 	skipsAll     = 2_000_000
 )
 
-// tired reports whether a plan that fits has been found and at least a given amount of work has been done.
+// tired reports whether a plan that fits has been found and more than a given amount of work has been done.
 func (f *fitting) tired(after int64) bool { return f.best != nil && f.work()-f.since > after }
 
 // consider keeps the current plan if it is the best so far.
@@ -640,8 +640,8 @@ func (f *fitting) try(units []remake) (enough bool) {
 	return enough
 }
 
-// tryCopies recomputes nothing and offloads units as if recomputation were not allowed: the units
-// that are needed again last are offloaded first, regardless of the cost of recomputing them.
+// tryCopies recomputes nothing and offloads units as if recomputation were not allowed: the last units to be
+// needed again are the first to be offloaded, regardless of the cost of recomputing them.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
@@ -750,7 +750,7 @@ func (h *chooser) copyUntilFits(stage int) bool {
 	few, many := 0, len(turns)
 	for guesses := 3; many-few > 1; guesses-- {
 		n := (few + many) / 2
-		if guesses > 0 { // where a line through both ends meets the host's memory, rounded down and up in turn
+		if guesses > 0 { // where a line through both ends meets the host's memory, rounded alternately down and up
 			share := float64(h.host-least) / float64(most-least)
 			n = few + int(share*float64(many-few)) + 1 - guesses%2
 			n = max(few+1, min(n, many-1))
@@ -782,7 +782,7 @@ func (h *chooser) copyToFit(hidden [][]turn) {
 	}
 }
 
-// settle reduces the lag of copies and the distance of reloads as far as this costs no time.
+// settle reduces the lag of copies and the distance of reloads as long as this costs no time.
 func (h *chooser) settle() {
 	p := h.plan
 	if !copies(p) {
@@ -824,8 +824,8 @@ func (h *chooser) hidden(before *snapshot) [][]turn {
 	return turns
 }
 
-// shares returns what share of the type-1 bytes has each placement. It counts only the given units of each
-// layer, or all units if none are given.
+// shares returns, for each placement, the share of the type-1 bytes that has it. It counts only the given units
+// of each layer, or all units if none are given.
 func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes

@@ -97,8 +97,8 @@ func TestAutoIsFastest(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastestAtRandom does the same for random machines and strategies, and for more of them if SPPO_LONG
-// is set.
+// TestAutoIsFastestAtRandom does the same as TestAutoIsFastest for random machines and strategies, and for more
+// of them if SPPO_LONG is set.
 func TestAutoIsFastestAtRandom(t *testing.T) {
 	r, draws := plantest.Random(t), 2
 	if os.Getenv("SPPO_LONG") != "" {
@@ -211,7 +211,7 @@ func TestCopiesInTurns(t *testing.T) {
 	if half, full := step("cluster.copy_duplex=half", "schedule.order=sequence", "schedule.keep=[]"), step("schedule.order=sequence", "schedule.keep=[]"); half < 1.01*full {
 		t.Errorf("K and V that stream: %g s in turns, %g s with both ways at once", half, full)
 	}
-	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // in this order, the copies back of a sequence begin after its last copy out
+	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // in this order, a sequence's first copy back begins after its last copy out
 	if full := step("schedule.order=sequence"); math.Abs(once/full-1) > 1e-9 {
 		t.Errorf("one sequence after another: %g s in turns, %g s with both ways at once", once, full)
 	}

@@ -117,7 +117,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
 	for i, z := range p.Sizes() {
 		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the previous stage, which this one often equals
+		var before, after string // of the previous stage; those of this stage are often the same
 		var placed float64
 		for s := range p.Parallel.PP {
 			if placement := p.Offload.Placement[s][i]; placement != before {
@@ -192,9 +192,9 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 }
 
 // chooseAhead issues reloads as late as possible without lengthening the step. It takes the shortest distance
-// that makes the step as fast as the longest distance does. The longest is the number of layers of a task, as
-// in the paper. Later reloads hold their bytes for a shorter time. At the turnaround and during the long first
-// subsequences, these bytes determine the peak.
+// that makes the step as fast as the longest distance does. The longest distance is the number of layers of a
+// task, as in the paper. Later reloads hold their bytes for a shorter time. At the turnaround and during the
+// long first subsequences, these bytes determine the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }

@@ -22,8 +22,8 @@ import (
 //
 // Time: a rank runs all of its tasks, in any order. Before its first task, it waits until the first subsequence
 // has passed through the earlier virtual stages; after its last task, the gradient of that subsequence passes
-// back through them. If all forwards of a microbatch precede all backwards, the rank also waits in between,
-// while the last subsequence passes through the later virtual stages and back. If a strategy runs one
+// back through them. If all forwards of a microbatch precede all of its backwards, the rank also waits between
+// them, while the last subsequence passes through the later virtual stages and back. If a strategy runs one
 // microbatch after another, this wait occurs once per microbatch. The first subsequence also passes through the
 // whole model and back. Copies only add to these times, and streamed blocks are copied one after another. While
 // the number of subsequences is open, the bound uses the minimum time of a layer over all possible numbers and
@@ -46,7 +46,7 @@ type bounds struct {
 type lengthsKey struct {
 	n     int
 	align int64
-	cut   string // how the sequence is cut: "" by operations, "length" by length; any other text is by time, and contains everything that task times depend on
+	cut   string // how the sequence is cut: "" by operations, "length" by length; any other text means by time, and contains everything that task times depend on
 }
 
 type profileKey struct {
@@ -62,7 +62,7 @@ type profileKey struct {
 type endKey struct {
 	parallel plan.Parallel
 	lengthsKey
-	layers int // number of layers of the stage with the most
+	layers int // number of layers of the rank with the most
 }
 
 // end holds the times of the optimizer for a layer, the embedding and the head, and the times of collectives on
@@ -72,9 +72,9 @@ type end struct {
 	visit                  visit
 }
 
-// visit is the time of the collectives on parameters that run during a layer of any task: those of the forward
-// pass, and the additional ones of the backward pass. In layer order a task may run none of these collectives,
-// so both times are 0.
+// visit holds the times of the collectives on parameters that run while a task is in a layer: those of the
+// forward pass, and the additional ones of the backward pass. In layer order a task may run none of these
+// collectives, so both times are 0.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -114,8 +114,8 @@ func (b *bounds) staged(p *plan.Plan) {
 	p.Subsequences.Lengths = b.lengthsOf(p)
 }
 
-// lengthsOf cuts the sequence in the same way as partition. A cut by time depends on the stages: until layers
-// are assigned to them, lengthsOf cuts by operations instead.
+// lengthsOf cuts the sequence in the same way as the partition pass. A cut by time depends on the stages: until
+// layers are assigned to them, lengthsOf cuts by operations instead.
 func (b *bounds) lengthsOf(p *plan.Plan) []int64 {
 	if given := p.Schedule.Subsequences.Lengths; len(given) > 0 {
 		return given
@@ -160,8 +160,8 @@ type profile struct {
 // layerProfile holds the times of one microbatch in a layer of one kind.
 type layerProfile struct {
 	all             ir.Seconds        // forward and backward
-	halved          func() ir.Seconds // the same, if backwards may run in two halves
-	each, attention []ir.Seconds      // of each subsequence: all of the layer, and its attention alone
+	halved          func() ir.Seconds // the same, if backward tasks may run in two halves
+	each, attention []ir.Seconds      // of each subsequence: the entire layer, and only its attention
 	first, last     crossing          // the first subsequence and the last
 	shares          [2]share          // of the last subsequence: forward and backward
 	streaming       ir.Seconds        // time to load all blocks of K and V, one after another
@@ -169,7 +169,7 @@ type layerProfile struct {
 
 func (k *layerProfile) whole() ir.Seconds { return k.all }
 
-// layers adds up the times of layers, given their number of each kind.
+// layers adds up the times of layers, given how many there are of each kind.
 func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) (t ir.Seconds) {
 	for kind, n := range counts {
 		if n > 0 {
@@ -194,7 +194,8 @@ func (c crossing) both(late bool) ir.Seconds {
 	return c.forward + c.backward
 }
 
-// share describes attention that other ranks can share: its time, and the bytes sent to each of them and back.
+// share describes attention that other ranks can share: its time, and the bytes sent to each of those ranks and
+// back.
 type share struct {
 	whole   ir.Seconds
 	travels []ir.Bytes
@@ -374,9 +375,9 @@ func cutByLength(s *lang.Schedule) bool {
 	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
 }
 
-// leastProfile returns a lower bound on the profiles of a candidate for which the number of
-// subsequences, or how they are cut, is open. In the latter case, the bound includes the undivided
-// sequence, because kernels are slower on shorter subsequences.
+// leastProfile returns a lower bound on the profiles of a candidate for which the number of subsequences, or
+// the way they are cut, is open. In the latter case, the bound includes the undivided sequence, because kernels
+// are slower on shorter subsequences.
 func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	var least *profile
 	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: pricedRanks(whole)}
@@ -414,8 +415,8 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	return least
 }
 
-// Levels, that is, numbers of pinned dimensions: bounds are useful from the first of them on, and improve at
-// the others.
+// Levels at which bounds improve; a level is a number of pinned dimensions. Below the first of them, candidates
+// have no bounds.
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
 	levelOfStages = levelOf("schedule.pp")
@@ -741,8 +742,8 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	}
 }
 
-// given returns an upper bound on the time that sharing attention with the given number of helpers saves in a
-// layer of the last subsequence, if at least the given part of the attention stays on one rank.
+// given returns an upper bound on the time that sharing attention with the given number of helpers saves for
+// the last subsequence in a layer, if at least the given part of the attention stays on one rank.
 func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
@@ -754,8 +755,8 @@ func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Byt
 	return t
 }
 
-// helping returns a lower bound on the time in which the last rank helps all others: weights, K and
-// V arrive one by one, and their gradients are sent back.
+// helping returns a lower bound on the time that the last rank spends helping all others: weights, K and V
+// arrive one by one, and their gradients are sent back.
 func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
 	g := b.cache.Model(p)
 	fewest := ir.Seconds(slices.Min(layers))
@@ -909,8 +910,8 @@ func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
 	return layers
 }
 
-// dealLayers gives each layer in turn to the rank that finishes earliest, and, within that rank, to the virtual
-// stage with the least work.
+// dealLayers assigns one layer after another, each to the rank that finishes earliest and, within that rank, to
+// the virtual stage with the least work.
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))

@@ -17,7 +17,8 @@ import (
 // few steps in one dimension at a time nevertheless lead to one of the fastest plans of its class.
 
 // refine improves the plan that the search found, which may be nil. If the search ended at its limit, refine also looks
-// for a plan that fits, and improves it, in each class of candidates that divide the ranks alike and may be faster.
+// for a plan that fits, and improves it, in each class of candidates that divide the ranks in the same way and may be
+// faster.
 func (s *search) refine(winner *node) *node {
 	until := s.impatience() + refineShare
 	if winner != nil {
@@ -52,8 +53,8 @@ func (s *search) refine(winner *node) *node {
 	return s.fastest(winner, s.climb(winner, s.impatience()+lastShare, false))
 }
 
-// fastest returns the last of a list of plans, each faster than the one before it, that fits after placement and is
-// clearly faster than the winner. If there is none, it returns the winner, which may be nil.
+// fastest takes a list of plans, each faster than the one before it. It returns the last of them that fits after
+// placement and is clearly faster than the winner. If there is none, it returns the winner, which may be nil.
 func (s *search) fastest(winner *node, found []*node) *node {
 	for _, n := range slices.Backward(found) {
 		if !mayBeat(winner, n.time()) {
@@ -71,8 +72,9 @@ func mayBeat(winner *node, t ir.Seconds) bool {
 	return winner == nil || t*(1+searchHandicap) < winner.time()
 }
 
-// classes returns the ways to divide the ranks of a root that have the lowest bounds. Among those with almost
-// equal bounds, the ones with the fewest stages come first, because they have the smallest bubbles.
+// classes returns candidates of a root, one for each of the ways to divide the ranks that have the lowest
+// bounds. Among candidates with almost equal bounds, those with the fewest stages come first, because they have
+// the smallest bubbles.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
 	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
@@ -101,9 +103,9 @@ func sameRanks(a, b *lang.Schedule) bool {
 	return a.Order == b.Order && a.SPMode == b.SPMode && a.SP == b.SP && a.DP == b.DP && a.PP == b.PP
 }
 
-// climb improves a plan, one dimension after another, as long as that makes it clearly faster, and returns all plans that
-// it passes. It tries the values that the search skipped or, if the search ended at its limit, all values that divide the
-// ranks in the same way. If quickly is set, the offload pass decides placements only at the end.
+// climb improves a plan, one dimension after another, as long as that makes it clearly faster, and returns all plans
+// along the way. It tries the values that the search skipped or, if the search ended at its limit, all values that
+// divide the ranks in the same way. If quickly is set, the offload pass decides placements only at the end.
 func (s *search) climb(from *node, until float64, quickly bool) []*node {
 	found := []*node{from}
 	if n := s.quick(from); quickly && s.improves(n, from) {
@@ -145,8 +147,8 @@ func (s *search) steps(found []*node, until float64, quickly bool) []*node {
 	return found
 }
 
-// stepIn returns a plan that differs from another only in one dimension and in placements, and is clearly faster, or
-// nil if it finds none. If a value may need too much memory, stepIn also tries it with K and V streamed.
+// stepIn returns a clearly faster plan that differs from a given one only in one dimension and in placements, or nil
+// if it finds none. If a value may need too much memory, stepIn also tries it with K and V streamed.
 func (s *search) stepIn(d *dimension, from *node, until float64, quickly bool) *node {
 	for _, v := range d.values(&s.space, &from.schedule) {
 		n := &node{schedule: from.schedule, level: len(dimensions), weighed: from.weighed}

@@ -57,7 +57,8 @@ func (s *search) widen() {
 	heap.Init(&s.frontier)
 }
 
-// slackened returns the lowest bound that, given the gap, is no better than a plan with a certain step time.
+// slackened returns the lowest bound at which, given the gap, a candidate counts as no better than a plan with
+// step time t.
 func (s *search) slackened(t ir.Seconds) ir.Seconds { return t / ir.Seconds(1+s.gap) }
 
 // soFar returns the fastest complete candidate so far that fits, or nil.

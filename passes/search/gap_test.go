@@ -11,9 +11,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// A search with little patience finds a plan that fits, and reports how far from the best it may be. The plan
-// is no further from the best than that. The jobs make bounds on time loose: memory is scarce, and many
-// candidates are about equally good.
+// A search with little patience finds a plan that fits, and reports how far this plan may be from the best. The
+// plan is no further from the best than reported. The jobs make bounds on time loose: memory is scarce, and
+// many candidates are about equally good.
 func TestGapHolds(t *testing.T) {
 	within := regexp.MustCompile(`^within ([0-9.]+)% of the best$`)
 	said := 0

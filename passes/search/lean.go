@@ -18,8 +18,8 @@ import (
 // needs, and takes candidates with the lowest memory bound first, so that it soon finds a plan that fits, if
 // there is one. A complete candidate is first planned without timing its copies, which would take many
 // simulations. In such a lean plan, reloads begin as late as possible, and copies to the host end as early as
-// possible. This needs no simulation, and takes no more device memory than any other timing, except for part of
-// the packing margin.
+// possible. Such a plan needs no simulation, and no more device memory than one with any other timing, except
+// for part of the packing margin.
 
 // wanted determines the order of candidates: least memory first. If memory is plentiful, candidates
 // with the fewest open dimensions come first, then those on the most ranks, then those with the
@@ -54,8 +54,8 @@ func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	}
 }
 
-// wantComplete sets the place in the order of a candidate whose memory is known. In a search for any plan that
-// fits, a candidate that fits comes first.
+// wantComplete sets the place of a candidate in the order once its memory is known. In a search for any plan
+// that fits, a candidate that fits comes first.
 func (s *search) wantComplete(n *node, device ir.Bytes, shortfall *plan.Shortfall) {
 	if s.want(n, device, shortfall); shortfall == nil && s.fitting {
 		n.wanted.bytes = 0
@@ -102,7 +102,7 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 // earlier returns the number of device bytes that reloads may occupy if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
-	for _, saved := range e.Saved { // with attention windows, the first subsequence need not be the longest
+	for _, saved := range e.Saved { // with attention windows, the first subsequence does not always save the most
 		var of ir.Bytes
 		for _, size := range saved {
 			of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)

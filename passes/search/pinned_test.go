@@ -80,8 +80,8 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 // plan fits when placed as in `sppoc plan`, it may be at most 1% faster than the plan found with everything
 // open. The long form runs every job of the paper and 50 random ones, with all values. In a fifth of these
 // random jobs, every dimension is open, far more than by default, so only 12 values are pinned in each.
-// SPPO_PINNED selects the jobs whose names contain it, for example a file name, "drawn", or "drawn-07". Each
-// job has its own random source, so a single job can be rerun with the same seed.
+// SPPO_PINNED selects the jobs whose names contain its value, for example a file name, "drawn", or "drawn-07".
+// Each job has its own random source, so a single job can be rerun with the same seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
 	seed, long := irtest.Seed(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {

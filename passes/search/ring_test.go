@@ -66,8 +66,8 @@ func TestRingBeyondHeads(t *testing.T) {
 	}
 }
 
-// TestRingOfPinnedRanks checks that auto takes a ring for a pinned number of ranks among which the heads do not
-// divide.
+// TestRingOfPinnedRanks checks that auto chooses a ring for a pinned number of ranks among which the heads
+// cannot be divided evenly.
 func TestRingOfPinnedRanks(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=3", "schedule.sp_mode=auto", "schedule.pp=1", "schedule.dp=1", "schedule.align=auto", "train.sequence=384")
 	if p.Parallel.SP != 3 || p.Parallel.SPMode != graph.ModeRing {
@@ -75,7 +75,7 @@ func TestRingOfPinnedRanks(t *testing.T) {
 	}
 }
 
-// TestRingConflicts checks that a request that conflicts with a ring is refused, and that the error is at its key.
+// TestRingConflicts checks that a request that conflicts with a ring is refused with an error at the right key.
 func TestRingConflicts(t *testing.T) {
 	for _, c := range []struct {
 		code       lang.Code

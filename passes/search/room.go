@@ -35,12 +35,12 @@ type roomKey struct {
 // room is the memory that does not depend on the placements of units.
 type room struct {
 	all, resident  caches   // of a layer: all, and those that are not streamed
-	kept, inputs   ir.Bytes // bytes that a layer saves for the backward pass; the part that is its inputs, which cannot be recomputed
+	kept, inputs   ir.Bytes // bytes that a layer saves for the backward pass; those of its inputs, which cannot be recomputed
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
 	head, lastHead ir.Bytes // while the head runs, for the first and for the last subsequence
 }
 
-// caches holds the bytes of K and V of a layer for a whole sequence, and of their gradients.
+// caches holds the bytes of a layer's K and V for an entire sequence, and those of their gradients.
 type caches struct{ values, grads ir.Bytes }
 
 // roomOf returns the room of a plan whose subsequence lengths are known.
@@ -103,8 +103,8 @@ func leastOf(g *graph.Model, of func(kind int) ir.Bytes) ir.Bytes {
 	return least
 }
 
-// leastKept returns a lower bound on the bytes that each layer saves for its backward, for all
-// subsequences, and the part that is its inputs.
+// leastKept returns a lower bound on the bytes that each layer saves for its backward, for all subsequences,
+// and the bytes of its inputs among them.
 func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inputs ir.Bytes) {
 	units := make([]ir.Bytes, len(g.Layer.Units)) // of all subsequences
 	for _, z := range sizes {
@@ -175,7 +175,7 @@ func (h holding) fuller(o holding) holding {
 	return holding{h.rank, max(h.device, o.device), max(h.both, o.both)}
 }
 
-// lackOf returns the shortfall of a rank that needs this memory, or nil.
+// lackOf returns the shortfall of a rank that needs the given memory, or nil if the memory suffices.
 func (b *bounds) lackOf(h holding) *plan.Shortfall {
 	device := ir.Bytes(b.cluster.DeviceMemory)
 	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
@@ -299,7 +299,7 @@ func backwardGroup(p *plan.Plan) int {
 	return p.Subsequences.N
 }
 
-// stays returns the bytes of a layer's K and V and of their gradients that stay on the device for a whole
+// stays returns the bytes of a layer's K and V, and of their gradients, that stay on the device for an entire
 // sequence.
 func (b *bounds) stays(p *plan.Plan, of room) caches {
 	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {

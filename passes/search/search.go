@@ -30,10 +30,10 @@ import (
 // plan fits. gap.go decides when the search ends.
 
 // searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks, splits
-// backwards, has an unusual grid, or departs from the default of a wide dimension. Such candidates need more
-// memory and messages, or have less even tasks, and their bounds are looser. Without a handicap, the search
-// would plan many of them for gains below the accuracy of predictions. Together with the gap, it keeps the
-// result within 1% of the best.
+// backward tasks, has an unusual grid, or departs from the default of a wide dimension. Such candidates need
+// more memory and messages, or have tasks of less even length, and their bounds are looser. Without a handicap,
+// the search would plan many of them for gains below the accuracy of predictions. Together with the gap, it
+// keeps the result within 1% of the best.
 const searchHandicap = 0.006
 
 // mostAlternatives is the maximum number of alternatives in a plan.
@@ -43,7 +43,7 @@ const mostAlternatives = 5
 type node struct {
 	schedule lang.Schedule
 	level    int        // number of pinned dimensions
-	bound    ir.Seconds // on the time of all plans that it represents, times its handicap
+	bound    ir.Seconds // on the time of every plan that the candidate represents, times its handicap
 	number   int        // order of creation; among equal bounds, the lowest number is first
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
@@ -58,9 +58,9 @@ type node struct {
 // time returns the step time of a complete candidate.
 func (n *node) time() ir.Seconds { return n.plan.Time.StepS }
 
-// rank returns the bound by which a candidate is queued. If memory is scarce, the bound is rounded down in
-// relative steps of the gap: candidates with the same sizes hardly differ in their bounds, but many of them do
-// not fit.
+// rank returns the bound by which a candidate is queued. If memory is scarce, the bound is rounded down, in
+// relative steps of searchGap, because candidates with the same sizes hardly differ in their bounds, but many
+// of them do not fit.
 func (n *node) rank() ir.Seconds {
 	if n.tight && n.plan == nil {
 		return ir.Seconds(math.Exp(math.Floor(math.Log(float64(n.bound))/searchGap) * searchGap))
@@ -68,9 +68,9 @@ func (n *node) rank() ir.Seconds {
 	return n.bound
 }
 
-// frontier is a queue of candidates, ordered by rank. Candidates of equal rank are ordered by memory, those
-// that need the least first, because they are the most likely to fit. Those with the same bound are ordered by
-// how long they take to plan, the fastest first.
+// frontier is a queue of candidates, ordered by rank. Among candidates of equal rank, those that need the least
+// memory come first, because they are the most likely to fit. Remaining ties go to the lowest bound, and then
+// to the candidate that is the fastest to plan.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
@@ -156,9 +156,10 @@ func (s *search) step() *node {
 	return nil
 }
 
-// solve runs the search for a plan. Bounds of candidates whose sequence is not cut by operations take long to
-// compute. If another way to cut it is pinned, the search therefore first cuts it by operations, and then in the
-// pinned way on the plan that it has found. Only if that does not fit is the pinned way searched itself.
+// solve runs the search for a plan. If a sequence is not cut by operations, bounds take long to compute. If
+// another way to cut it is pinned, solve therefore first searches with cuts by operations, and then cuts the
+// sequence of the resulting plan in the pinned way. Only if that plan does not fit does solve search with the
+// pinned way.
 func (s *search) solve(p *plan.Plan) (winner *node, alternatives []*node) {
 	const plain = "flops"
 	if s.timeless || mayBe(p.Schedule.Partition, plain) {
@@ -274,8 +275,9 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// boundOf returns the bound of a candidate. With streamed K and V, this takes the cost of each block. It is
-// therefore skipped for a candidate that would not be faster than the plan to beat even without streaming.
+// boundOf returns the bound of a candidate. With streamed K and V, the exact bound requires the cost of every
+// block. boundOf therefore omits streaming for a candidate that would not be faster than the plan to beat even
+// without it.
 func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 	if s.beat != nil && n.schedule.Keep != nil && len(n.schedule.Keep) < len(plan.Streamable) {
 		resident := n.schedule
@@ -288,8 +290,8 @@ func (s *search) boundOf(n *node) (ir.Seconds, holding) {
 }
 
 // handicap returns the factor by which a candidate must be faster than a simpler one: more than 1 if it splits
-// backwards, shares tasks, has an unusual grid, or departs from the default of a wide dimension. The bounds of
-// such candidates are also looser, so simpler ones are considered first.
+// backward tasks, shares tasks, has an unusual grid, or departs from the default of a wide dimension. The
+// bounds of such candidates are also looser, so simpler ones are considered first.
 func (s *search) handicap(n *node) ir.Seconds {
 	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
 		return 1 + searchHandicap
@@ -427,7 +429,7 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 // buffers to find out.
 func (s *search) fits(n *node) bool {
 	shortfall := n.need.Shortfall(n.plan.Memory)
-	if s.fitting || shortfall == nil && s.timeless { // placement does not need more
+	if s.fitting || shortfall == nil && s.timeless { // placement never needs more
 		return shortfall == nil
 	}
 	if n.plan.Memory.Placed {
@@ -454,8 +456,8 @@ func (s *search) fits(n *node) bool {
 // workOfPlacing is the work of placing the buffers of a layer visit.
 const workOfPlacing = 200
 
-// mayBePlaced reports whether a candidate whose footprint does not fit may fit after placement. Once much work on
-// placing such candidates has been wasted, the search gives them up.
+// mayBePlaced reports whether a candidate whose footprint does not fit may fit after placement. Once the search
+// has wasted much work on placing such candidates, it gives up on them.
 func (s *search) mayBePlaced(n *node) bool {
 	return s.inPatience(s.wasted) < wastedShare && n.need.Shortfall(memory.WithSlack(n.plan, n.plan.Memory)) == nil
 }

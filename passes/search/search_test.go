@@ -136,8 +136,8 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 	}
 }
 
-// TestSearchOfStreams makes the same check for streamed K and V, and for layer order, both of which random
-// requests rarely have.
+// TestSearchOfStreams makes the same check as TestSearchAgreesWithBruteForce for streamed K and V, and for
+// layer order, both of which random requests rarely have.
 func TestSearchOfStreams(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 4, 100
 	if os.Getenv("SPPO_LONG") != "" {
@@ -159,16 +159,17 @@ func checkSearch(t *testing.T, draw int, text string, set []string, most int) in
 	if brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ }); candidates > most {
 		return -1
 	}
-	plans := candidates // if it is not run
+	plans := candidates // if the subtest is not run
 	t.Run(fmt.Sprint(draw), func(t *testing.T) { plans = compareSearch(t, fmt.Sprint(text, set), brute, request) })
 	return plans
 }
 
-// compareSearch makes this comparison, and returns the number of candidates that are valid plans.
+// compareSearch makes the comparison for checkSearch, and returns the number of candidates that are valid
+// plans.
 func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) int {
 	t.Helper()
 	any := newSearch(ContextOf(nil, pass.Options{Fitting: true}), request)
-	var best, tight *node // the fastest that fits: usual, and tried only if memory is scarce
+	var best, tight *node // the fastest that fit: of the usual candidates, and of those tried only if memory is scarce
 	plans := 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
 		leaf := chain[len(chain)-1]

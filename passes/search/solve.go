@@ -17,7 +17,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// Default sizes, for values that are auto and not searched.
+// Default sizes for values that are auto but not searched.
 const (
 	tokensPerTaskWanted = 8 << 10 // subsequence length that keeps a GPU busy and its bubbles small
 	alignWanted         = 128     // rows of a tile
@@ -44,7 +44,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 }
 
 // size computes the sizes that follow from a request whose dimensions are pinned. If no candidate is valid,
-// some dimensions are still open. size then takes the smallest values, which later checks refuse.
+// some dimensions are still open; size then takes their smallest values, which later checks refuse.
 func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(c.Cache, p)
@@ -208,7 +208,7 @@ func given(is bool, auto string) string {
 	return auto
 }
 
-// layersInWords returns the list of layers, or a summary of a long one.
+// layersInWords returns the list of layers as text, or a summary if the list is long.
 func layersInWords(layers []int) string {
 	least, most := slices.Min(layers), slices.Max(layers)
 	switch {
@@ -237,7 +237,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 			par.SP, par.PP, par.DP, par.VirtualStages, par.Microbatch))
 	}
 	gpus := p.Cluster.GPUs()
-	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
+	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product could overflow
 	add(tooMany, plan.Fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 		"sp %d x pp %d x dp %d make %d ranks, but the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), words.Plural(gpus, p.Cluster.Unit())))
 	add(par.Placement != plan.PlacedRound && par.Placement != plan.PlacedV && par.Placement != "", plan.Fault("schedule.strategy", lang.UnknownName, plan.PlacedRound+" or "+plan.PlacedV,
@@ -292,10 +292,10 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 }
 
 // mostTasks limits the number of layer forwards in a step, so that the program fits into the memory of a
-// workstation. Each takes about 150 instructions, including its backward.
+// workstation. Each layer forward takes about 150 instructions, including its backward.
 const mostTasks = 150_000
 
-// taskLayers returns the number of layer forwards in a step for each subsequence, over all microbatches.
+// taskLayers returns the number of layer forwards that a step has per subsequence, over all microbatches.
 func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
 
 func gridProblems(p *plan.Plan) []plan.Problem {
@@ -310,7 +310,7 @@ func gridProblems(p *plan.Plan) []plan.Problem {
 	case align < 1 || align%grid != 0:
 		return []plan.Problem{plan.Fault("schedule.align", lang.BadAlign, "align = "+words.NearMultiples(align, grid), "align = %d is not a multiple of %s", align, p.GridInWords())}
 	case p.Subsequences.Lengths != nil:
-		return nil // checked as they are
+		return nil // already cut; the partition pass checks these lengths
 	case p.Schedule.Offload.Policy == "list" && len(p.Schedule.Offload.Alpha) != int(n):
 		return []plan.Problem{plan.Fault("schedule.offload", lang.LengthOfList, fmt.Sprintf("write %d shares", n),
 			"offload lists %d shares for %d subsequences", len(p.Schedule.Offload.Alpha), n)}
@@ -407,7 +407,7 @@ func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 func splitProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
 	sp, m := p.Parallel.SP, p.Model
-	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans of earlier releases
+	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans from earlier releases
 		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "unknown value %q", mode)}
 	}
 	if p.Split().Chunks() > 0 {
@@ -441,8 +441,8 @@ func ringProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// mostLoads limits the number of blocks that the forwards of a step load. Each takes about ten instructions,
-// including its backward.
+// mostLoads limits the number of blocks that the forwards of a step load. Each load takes about ten
+// instructions, including those in the backward.
 const mostLoads = 200_000
 
 // solveStream decides what is streamed, as requested, and sets the block length: that of an average

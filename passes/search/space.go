@@ -19,7 +19,7 @@ import (
 type dimension struct {
 	key    string                               // of the spec
 	text   func(*lang.Schedule) string          // the pinned value; empty if it is open
-	values func(*space, *lang.Schedule) []value // the values worth trying, given the pinned earlier dimensions; ties go to the first
+	values func(*space, *lang.Schedule) []value // the values worth trying once all earlier dimensions are pinned; ties go to the first
 	detail bool                                 // candidates that differ only in such dimensions are the same alternative
 	plain  string                               // the default value, which needs no reason if it is the only possible one
 	tight  string                               // the reason for values other than the default, which are tried only if memory is short
@@ -70,7 +70,7 @@ func Pins(s lang.Schedule) (keys, values []string) {
 	return keys, values
 }
 
-// number is a dimension of positive integers.
+// number returns a dimension whose values are positive integers.
 func number(key string, field func(*lang.Schedule) *int, values func(*space, *lang.Schedule) []int) dimension {
 	return dimension{
 		key: key,
@@ -90,7 +90,7 @@ func number(key string, field func(*lang.Schedule) *int, values func(*space, *la
 	}
 }
 
-// choice is a dimension of names.
+// choice returns a dimension whose values are names.
 func choice(key string, field func(*lang.Schedule) *string, values func(*space, *lang.Schedule) []string) dimension {
 	return dimension{
 		key: key,
@@ -267,7 +267,8 @@ func (sp *space) optimizerOffloads(*lang.Schedule) []string {
 	return []string{"none", plan.OffloadHost}
 }
 
-// stateOfGPU returns the bytes of weights, gradients and optimizer state, divided among all GPUs.
+// stateOfGPU returns the bytes of weights, gradients and optimizer state per GPU if they are divided among all
+// GPUs.
 func (sp *space) stateOfGPU() (n ir.Bytes) {
 	g := graph.NewTuned(sp.model, sp.train.Freeze, graph.Split{SP: 1}, sp.train.Sequence)
 	whole := plan.Plan{Model: sp.model, Train: sp.train, Parallel: plan.Parallel{DP: 1, PP: 1, SP: 1, VirtualStages: 1}}
@@ -287,7 +288,7 @@ func (sp *space) stateOfGPU() (n ir.Bytes) {
 // its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
 	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
-		if sp.fitting { // whole weights of one or two layers may need less memory than gathering them
+		if sp.fitting { // undivided weights of one or two layers may need less memory than gathering them
 			return []string{"3", "2"}
 		}
 		return []string{"1", "2", "3"}
@@ -324,8 +325,8 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 // alone reports whether each replica has only one microbatch.
 func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
 
-// breadthFirst reports whether a candidate takes a whole microbatch through one virtual stage before the next.
-// The search does not try such a candidate if its rounds equal those of sppo.
+// breadthFirst reports whether a candidate takes an entire microbatch through one virtual stage before the
+// next. The search does not try such a candidate if its rounds equal those of sppo.
 func (sp *space) breadthFirst(s *lang.Schedule) bool {
 	st := strategy.Find(s.Strategy)
 	return st != nil && st.Turns == strategy.LastTurn && sp.alone(s) && strategy.Find(sp.asked.Strategy) == nil
@@ -424,7 +425,8 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	return out
 }
 
-// recomputing returns the policies that recompute anything in every layer. The one that recomputes the most is last.
+// recomputing returns the policies that recompute something in every layer. The one that recomputes the most is
+// last.
 var recomputing = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
 
 // recomputes returns the values of recompute. A plan needs the least memory if everything possible is
@@ -440,8 +442,8 @@ func (sp *space) recomputes(s *lang.Schedule) []string {
 	return names
 }
 
-// offloads returns the values of offload. For the least memory, the offload pass decides which units fit on the
-// host.
+// offloads returns the values of offload. If the least memory is wanted, the offload pass decides which units
+// fit on the host.
 func (sp *space) offloads(*lang.Schedule) []string {
 	if sp.fitting {
 		return []string{plan.PolicyAuto}
@@ -484,7 +486,7 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	if sp.fitting {
 		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)
 	}
-	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its whole prefix around
+	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its entire prefix around the ring
 		tasks = min(tasks, mostInRing)
 	}
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))

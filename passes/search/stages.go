@@ -16,8 +16,8 @@ import (
 // work. It starts from the plan that the first stage has found, so the result is never worse.
 //
 // If the first stage goes for a while without finding a plan that fits, a search over all values looks for any
-// plan that fits, however slow. If there is one, the first stage goes on. If it still finds no plan that fits,
-// it continues from that one. If nothing fits, the search stops.
+// plan that fits, however slow. If that search finds one, the first stage goes on; if the first stage still
+// finds none itself, it continues from the plan of that search. If nothing fits, the search stops.
 
 // Fractions of a search's patience.
 const (
@@ -33,9 +33,9 @@ const (
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
 
-// visitsWeighed limits when the offload pass decides the placements of the candidate that needs the least
-// memory: only if a step has at most this many layer visits in its forward pass. For larger candidates, this
-// would take longer than the rest of the search.
+// visitsWeighed is the largest number of layer visits in a step's forward pass for which the offload pass
+// decides the placements of the candidate that needs the least memory. With more visits, this would take longer
+// than the rest of the search.
 const visitsWeighed = 60_000
 
 // roots returns the request with default values for its open wide dimensions, and one schedule for
@@ -154,8 +154,8 @@ func (s *search) holdsFit() bool {
 	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil })
 }
 
-// doubt looks for a plan that fits, however slow, and queues it. It reports whether there may be one. If nothing of the
-// first root fits, doubt drops the candidates of that root.
+// doubt looks for a plan that fits, however slow, and queues it. It reports whether there may be one. If no candidate
+// of the first root fits, doubt drops the candidates of that root.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) bool {
 	n, known, _ := s.anyFit(first)
 	if n == nil && known {

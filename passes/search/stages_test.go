@@ -13,8 +13,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// wideJob is a job whose K and V do not fit into little memory, unless they are streamed or the order is by
-// layer.
+// wideJob is a job whose K and V do not fit if memory is scarce, unless they are streamed or the schedule uses
+// layer order.
 const wideJob = `import "clusters/local.sppo"
 model m { family = gpt layers = 8 hidden = 128 heads = 4 vocab = 256 dtype = f32 }
 cluster two = local(ranks = 2)
@@ -70,8 +70,8 @@ func TestScarceMemory(t *testing.T) {
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
 // TestWideDimensions gives a job less and less memory. Whenever a plan with the plain values of wide dimensions
-// fits, the search must find one that is no slower. With some sizes of memory, only plans with other values
-// fit. The long form uses twice as many sizes.
+// fits, the search must find one that is no slower. At some memory sizes, only plans with other values fit. The
+// long form of the test uses twice as many sizes.
 func TestWideDimensions(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int
