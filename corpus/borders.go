@@ -40,7 +40,7 @@ const lengthStride = 256
 type lengthFile struct {
 	*os.File
 	count int64
-	marks []int64 // start of each lengthStride-th document
+	marks []int64 // start of every lengthStride-th document
 }
 
 // openLengths opens the index of a shard and checks that its lengths add up to the shard's tokens.

@@ -3,7 +3,7 @@
 //
 //	corpus.go        a corpus: parts with weights, each a stream of tokens
 //	window.go        the tokens, documents and labels of a sequence
-//	borders.go       starts of the documents of a file, and files of masks
+//	borders.go       where the documents in a file start, and mask files
 //	stream.go        files that follow each other, read by position
 //	flat.go          flat files, with llm.c's header or none
 //	megatron.go      .bin with .idx
@@ -140,7 +140,7 @@ func (c *Corpus) divide(i int, shuffle bool) error {
 	return nil
 }
 
-// Tokens returns the number of tokens of all parts.
+// Tokens returns the total number of tokens in all parts.
 func (c *Corpus) Tokens() int64 {
 	var n int64
 	for i := range c.parts {

@@ -39,7 +39,7 @@ func packed(width int, ids []int32) []byte {
 	return out
 }
 
-// megatronIndex returns a Megatron index of sequences with the given lengths, each of them a document.
+// megatronIndex returns a Megatron index of sequences with the given lengths, each of which is a document.
 func megatronIndex(code byte, width int, lengths []int32) []byte {
 	out := append([]byte(megatronMagic), 1, 0, 0, 0, 0, 0, 0, 0, code)
 	out = binary.LittleEndian.AppendUint64(out, uint64(len(lengths)))
@@ -221,7 +221,7 @@ func TestMixture(t *testing.T) {
 	}
 }
 
-// Each part of a mixture has the same sequences as if it were used alone.
+// Each part of a mixture yields the same sequences as it would without the other parts.
 func TestMixtureOfFiles(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	names, _, kind := patternsOf(t, r, 3)

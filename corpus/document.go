@@ -23,8 +23,9 @@ type Document struct {
 	Masked bool // the labels of its tokens do not count
 }
 
-// Fields names the fields of a document in jsonl: a text; a prompt before it, whose labels do not count; or, instead of both, segments, a
-// list of objects with a text and whether its labels count: {"text": "...", "train": true}.
+// Fields names the fields of a document in jsonl: a text, and a prompt before it, whose labels do not count. A
+// document may have segments instead: a list of objects, each with a text and a flag that is set if the labels of
+// the text count, such as {"text": "...", "train": true}.
 type Fields struct{ Text, Prompt, Segments string }
 
 // Masks reports whether some labels do not count.

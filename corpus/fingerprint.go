@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// samples is the number of samples of a file that a fingerprint reads, sampleBytes the length of each.
+// samples is the number of samples of a file that a fingerprint reads, and sampleBytes is the length of each.
 const samples, sampleBytes = 16, 4 << 10
 
 // Fingerprint detects with high probability whether a file has changed, without reading all of it.

@@ -19,8 +19,8 @@ const manifestFormat = "sppo tokens 1"
 
 // Manifest describes a folder of token files.
 //
-// Each shard is NAME.bin, flat little-endian tokens, and NAME.idx, the length of each document in tokens as
-// little-endian uint64. With masks there is also NAME.mask.
+// Each shard consists of NAME.bin, the tokens as little-endian integers, and NAME.idx, the length of each document
+// in tokens as a little-endian uint64. If there are masks, the shard also has NAME.mask.
 type Manifest struct {
 	Format    string  `json:"format"`
 	Type      string  `json:"type"` // uint16 | uint32
@@ -102,7 +102,7 @@ func (m *Manifest) Write(dir string) error {
 	return Replace(filepath.Join(dir, ManifestName), append(text, '\n'))
 }
 
-// Replace writes a temporary file and renames it, so that name has either all of data or its old contents.
+// Replace replaces the contents of a file, completely or not at all: it writes a temporary file and renames it.
 func Replace(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
 	if err != nil {

@@ -30,8 +30,8 @@ func (p pick) first(n uint64) uint64 {
 }
 
 // pick returns the part of sequence g, and its index among that part's sequences. After any number of
-// sequences, the count of a part is less than 1 above its exact share, and at most the number of earlier parts
-// below it.
+// sequences, the count of a part exceeds its exact share by less than 1, and falls short of it by at most the
+// number of earlier parts.
 func (c *Corpus) pick(g int64) (int, int64) {
 	n := uint64(g)
 	for i, p := range c.picks {

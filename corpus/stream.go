@@ -63,8 +63,8 @@ func (s *stream) read(start, position, base, size int64, out []int32, stride int
 	})
 }
 
-// runs visits n tokens of such a ring, beginning with token start+position. It calls visit for each run of
-// tokens in one file, with the position of the run's first token in the file and the number of its tokens.
+// runs visits n tokens of a ring like that of read, beginning with token start+position. It calls visit for each
+// run of tokens in one file, with the position of the run's first token in the file and the length of the run.
 func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, at, take int64) error) error {
 	for n > 0 {
 		at := (start + position) % size // the sum is below 2^61, since start < size

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// window tells where the tokens of a sequence are in its part: length tokens, beginning with token start of the
-// ring that consists of the part's tokens base to base+size. Padding fills the rest of the sequence.
+// window locates the tokens of a sequence in its part. The part's tokens base to base+size form a ring. The
+// window begins at position `start` of the ring and has `length` tokens. Padding fills the rest of the sequence.
 type window struct {
 	part                      int
 	start, base, size, length int64
@@ -165,7 +165,7 @@ func (s Sequence) Labels(position int64, out []int32, stride int, none int32) er
 	return nil
 }
 
-// Counted returns the number of labels of the sequence that count.
+// Counted returns the number of the sequence's labels that count.
 func (s Sequence) Counted() (int64, error) {
 	end := min(s.length-1, s.c.order.Sequence) // the last label
 	starts, err := s.starts()
@@ -195,8 +195,8 @@ func (s Sequence) Counted() (int64, error) {
 	return n, nil
 }
 
-// mask tells which of n labels, from the given position on, count: 1 if a label counts, otherwise 0. It returns
-// nil if the corpus uses no masks. Values after the last token are 0.
+// mask returns one value for each of n labels, from the given position on: 1 if the label counts, otherwise 0. It
+// returns nil if the corpus uses no masks. Values after the last token are 0.
 func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	if !s.c.masked {
 		return nil, nil

@@ -94,7 +94,7 @@ func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
 			end = next
 		}
 		last := end
-		if end == first { // the first document alone does not fit
+		if end == first { // not even the first document fits
 			end = first + sequence
 			last = end + 1 // the last label, since the document continues
 		}

@@ -112,8 +112,8 @@ func (b *builder) halve() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	// For each value gathered in the first half, gathers holds the node that gathers it, and again its copy in
-	// the second half.
+	// For each value gathered in the first half, gathers holds the node that gathers it, and again holds its
+	// copy in the second half.
 	gathers, again := map[int]Node{}, map[int]int{}
 	for _, n := range b.Backward {
 		if n.Weights {

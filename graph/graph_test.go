@@ -249,7 +249,7 @@ func TestCaching(t *testing.T) {
 }
 
 // TestCachesAreNotRepeated checks that a norm of K that is repeated to obtain its statistics writes K to a new
-// value, not to the cache, which still holds it.
+// value, not to the cache, which still holds K.
 func TestCachesAreNotRepeated(t *testing.T) {
 	for _, norm := range []string{lang.QKNormHead, lang.QKNormAll} {
 		for _, split := range splits(1, 2, 4) {

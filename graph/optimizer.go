@@ -34,7 +34,7 @@ var Optimizers = []Optimizer{
 	{Name: "muon", States: []State{{"m", ir.RoleMomentum, ir.F32}}, Whole: true, others: "adamw", rule: muon},
 }
 
-// rounded lists the same optimizers with states stored as bf16.
+// rounded lists the optimizers of Optimizers, but with their states stored as bf16.
 var rounded = func() (list []Optimizer) {
 	for _, o := range Optimizers {
 		o.States = slices.Clone(o.States)
@@ -221,7 +221,8 @@ func (u *updater) normalized(x Arg, divided bool) Arg {
 	return y
 }
 
-// iteration appends one Newton-Schulz iteration: a*x + (b*G + c*G*G)*x.
+// iteration appends one Newton-Schulz iteration: a*x + (b*G + c*G*G)*x or, unless fromLeft is set,
+// a*x + x*(b*G + c*G*G).
 func (u *updater) iteration(suffix string, x Arg, fromLeft, divided bool) Arg {
 	rows, cols := u.param.Local[0], u.cols
 	side := cols

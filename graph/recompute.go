@@ -80,9 +80,9 @@ type remakeKey struct {
 	recomputed Units
 }
 
-// LayerWithout returns a layer of the given kind whose backward pass recomputes the given units, as far as this
-// kind allows. Its forward pass is the same as in every layer. It saves only the other units, which keep their
-// original numbers.
+// LayerWithout returns a layer of the given kind whose backward pass recomputes those of the given units that
+// this kind may recompute. Its forward pass is the same as in every layer. It saves only the other units, which
+// keep their original numbers.
 func (g *Model) LayerWithout(kind int, recomputed Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, recomputed)
 }

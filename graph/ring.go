@@ -8,10 +8,10 @@ import (
 )
 
 // Attention in a ring. Each subsequence has 2t chunks; rank k of t holds chunks k and 2t-1-k, and K and V of only
-// these chunks. Attention over its own keys is plain causal attention, because its rows are in order. Then the keys
-// of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j. All
-// queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk of
-// a lower rank, and no query sees its second chunk. Queries of a rank's second chunk see both chunks of a higher
+// these chunks. A rank's attention over its own keys is plain causal attention, because its rows are in order. Then
+// the keys of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j.
+// All queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk
+// of a lower rank, and no query sees its second chunk. Queries of a rank's second chunk see both chunks of a higher
 // rank, and queries of its first chunk see neither. In both cases, half of all pairs are visible, so every rank has
 // the same work in each turn. All ranks run the same code, with a constant for each rank and turn.
 //

@@ -166,7 +166,7 @@ func (p *Param) Group() string {
 	return lang.GroupMLP
 }
 
-// adapterStd returns the standard deviation of the initial A. It equals that of PEFT's initial values, which
+// adapterStd returns the standard deviation of the initial values of A. It equals that of PEFT's initial values, which
 // are uniform between -1/sqrt(rows) and 1/sqrt(rows).
 func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
 

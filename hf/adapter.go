@@ -47,7 +47,8 @@ func OfAdapter(tensors []ir.Tensor, adapter bool) (list []ir.Tensor) {
 	return list
 }
 
-// module returns the name of the linear map that holds one of our weights: model.layers.*.self_attn.q_proj.
+// module returns the name of the linear map that holds one of our weights, such as
+// model.layers.*.self_attn.q_proj.
 func (n *naming) module(weight string) string {
 	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
 }
@@ -76,7 +77,7 @@ func (n *naming) adapters(m *lang.Model) (*naming, error) {
 	return out, nil
 }
 
-// targets returns the modules of a model's adapters in the form in which PEFT selects them: by the ends of their names.
+// targets returns the modules of a model's adapters as PEFT selects them: by the ends of their names.
 func (n *naming) targets(m *lang.Model) (list []string) {
 	adapted := map[string]bool{}
 	for _, l := range m.Maps() {
@@ -125,7 +126,7 @@ var harmless = []string{
 // changingBase lists initialisations of adapters for which PEFT also changes the matrices of the model.
 var changingBase = []string{"pissa", "olora", "loftq", "corda"}
 
-// WriteAdapter writes, in PEFT's format, the adapter of a model that was trained from a folder. dir must be
+// WriteAdapter writes, in PEFT's format, the adapter that was trained for the model from a folder. dir must be
 // absent or empty. It appears complete or not at all.
 func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, tensors []ir.Tensor, of *lang.Model) error {
 	names, err := m.arch.names.adapters(of)

@@ -14,7 +14,7 @@ import (
 // and the names of its tensors.
 type architecture struct {
 	modelType string
-	outer     string // model_type of a config that has this one as text_config
+	outer     string // model_type of a config whose text_config has this model_type
 	class     string // the class with which transformers loads it
 	family    string // name of the family in the language
 	defaults  map[string]any
@@ -29,7 +29,7 @@ var usual = map[string]any{
 	"tie_word_embeddings": false, "initializer_range": 0.02,
 }
 
-// with returns the usual defaults, overridden by others.
+// with adds the given defaults to the usual ones, which they override.
 func with(others map[string]any) map[string]any {
 	out := map[string]any{}
 	for _, m := range []map[string]any{usual, others} {
@@ -160,7 +160,8 @@ func (m *Model) storage(c *config) {
 	}
 }
 
-// storedType returns the transformers name of the type of the folder's first weights, or "" if they cannot be read.
+// storedType returns the type of the folder's first weights, as transformers names it, or "" if they cannot be
+// read.
 func (m *Model) storedType() string {
 	f, err := safetensors.Open(m.Dir)
 	if err != nil {
@@ -193,7 +194,7 @@ func (m *Model) activation(c *config) {
 		if !ok {
 			c.failf(key, "= %q is not supported", name)
 		}
-		// The default of transformers is also that of the family in the language.
+		// If transformers has a default, the family has the same default in the language.
 		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] {
 			m.set("activation", ours, key)
 		}
@@ -225,7 +226,8 @@ func (m *Model) dropout(c *config, keys ...string) {
 	}
 }
 
-// layerTypes writes which layers have a window. If all have one, the key window is sufficient.
+// layerTypes sets the keys that specify which layers have a window. If all have one, the key window is
+// sufficient.
 func (m *Model) layerTypes(c *config, types []string, window int64, from string) {
 	if !slices.Contains(types, slidingAttention) {
 		return
@@ -278,7 +280,7 @@ func period[T comparable](list []T) []T {
 
 func (m *Model) llama(c *config) { m.decoder(c) }
 
-// mistral reads Mistral and Phi-3: every layer has the window, if there is one.
+// mistral reads the configs of Mistral and Phi-3, in which every layer has the window if there is one.
 func (m *Model) mistral(c *config) {
 	m.decoder(c)
 	c.skip("sliding_window", "layer_types")
@@ -289,7 +291,7 @@ func (m *Model) mistral(c *config) {
 	m.layerTypes(c, types, c.count("sliding_window"), from)
 }
 
-// qwen reads Qwen2 and Qwen3, whose later layers may have a window.
+// qwen reads the configs of Qwen2 and Qwen3, whose later layers may have a window.
 func (m *Model) qwen(c *config) {
 	m.decoder(c)
 	on := c.has("use_sliding_window") && c.truth("use_sliding_window") && c.has("sliding_window")
@@ -303,7 +305,7 @@ func (m *Model) qwen(c *config) {
 	}
 }
 
-// smollm reads SmolLM3, in which every fourth layer has no positions.
+// smollm reads the config of SmolLM3, in which every fourth layer has no positions.
 func (m *Model) smollm(c *config) {
 	m.qwen(c)
 	layers := layersOf(c)
@@ -333,7 +335,8 @@ func (m *Model) smollm(c *config) {
 	m.setList("positions", words, from)
 }
 
-// gemma reads Gemma-2 and Gemma-3: windows in most layers, norms before and after, and limits on scores and logits.
+// gemma reads the configs of Gemma-2 and Gemma-3, which have windows in many layers, norms before and after
+// attention and MLP, and limits on scores and logits.
 func (m *Model) gemma(c *config) {
 	m.decoder(c)
 	c.want("use_bidirectional_attention", false)

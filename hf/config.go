@@ -62,7 +62,7 @@ func (c *config) failf(key, format string, args ...any) {
 }
 
 // raw returns a member as written, or its default if it is absent. It returns nil if the member is null, or
-// absent without a default.
+// is absent and has no default.
 func (c *config) raw(key string) json.RawMessage {
 	c.used[key] = true
 	v, there := c.members[key]

@@ -14,8 +14,8 @@ import (
 
 // Describe writes a config.json for a model that does not come from a folder and was trained on sequences of
 // the given length, in tokens. It uses a transformers architecture that computes the same function, preferably
-// that of the model's family. The config is read back, and an architecture is used only if this yields the same
-// model. The returned model has no folder.
+// the architecture of the model's family. The config is read back, and an architecture is used only if this
+// yields the same model. The returned model has no folder.
 func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	var refusal error
 	for _, a := range candidates(m.Family) {
@@ -75,7 +75,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 // theirs maps our names of activation functions to those of transformers.
 var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 
-// describe writes the members that the architecture supports.
+// describe returns those members of a config that the architecture supports.
 func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	l := lang.Model(*m)
 	c := map[string]any{
@@ -146,7 +146,7 @@ func (v real) MarshalJSON() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// asReals converts all floats of a value to real.
+// asReals converts all floats in a value to the type real.
 func asReals(v any) any {
 	switch v := v.(type) {
 	case float64:
@@ -172,8 +172,8 @@ func orNull(v float64) any {
 	return v
 }
 
-// describeWindows writes which layers have a window. If transformers cannot express the windows, reading the
-// config back reveals the difference.
+// describeWindows writes the members that specify which layers have a window. If transformers cannot express the
+// windows, reading the config back reveals the difference.
 func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	window := slices.Max(append([]int64{0}, m.Windows...))
 	_, byDefault := a.defaults["sliding_window"]
@@ -205,7 +205,7 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	}
 }
 
-// describeRotary writes rope_parameters in the form of transformers 5.
+// describeRotary writes rope_parameters in the format of transformers 5.
 func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 	if len(m.PositionPattern) > 0 || a.family == "smollm3" {
 		var rotated []int

@@ -3,7 +3,7 @@
 //
 //	config.go     config.json: typed access that remembers which keys were read
 //	arch.go       the architectures, one row each
-//	rope.go       rotary positions in both forms that transformers has used
+//	rope.go       rotary positions in both formats that transformers has used
 //	model.go      the keys of a model and their text
 //	tensors.go    which tensor in a folder contains which of ours, and how
 //	weights.go    values for a run

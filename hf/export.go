@@ -170,8 +170,8 @@ func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype strin
 	return nil
 }
 
-// read copies the values that the part has in n rows of the stored tensor, starting at row first, to their
-// places in out.
+// read reads the part's values in rows first .. first+n-1 of the stored tensor, and puts them in their places in
+// out.
 func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	rows, cols := p.Shape[0], p.Shape[1] // the part's shape in the stored tensor
 	if p.transposed {
@@ -202,7 +202,7 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	return nil
 }
 
-// transpose turns cols rows of count values into count rows of cols values, in tiles that fit in a cache.
+// transpose writes the transpose of a matrix with cols rows and count columns, in tiles that fit in a cache.
 func transpose(to []float32, width int64, values []float32, count, cols int64) {
 	const tile = 32
 	for r0 := int64(0); r0 < count; r0 += tile {

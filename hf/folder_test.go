@@ -396,7 +396,7 @@ func TestWindowsOfGemma(t *testing.T) {
 		{"gemma3_text", []string{sliding, sliding}, []int64{7}, 10000},
 		{"gemma3_text", []string{full, sliding}, []int64{0, 7}, 10000},
 		{"gemma3_text", []string{full, full}, []int64{}, 0},
-		{"gemma3_text", nil, []int64{7}, 10000}, // only every sixth layer is full
+		{"gemma3_text", nil, []int64{7}, 10000}, // only every sixth layer has no window
 	} {
 		changes := members{"model_type": c.family, "sliding_window": 7, "rope_parameters": nil, "layer_types": nil}
 		if c.types != nil {

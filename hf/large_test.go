@@ -42,7 +42,8 @@ func (s *sink) Write(v ir.View, in []byte) error {
 	return nil
 }
 
-// oneOf is a crew that has a single rank in this process and whose other processes always obey.
+// oneOf is a crew that has a single rank in this process. Its other processes do not exist, and orders to them
+// never fail.
 type oneOf int
 
 func (c oneOf) Here(rank int) bool                { return rank == int(c) }
@@ -60,7 +61,7 @@ func (c oneOf) OnInspect(func() []byte)           {}
 
 func (c oneOf) Inspect(time.Duration) []vm.Inspection { return nil }
 
-// hole creates a sparse file of tensors that contain only zeros, which takes no disk space.
+// hole creates a file of tensors that contain only zeros. The file is sparse, so it takes no disk space.
 func hole(t *testing.T, path string, tensors []safetensors.Info) {
 	t.Helper()
 	header, at := map[string]any{}, int64(0)
@@ -84,8 +85,8 @@ func hole(t *testing.T, path string, tensors []safetensors.Info) {
 	}
 }
 
-// Loading and exporting need memory for bands of tensors, not for whole tensors. With SPPO_LONG the model is
-// Llama-3-8B, with 16 GB; otherwise it has a hundred megabytes.
+// Loading and exporting need memory for bands of tensors, not for whole tensors. With SPPO_LONG, the model is
+// Llama-3-8B, which has 16 GB of weights; otherwise it is a model with a hundred megabytes.
 func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	hidden, layers, ffn, vocab := int64(1024), 2, int64(4096), int64(16000)
 	if os.Getenv("SPPO_LONG") != "" {

@@ -213,15 +213,15 @@ func (m *Model) Text() string {
 	return string(text)
 }
 
-// Spec returns the text of a whole spec for the model: a shipped cluster with arguments such as "nodes = 1",
+// Spec returns the text of a complete spec for the model: a shipped cluster with arguments such as "nodes = 1",
 // and a run on sequences of the given number of random tokens, as needed to predict memory and time.
 func (m *Model) Spec(cluster, arguments, sequence string) string {
 	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
 		cluster, m.Text(), cluster, arguments, sequence)
 }
 
-// Lang returns the model in the language's form, for sequences of the given number of tokens, with weights of
-// the given type, f32 or bf16. An empty type means the config's.
+// Lang returns the model as the language represents it, for sequences of the given number of tokens and with
+// weights of the given type, f32 or bf16. An empty type means the config's.
 func (m *Model) Lang(sequence int64, dtype string) (lang.Model, error) {
 	var set []string
 	if dtype != "" {

@@ -52,7 +52,7 @@ func (e expected) Tokens(_ ir.Section, _, _, position int64, out []int32, stride
 }
 
 // fixtures returns the folders written by bench/peers/hub_models.py: those in testdata, or new ones if
-// SPPO_HUB_PYTHON names a Python.
+// SPPO_HUB_PYTHON names a Python interpreter.
 func fixtures(t *testing.T) []string {
 	t.Helper()
 	root := filepath.Join("testdata", "models")
@@ -235,7 +235,7 @@ func sameFiles(t *testing.T, want, got string) {
 	}
 }
 
-// tensors returns types, shapes and values of all tensors of a folder.
+// tensors returns the types, shapes and values of all tensors in a folder.
 func tensors(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	f, err := safetensors.Open(dir)

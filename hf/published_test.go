@@ -11,12 +11,12 @@ import (
 )
 
 // gemmaVision is the number of parameters in the vision part of Gemma-3, except the matrix that projects its
-// 1152 values to the width of the language model. The vision part has patches of 14 by 14 with three colours,
-// 64 by 64 positions, 27 layers of attention and MLP with biases, and norms.
+// 1152 values to the width of the language model. The vision part has patches of 14 by 14 pixels in three
+// colours, 64 by 64 positions, 27 layers of attention and MLP with biases, and norms.
 const gemmaVision = (3*14*14+1)*1152 + 64*64*1152 + 27*(4*(1152+1)*1152+2*1152*4304+4304+1152+4*1152) + 2*1152 + 1152
 
-// published lists the numbers of parameters that the models' pages state. For models with a vision part, the
-// numbers are those of the language model.
+// published lists the parameter counts stated on the models' pages. For models with a vision part, the counts
+// are those of the language model.
 var published = map[string]int64{
 	"Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496, "Llama-3.1-405B": 405_853_388_800,
 	"Qwen2.5-7B": 7_615_616_512, "Qwen2.5-32B": 32_763_876_352, "Qwen3-4B": 4_022_468_096, "Qwen3-14B": 14_768_307_200,

@@ -121,8 +121,8 @@ func (m *Model) originalLength(p, c *config) float64 {
 	return float64(v)
 }
 
-// scalingFactor sets the factor of the context extension. Without a factor in the config it is computed from
-// the lengths, if both are known.
+// scalingFactor sets the factor of the context extension. If the config does not give the factor, it is computed
+// from the two context lengths, provided that both are known.
 func (m *Model) scalingFactor(p, c *config, original float64) {
 	switch {
 	case p.has("factor"):
@@ -135,8 +135,8 @@ func (m *Model) scalingFactor(p, c *config, original float64) {
 	}
 }
 
-// amplitude sets the factor of cosines and sines, if it differs from the one that the language derives. The
-// formula of mscale is that of DeepSeek-V2, as in transformers.
+// amplitude sets the factor by which cosines and sines are multiplied, if it differs from the one that the
+// language derives. The formula for mscale is that of DeepSeek-V2, as in transformers.
 func (m *Model) amplitude(kind string, p *config) {
 	if p.has("attention_factor") {
 		m.setNumber("rope_amplitude", p.positive("attention_factor"), p.prefix+"attention_factor")

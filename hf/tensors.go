@@ -17,7 +17,7 @@ type naming struct {
 	ignored []string // suffixes of buffers in older files, which are not needed
 }
 
-// how is the form in which a tensor is stored.
+// how is the way in which a tensor is stored.
 type how int
 
 const (
@@ -25,7 +25,8 @@ const (
 	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
 )
 
-// place is where one of our tensors is stored. In a fused tensor, it follows those listed in the field after.
+// place is where one of our tensors is stored. In a fused tensor, it follows the tensors
+// that the field `after` lists.
 type place struct {
 	name  string // * stands for the number of a layer
 	how   how
@@ -119,22 +120,22 @@ var (
 // isVector reports whether one of our tensors is a vector, that is, has one column.
 func isVector(t *ir.Tensor) bool { return t.Shape[1] == 1 }
 
-// part is one of our tensors within one of theirs: element (r, c) of ours is (row+r, col+c) of theirs or, if
-// transposed, (row+c, col+r).
+// part is one of our tensors within one of the architecture's: element (r, c) of ours is element (row+r, col+c)
+// of the other or, if transposed, (row+c, col+r).
 type part struct {
 	ir.Tensor
 	transposed bool
 	row, col   int64
 }
 
-// stored is one of their tensors with the parts that make it up, in order.
+// stored is one of the architecture's tensors with the parts that make it up, in order.
 type stored struct {
 	name  string
 	shape []int64
 	parts []part
 }
 
-// rows and columns of a stored tensor; a vector has one column.
+// rows and cols return the shape of a stored tensor; a vector has one column.
 func (s *stored) rows() int64 { return s.shape[0] }
 
 func (s *stored) cols() int64 {
@@ -144,8 +145,8 @@ func (s *stored) cols() int64 {
 	return s.shape[1]
 }
 
-// layout finds the places at which the architecture stores the tensors. The result is ordered by the first of
-// our tensors in each of theirs.
+// layout finds the places at which the architecture stores the tensors. The stored tensors are ordered by
+// the first of our tensors that each contains.
 func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 	index := map[string]*ir.Tensor{}
 	for i := range tensors {

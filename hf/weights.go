@@ -11,8 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Values provides the values of our tensors as f32. Read returns a block of rows by cols values of one tensor,
-// starting at (row, col), in row-major order.
+// Values provides the values of our tensors as f32. Read copies a block of rows by cols values of one tensor,
+// starting at (row, col), to the slice out, in row-major order.
 type Values interface {
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
@@ -33,8 +33,9 @@ type location struct {
 	tensor *safetensors.Tensor
 }
 
-// OpenWeights opens the weights of a folder for the tensors of a model. All of these must exist, with the
-// expected shape and a type that can be converted. Other tensors are errors unless they may be ignored.
+// OpenWeights opens the weights of a folder for the tensors of a model. The folder must contain all
+// of these tensors, with the expected shape and a type that can be converted. Any other tensor is an error unless
+// it may be ignored.
 func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 	folder, err := safetensors.Open(m.Dir)
 	if err != nil {
@@ -80,8 +81,8 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 func (w *Weights) Close() error { return w.folder.Close() }
 
 // renaming returns a function from the architecture's tensor names to the folder's: names are unchanged, lack
-// the prefix if the folder has a model without a head, or have another prefix if the language model is only a
-// part.
+// the prefix if the folder has a model without a head, or have another prefix if the language model is only part
+// of the folder's model.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix
 	for _, form := range []struct{ body, head string }{

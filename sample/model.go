@@ -47,8 +47,8 @@ type Model struct {
 
 // Size holds the sequence length that a model was trained for and the sequence length for which it has memory.
 type Size struct {
-	// Sequence is the length of the sequences that the model is trained on, in tokens. Frequencies of longrope and the rows of
-	// learned positions depend on it.
+	// Sequence is the length of the sequences that the model is trained on, in tokens. The frequencies of
+	// longrope and the number of learned positions depend on it.
 	Sequence int64
 	Tokens   int64 // maximum length of a sequence here, at most Sequence
 }

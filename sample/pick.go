@@ -30,7 +30,7 @@ func (c *Choice) Check() error {
 	return nil
 }
 
-// Pick samples token number i of a sequence. Among equal logits the first counts as larger.
+// Pick samples token number i of a sequence. Among equal logits, the first counts as the largest.
 func (c *Choice) Pick(logits []float32, i int) int32 {
 	best := 0
 	for t, x := range logits {

@@ -12,9 +12,9 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// kept computes the tokens that a choice allows, with their probabilities, directly from the definition: a
-// token is kept if fewer than TopK tokens are more probable, and if these together have less than the share
-// TopP of the probability of all tokens that TopK keeps.
+// kept computes the tokens that a choice allows, with their probabilities, directly from the definition. TopK
+// keeps a token if fewer than TopK tokens are more probable. Of the tokens that TopK keeps, TopP keeps a token if
+// the more probable ones together have less than the share TopP of the probability of all of them.
 func kept(c Choice, logits []float32) map[int32]float64 {
 	shares, left := make([]float64, len(logits)), map[int32]float64{}
 	for t, x := range logits {

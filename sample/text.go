@@ -31,7 +31,7 @@ func (*Bytes) Encode(prompt string) ([]int32, error) {
 	return tokens, nil
 }
 
-// Decode implements Text. It holds back the start of a character.
+// Decode implements Text. It holds back the bytes of an incomplete character.
 func (b *Bytes) Decode(token int32) string {
 	b.held = append(b.held, byte(token))
 	if !utf8.FullRune(b.held) {

@@ -15,7 +15,7 @@ type placeKey struct {
 	value int
 }
 
-// shared is the layer of values that all layers use in turn, and of those of other blocks.
+// shared stands for the layer of values that all layers use in turn, and of values of other blocks.
 const shared = -1
 
 // size returns the graph.Size of a subsequence of n tokens after the given number of prefix tokens.

@@ -23,7 +23,7 @@ type addedToken struct {
 type added struct {
 	raw, normalized matcher
 	special         map[string]bool
-	decoded         map[uint32]string // input of the decoder if it is not the name: the normalized content
+	decoded         map[uint32]string // the decoder's input where it differs from the name: the normalized content
 }
 
 // matcher finds the leftmost of its tokens in a text, and the longest if several start there.
@@ -47,8 +47,8 @@ func (m *matcher) add(text string, t addedToken) {
 	}
 }
 
-// next returns the first match that starts at byte `from` or later, with its bounds; they are -1 if there is
-// none.
+// next returns the first match that starts at byte `from` or later, with its bounds. If there is none, the
+// bounds are -1.
 func (m *matcher) next(text string, from int) (addedToken, int, int) {
 	for i := from; i < len(text); i++ {
 		if !m.starts[text[i]] {
@@ -65,7 +65,7 @@ func (m *matcher) next(text string, from int) (addedToken, int, int) {
 	return addedToken{}, -1, -1
 }
 
-// extract splits a piece into the tokens that occur in it and the text between them, and appends these.
+// extract splits a piece into the tokens that occur in it and the text between them, and appends all of them.
 func (m *matcher) extract(out []piece, p piece) []piece {
 	if len(m.tokens) == 0 {
 		return append(out, p)

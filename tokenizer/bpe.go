@@ -129,7 +129,7 @@ func (m *bpe) cutRunes(e *encoder, text string) {
 	}
 }
 
-// fallen reports whether a character can fall back to bytes: whether every byte of it has a token.
+// fallen reports whether a character can fall back to bytes, that is, whether each of its bytes has a token.
 func (m *bpe) fallen(s string) bool {
 	for i := range len(s) {
 		if m.fallback[s[i]] < 0 {

@@ -72,8 +72,8 @@ type translator struct {
 	class bool // inside [ ]
 }
 
-// categories lists the names after \p that mean the same in both syntaxes: general categories, without those of
-// C, and without Mn and Mc, because a character moved between these two in a later Unicode version.
+// categories lists the names after \p that mean the same in both syntaxes: general categories, except those in
+// C, and except Mn and Mc, because a character moved between these two in a later Unicode version.
 var categories = map[string]bool{
 	"L": true, "Lu": true, "Ll": true, "Lt": true, "Lm": true, "Lo": true, "M": true, "Me": true,
 	"N": true, "Nd": true, "Nl": true, "No": true, "P": true, "Pc": true, "Pd": true, "Ps": true, "Pe": true,
@@ -129,8 +129,8 @@ func (t *translator) next(s string, at int) (int, error) {
 	return 1, nil
 }
 
-// escape translates an escape sequence. To a category, it adds the characters that Unicode versions newer than
-// Go's have in it.
+// escape translates an escape sequence. If the sequence stands for a category, escape adds the characters
+// that Unicode versions newer than Go's have in that category.
 func (t *translator) escape(s string, at int) (int, error) {
 	fail := func(what string) (int, error) { return 0, fmt.Errorf("%.20q at byte %d is not supported", what, at) }
 	if len(s) < 2 {

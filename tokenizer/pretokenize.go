@@ -29,8 +29,8 @@ type preTokenizerJSON struct {
 	Split          *bool
 }
 
-// preTokenizers holds the steps of one pre-tokenizer of a file. If byteLevel is set, another step must follow
-// that maps bytes to characters, unless the model works on bytes.
+// preTokenizers holds the steps of one pre-tokenizer of a file. If byteLevel is set, a step that maps bytes
+// to characters must follow, unless the model works on bytes.
 type preTokenizers struct {
 	steps     []preTokenizer
 	byteLevel bool
@@ -212,8 +212,8 @@ func isNumeric(r rune) bool {
 	return false
 }
 
-// metaspace replaces spaces with a visible character. Depending on its options, it also adds one in front of
-// the text, and splits before each.
+// metaspace replaces spaces with a visible character. Depending on its options, it also adds one such character
+// in front of the text, and splits the text before each of them.
 func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 	by, scheme := p.Replacement, p.PrependScheme
 	if utf8.RuneCountInString(by) != 1 {
@@ -247,7 +247,7 @@ func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 }
 
 // byteChars maps bytes to the characters that represent them in byte-level vocabularies: printable bytes to themselves,
-// the others to U+0100 and after, in order. charBytes is its inverse.
+// and the others, in order, to the characters from U+0100 on. charBytes is its inverse.
 var byteChars, charBytes = func() (chars [256]rune, bytes map[rune]byte) {
 	bytes = map[rune]byte{}
 	next := rune(0x100)

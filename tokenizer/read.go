@@ -276,7 +276,8 @@ type modelJSON struct {
 	Merges       mergesJSON        `json:"merges"`
 }
 
-// mergesJSON is a list of pairs of tokens. In JSON, each is a list of two, or a text with a space between them.
+// mergesJSON is a list of pairs of tokens. In JSON, each pair is a list of two texts, or one text in
+// which a space separates the tokens.
 type mergesJSON [][2]string
 
 func (m *mergesJSON) UnmarshalJSON(data []byte) error {
@@ -433,7 +434,7 @@ func (t *Tokenizer) readPostProcessor(raw json.RawMessage, where string, depth i
 
 func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// unmarshal is json.Unmarshal, with the place in its error.
+// unmarshal is like json.Unmarshal, but its error names the place.
 func unmarshal(data []byte, to any, where string) error {
 	if err := json.Unmarshal(data, to); err != nil {
 		return fmt.Errorf("%s is not valid in a tokenizer file: %w", where, err)

@@ -43,8 +43,8 @@ func lines(t *testing.T, name string, f func(i int, line []byte)) {
 	}
 }
 
-// checksum computes, with this package, the checksum of a text's IDs and decoded text that make.py computes
-// with the libraries.
+// checksum computes the checksum of a text's IDs and decoded text, as make.py does, but with this package instead
+// of the libraries.
 func checksum(t *testing.T, tok *Tokenizer, text string) uint32 {
 	t.Helper()
 	sum := crc32.NewIEEE()
@@ -211,8 +211,8 @@ func TestCharacters(t *testing.T) {
 
 var around = [][2]string{{"", ""}, {"a\u0345", "\u0301"}, {"\U00011935", "\u0323"}}
 
-// checkForms checks a normal form of 256 characters, alone and next to characters that reveal combining class,
-// composition and order.
+// checkForms checks a normal form of each of 256 characters, both by itself and next to characters that reveal
+// its combining class, composition and order.
 func checkForms(t *testing.T, name string, start rune, want uint32) {
 	var out []string
 	for r, n := start, 0; n < 256 && r <= last; r++ {
@@ -224,7 +224,7 @@ func checkForms(t *testing.T, name string, start rune, want uint32) {
 			in := a[0] + string(r) + a[1]
 			fast := normalForm(forms[name], in)
 			if a[0] != "" {
-				// The slow form is checked only for single characters, to save time.
+				// normalFormSlow is called only for single characters, to save time.
 			} else if slow := normalFormSlow(forms[name], in); slow != fast {
 				t.Errorf("%s of %+q: %+q, and by the definition %+q", name, in, fast, slow)
 			}

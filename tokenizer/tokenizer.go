@@ -1,13 +1,13 @@
 // Package tokenizer turns text into token IDs and back, as Hugging Face's tokenizers library does.
 //
 // It reads tokenizer.json files whose model is BPE (byte-level, or characters with byte fallback), and
-// SentencePiece models of type BPE. The IDs are exactly those that the libraries which wrote the files produce.
+// SentencePiece models of type BPE. The IDs are exactly those produced by the libraries that wrote the files.
 // A part of a file that this package does not implement causes an error that names it, never a silent
 // difference.
 //
 // The stages of Encode are those of the tokenizers library: extract added tokens, normalize, pre-tokenize,
-// apply the model, post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a
-// text.
+// apply the model, post-process. A file's settings for truncation and padding are ignored, because they
+// apply to a batch, not to a single text.
 package tokenizer
 
 import (
@@ -20,7 +20,7 @@ import (
 // Tokenizer is immutable after it has been read. Its methods are safe for concurrent use.
 type Tokenizer struct {
 	tokens    map[string]uint32 // the model's vocabulary and the added tokens
-	names     map[uint32]string // by ID; if tokens share one, the added token's, else the first in byte order
+	names     map[uint32]string // by ID; if tokens share one: the added token's name, else the first in byte order
 	added     added
 	normalize []normalizer
 	split     []preTokenizer
@@ -62,7 +62,7 @@ type encoder struct {
 // maxText is the maximum length of Encode's text, in bytes; callers cut longer documents.
 const maxText = 1 << 30
 
-// Encode appends the IDs of text to ids. Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence.
+// Encode appends the IDs of text to ids. Each maximal part of an invalid UTF-8 sequence becomes U+FFFD.
 // If special is set, the tokens that the file's post-processor adds around a text are included. Encode fails
 // only if the text is longer than 1 GiB, or if a pattern in the file needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {

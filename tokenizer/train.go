@@ -76,13 +76,13 @@ func baseVocab() []string {
 	return out
 }
 
-// word is a word as tokens, with its number of occurrences.
+// word is a word divided into tokens, with its number of occurrences.
 type word struct {
 	ids   []uint32
 	count int64
 }
 
-// pairCount is an entry of the queue: a pair, and its count at the time when it was entered.
+// pairCount is an entry of the queue: a pair, and the count of the pair when the entry was added.
 type pairCount struct {
 	pair  uint64
 	count int64

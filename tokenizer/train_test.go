@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// naiveTrain is Train, but recounts all pairs for every merge.
+// naiveTrain is like Train, but recounts all pairs for every merge.
 func naiveTrain(words map[string]int64, m *bpe, size int) [][2]string {
 	vocab := baseVocab()
 	known := map[string]bool{}

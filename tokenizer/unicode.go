@@ -36,8 +36,8 @@ var newer = map[string][][2]rune{
 		{0x1fbcb, 0x1fbef}},
 }
 
-// newerNumbers lists the digits and numbers of Unicode 17, which the Digits pre-tokenizer uses in addition to
-// newer's Nd.
+// newerNumbers lists the digits and numbers that are new in Unicode 17. The Digits pre-tokenizer uses them in
+// addition to the category Nd of newer.
 var newerNumbers = [][2]rune{{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}}
 
 // newerOf calls f for each range that newer has in a category, given by one or two letters.

@@ -26,8 +26,8 @@ func validUTF8(s string) string {
 	return b.String()
 }
 
-// maximalSubpart returns how many bytes at the start of s begin the encoding of some rune, but at least 1. The
-// start of s must be ill-formed.
+// maximalSubpart returns the number of bytes at the start of s that could begin the encoding of a rune, or 1 if
+// there are none. The start of s must be ill-formed.
 func maximalSubpart(s string) int {
 	least, most, want := byte(0x80), byte(0xbf), 0
 	switch c := s[0]; {

@@ -138,7 +138,7 @@ func (c *check) failedKernel() string {
 	return ""
 }
 
-// kernelTests matches the tests of the attention kernels for the card, whichever way those load tiles.
+// kernelTests matches the tests of the attention kernels for the card, however the kernels load tiles.
 var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)
 
 // readJournal reads all results in a folder and counts incomplete lines.

@@ -37,8 +37,8 @@ const (
 	limitVariable  = "SPPO_GPU_LIMIT"       // limit for all stages together, such as 9m30s; empty: none
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
 	filesVariable  = "SPPO_GPU_FILES"       // the folder with binaries and specs; empty: that of this program
-	quietVariable  = "SPPO_GPU_QUIET"       // most time without output, such as 10s; empty: each task's own
-	factorVariable = "SPPO_GPU_FACTOR"      // factor on the time limits of tasks, for a slow machine; empty: 1
+	quietVariable  = "SPPO_GPU_QUIET"       // longest time without output, such as 10s; empty: each task's own
+	factorVariable = "SPPO_GPU_FACTOR"      // factor for the time limits of tasks, on a slow machine; empty: 1
 )
 
 func main() {

@@ -95,8 +95,8 @@ var rehearsed = []struct {
 }
 
 // TestRehearsal runs the whole check with real programs on the stand-in driver: each stage first without
-// faults, then with one driver call that fails, never returns, or kills the process. Stages of tests must keep
-// at least two thirds of their results.
+// faults, then with one driver call that fails, never returns, or kills the process. Stages that run tests
+// must keep at least two thirds of their results.
 func TestRehearsal(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG=1 rehearses the check over the stand-in driver: kernels on the processor take their time")

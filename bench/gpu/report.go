@@ -49,7 +49,7 @@ type Training struct {
 	Tolerance float64 `json:"tolerance"`
 }
 
-// Figure is a measurement in the form that cuda.test writes.
+// Figure is a measurement in the format that cuda.test writes.
 type Figure struct {
 	Kind    string  `json:"kind"`
 	Name    string  `json:"name"`
@@ -124,7 +124,7 @@ type part struct {
 	results []Result
 }
 
-// latest keeps the results of each task's last run. Tasks have the order of their first runs. A run that was
+// latest keeps the results of each task's last run. Tasks are in the order of their first runs. A run that was
 // cut off does not replace the earlier one; the results of both are kept.
 func latest(results []Result) (parts []*part) {
 	by, before := map[about]*part{}, map[about]int{} // before: number of results from runs that have ended
@@ -260,8 +260,8 @@ func steps(all []stepLine) []stepLine {
 	return slices.DeleteFunc(slices.Clone(all), func(s stepLine) bool { return s.Done || s.Loss == nil || s.Step == 0 })
 }
 
-// bf16Tolerance is the largest relative difference allowed between the losses of CPU and GPU, which both round
-// to bf16.
+// bf16Tolerance is the largest relative difference allowed between the loss on the CPU and that on the
+// GPU. Both round to bf16.
 const bf16Tolerance = 3e-2
 
 func (r *reader) training(p *part) Training {

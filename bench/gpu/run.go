@@ -42,7 +42,7 @@ type task struct {
 	tests string        // if argv is a test binary: the pattern of tests to run
 	env   []string
 	must  string                                              // text that some line must contain; empty: none
-	cause string                                              // start of the line with the reason if none does
+	cause string                                              // start of the line that gives the reason if it is missing
 	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind means no result
@@ -136,7 +136,7 @@ func (r *running) line(line string) {
 }
 
 // process runs the task's program with further arguments and passes every line of its output to read. A program
-// that exceeds its time is killed, and so are all its children. The error says why the program failed and
+// that exceeds its time limit is killed, and so are all its children. The error says why the program failed and
 // quotes the end of its output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
@@ -201,7 +201,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	return nil
 }
 
-// quietest returns how long a process may write nothing; 0: any time.
+// quietest returns the longest time for which a process may write nothing; 0: no limit.
 func (r *running) quietest() time.Duration {
 	if r.patience > 0 {
 		return r.patience
@@ -242,8 +242,8 @@ type results struct {
 	skipped    string   // why a test was skipped
 }
 
-// runTests runs tests until each has had its turn. The first failure ends a process, because after an error of
-// the GPU everything else in that process may fail too; the next process continues with the next test. The same
+// runTests runs tests until each of them has been run. The first failure ends a process, because after a GPU
+// error everything else in that process may fail too; the next process continues with the next test. The same
 // happens after a crash or a hang.
 func (r *running) runTests() error {
 	var s results

@@ -170,7 +170,7 @@ func ncclTasks(string) []task {
 	return []task{testTask("one rank", "cuda.test", "^TestGPUNCCL$", 80*time.Second)}
 }
 
-// layers are the models whose layers are timed, also by peers/torch_layers.py.
+// layers lists the models whose layers are timed, both here and by peers/torch_layers.py.
 var layers = []struct {
 	name, spec string
 	set        []string

@@ -355,7 +355,7 @@ var wordOf = map[string]string{
 
 // alive returns the stand-ins that are running for a results folder.
 func alive(dir string) (pids []string) {
-	self, _ := os.Executable() // found before
+	self, _ := os.Executable() // it has been found before
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environments {
 		environment, _ := os.ReadFile(path) // a process may have ended

@@ -27,7 +27,7 @@ type Input struct {
 	modified int64 // nanoseconds
 }
 
-// Inputs finds the files that paths name. A folder stands for all files in it and its subfolders, except hidden
+// Inputs finds the files that the paths name. A folder stands for all files in it and its subfolders, except hidden
 // ones, in the order of their names.
 func Inputs(paths []string) ([]Input, error) {
 	var out []Input

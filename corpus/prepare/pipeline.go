@@ -88,7 +88,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 	})
 	err := r.write(ctx, order)
 	cancel()
-	for b := range order { // batches that the reader has yet to send
+	for b := range order { // batches that the writer did not receive
 		<-b.ready
 	}
 	wait.Wait()

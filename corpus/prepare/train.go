@@ -22,7 +22,7 @@ type Training struct {
 	Limit   int64 // bytes of text to read; 0: all
 	Workers int   // 0: one for each processor
 
-	Counted func(read, size int64) // as for Job.Progress
+	Counted func(read, size int64) // called like Job.Progress
 	Merged  func(tokens int)
 }
 

@@ -68,7 +68,7 @@ func (d *diskWriter) flush() error {
 	d.since += int64(len(d.block))
 	d.block = d.block[:0]
 	if d.since > syncBytes {
-		d.since = 1 // not the first block
+		d.since = 1 // 0 would mean that the next block is the first
 		return d.file.Sync()
 	}
 	return nil

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Files of various lengths, written in pieces of random lengths, contain the written bytes: with and without
-// the page cache, and if the file system rejects the alignment of a direct write.
+// Files of various lengths, written in pieces of random lengths, contain exactly the bytes written, whether
+// or not the page cache is bypassed, and even if the file system rejects the alignment of a direct write.
 func TestDiskWriter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	content := make([]byte, 2*diskBytes+diskAlign)

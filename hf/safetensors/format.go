@@ -80,7 +80,7 @@ type entry struct {
 	begin, end int64
 }
 
-// header is a checked header: its entries follow each other without gaps, in the order of the file.
+// header is a checked header: its entries follow each other without gaps, in file order.
 type header struct {
 	metadata map[string]string
 	entries  []entry
@@ -222,14 +222,14 @@ func eachMember(text []byte, f func(name string, value json.RawMessage) error) e
 	return nil
 }
 
-// check checks that the tensors cover the file's values exactly: no gaps, no overlaps, the right end, and sizes
-// that match types and shapes.
+// check checks that the tensors cover the file's values exactly, without gaps or overlaps and up to the end, and
+// that their sizes match their types and shapes.
 func (h *header) check(values int64) error {
 	slices.SortFunc(h.entries, func(a, b entry) int {
 		if a.begin != b.begin {
 			return compare(a.begin, b.begin)
 		}
-		return compare(a.end, b.end) // an empty tensor comes before the one at the same place
+		return compare(a.end, b.end) // an empty tensor comes before another that begins at the same place
 	})
 	at, before := int64(0), ""
 	for i := range h.entries {

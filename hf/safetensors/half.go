@@ -9,7 +9,7 @@ import (
 // Convertible reports whether values of a type can be read and written as f32.
 func Convertible(dtype string) bool { return dtype == F32 || dtype == F16 || dtype == BF16 }
 
-// widen converts little-endian values of a convertible type to f32, which is exact.
+// widen converts little-endian values of a convertible type to f32 without rounding.
 func widen(out []float32, in []byte, dtype string) {
 	switch dtype {
 	case F32:
@@ -27,8 +27,8 @@ func widen(out []float32, in []byte, dtype string) {
 	}
 }
 
-// Append appends f32 values in a convertible type, rounded to nearest, ties to even. If a finite value is too
-// large for f16, the error gives the value's index.
+// Append converts f32 values to a convertible type, rounding to nearest, ties to even, and appends them. If a
+// finite value is too large for f16, the error gives the value's index.
 func Append(out []byte, values []float32, dtype string) ([]byte, error) {
 	for i, v := range values {
 		switch dtype {

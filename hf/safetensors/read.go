@@ -139,7 +139,7 @@ func (f *Folder) open(path string, s *shard) error {
 	return nil
 }
 
-// readIndex reads from an index which file contains which tensors. The files are sorted by name.
+// readIndex returns the files that an index lists, sorted by name, each with the tensors that it must contain.
 func readIndex(path string) ([]*shard, error) {
 	text, err := infile.Read(path, MaxHeader)
 	if err != nil {
@@ -205,8 +205,8 @@ func (t *Tensor) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Float32s reads len(out) values, starting at the element with index first, and converts them to f32, which is
-// exact. The type must be convertible. buffer holds raw bytes; it is returned for the next call, enlarged if it
+// Float32s reads len(out) values, starting at the element with index first, and converts them to f32 without
+// rounding. The type must be convertible. buffer holds raw bytes; it is returned for the next call, enlarged if it
 // was too small.
 func (t *Tensor) Float32s(out []float32, first int64, buffer []byte) ([]byte, error) {
 	if !Convertible(t.DType) {

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// ShardBytes is the default limit for the bytes of values in a file, as in transformers 4. A single tensor may
+// ShardBytes is the default limit on the bytes of values in a file, as in transformers 4. A single tensor may
 // exceed it.
 const ShardBytes = 5_000_000_000
 

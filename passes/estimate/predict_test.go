@@ -27,7 +27,7 @@ func pipelineOf(stages int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return interleavedOf(stages, 1, f, b)
 }
 
-// interleavedOf returns the same with v virtual stages per rank, of one layer each.
+// interleavedOf is like pipelineOf, but with v virtual stages of one layer each per rank.
 func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	n := len(f)
 	p := &plan.Plan{

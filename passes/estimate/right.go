@@ -62,7 +62,7 @@ func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	return c.kinds[c.graph.FullKind()].backward[walk.RangeOf(p, t)].Whole
 }
 
-// sharedLayer simulates a layer of a task and the work of its helpers. The argument alone is the layer's time
+// sharedLayer simulates a layer of a task and the work of its helpers. The parameter `alone` is the layer's time
 // without help.
 func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Seconds) {
 	if s.shared == nil || s.kindOf != nil && s.kindOf[at.Stage][k] != s.graph.FullKind() {

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Unmuxed returns the plan without sharing at the start: every task is undivided and runs on the rank that
+// Unmuxed returns the plan with no tasks shared at the start: every task is undivided and runs on the rank that
 // holds its stage.
 func Unmuxed(p *plan.Plan) *plan.Plan {
 	q := *p

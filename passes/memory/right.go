@@ -40,7 +40,7 @@ func (r *tracker) help(t plan.Task) {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
-	// The next stage needs help only in its first backward, and receives its gradients layer by layer during it.
+	// The next stage needs help only in its first backward, during which it receives its gradients layer by layer.
 	at := r.stage + 1
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
