@@ -20,9 +20,13 @@ import (
 // for a plan that fits, and improves it, in each class of candidates that divide the ranks in the same way and may be
 // faster.
 func (s *search) refine(winner *node) *node {
+	const worthwhile = 0.03 // least possible gain, relative to the time, for which plans are improved
 	until := s.impatience() + refineShare
 	if winner != nil {
 		s.note(winner, nil)
+		if s.ended && s.distance(winner) < worthwhile {
+			return winner
+		}
 		winner = s.fastest(winner, s.climb(winner, s.impatience()+refineShare/3, s.ended))
 	} else {
 		until = s.impatience() + rescueShare

@@ -20,7 +20,7 @@ const (
 
 	patience = 1_800_000 // visits before the gap widens, in a search with Options.Patience 1
 	widestAt = 2         // multiple of that work at which the gap is widest
-	stopAt   = 3         // multiple of that work at which the fastest plan so far is taken
+	stopAt   = 2         // multiple of that work at which the fastest plan so far is taken
 )
 
 // impatience returns the work that a search has done as a multiple of its patience.
