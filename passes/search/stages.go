@@ -15,16 +15,14 @@ import (
 // value of every open wide dimension. A later stage tries the other values with a fraction of the
 // work. It starts from the plan that the first stage has found, so the result is never worse.
 //
-// If the first stage goes for a while without finding a plan that fits, a search over all values looks for any
-// plan that fits, however slow. If that search finds one, the first stage goes on; if the first stage still
-// finds none itself, it continues from the plan of that search. If nothing fits, the search stops.
+// If the first stage goes for a while without finding a plan that fits, a search that ignores time looks for any plan that
+// fits, however slow, first with the default values and then with all values. If it finds one, the first stage continues
+// with that plan in its queue. If nothing fits, the search stops.
 
 // Fractions of a search's patience.
 const (
 	doubtShare  = 0.5  // that the first stage spends before it checks whether anything fits
-	sureShare   = 2.5  // that the first stage spends, if something fits, before it continues from that plan
 	anyShare    = 0.05 // for the check whether anything fits; its work is not counted
-	probeShare  = 1.5  // that the search spends before it stops probing classes
 	othersShare = 0.5  // for alternatives to the winner
 	refineShare = 4    // for improving the plan that the search found
 	rescueShare = 1    // for looking for a plan that fits in all classes, if the search found none
@@ -32,11 +30,6 @@ const (
 	wastedShare = 1    // for placing candidates that turn out not to fit
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
-
-// visitsWeighed is the largest number of layer visits in a step's forward pass for which the offload pass
-// decides the placements of the candidate that needs the least memory. With more visits, this would take longer
-// than the rest of the search.
-const visitsWeighed = 60_000
 
 // roots returns the request with default values for its open wide dimensions, and one schedule for
 // each other combination of their values. A search that ignores time has only one root, because
