@@ -349,7 +349,7 @@ func weighed(file string, set []string) (job *cli.Job, searching, placing time.D
 // searchLimit is the maximum processor time of a search, which depends on the number of GPUs. On a busy machine
 // the same search uses more processor time, so only the long tests apply the limit strictly.
 func searchLimit(gpus int) time.Duration {
-	limit := 5 * time.Second
+	limit := 7 * time.Second
 	if gpus > 128 {
 		limit = 20 * time.Second
 	}

@@ -93,7 +93,7 @@ var app = cli.App{
 			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build, Files: cli.PlanFiles,
 			Doc: "compile a spec or a plan into a verified program",
 			Details: "The extension of the output file determines its format: .sppir is text, and any other extension is binary. Without -o, the\n" +
-				"output is written to the current folder under the name of FILE, with the extension .sppb. If the job does not fit in\n" +
+				"output is written to the current folder and is named after FILE, with the extension .sppb. If the job does not fit in\n" +
 				"the cluster's memory, build fails with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
@@ -172,8 +172,8 @@ var app = cli.App{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
 			Doc: "train a byte-level BPE tokenizer on text",
 			Details: "Each IN is a file or a folder, as for tokenize. The tokenizer is written to DIR as tokenizer.json and\n" +
-				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split as it is by Llama-3's\n" +
-				"tokenizer. The vocabulary contains all bytes, so any text can be tokenized. Token 0, <|endoftext|>, marks the end of a\n" +
+				"tokenizer_config.json, which Hugging Face's libraries can also read. Text is split the same way as in Llama 3. The\n" +
+				"vocabulary contains all bytes, so any text can be tokenized. Token 0, <|endoftext|>, marks the end of a\n" +
 				"document.",
 			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
 		},

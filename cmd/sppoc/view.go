@@ -82,8 +82,8 @@ type page struct {
 	ranks    int
 
 	last   *ir.Program             // the program added last
-	peaks  [][ir.NumArenas]ir.Peak // memory peaks of each code of that program
-	chosen []int                   // shown ranks of that program
+	peaks  [][ir.NumArenas]ir.Peak // [code]: its memory peaks
+	chosen []int                   // the ranks of that program that are shown
 	paired bool                    // the second timeline is a measurement of the first program
 }
 

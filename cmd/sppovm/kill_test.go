@@ -36,8 +36,8 @@ func childrenOf(pid int) (list []int) {
 
 const killedSteps = "40"
 
-// undisturbed trains without kills, and returns the arguments of the job and its losses. It saves the checkpoint in
-// the folder "whole".
+// undisturbed trains without killing any process, and returns the job's arguments and losses. It saves the
+// checkpoint in the folder "whole".
 func undisturbed(t *testing.T) (args []string, want []float64) {
 	t.Helper()
 	job, err := cli.OpenProgram(nil, "tiny.sppo", []string{"train.steps=" + killedSteps})
@@ -170,7 +170,7 @@ func (k *killer) endKilling(t *testing.T, all []*process, kills func(lines *coun
 }
 
 // Any process may be killed at any moment, even during a save. launch restarts the job, which ends with the
-// losses and weights of an undisturbed run.
+// same losses and weights as an uninterrupted run.
 func TestKilledAndRestarted(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)

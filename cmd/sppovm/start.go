@@ -30,7 +30,7 @@ func launchProcesses(flags *pflag.FlagSet) cli.Action {
 	var f startFlags
 	flags.IntVarP(&f.processes, "processes", "n", 1, "number of processes to start on this host, each with the same number of ranks")
 	flags.IntVar(&f.restart, "restart", 0, "when a process dies or fails, restart all processes, at most this many times; needs --resume auto")
-	flags.DurationVar(&f.grace, "grace", time.Minute, "how long the other processes may take to end after one dies, before they are killed")
+	flags.DurationVar(&f.grace, "grace", time.Minute, "how long the other processes may take to exit after one dies, before they are killed")
 	flags.SetInterspersed(false)
 	return func(env *cli.Env, args []string) error {
 		if args[0] != "run" {

@@ -1,5 +1,5 @@
-// Package nccl binds NVIDIA's collectives: communicators that never block the host, messages and collectives
-// on streams, polled errors, and abort.
+// Package nccl binds NCCL, NVIDIA's library of collectives. Its communicators never block the host, put
+// messages and collectives on streams, and can be polled for errors and aborted.
 //
 // It does not depend on how ranks exchange IDs or which communicators a program needs.
 package nccl
@@ -160,7 +160,7 @@ func (a *API) NewID() (id ID, err error) {
 	return id, err
 }
 
-// config is ncclConfig_t of release 2.18. Newer libraries read as many bytes as its size field says, and
+// config mirrors ncclConfig_t as of NCCL 2.18. Newer libraries read as many bytes as its size field says, and
 // treat the rest as unset.
 type config struct {
 	size       uint64
@@ -217,7 +217,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll reports whether a communicator has accepted all calls so far, or returns the error that has occurred.
+// Poll reports whether a communicator has accepted all calls so far, and returns any error that has occurred.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {

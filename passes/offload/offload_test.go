@@ -118,9 +118,10 @@ func TestBrokenPlacements(t *testing.T) {
 	}
 }
 
-// TestAdaptive checks that the shares of `adaptive` agree with the formula, to within a unit, at the bandwidth
-// that the paper's measured transfer times imply. They rise along the sequence, because bytes fall while the
-// time of a task stays the same, so the first must be below 1. The last subsequence is kept.
+// TestAdaptive checks that the shares of `adaptive` agree with the formula, to within a unit, at the
+// bandwidth that the paper's measured transfer times imply. They rise along the sequence, because the number
+// of bytes falls while the time per task stays the same, so the first must be below 1. The last subsequence
+// is kept.
 func TestAdaptive(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
 	n := p.Subsequences.N

@@ -26,7 +26,7 @@ const (
 	othersShare = 0.5  // for alternatives to the winner
 	refineShare = 4    // for improving the plan that the search found
 	rescueShare = 1    // for looking for a plan that fits in all classes, if the search found none
-	lastShare   = 1    // for improving the best plan of all classes
+	lastShare   = 0.5  // for improving the best plan of all classes
 	wastedShare = 1    // for placing candidates that turn out not to fit
 	widerShare  = 0.25 // for the other values of wide dimensions, if something fits
 )
