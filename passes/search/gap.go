@@ -21,6 +21,7 @@ const (
 	patience = 1_800_000 // visits before the gap widens, in a search with Options.Patience 1
 	widestAt = 2         // multiple of that work at which the gap is widest
 	stopAt   = 2         // multiple of that work at which the fastest plan so far is taken
+	fitAt    = 6         // multiple at which a search for any plan that fits ends; its negative answers should be correct
 )
 
 // impatience returns the work that a search has done as a multiple of its patience.
@@ -31,14 +32,8 @@ func (s *search) inPatience(w walk.Work) float64 {
 	return float64(w) / patience / cmp.Or(s.context.Options.Patience, 1)
 }
 
-// spent reports whether the work of a search exceeds a multiple of its patience. A search for any
-// plan that fits has more patience, because a negative answer should be correct.
-func (s *search) spent(times float64) bool {
-	if s.timeless {
-		times *= 2
-	}
-	return s.impatience() >= times
-}
+// spent reports whether the work of a search exceeds a multiple of its patience.
+func (s *search) spent(times float64) bool { return s.impatience() >= times }
 
 // widen sets the gap for the work done so far. The gap determines when complete candidates are considered.
 func (s *search) widen() {

@@ -86,7 +86,7 @@ func (s *search) searchStages() *node {
 	first, wider := s.roots()
 	s.push(&node{schedule: first})
 	if s.timeless {
-		return s.settle(stopAt)
+		return s.settle(fitAt)
 	}
 	winner, done := s.explore(doubtShare)
 	switch {
