@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// If no data is held out, or if a validation has no sequences, a program has neither a validation section nor
-// its buffers.
+// If no data is held out, or if a validation pass has no sequences, a program has no validation section and
+// no buffers for one.
 func TestValidationIsSwitchedOff(t *testing.T) {
 	for _, set := range []string{"train.holdout=0", "train.eval_batch=0", "train.eval_every=1"} {
 		p := buildOf(t, planOf(t, "testdata/stream.sppo", set))

@@ -47,7 +47,7 @@ func (g *Model) LayersOf(kind int) (n int) {
 	return n
 }
 
-// FullKind returns the first kind of layers without a window, or -1 if there is none.
+// FullKind returns the first kind of layer that has no window, or -1 if there is none.
 func (g *Model) FullKind() int {
 	return slices.IndexFunc(g.kinds, func(k kind) bool { return k.window == 0 })
 }

@@ -90,7 +90,7 @@ type fleetSearch struct {
 	known map[int]string // shortfall by index of the fleet; "" if the job fits
 }
 
-// on returns the overrides that give the job the fleet as its cluster.
+// on returns the overrides that make the fleet the job's cluster.
 func (s *fleetSearch) on(f fleet) []string {
 	return append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
 }

@@ -69,7 +69,7 @@ var app = cli.App{
 				"highest of any rank. bubble_ratio is the measured bubble, defined as in sppoc plan: the idle time of all ranks divided\n" +
 				"by their busy time, from the start of a step to the end of its last task. The split divides the time that all ranks\n" +
 				"spend in a step, including the optimizer, into shares. A rank that is waiting for a processor core counts as busy. On\n" +
-				"GPUs, only the second step, every hundredth step and the step of --profile are measured.\n\n" +
+				"GPUs, only the second step, every hundredth step and the step given by --profile are measured.\n\n" +
 				"--record appends the same objects to a file, with an additional object for each start of the run (\"run\") and each\n" +
 				"event (\"note\"); sppovm report plots them. --tensorboard writes event files. --prometheus serves metrics on this\n" +
 				"computer only. With any of these flags, the program is simulated first, and a warning is printed if the steps deviate\n" +
@@ -124,7 +124,7 @@ var app = cli.App{
 			Name: "launch", Args: "[-n PROCESSES] [--restart N] run FILE ...", MinArgs: 2, MaxArgs: -1, Setup: launchProcesses, Files: cli.JobFiles,
 			Doc: "start the processes of a job on this host, and restart them when one dies",
 			Details: "launch starts sppovm run with the given arguments in several processes, which find each other through torchrun's\n" +
-				"environment variables. When one dies or fails, the others also end. With --restart, all are restarted and continue\n" +
+				"environment variables. When one dies or fails, the others exit too. With --restart, all are restarted and continue\n" +
 				"from the newest checkpoint, unless the input is invalid (exit code 2) or the job does not fit (3). Ctrl-C and SIGTERM\n" +
 				"are passed on to the processes. torchrun, srun, mpirun and Kubernetes restart processes themselves; use sppovm run\n" +
 				"--resume auto with them.",
@@ -188,7 +188,7 @@ var app = cli.App{
 		{
 			Name: "probe", Args: "[-o CLUSTER.sppo] [--device cpu|cuda]", Setup: probeMachine,
 			Doc: "measure this machine and write a cluster file",
-			Details: "probe runs each instruction many times, in the same way as in training: matmuls and attention of several sizes,\n" +
+			Details: "probe runs each instruction many times, just as training runs it: matmuls and attention of several sizes,\n" +
 				"memory-bound kernels, copies and messages. The cluster file, which specs can import, contains the resulting figures\n" +
 				"and their origins. For GPUs with a built-in cluster file, peak rates come from the data sheet; all other peak rates\n" +
 				"are the highest that were measured. Run probe on an otherwise idle machine. If other work disturbed many measurements,\n" +

@@ -304,7 +304,7 @@ func (a *API) Record(e Event, s Stream) Call {
 	return Call{api: a, f: fnEventRecord, args: []uintptr{uintptr(e), uintptr(s)}}
 }
 
-// Wait prepares a stream's wait for the latest recording of an event.
+// Wait prepares a call that makes a stream wait for the work that an event recorded last.
 func (a *API) Wait(s Stream, e Event) Call {
 	return Call{api: a, f: fnStreamWaitEvent, args: []uintptr{uintptr(s), uintptr(e), 0}}
 }
@@ -323,7 +323,7 @@ func (c *Call) SetEvent(e Event) { c.args[1] = uintptr(e) }
 // SetGrid changes the number of blocks of a prepared launch.
 func (c *Call) SetGrid(blocks int) { c.args[1] = uintptr(blocks) }
 
-// Join prepares the host's wait for a stream.
+// Join prepares a call that makes the host wait for a stream.
 func (a *API) Join(s Stream) Call {
 	return Call{api: a, f: fnStreamSynchronize, args: []uintptr{uintptr(s)}}
 }

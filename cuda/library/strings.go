@@ -10,8 +10,8 @@ func String(at uintptr) string {
 	if at == 0 {
 		return ""
 	}
-	// The memory belongs to C, so the garbage collector never moves it; reinterpreting its bits as a pointer,
-	// instead of converting it, satisfies vet.
+	// The memory belongs to C, so the garbage collector never moves it; reinterpreting the bits of its address
+	// as a pointer, instead of converting the address, satisfies vet.
 	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
 	n := 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {

@@ -42,8 +42,8 @@ func strangers() map[string][]byte {
 	}
 }
 
-// Strangers of all kinds, many at a time, are turned away. They delay no process, do not end the job, and learn
-// nothing about it.
+// Strangers of all kinds, many at a time, are turned away. They do not delay any process or end the job, and
+// they learn nothing about it.
 func TestStrangers(t *testing.T) {
 	place := vmtest.FreePlace(t)
 	const each = 30 // connections of each kind except zeros; the silent ones stay open for a second
