@@ -80,12 +80,6 @@ func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
 	return c.read(c.train(g), position, out, stride)
 }
 
-// Stream puts tokens first, first+1, ... of the first part into out[0], out[stride], ..., in the order of its files.
-func (c *Corpus) Stream(first int64, out []int32, stride int) error {
-	p := &c.parts[0]
-	return p.read(first, 0, 0, p.tokens(), out, stride)
-}
-
 // Held is like Train, but for validation sequences, which are spread evenly over the held-out tokens.
 func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
 	w, err := c.held(g)
@@ -108,6 +102,11 @@ func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
 func (c *Corpus) Validation(g int64) (Sequence, error) {
 	w, err := c.held(g)
 	return Sequence{c, w}, err
+}
+
+// Tokens is like Train.
+func (s Sequence) Tokens(position int64, out []int32, stride int) error {
+	return s.c.read(s.window, position, out, stride)
 }
 
 // Positions is like Train, but writes the position of each token in its document. The rest of a document that
@@ -139,7 +138,7 @@ func (s Sequence) Positions(position int64, out []int32, stride int) error {
 // Labels is like Train, but writes the value none for the first token of each document in the sequence, for padding,
 // and for tokens that the mask excludes.
 func (s Sequence) Labels(position int64, out []int32, stride int, none int32) error {
-	if err := s.c.read(s.window, position, out, stride); err != nil {
+	if err := s.Tokens(position, out, stride); err != nil {
 		return err
 	}
 	starts, err := s.starts()
@@ -193,6 +192,42 @@ func (s Sequence) Counted() (int64, error) {
 		}
 	}
 	return n, nil
+}
+
+// Ordered is a range of the tokens of the first part, as disjoint sequences in the order of its files.
+type Ordered struct {
+	c          *Corpus
+	base, size int64
+	packs      *packs // nil: documents are cut at the end of a sequence
+}
+
+// Ordered divides tokens base to base+size of the first part into sequences of the given length. With whole, a
+// sequence holds whole documents.
+func (c *Corpus) Ordered(base, size, sequence int64, whole bool) (o *Ordered, err error) {
+	c.order.Sequence = sequence
+	o = &Ordered{c: c, base: base, size: size}
+	if whole {
+		o.packs, err = c.parts[0].packsOf(base, size, sequence)
+	}
+	return o, err
+}
+
+// Count returns the number of sequences, and the number of tokens after the last one.
+func (o *Ordered) Count() (sequences, rest int64) {
+	if o.packs != nil {
+		return o.packs.count(), 0
+	}
+	labelled, length := max(0, o.size-1), o.c.order.Sequence
+	return labelled / length, labelled % length
+}
+
+// Sequence returns a sequence.
+func (o *Ordered) Sequence(i int64) Sequence {
+	if o.packs != nil {
+		return Sequence{o.c, o.c.pack(0, o.packs, i, o.base)}
+	}
+	length := o.c.order.Sequence
+	return Sequence{o.c, window{start: i * length, base: o.base, size: o.size, length: length + 1}}
 }
 
 // mask returns one value for each of n labels, from the given position on: 1 if the label counts, otherwise 0. It

@@ -6,15 +6,17 @@ import (
 	"fmt"
 	"slices"
 
+	"sppo.dev/corpus"
 	"sppo.dev/ir"
 )
 
 // Split is a part of a data set that an evaluation reads once, from start to end, in disjoint windows of one
-// sequence each. The label of a window's last token is the first token of the next window.
+// sequence each. Unless documents or masks exclude it, the label of a window's last token is the first token of the next
+// window.
 type Split struct {
-	run    ir.Run
-	tokens int64                                            // tokens of the split
-	read   func(first int64, out []int32, stride int) error // reads tokens of the split, starting at index first
+	run  ir.Run
+	text []byte          // of data of kind text
+	data *corpus.Ordered // of data of kind tokens
 }
 
 // Names of splits.
@@ -32,99 +34,144 @@ var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 // order.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
 	s := &Split{run: *run}
-	if o := run.DataOptions; o != nil && o.Marked() {
-		return nil, errors.New("data with documents or masks is not a single stream of tokens: evaluate it with documents = off and masks = ignore")
-	}
+	var total int64
+	var part func(base, size int64) error
 	var err error
 	switch run.DataKind {
 	case "text":
-		err = s.openText(dir)
+		total, part, err = s.openText(dir)
 	case "tokens":
-		err = s.openCorpus(dir)
+		total, part, err = s.openCorpus(dir)
 	default:
 		err = fmt.Errorf("data of kind %q has no end; use text or tokens", run.DataKind)
 	}
 	if err != nil {
 		return nil, err
 	}
-	held, all := int64(float64(s.tokens)*holdout), s.read
+	base, size, held := int64(0), total, int64(float64(total)*holdout)
 	switch split {
 	case SplitTrain:
-		s.tokens -= held
+		size -= held
 	case SplitValidation:
-		start := s.tokens - held
-		s.tokens = held
-		s.read = func(first int64, out []int32, stride int) error { return all(start+first, out, stride) }
+		base, size = total-held, held
+	}
+	if err := part(base, size); err != nil {
+		return nil, err
 	}
 	if windows, _ := s.Windows(); windows == 0 {
-		return nil, fmt.Errorf("the split %s has %d tokens, fewer than the %d of one sequence and its last label", split, s.tokens, run.Sequence+1)
+		return nil, fmt.Errorf("the split %s has %d tokens, fewer than the %d of one sequence and its last label", split, size, run.Sequence+1)
 	}
 	return s, nil
 }
 
-func (s *Split) openText(dir string) error {
+// openText opens data of kind text. It returns the number of tokens, and a function that selects a range of them.
+func (s *Split) openText(dir string) (int64, func(base, size int64) error, error) {
 	files, err := expand(s.run.DataFiles, dir)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	text, err := concatenate(files)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	if len(text) == 0 {
-		return errors.New("the data is empty")
+		return 0, nil, errors.New("the data is empty")
 	}
 	if highest := slices.Max(text); int(highest) >= s.run.Vocab {
-		return fmt.Errorf("the data contains byte %d, which is outside the vocabulary of %d; a vocabulary of 256 covers all text",
+		return 0, nil, fmt.Errorf("the data contains byte %d, which is outside the vocabulary of %d; a vocabulary of 256 covers all text",
 			highest, s.run.Vocab)
 	}
-	s.tokens = int64(len(text))
-	s.read = func(first int64, out []int32, stride int) error {
-		for i := 0; i < len(out); i += stride {
-			out[i] = int32(text[first])
-			first++
-		}
-		return nil
-	}
-	return nil
+	return int64(len(text)), func(base, size int64) error { s.text = text[base:][:size]; return nil }, nil
 }
 
-// openCorpus opens a corpus as one stream.
-func (s *Split) openCorpus(dir string) error {
+// openCorpus is like openText, for data of kind tokens.
+func (s *Split) openCorpus(dir string) (int64, func(base, size int64) error, error) {
 	run := s.run
 	if run.DataOptions == nil {
-		return errors.New("data of tokens without options")
+		return 0, nil, errors.New("data of tokens without options")
 	}
 	if len(run.DataOptions.Weights) > 0 {
-		return errors.New("a mixture with weights is not a single stream of tokens; evaluate its parts separately")
+		return 0, nil, errors.New("a mixture with weights has no order; evaluate its parts separately")
 	}
 	options := *run.DataOptions
-	options.Shuffle = false
+	whole := options.Pack == "whole"
+	options.Shuffle, options.Pack = false, "" // the order is that of the split, however short it is
 	run.DataOptions, run.Sequence, run.Holdout, run.EvalBatch = &options, 1, 0, 0
 	data, err := newTokenData(&run, dir)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
-	s.tokens = data.corpus.Tokens()
-	s.read = func(first int64, out []int32, stride int) error { return data.corpus.Stream(first, out, stride) }
-	return nil
+	return data.corpus.Tokens(), func(base, size int64) (err error) {
+		s.data, err = data.corpus.Ordered(base, size, s.run.Sequence, whole)
+		return err
+	}, nil
 }
 
 // Windows returns the number of whole windows, and the number of tokens after the last one.
 func (s *Split) Windows() (windows, rest int64) {
-	labelled := max(0, s.tokens-1)
+	if s.data != nil {
+		return s.data.Count()
+	}
+	labelled := max(0, int64(len(s.text))-1)
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface Tokens. Windows are numbered across rounds. If the windows run out during a
-// round, the last one is repeated, and Evaluate ignores the repetitions.
+// window returns the window that an eval section reads as one of its sequences. Windows are numbered across rounds. If
+// they run out during a round, the last one is repeated, and Evaluate ignores the repetitions.
+func (s *Split) window(round, sequence int64) int64 {
+	windows, _ := s.Windows()
+	return min(round*int64(s.run.EvalSequences)+sequence, windows-1)
+}
+
+// Tokens implements the interface Tokens.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
 		return err
 	}
-	windows, _ := s.Windows()
-	window := min(round*int64(s.run.EvalSequences)+sequence, windows-1)
-	return s.read(window*s.run.Sequence+position, out, stride)
+	window := s.window(round, sequence)
+	if s.data != nil {
+		return s.data.Sequence(window).Tokens(position, out, stride)
+	}
+	text := s.text[window*s.run.Sequence+position:]
+	for i, at := 0, 0; i < len(out); i, at = i+stride, at+1 {
+		out[i] = int32(text[at])
+	}
+	return nil
+}
+
+// Marks implements Documents.
+func (s *Split) Marks(as int, _ ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if s.data == nil {
+		return errNoDocuments
+	}
+	if err := checkWindow(&s.run, position, out, stride); err != nil {
+		return err
+	}
+	of := s.data.Sequence(s.window(round, sequence))
+	if as == ir.AsLabels {
+		return of.Labels(position, out, stride, ir.NoLabel)
+	}
+	return of.Positions(position, out, stride)
+}
+
+// Labels implements Documents.
+func (s *Split) Labels(_ ir.Section, round int64) (n int64, err error) {
+	for i := range int64(s.run.EvalSequences) {
+		counted, err := s.Counted(s.window(round, i))
+		if err != nil {
+			return 0, err
+		}
+		n += counted
+	}
+	return n, nil
+}
+
+// Counted returns the number of labels of a window that count.
+func (s *Split) Counted(window int64) (int64, error) {
+	if s.data == nil {
+		return s.run.Sequence, nil
+	}
+	return s.data.Sequence(window).Counted()
 }
 
 // Evaluate passes the token losses of every window of the split, in order, to the function each. The job must

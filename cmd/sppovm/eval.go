@@ -36,7 +36,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT` or, for a folder of checkpoints, of the newest one")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
 	cli.Choice(flags, &f.split, "split", vm.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", vm.SplitNames...)
-	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32")
+	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32; NaN where the label is masked")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
@@ -198,8 +198,13 @@ func (e *evaluating) all(ctx context.Context) error {
 // windows evaluates the windows of the split, and writes the loss of every token in stream order.
 func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 	windows, _ := e.split.Windows()
-	done, raw := int64(0), []byte(nil)
+	done, labels, raw := int64(0), int64(0), []byte(nil)
 	err := e.split.Evaluate(ctx, e.job, func(losses []float32) error {
+		counted, err := e.split.Counted(done)
+		if err != nil {
+			return err
+		}
+		labels += counted
 		e.losses.Add(0, losses)
 		if done++; done < windows && done%int64(max(1, e.program.Run.EvalSequences)) == 0 && e.show.due() {
 			mean, _ := e.losses.Mean()
@@ -209,17 +214,21 @@ func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 		for _, loss := range losses {
 			raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(loss))
 		}
-		_, err := out.Write(raw)
+		_, err = out.Write(raw)
 		return err
 	})
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("stopped after %d of %d windows", done, windows)
 	}
-	all := windows * e.program.Run.Sequence
-	if _, tokens := e.losses.Mean(); err == nil && tokens < all {
-		err = fmt.Errorf("the losses of %d of %d tokens are not numbers", all-tokens, all)
+	switch _, tokens := e.losses.Mean(); {
+	case err != nil:
+		return err
+	case tokens < labels:
+		return fmt.Errorf("the losses of %d of %d tokens are not numbers", labels-tokens, labels)
+	case labels == 0:
+		return cli.Usagef("the split %s has no label: all are masked", e.evalFlags.split)
 	}
-	return err
+	return nil
 }
 
 func (e *evaluating) report(env *cli.Env) error {

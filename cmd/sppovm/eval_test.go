@@ -4,14 +4,17 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/corpus"
 )
 
 // evalOf runs eval --json and returns its output.
@@ -223,6 +226,77 @@ func TestEvalOfSplits(t *testing.T) {
 		e := evalOf(t, append([]string{"tiny.sppo", "--resume", "start.ckpt", "--split", split}, set...)...)
 		if e.Windows != want[0] || e.Left != want[1] || e.Split != split {
 			t.Errorf("%+v, want %d windows and %d tokens left", e, want[0], want[1])
+		}
+	}
+}
+
+// writeDocuments writes a folder of bytes as tokens, with an index of documents that each end with a full stop, and with
+// a mask that excludes spaces. It returns the number of documents.
+func writeDocuments(t *testing.T, dir, text string) (documents int64) {
+	t.Helper()
+	var bin, idx, mask []byte
+	length := uint64(0)
+	for i, b := range []byte(text) {
+		bin = append(bin, b, 0)
+		mask = append(mask, map[bool]byte{true: 0, false: 1}[b == ' '])
+		if length++; b == '.' || i == len(text)-1 {
+			idx = binary.LittleEndian.AppendUint64(idx, length)
+			length, documents = 0, documents+1
+		}
+	}
+	m := corpus.Manifest{Type: "uint16", Tokens: int64(len(text)), Documents: documents, Highest: 255, EOS: -1, Masks: true,
+		Shards: []corpus.Shard{{Name: "a", Tokens: int64(len(text)), Documents: documents, Highest: 255}}}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"a.bin": bin, "a.idx": idx, "a.mask": mask} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	return documents
+}
+
+// With documents or masks, the loss of each window is that of a training step on the same sequence, and the mean is over
+// the labels that count. The losses of the others are NaN.
+func TestEvalOfDocuments(t *testing.T) {
+	inBase(t)
+	text := strings.Repeat("to be, or not to be: that is the question. aye.", 9)[:5*64+9]
+	writeDocuments(t, "all", text)
+	const common = "train.batch=1 schedule.dp=1 train.holdout=0 train.optimizer=adamw(lr=1e-30) "
+	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--steps", "0", "--save", "start.ckpt"}, sets(common)...)...)
+	for _, options := range []string{
+		"documents=index,masks=ignore", "documents=46,masks=on", "documents=off,masks=on", "documents=index,masks=on,pack=whole", "documents=index,masks=ignore,pack=whole",
+	} {
+		args := append([]string{"tiny.sppo", "--resume", "start.ckpt"}, sets(common+`train.data=tokens("all",shuffle=off,`+options+")")...)
+		e := evalOf(t, append(args, "--token-losses", "losses.bin")...)
+		out, _ := sppovm(t, t.Context(), append([]string{"run", "--json", "-q", "--steps", fmt.Sprint(e.Windows)}, args...)...)
+		steps, each := losses(t, out), tokenLosses(t, "losses.bin")
+		if e.Windows < 5 || len(each) != 64*int(e.Windows) || len(steps) != int(e.Windows) {
+			t.Fatalf("%s: %d windows, %d losses, %d steps", options, e.Windows, len(each), len(steps))
+		}
+		all, counted := 0.0, int64(0)
+		for w, want := range steps {
+			sum, n := 0.0, 0
+			for _, x := range each[64*w:][:64] {
+				if x == x {
+					sum, n = sum+float64(x), n+1
+				}
+			}
+			if n == 0 || n == 64 || math.Abs(sum/float64(n)-want) > 2e-6 {
+				t.Errorf("%s: window %d has loss %.7f of %d labels, and a step has %.7f", options, w, sum/float64(n), n, want)
+			}
+			all, counted = all+sum, counted+int64(n)
+		}
+		if e.Tokens != counted || math.Abs(float64(e.Loss)-all/float64(counted)) > 2e-6 {
+			t.Errorf("%s: %+v, want %d labels with loss %.7f", options, e, counted, all/float64(counted))
+		}
+		half := evalOf(t, append(args, "--split", "validation", "--set", "train.holdout=0.5", "--set", "train.eval_batch=1")...)
+		if half.Windows < 2 || half.Windows > 4 || half.Tokens >= counted || half.Tokens == 0 {
+			t.Errorf("%s: half has %d windows and %d labels", options, half.Windows, half.Tokens)
 		}
 	}
 }
