@@ -89,6 +89,11 @@ func (c *checker) documents(o *DataOptions) {
 		c.fail("train.data.pack", Conflict, "add documents = index, or the ID of the token that ends a document",
 			"pack = whole needs document boundaries, which documents = off does not read")
 	}
+	if m := c.Model; o.Packs() && m.Positions == PositionsRope && m.RopeScaling == ScalingLongRope && c.Train.Sequence > int64(m.RopeOriginal) && !slices.Equal(m.RopeShort, m.RopeLong) {
+		c.fail("train.data.documents", Conflict, fmt.Sprintf("documents = off, sequence = %d, or rope_short = rope_long", m.RopeOriginal),
+			"with rope_scaling = longrope, the frequencies for a document depend on its length, but a sequence of %d tokens, above rope_original = %d, uses rope_long for all its documents",
+			c.Train.Sequence, m.RopeOriginal)
+	}
 }
 
 func (c *checker) train() {

@@ -546,7 +546,7 @@ var dataKeys = []*Key{
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
-		Doc: "Whether a sequence contains several independent documents; if so, attention stays inside a document, positions restart with each document, and a document's last token has no label. Document boundaries are given by the data's `index`, or a document ends after each token with the given ID. A step takes no longer than it would without documents.",
+		Doc: "Whether a sequence contains several independent documents; if so, attention stays inside a document, positions restart with each document, and a document's last token has no label. Document boundaries are given by the data's `index`, or a document ends after each token with the given ID. A step takes no longer than it would without documents. With `rope_scaling = longrope`, sequences must not be longer than `rope_original`.",
 		set: func(s *Spec, v value) {
 			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
 				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
