@@ -1,74 +1,54 @@
 package hf
 
 import (
-	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sppo.dev/hf/safetensors"
 	"sppo.dev/lang"
 )
 
-// architecture describes a model_type of config.json: the keys of the language that correspond to its members,
-// and the names of its tensors.
+// architecture describes a model_type of config.json: the config class that transformers has for it, how its
+// values become keys of the language, and the names of its tensors.
 type architecture struct {
 	modelType string
 	outer     string // model_type of a config whose text_config has this model_type
 	class     string // the class with which transformers loads it
 	family    string // name of the family in the language
-	defaults  map[string]any
-	read      func(m *Model, c *config)
-	names     naming
+	keys      []key
+	outerKeys []key // of the config with the vision part
+	// The class requires hidden_size to be a multiple of num_attention_heads, even if there is a head_dim.
+	divides bool
+	theta   float64 // default of rope_theta
+	local   float64 // default of the rotary base in layers with a window; 0: the same base
+	read    func(m *Model, c *config)
+	names   naming
 }
 
-// Defaults shared by all architectures except GPT-2. A member that is missing from a config has the default of
-// its class in transformers.
-var usual = map[string]any{
-	"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-	"tie_word_embeddings": false, "initializer_range": 0.02,
-}
-
-// with adds the given defaults to the usual ones, which they override.
-func with(others map[string]any) map[string]any {
-	out := map[string]any{}
-	for _, m := range []map[string]any{usual, others} {
-		for k, v := range m {
-			out[k] = v
-		}
-	}
-	return out
-}
+const (
+	usualTheta = 10000
+	mistral    = "mistral"
+	ministral  = "ministral"
+	phi3       = "phi3"
+	gpt2       = "gpt2"
+)
 
 var architectures = []architecture{
-	{modelType: "llama", class: "LlamaForCausalLM", family: "llama", defaults: usual, read: (*Model).llama, names: llamaNames},
-	{modelType: "mistral", outer: "mistral3", class: "MistralForCausalLM", family: "mistral", read: (*Model).mistral, names: llamaNames,
-		defaults: with(map[string]any{"sliding_window": 4096})},
-	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", defaults: usual, read: (*Model).qwen, names: llamaNames},
-	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", read: (*Model).qwen, names: llamaNames,
-		defaults: with(map[string]any{"head_dim": 128})},
-	{modelType: "phi3", class: "Phi3ForCausalLM", family: "phi3", read: (*Model).mistral, names: phiNames,
-		defaults: with(map[string]any{"rms_norm_eps": 1e-5})},
-	{modelType: "olmo2", class: "Olmo2ForCausalLM", family: "olmo2", read: (*Model).llama, names: olmoNames,
-		defaults: with(map[string]any{"rms_norm_eps": 1e-5})},
-	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", read: (*Model).smollm, names: llamaNames,
-		defaults: with(map[string]any{"rope_theta": 2000000.0, "tie_word_embeddings": true, "num_key_value_heads": 4})},
-	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", read: (*Model).gemma, names: gemmaNames,
-		defaults: with(map[string]any{
-			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
-			"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "vocab_size": 256000,
-		})},
-	{modelType: "gemma3_text", outer: "gemma3", class: "Gemma3ForCausalLM", family: "gemma3", read: (*Model).gemma, names: gemmaNames,
-		defaults: with(map[string]any{
-			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
-			"sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-			"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4,
-		})},
-	{modelType: "gpt2", class: "GPT2LMHeadModel", family: "gpt2", read: (*Model).gpt2, names: gpt2Names,
-		defaults: map[string]any{
-			"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true, "initializer_range": 0.02,
-			"n_positions": 1024, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
-		}},
+	{modelType: "llama", class: "LlamaForCausalLM", family: "llama", keys: llamaKeys, divides: true, theta: usualTheta, read: (*Model).llama, names: llamaNames},
+	{modelType: mistral, class: "MistralForCausalLM", family: "mistral", keys: mistralKeys, theta: usualTheta, read: (*Model).mistral, names: llamaNames,
+		outer: "mistral3", outerKeys: mistral3Keys},
+	{modelType: ministral, class: "MinistralForCausalLM", family: "mistral", keys: ministralKeys, theta: usualTheta, read: (*Model).ministral, names: llamaNames},
+	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", keys: qwen2Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
+	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", keys: qwen3Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
+	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, read: (*Model).phi, names: phiNames},
+	{modelType: "olmo2", class: "Olmo2ForCausalLM", family: "olmo2", keys: olmo2Keys, theta: usualTheta, read: (*Model).llama, names: olmoNames},
+	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
+	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
+	{modelType: "gemma3_text", class: "Gemma3ForCausalLM", family: "gemma3", keys: gemma3Keys, divides: true, theta: 1e6, local: 1e4, read: (*Model).gemma3, names: gemmaNames,
+		outer: "gemma3", outerKeys: gemma3VisionKeys},
+	{modelType: gpt2, class: "GPT2LMHeadModel", family: "gpt2", keys: gpt2Keys, divides: true, read: (*Model).gpt2, names: gpt2Names},
 }
 
 // Kinds of layers in layer_types of a config.
@@ -77,51 +57,57 @@ const (
 	slidingAttention = "sliding_attention"
 )
 
-// decoder reads the members that all architectures with rotary positions share.
+// decoder reads the keys that all architectures except GPT-2 share. transformers rounds hidden_size /
+// num_attention_heads towards 0.
 func (m *Model) decoder(c *config) {
 	m.setCount("layers", layersOf(c), "num_hidden_layers")
 	hidden, heads := c.count("hidden_size"), c.count("num_attention_heads")
 	m.setCount("hidden", hidden, "hidden_size")
 	m.setCount("heads", heads, "num_attention_heads")
-	kv := heads
 	if c.has("num_key_value_heads") {
-		kv = c.count("num_key_value_heads")
+		m.setCount("kv_heads", c.count("num_key_value_heads"), "num_key_value_heads")
+	} else {
+		m.setCount("kv_heads", heads, "num_attention_heads")
 	}
-	m.setCount("kv_heads", kv, "num_key_value_heads")
-	switch {
-	case c.has("head_dim"):
+	if *c.err == nil && m.arch.divides && hidden%heads != 0 {
+		c.failf("hidden_size", "= %d is not a multiple of num_attention_heads = %d", hidden, heads)
+	}
+	switch row := c.row("head_dim"); {
+	case c.has("head_dim"), row == nil && c.present("head_dim"):
 		m.setCount("head_dim", c.count("head_dim"), "head_dim")
-	case *c.err == nil && hidden%heads != 0:
-		c.failf("hidden_size", "= %d is not a multiple of num_attention_heads = %d, and there is no head_dim", hidden, heads)
 	case *c.err == nil:
 		m.setCount("head_dim", hidden/heads, "hidden_size / num_attention_heads")
 	}
-	c.skip("head_dim", "num_key_value_heads")
 	m.setCount("ffn", c.count("intermediate_size"), "intermediate_size")
-	m.setCount("vocab", c.count("vocab_size"), "vocab_size")
+	m.vocabulary(c)
 	m.storage(c)
 	m.tied(c)
 	m.setNumber("norm_eps", c.positive("rms_norm_eps"), "rms_norm_eps")
 	m.initial(c)
-	m.rotary(c)
-	m.activation(c)
 	m.biases(c)
-	m.dropout(c, "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
+	c.skip("max_position_embeddings")
+}
+
+// vocabulary sets the size of the vocabulary. transformers refuses padding outside the vocabulary.
+func (m *Model) vocabulary(c *config) {
+	size := c.count("vocab_size")
+	m.setCount("vocab", size, "vocab_size")
+	if c.row("pad_token_id").use == read && c.has("pad_token_id") {
+		if pad := get[int64](c, "pad_token_id", "a token"); pad >= size || pad < -size {
+			c.failf("pad_token_id", "= %d is outside the vocabulary of %d tokens", pad, size)
+		}
+	}
 }
 
 // layersOf returns the number of layers. It refuses large numbers, because some lists get one entry per layer.
 func layersOf(c *config) int64 {
-	const most = 1 << 14
+	const most = 1 << 12
 	n := c.count("num_hidden_layers")
 	if n > most {
 		c.failf("num_hidden_layers", "= %d is more than %d", n, most)
 		return 0
 	}
 	return n
-}
-
-func (m *Model) tied(c *config) {
-	m.set("tied", fmt.Sprint(c.truth("tie_word_embeddings")), "tie_word_embeddings")
 }
 
 func (m *Model) initial(c *config) {
@@ -138,13 +124,12 @@ func (m *Model) storage(c *config) {
 		key = "torch_dtype"
 	}
 	from := key
-	switch {
-	case c.has(key):
+	if c.has(key) {
 		name = strings.TrimPrefix(c.word(key), "torch.")
-	default:
+	} else {
 		name, from = m.storedType(), "the type of the stored weights"
 	}
-	c.skip("dtype", "torch_dtype")
+	c.skip("torch_dtype")
 	switch name {
 	case "float32":
 		m.set("dtype", "f32", from)
@@ -180,49 +165,33 @@ var typeNames = map[string]string{safetensors.F32: "float32", safetensors.F16: "
 
 // activations maps the names of activation functions in transformers to ours.
 var activations = map[string]string{
-	"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-	"gelu_python_tanh": "gelu_tanh", "relu2": "relu2",
+	"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "relu2": "relu2",
+	"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
 }
 
-func (m *Model) activation(c *config) {
-	for _, key := range []string{"hidden_activation", "activation_function", "hidden_act"} {
-		if !c.has(key) {
-			continue
-		}
-		name := c.word(key)
-		ours, ok := activations[name]
-		if !ok {
-			c.failf(key, "= %q is not supported", name)
-		}
-		// If transformers has a default, the family has the same default in the language.
-		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] {
-			m.set("activation", ours, key)
-		}
-		break
+// activation sets the activation function if it differs from the class's default, which is the family's, too.
+func (m *Model) activation(c *config, key string) {
+	name := c.word(key)
+	ours, ok := activations[name]
+	if !ok {
+		c.failf(key, "= %q is not supported", name)
 	}
-	c.skip("hidden_act", "hidden_activation")
+	if usual, _ := c.row(key).value.(string); ours != activations[usual] {
+		m.set("activation", ours, key)
+	}
 }
 
+// biases sets the linear maps with biases. Classes that do not declare the keys ignore them.
 func (m *Model) biases(c *config) {
 	var list, from []string
-	if c.has("attention_bias") && c.truth("attention_bias") {
+	if c.row("attention_bias") != nil && c.truth("attention_bias") {
 		list, from = append(list, "qkv", "attn_out"), append(from, "attention_bias")
 	}
-	if c.has("mlp_bias") && c.truth("mlp_bias") {
+	if c.row("mlp_bias") != nil && c.truth("mlp_bias") {
 		list, from = append(list, "mlp"), append(from, "mlp_bias")
 	}
 	if len(list) > 0 {
 		m.setList("bias", list, strings.Join(from, ", "))
-	}
-}
-
-// dropout is ignored, because training on long sequences does not use it.
-func (m *Model) dropout(c *config, keys ...string) {
-	for _, key := range keys {
-		if c.has(key) && c.number(key) != 0 {
-			m.notice("%s = %v is ignored, because the model is trained without dropout", key, c.number(key))
-		}
-		c.skip(key)
 	}
 }
 
@@ -245,23 +214,27 @@ func (m *Model) layerTypes(c *config, types []string, window int64, from string)
 
 // listedTypes reads layer_types, or derives the list from the index of each layer.
 func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []string, from string) {
-	layers := layersOf(c)
-	if !c.has("layer_types") {
-		for i := range layers {
-			types = append(types, map[bool]string{true: slidingAttention, false: fullAttention}[sliding(i)])
-		}
-		return types, "model_type"
+	if c.has("layer_types") {
+		return m.checkedTypes(c), "layer_types"
 	}
-	types = c.words("layer_types")
-	if *c.err == nil && int64(len(types)) != layers {
-		c.failf("layer_types", "has %d entries for %d layers", len(types), layers)
+	for i := range layersOf(c) {
+		types = append(types, map[bool]string{true: slidingAttention, false: fullAttention}[sliding(i)])
+	}
+	return types, "model_type"
+}
+
+// checkedTypes returns layer_types, which transformers also checks in models that do not use it.
+func (m *Model) checkedTypes(c *config) []string {
+	types := c.words("layer_types")
+	if layers := m.value("layers"); *c.err == nil && strconv.Itoa(len(types)) != layers {
+		c.failf("layer_types", "has %d entries for %s layers", len(types), layers)
 	}
 	for _, t := range types {
 		if t != fullAttention && t != slidingAttention {
 			c.failf("layer_types", "has %q, which is not supported; use %s or %s", t, fullAttention, slidingAttention)
 		}
 	}
-	return types, "layer_types"
+	return types
 }
 
 // period returns the shortest prefix whose repetition yields the list.
@@ -278,121 +251,184 @@ func period[T comparable](list []T) []T {
 	return list
 }
 
-func (m *Model) llama(c *config) { m.decoder(c) }
+func (m *Model) llama(c *config) {
+	m.decoder(c)
+	m.activation(c, "hidden_act")
+	m.rotary(c)
+}
 
 // mistral reads the configs of Mistral and Phi-3, in which every layer has the window if there is one.
 func (m *Model) mistral(c *config) {
-	m.decoder(c)
-	c.skip("sliding_window", "layer_types")
-	if !c.has("sliding_window") {
-		return
+	m.llama(c)
+	if c.has("sliding_window") {
+		m.setCount("window", c.count("sliding_window"), "sliding_window")
 	}
+}
+
+// ministral reads the config of Ministral, in which some layers have a window. transformers needs sliding_window even if
+// no layer has one.
+func (m *Model) ministral(c *config) {
+	c.count("head_dim") // without it, the class fails
+	m.llama(c)
+	window := c.count("sliding_window")
 	types, from := m.listedTypes(c, func(int64) bool { return true })
-	m.layerTypes(c, types, c.count("sliding_window"), from)
+	m.layerTypes(c, types, window, from)
+}
+
+// phi reads the config of Phi-3. The class computes the length of the lists of longrope without regard to head_dim, and
+// checks lists that it does not use.
+func (m *Model) phi(c *config) {
+	m.mistral(c)
+	p, share := m.rotation(c), 1.0
+	for _, from := range []*config{c, p} {
+		if from.has("partial_rotary_factor") {
+			share = from.number("partial_rotary_factor")
+		}
+	}
+	pairs := int(share*float64(c.count("hidden_size")/max(1, c.count("num_attention_heads")))) / 2
+	for _, list := range []string{"short_factor", "long_factor"} {
+		if p.has(list) && len(p.numbers(list)) != pairs {
+			p.failf(list, "has %d numbers, but transformers needs %d", len(p.numbers(list)), pairs)
+		}
+	}
 }
 
 // qwen reads the configs of Qwen2 and Qwen3, whose later layers may have a window.
 func (m *Model) qwen(c *config) {
-	m.decoder(c)
-	on := c.has("use_sliding_window") && c.truth("use_sliding_window") && c.has("sliding_window")
-	c.skip("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
-	if !on && !c.has("layer_types") {
-		return
-	}
-	types, from := m.listedTypes(c, func(layer int64) bool { return on && layer >= c.count("max_window_layers") })
-	if slices.Contains(types, slidingAttention) {
+	m.llama(c)
+	m.sliding(c, func(layer int64) bool { return layer >= get[int64](c, "max_window_layers", "a whole number") })
+	c.skip("max_window_layers")
+}
+
+// sliding reads which layers have a window, for classes with use_sliding_window.
+func (m *Model) sliding(c *config, usual func(layer int64) bool) {
+	on := c.truth("use_sliding_window") && c.has("sliding_window")
+	c.skip("sliding_window")
+	types, from := m.listedTypes(c, func(layer int64) bool { return on && usual(layer) })
+	switch {
+	case on:
 		m.layerTypes(c, types, c.count("sliding_window"), from)
+	case slices.Contains(types, slidingAttention):
+		c.failf("layer_types", "has %s, which needs use_sliding_window = true and sliding_window", slidingAttention)
 	}
 }
 
 // smollm reads the config of SmolLM3, in which every fourth layer has no positions.
 func (m *Model) smollm(c *config) {
-	m.qwen(c)
-	layers := layersOf(c)
+	m.llama(c)
+	layers, from := layersOf(c), "no_rope_layers"
 	var rotated []int64
-	from := "no_rope_layers"
-	switch {
-	case c.has(from):
+	if c.has(from) {
 		rotated = get[[]int64](c, from, "a list of whole numbers")
-	default:
+		c.skip("no_rope_layer_interval")
+	} else {
 		from = "no_rope_layer_interval"
-		interval := int64(4)
-		if c.has(from) {
-			interval = c.count(from)
-		}
+		interval := c.count(from)
 		for i := range layers {
-			rotated = append(rotated, map[bool]int64{true: 1}[*c.err == nil && (i+1)%max(1, interval) != 0])
+			rotated = append(rotated, map[bool]int64{true: 1}[*c.err == nil && (i+1)%interval != 0])
 		}
 	}
-	c.skip("no_rope_layers", "no_rope_layer_interval")
-	if *c.err == nil && int64(len(rotated)) != layers {
+	if int64(len(rotated)) < layers {
 		c.failf(from, "has %d entries for %d layers", len(rotated), layers)
+		return
 	}
 	var words []string
-	for _, v := range period(rotated) {
+	for _, v := range period(rotated[:layers]) {
 		words = append(words, map[bool]string{true: "rope", false: "none"}[v != 0])
 	}
 	m.setList("positions", words, from)
+	m.sliding(c, func(layer int64) bool { return rotated[layer] == 0 })
 }
 
-// gemma reads the configs of Gemma-2 and Gemma-3, which have windows in many layers, norms before and after
-// attention and MLP, and limits on scores and logits.
+// gemma2 reads the config of Gemma-2, in which every second layer has a window.
+func (m *Model) gemma2(c *config) {
+	m.gemma(c)
+	m.softcap(c, "attn_softcap", "attn_logit_softcapping")
+	m.softcap(c, "logit_softcap", "final_logit_softcapping")
+	m.rotary(c)
+	m.gemmaWindows(c, func(layer int64) bool { return layer%2 == 0 })
+}
+
+// gemma3 reads the config of Gemma-3, in which every sixth layer has no window. transformers ignores the limit on
+// scores and, in models with a vision part, the limit on logits.
+func (m *Model) gemma3(c *config) {
+	m.gemma(c)
+	if !m.outer {
+		m.softcap(c, "logit_softcap", "final_logit_softcapping")
+	}
+	full, local, both := m.rotations(c)
+	m.theta("rope_theta", full, c, "rope_theta", m.arch.theta)
+	m.scaling(full, c)
+	m.truncated(both)
+	if kind, key := m.kind(local); kind != "default" {
+		local.failf(key, "= %q is not supported; use default", kind)
+	}
+	m.theta("rope_local_theta", local, c, "rope_local_base_freq", m.arch.local)
+	every := int64(6)
+	if name := "sliding_window_pattern"; c.present(name) && !c.has("layer_types") {
+		every = max(1, c.count(name))
+	}
+	m.gemmaWindows(c, func(layer int64) bool { return (layer+1)%every != 0 })
+}
+
+// gemma reads what the configs of Gemma-2 and Gemma-3 have in common.
 func (m *Model) gemma(c *config) {
 	m.decoder(c)
-	c.want("use_bidirectional_attention", false)
-	scalar := c.positive("query_pre_attn_scalar")
-	m.setNumber("attn_scale", 1/math.Sqrt(scalar), "1 / sqrt(query_pre_attn_scalar)")
-	for _, k := range []struct{ ours, theirs string }{{"attn_softcap", "attn_logit_softcapping"}, {"logit_softcap", "final_logit_softcapping"}} {
-		switch {
-		case c.has(k.theirs):
-			m.setNumber(k.ours, c.positive(k.theirs), k.theirs)
-		default: // the family may have a default
-			m.set(k.ours, "0", k.theirs)
-		}
-		c.skip(k.theirs)
+	m.activation(c, "hidden_activation")
+	m.setNumber("attn_scale", 1/math.Sqrt(c.positive("query_pre_attn_scalar")), "1 / sqrt(query_pre_attn_scalar)")
+}
+
+// softcap sets a limit. The family may have a default, so null is set, too.
+func (m *Model) softcap(c *config, ours, theirs string) {
+	if c.has(theirs) {
+		m.setNumber(ours, c.positive(theirs), theirs)
+	} else {
+		m.set(ours, "0", theirs)
 	}
-	every := int64(2)
-	key := "sliding_window_pattern"
-	if !c.has(key) && c.has("_"+key) {
-		key = "_" + key
-	}
-	if c.has(key) {
-		every = c.count(key)
-	}
-	c.skip("sliding_window", "sliding_window_size", "sliding_window_pattern", "_sliding_window_pattern")
-	types, from := m.listedTypes(c, func(layer int64) bool { return (layer+1)%every != 0 })
-	c.skip("layer_types")
-	switch { // the family has windows by default
+}
+
+// gemmaWindows sets the windows of a family that has windows by default. transformers needs sliding_window even if
+// no layer has a window.
+func (m *Model) gemmaWindows(c *config, usual func(layer int64) bool) {
+	window := c.count("sliding_window")
+	types, from := m.listedTypes(c, usual)
+	m.layerTypes(c, types, window, from)
+	switch {
 	case !slices.Contains(types, slidingAttention):
 		m.set("window", "0", from)
 		m.drop("rope_local_theta")
 	case !slices.Contains(types, fullAttention):
-		m.layerTypes(c, types, c.count("sliding_window"), from)
 		m.setList("layer_types", []string{lang.LayerSliding}, from)
-	default:
-		m.layerTypes(c, types, c.count("sliding_window"), from)
 	}
 }
 
+// gpt2 reads the config of GPT-2. transformers accepts some of its keys under the names that other configs have.
 func (m *Model) gpt2(c *config) {
-	hidden := c.count("n_embd")
+	for other, name := range map[string]string{
+		"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+	} {
+		if v, there := c.members[other]; there {
+			c.members[name] = v
+			c.skip(other)
+		}
+	}
+	hidden, heads := c.count("n_embd"), c.count("n_head")
 	m.setCount("layers", c.count("n_layer"), "n_layer")
 	m.setCount("hidden", hidden, "n_embd")
-	m.setCount("heads", c.count("n_head"), "n_head")
+	m.setCount("heads", heads, "n_head")
+	if *c.err == nil && hidden%heads != 0 {
+		c.failf("n_embd", "= %d is not a multiple of n_head = %d", hidden, heads)
+	}
 	if c.has("n_inner") {
 		m.setCount("ffn", c.count("n_inner"), "n_inner")
 	} else {
 		m.setCount("ffn", 4*hidden, "4 * n_embd")
 	}
-	m.setCount("vocab", c.count("vocab_size"), "vocab_size")
+	m.vocabulary(c)
 	m.storage(c)
 	m.tied(c)
 	m.setNumber("norm_eps", c.positive("layer_norm_epsilon"), "layer_norm_epsilon")
 	m.initial(c)
-	m.activation(c)
-	c.want("scale_attn_weights", true)
-	c.want("scale_attn_by_inverse_layer_idx", false)
-	c.want("add_cross_attention", false)
-	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // reorder_and_upcast_attn affects only rounding
-	m.dropout(c, "attn_pdrop", "embd_pdrop", "resid_pdrop")
+	m.activation(c, "activation_function")
+	c.count("n_positions")
 }

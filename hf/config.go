@@ -20,11 +20,12 @@ const maxConfig = 16 << 20
 // config is an object in config.json. It records which members were read, and the first error: a reader may read
 // all members and check the error afterwards.
 type config struct {
-	prefix   string // path of its members in messages: "rope_scaling."
-	members  map[string]json.RawMessage
-	defaults map[string]any // values of absent members; they do not apply to members that are null
-	used     map[string]bool
-	err      *error // shared by all objects of a file
+	prefix  string // path of its members in messages: "rope_scaling."
+	members map[string]json.RawMessage
+	keys    []key // declared by its class; their defaults do not apply to members that are null
+	used    map[string]bool
+	nested  map[string]*config // those of its objects that were read
+	err     *error             // shared by all objects of a file
 }
 
 // readConfig reads the config.json of a folder.
@@ -51,7 +52,7 @@ func parseConfig(text []byte) (*config, error) {
 	if members == nil {
 		return nil, errors.New("is not a JSON object")
 	}
-	return &config{members: members, used: map[string]bool{}, err: new(error)}, nil
+	return &config{members: members, used: map[string]bool{}, nested: map[string]*config{}, err: new(error)}, nil
 }
 
 // failf keeps the first error.
@@ -65,17 +66,22 @@ func (c *config) failf(key, format string, args ...any) {
 // is absent and has no default.
 func (c *config) raw(key string) json.RawMessage {
 	c.used[key] = true
-	v, there := c.members[key]
-	switch {
-	case there && string(v) == "null":
+	if v, there := c.members[key]; there && string(v) == "null" {
 		return nil
-	case there:
+	} else if there {
 		return v
-	case c.defaults[key] == nil:
-		return nil
 	}
-	text, _ := json.Marshal(c.defaults[key])
-	return text
+	if row := c.row(key); row != nil && row.value != nil {
+		text, _ := json.Marshal(row.value)
+		return text
+	}
+	return nil
+}
+
+// present reports whether a member exists, even if it is null.
+func (c *config) present(key string) bool {
+	_, there := c.members[key]
+	return there
 }
 
 // has reports whether a member exists, or has a default, and is not null.
@@ -100,7 +106,7 @@ func get[T any](c *config, key, kind string) T {
 	var out T
 	v := c.raw(key)
 	if v == nil {
-		c.failf(key, "is missing")
+		c.failf(key, "%s", map[bool]string{true: "= null is not supported", false: "is missing"}[c.present(key)])
 		return out
 	}
 	if json.Unmarshal(v, &out) != nil {
@@ -135,56 +141,54 @@ func (c *config) words(key string) []string    { return get[[]string](c, key, "l
 
 // object returns a member that must be an object.
 func (c *config) object(key string) *config {
-	members := get[map[string]json.RawMessage](c, key, "an object")
-	return &config{prefix: c.prefix + key + ".", members: members, used: map[string]bool{}, err: c.err}
+	if c.nested[key] == nil {
+		o := &config{prefix: c.prefix + key + ".", used: map[string]bool{}, nested: map[string]*config{}, err: c.err}
+		if o.members = get[map[string]json.RawMessage](c, key, "an object"); o.members == nil {
+			o.members = map[string]json.RawMessage{}
+		}
+		c.nested[key] = o
+	}
+	return c.nested[key]
 }
 
-// want refuses a member whose value differs from the one that the language supports.
-func (c *config) want(key string, covered any) {
-	v := c.raw(key)
-	text, _ := json.Marshal(covered)
-	if v != nil && string(v) != string(text) {
-		c.failf(key, "= %s is not supported; use %s", quote(v), text)
+// objectOrEmpty returns a member that is an object, or an object without members if it is absent or null.
+func (c *config) objectOrEmpty(key string) *config {
+	if !c.has(key) {
+		return &config{prefix: c.prefix + key + ".", members: map[string]json.RawMessage{}, used: map[string]bool{}, nested: map[string]*config{}, err: c.err}
+	}
+	return c.object(key)
+}
+
+// among refuses a word that is not in a list.
+func (c *config) among(key, word string, words []string) {
+	if *c.err == nil && !slices.Contains(words, word) {
+		c.failf(key, "= %q is not supported; use %s", word, strings.Join(words, ", "))
 	}
 }
 
-// skip marks members that do not affect training as read.
+// skip marks members as read that have no effect because of other members.
 func (c *config) skip(keys ...string) {
 	for _, key := range keys {
 		c.used[key] = true
 	}
 }
 
-// finish refuses members that have not been read. Members that are null, false or empty request nothing.
-func (c *config) finish() {
-	var rest []string
-	for key, v := range c.members {
+// ignored lists the members, also those of nested objects, that set something and have no effect: neither the reader
+// nor transformers reads them.
+func (c *config) ignored() (list []string) {
+	for _, o := range c.nested {
+		list = append(list, o.ignored()...)
+	}
+	for name, v := range c.members {
+		row := c.row(name)
 		switch string(v) {
 		case "null", "false", "[]", "{}", `""`:
 			continue
 		}
-		if !c.used[key] && !slices.Contains(inert, key) {
-			rest = append(rest, key)
+		if !c.used[name] && (row == nil || row.use == read) {
+			list = append(list, c.prefix+name)
 		}
 	}
-	slices.Sort(rest)
-	if len(rest) > 0 {
-		c.failf(rest[0], "= %s is not supported", quote(c.members[rest[0]]))
-	}
-}
-
-// inert lists members that do not describe the network in training: names, token ids, settings for generation
-// and for other tasks, and settings that every config inherits from a base class.
-var inert = []string{
-	"_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "architectures", "attn_implementation",
-	"auto_map", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cache_implementation", "decoder_start_token_id",
-	"eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-	"id2label", "image_token_id", "image_token_index", "initializer_range", "keys_to_ignore_at_inference", "label2id", "language", "length_penalty",
-	"license", "max_length", "max_position_embeddings", "min_length", "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups",
-	"num_beams", "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id",
-	"prefix", "pretraining_tp", "problem_type", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-	"suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torchscript",
-	"transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_cache", "diversity_penalty", "early_stopping",
-	"encoder_no_repeat_ngram_size", "is_decoder", "remove_invalid_values", "use_bfloat16", "bad_words_ids", "hybrid_cache",
-	"summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "gradient_checkpointing",
+	slices.Sort(list)
+	return list
 }

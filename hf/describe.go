@@ -35,17 +35,18 @@ func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	return nil, nil, refusal
 }
 
-// candidates lists all architectures, starting with that of a family.
+// candidates lists all architectures, starting with those of a family.
 func candidates(family string) (list []*architecture) {
+	var others []*architecture
 	for i := range architectures {
 		a := &architectures[i]
 		if strings.HasPrefix(family, a.family) || strings.HasPrefix(a.family, family) {
-			list = slices.Insert(list, 0, a)
-		} else {
 			list = append(list, a)
+		} else {
+			others = append(others, a)
 		}
 	}
-	return list
+	return append(list, others...)
 }
 
 // reread reads a config back and checks that it yields the given model.
@@ -83,7 +84,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"vocab_size": m.Vocab, "tie_word_embeddings": m.Tied, "initializer_range": m.InitStd,
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 	}
-	if a.modelType == "gpt2" {
+	if a.modelType == gpt2 {
 		a.describeGPT(c, m, sequence)
 		return c
 	}
@@ -93,20 +94,15 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	} {
 		c[key] = v
 	}
-	if _, ok := a.defaults["hidden_activation"]; ok {
-		c["hidden_activation"] = theirs[m.Activation]
-	} else {
-		c["hidden_act"] = theirs[m.Activation]
-	}
-	if l.HasBias(lang.BiasAttnOut) && !slices.Contains([]string{"mistral", "qwen2", "phi3"}, a.family) { // their classes ignore it
-		c["attention_bias"] = true
-	}
-	if l.HasBias(lang.BiasMLP) && a.family == "llama" {
-		c["mlp_bias"] = true
-	}
-	if a.family == "gemma2" || a.family == "gemma3" {
-		c["query_pre_attn_scalar"] = scalar(1 / (m.AttnScale * m.AttnScale))
-		c["attn_logit_softcapping"], c["final_logit_softcapping"] = orNull(m.AttnSoftcap), orNull(m.LogitSoftcap)
+	for key, v := range map[string]any{
+		"hidden_act": theirs[m.Activation], "hidden_activation": theirs[m.Activation],
+		"attention_bias": l.HasBias(lang.BiasAttnOut), "mlp_bias": l.HasBias(lang.BiasMLP),
+		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
+		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
+	} {
+		if rowOf(a.keys, key) != nil {
+			c[key] = v
+		}
 	}
 	a.describeWindows(c, &l)
 	a.describeRotary(c, &l)
@@ -125,14 +121,6 @@ func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64
 	} {
 		c[key] = v
 	}
-}
-
-// scalar returns the nearest integer if the value differs from it only by rounding.
-func scalar(v float64) any {
-	if whole := math.Round(v); math.Abs(v-whole) < 1e-9*whole {
-		return int64(whole)
-	}
-	return v
 }
 
 // real is a number that transformers requires to be a float: it is written with a point or an exponent.
@@ -176,10 +164,10 @@ func orNull(v float64) any {
 // windows, reading the config back reveals the difference.
 func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	window := slices.Max(append([]int64{0}, m.Windows...))
-	_, byDefault := a.defaults["sliding_window"]
+	row := rowOf(a.keys, "sliding_window")
 	if window > 0 {
 		c["sliding_window"] = window
-	} else if byDefault {
+	} else if row != nil {
 		c["sliding_window"] = nil
 	}
 	var types []string
@@ -190,17 +178,14 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 		}
 		types = append(types, kind)
 	}
-	switch a.family {
-	case "qwen2", "qwen3", "smollm3":
+	switched := rowOf(a.keys, "use_sliding_window") != nil
+	if switched {
 		c["use_sliding_window"] = window > 0
-		if window > 0 {
-			c["layer_types"] = types
-			c["max_window_layers"] = max(1, slices.Index(types, slidingAttention))
-		}
-	case "gemma2", "gemma3":
+	}
+	if rowOf(a.keys, "layer_types") != nil {
 		c["layer_types"] = types
-		if window == 0 {
-			c["sliding_window"] = a.defaults["sliding_window"] // applies to no layer
+		if window == 0 && !switched {
+			c["sliding_window"] = row.value // applies to no layer
 		}
 	}
 }
@@ -215,15 +200,15 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		c["no_rope_layers"] = rotated
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
-	if m.RopePartial != 1 && a.family == "phi3" { // other classes ignore it
+	if m.RopePartial != 1 && a.modelType == phi3 { // other classes ignore it
 		p["partial_rotary_factor"] = m.RopePartial
 	}
-	if m.RopeScaling != lang.ScalingNone {
+	if slices.Contains(a.scalings(), m.RopeScaling) {
 		p["rope_type"], p["factor"] = m.RopeScaling, m.RopeFactor
 	}
 	if m.RopeOriginal > 0 {
 		p["original_max_position_embeddings"] = m.RopeOriginal
-		if a.family == "phi3" {
+		if a.modelType == phi3 {
 			c["original_max_position_embeddings"] = m.RopeOriginal
 		}
 	}
@@ -236,11 +221,16 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		p["short_factor"], p["long_factor"], p["attention_factor"] = m.RopeShort, m.RopeLong, m.RopeAmplitude
 	}
 	c["rope_parameters"] = p
-	if a.family == "gemma3" {
+	if a.local > 0 {
 		local := m.RopeLocalTheta
 		if local == 0 {
-			local = a.defaults["rope_local_base_freq"].(float64) // applies to no layer
+			local = a.local // applies to no layer
 		}
-		c["rope_parameters"] = map[string]any{fullAttention: p, slidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+		both := map[string]any{fullAttention: p, slidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+		if truncate, ok := p["truncate"]; ok { // where transformers looks for it
+			delete(p, "truncate")
+			both["truncate"] = truncate
+		}
+		c["rope_parameters"] = both
 	}
 }

@@ -103,7 +103,7 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 	for _, s := range w.stored {
 		index[s.name] = s
 	}
-	rename := e.From.renaming(w.folder)
+	rename := e.From.names(w.folder)
 	names := e.From.arch.names.tensors
 	embed := index[rename(names["embed"].name)]
 	// A folder may have a tied table under both names.

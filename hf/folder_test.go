@@ -16,6 +16,7 @@ import (
 	"sppo.dev/hf"
 	"sppo.dev/hf/safetensors"
 	"sppo.dev/ir"
+	"sppo.dev/sample"
 )
 
 // small returns the config of the llama fixture with changed members; nil removes a member.
@@ -58,27 +59,28 @@ type members = map[string]any
 func TestRefusedConfigs(t *testing.T) {
 	for want, text := range map[string][]byte{
 		`model_type = "mamba" is not supported; supported are gemma2,`: small(t, members{"model_type": "mamba"}),
-		"model_type is missing":                                  small(t, members{"model_type": nil}),
-		"is not a JSON object":                                   []byte("null"),
-		"is not a JSON object: unexpected end":                   []byte("{"),
-		"hidden_size is missing":                                 small(t, members{"hidden_size": nil}),
-		`hidden_size = "8" is not a whole number`:                small(t, members{"hidden_size": "8"}),
-		"hidden_size = 8.5 is not a whole number":                small(t, members{"hidden_size": 8.5}),
-		"num_hidden_layers = 0 is not positive":                  small(t, members{"num_hidden_layers": 0}),
-		"head_dim = -6 is not positive":                          small(t, members{"head_dim": -6}),
-		"is not a multiple of num_attention_heads":               small(t, members{"head_dim": nil, "num_attention_heads": 3}),
-		"rms_norm_eps = 0 is not positive":                       small(t, members{"rms_norm_eps": 0}),
-		`hidden_act = "mish" is not supported`:                   small(t, members{"hidden_act": "mish"}),
-		`dtype = "float64" is not supported`:                     small(t, members{"dtype": "float64"}),
-		"sinks = true is not supported":                          small(t, members{"sinks": true}),
-		"num_local_experts = 8 is not supported":                 small(t, members{"num_local_experts": 8}),
-		"quantised gptq weights are not supported":               small(t, members{"quantization_config": members{"quant_method": "gptq", "bits": 4}}),
-		"quantised weights are not supported":                    small(t, members{"quantization_config": members{"bits": 4}}),
-		`rope_parameters.rope_type = "dynamic" is not supported`: small(t, members{"rope_parameters": members{"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
-		`rope_scaling.type = "dynamic" is not supported`:         small(t, members{"rope_parameters": nil, "rope_scaling": members{"type": "dynamic", "factor": 2}}),
-		"rope_parameters.factor is missing":                      small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
-		"rope_parameters.mscale_x = 1 is not supported":          small(t, members{"rope_parameters": members{"rope_type": "default", "mscale_x": 1, "rope_theta": 1e4}}),
-		"rope_parameters = 3 is not an object":                   small(t, members{"rope_parameters": 3}),
+		"model_type is missing":                                                    small(t, members{"model_type": nil}),
+		"is not a JSON object":                                                     []byte("null"),
+		"is not a JSON object: unexpected end":                                     []byte("{"),
+		`hidden_size = "8", but transformers needs a value of type int`:            small(t, members{"hidden_size": "8"}),
+		"hidden_size = 8.5, but transformers needs a value of type int":            small(t, members{"hidden_size": 8.5}),
+		"num_hidden_layers = 0 is not positive":                                    small(t, members{"num_hidden_layers": 0}),
+		"head_dim = -6 is not positive":                                            small(t, members{"head_dim": -6}),
+		"is not a multiple of num_attention_heads":                                 small(t, members{"head_dim": nil, "num_attention_heads": 3}),
+		"rms_norm_eps = 0, but transformers needs a value of type float":           small(t, members{"rms_norm_eps": 0}),
+		"rms_norm_eps = 0 is not positive":                                         small(t, members{"rms_norm_eps": json.RawMessage("0.0")}),
+		"sliding_window_pattern = 0 is not positive":                               small(t, members{"model_type": "gemma3_text", "sliding_window_pattern": 0}),
+		`hidden_act = "mish" is not supported`:                                     small(t, members{"hidden_act": "mish"}),
+		`dtype = "float64" is not supported`:                                       small(t, members{"dtype": "float64"}),
+		"is_causal = false is not supported; only true is":                         small(t, members{"is_causal": false}),
+		"num_key_value_heads is not supported: heads = 2 is not divisible":         small(t, members{"num_key_value_heads": 4}),
+		"quantised gptq weights are not supported":                                 small(t, members{"quantization_config": members{"quant_method": "gptq", "bits": 4}}),
+		"quantised weights are not supported":                                      small(t, members{"quantization_config": members{"bits": 4}}),
+		`rope_parameters.rope_type = "dynamic" is not supported`:                   small(t, members{"rope_parameters": members{"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
+		`rope_scaling.type = "dynamic" is not supported`:                           small(t, members{"rope_parameters": nil, "rope_scaling": members{"type": "dynamic", "factor": 2}}),
+		"rope_parameters.factor is missing":                                        small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
+		"rope_parameters = 3, but transformers needs a value of type dict or null": small(t, members{"rope_parameters": 3}),
+		"rope_scaling = 3 is not an object":                                        small(t, members{"rope_scaling": 3}),
 	} {
 		_, err := hf.ReadModel(configFolder(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), hf.ConfigFile) || strings.Contains(err.Error(), "\n") {
@@ -98,9 +100,29 @@ func TestFormsOfConfig(t *testing.T) {
 		"prefixed type":        {"rope_parameters": nil, "rope_theta": 500000, "dtype": "torch.bfloat16"},
 		"scaling of no kind":   {"rope_parameters": nil, "rope_theta": 5e5, "rope_scaling": members{"type": "default"}},
 		"settings of no model": {"rope_parameters": members{"rope_theta": 5e5}, "pretraining_tp": 1, "use_cache": false, "_name_or_path": "x", "sinks": false},
+		"keys of others":       {"rope_parameters": members{"rope_theta": 5e5, "mscale": 2}, "sinks": true, "num_local_experts": 8, "hidden_activation": "gelu"},
 	} {
 		if got := importText(t, small(t, changes)); got != want {
 			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+// Keys that neither transformers nor the reader uses are named in one notice.
+func TestIgnoredKeys(t *testing.T) {
+	for want, changes := range map[string]members{
+		"": {"use_cache": true, "architectures": []string{"x"}, "sinks": false, "transformers_version": "4.1"},
+		"hidden_activation, rope_parameters.mscale, sinks: ignored, as by transformers": {
+			"rope_parameters": members{"rope_theta": 5e5, "mscale": 2}, "sinks": true, "hidden_activation": "gelu"},
+		"rope_parameters: ignored, as by transformers":                             {"rope_parameters": members{"rope_theta": 5e5}, "rope_scaling": members{"type": "linear", "factor": 2}},
+		"attention_dropout: ignored, because the model is trained without dropout": {"attention_dropout": 0.5},
+	} {
+		model, err := hf.ReadModel(configFolder(t, small(t, changes)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(model.Notices, "\n"); got != want {
+			t.Errorf("%v: %q, want %q", changes, got, want)
 		}
 	}
 }
@@ -341,6 +363,32 @@ func FuzzConfig(f *testing.F) {
 		model.Text()
 		_, _ = model.Lang(16, "")
 	})
+}
+
+// If a folder has an output projection that differs from the embedding, the model is not tied, whatever the config says.
+func TestUntiedByWeights(t *testing.T) {
+	for _, differ := range []bool{true, false} {
+		dir, _ := folder(t, "llama-tied-f16", func(l sources) sources {
+			head := *named(l, "model.embed_tokens.weight")
+			head.Name = "lm_head.weight"
+			if differ {
+				head = source(head.Info, make([]byte, head.Bytes()))
+			}
+			return append(l, head)
+		})
+		model, m, err := readDrawn(t, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := model.OpenWeights(sample.Tensors(m, drawnTokens))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if m.Tied == differ || len(w.Ignored) == 0 != differ || strings.Contains(strings.Join(model.Notices, "\n"), "differs from the embedding") != differ {
+			t.Errorf("differ %t: tied %t, ignored %q, notices %q", differ, m.Tied, w.Ignored, model.Notices)
+		}
+	}
 }
 
 // A limit that a family has by default does not apply if the config sets it to null.

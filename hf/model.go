@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"sppo.dev/examples"
 	"sppo.dev/lang"
@@ -28,7 +27,8 @@ type Model struct {
 
 	arch  *architecture
 	conf  *config
-	outer bool // the language model is a part of the folder's model
+	whole *config // differs from conf if outer
+	outer bool    // the language model is a part of the folder's model
 }
 
 // Context returns the maximum number of tokens per sequence according to the config, or 0 if it gives none.
@@ -70,63 +70,103 @@ func newModel(name, dir string, c *config) (*Model, error) {
 		return nil, fmt.Errorf("quantization_config: quantised %s are not supported; use the original folder", method)
 	}
 	a, inner := find(c)
-	if a == nil {
+	if *c.err != nil {
 		return nil, *c.err
 	}
-	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, outer: inner != c}
-	m.inherit(c)
+	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, whole: c, outer: inner != c}
+	inner.keys = a.keys
+	dropouts := inner.accept()
 	if m.outer {
+		c.keys = a.outerKeys
+		c.accept()
+		m.inherit()
 		m.notice("model_type = %s: only the language model, text_config, is trained", a.outer)
 	}
-	c = inner
-	c.defaults = a.defaults
 	m.set("family", m.arch.family, "model_type = "+a.modelType)
-	a.read(m, c)
-	c.finish()
+	a.read(m, inner)
+	if inner.row("layer_types") == nil && inner.has("layer_types") {
+		m.checkedTypes(inner)
+		inner.used["layer_types"] = false
+	}
 	if *c.err == nil {
-		*c.err = m.covered()
+		*c.err = m.check()
+	}
+	if len(dropouts) > 0 {
+		m.notice("%s: ignored, because the model is trained without dropout", strings.Join(dropouts, ", "))
+	}
+	if list := c.ignored(); len(list) > 0 {
+		m.notice("%s: ignored, as by transformers", strings.Join(list, ", "))
 	}
 	return m, *c.err
 }
 
-// covered refuses settings for which the language has no key or value.
-func (m *Model) covered() error {
+// check refuses a model that the language refuses. The error names the origin of the key that causes it.
+func (m *Model) check() error {
+	var text strings.Builder
 	for _, k := range m.Keys {
-		key := lang.FindKey("model." + k.Name)
-		switch {
-		case key == nil:
-			return fmt.Errorf("%s is not supported: models have no %s", k.From, k.Name)
-		case unicode.IsLetter(rune(k.Value[0])) && !slices.Contains(key.Words(), k.Value):
-			return fmt.Errorf("%s is not supported: %s = %s does not exist", k.From, k.Name, k.Value)
-		}
+		fmt.Fprintf(&text, "%s = %s\n", k.Name, k.Value)
 	}
-	return nil
+	_, err := lang.ParseModel(text.String())
+	var list lang.Diagnostics
+	if !errors.As(err, &list) {
+		return err
+	}
+	from := "model"
+	if line := list[0].Pos.Line - 2; line >= 0 && line < len(m.Keys) {
+		from = m.Keys[line].From
+	}
+	return fmt.Errorf("%s is not supported: %s", from, list[0].Message)
 }
 
-// inherit passes settings of the whole model on to the language model: the type of values, and whether the
-// output projection is the embedding.
-func (m *Model) inherit(whole *config) {
-	if key := "tie_word_embeddings"; m.outer && whole.has(key) {
-		m.conf.members[key] = whole.raw(key)
-	}
+// inherit passes the type of values of the whole model on to the language model.
+func (m *Model) inherit() {
 	for _, key := range []string{"dtype", "torch_dtype"} {
-		if m.outer && whole.has(key) && !m.conf.has("dtype") && !m.conf.has("torch_dtype") {
-			m.conf.members[key] = whole.raw(key)
+		if m.whole.has(key) && !m.conf.has("dtype") && !m.conf.has("torch_dtype") {
+			m.conf.members[key] = m.whole.raw(key)
 		}
+		m.whole.skip(key)
 	}
+}
+
+// tied sets whether the output projection is the embedding. Of a model with a vision part, the whole config decides.
+// If a folder has both tensors and they differ, transformers does not tie them. Without weights, the default of the
+// language model applies where the whole config does not decide: earlier versions of transformers had no other.
+func (m *Model) tied(c *config) {
+	const name = "tie_word_embeddings"
+	tied, from := m.whole.has(name) && m.whole.truth(name), name
+	weights, differ, err := m.ownHead()
+	switch {
+	case err != nil:
+		c.failf(name, "cannot be compared with the weights: %v", err)
+	case tied && differ:
+		tied, from = false, "the weights"
+		m.notice("%s = true: ignored, as by transformers, because the folder has an output projection that differs from the embedding", name)
+	case !weights && m.outer && !m.whole.present(name):
+		tied = c.truth(name)
+	}
+	c.skip(name)
+	m.set("tied", fmt.Sprint(tied), from)
 }
 
 // find returns the architecture of a config and the object that describes its language model.
 func find(c *config) (*architecture, *config) {
 	name := c.word("model_type")
+	if name == mistral && c.present("layer_types") {
+		name = ministral // as in transformers
+	}
 	for i := range architectures {
 		a := &architectures[i]
-		switch {
-		case name == a.modelType:
+		if name == a.modelType {
 			return a, c
-		case name == a.outer && c.has("text_config"):
-			return a, c.object("text_config")
 		}
+		if name != a.outer {
+			continue
+		}
+		inner := c.object("text_config")
+		if inner.has("model_type") && inner.word("model_type") != a.modelType {
+			inner.failf("model_type", "= %s is not supported with model_type = %s", quote(inner.raw("model_type")), name)
+		}
+		return a, inner
 	}
 	var names []string
 	for i := range architectures {

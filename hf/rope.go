@@ -1,101 +1,142 @@
 package hf
 
-import "math"
+import (
+	"encoding/json"
+	"maps"
+	"math"
+	"strconv"
 
-// rotary reads the rotary positions. transformers 5 has rope_parameters: one object, or one for each type of
-// layer. Earlier versions had rope_theta and rope_scaling at the top level.
+	"sppo.dev/lang"
+)
+
+// Rotary positions. transformers 5 has rope_parameters: one object or, in Gemma-3, one for each type of layer. Earlier
+// versions had rope_theta, partial_rotary_factor and rope_scaling at the top level, which transformers still reads.
+
+// rotary reads the rotary positions.
 func (m *Model) rotary(c *config) {
-	c.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-	c.skip("original_max_position_embeddings", "rope_local_base_freq")
-	p := c
+	p := m.rotation(c)
+	m.theta("rope_theta", p, c, "rope_theta", m.arch.theta)
+	m.scaling(p, c)
+	m.truncated(p)
+}
+
+// rotation returns the object that describes the rotation. A rope_scaling that is not empty replaces
+// rope_parameters.
+func (m *Model) rotation(c *config) *config {
+	name := "rope_parameters"
+	if !empty(c.members["rope_scaling"]) {
+		name = "rope_scaling"
+	}
+	p := c.objectOrEmpty(name)
+	for _, nested := range []string{fullAttention, slidingAttention} {
+		if p.present(nested) && c.row("layer_types") != nil {
+			p.failf(nested, "is not supported for model_type = %s, whose layers have the same rotation", m.arch.modelType)
+		}
+	}
+	return p
+}
+
+// rotations returns the objects that describe the rotation in layers of Gemma-3 without and with a window, and the
+// object that contains them. rope_scaling is added to the former.
+func (m *Model) rotations(c *config) (full, local, both *config) {
+	both = c.objectOrEmpty("rope_parameters")
+	full, local = both.objectOrEmpty(fullAttention), both.objectOrEmpty(slidingAttention)
+	if c.has("rope_scaling") {
+		scaling := c.object("rope_scaling")
+		if c.has("rope_parameters") && !both.has(fullAttention) {
+			c.failf("rope_scaling", "is not supported next to rope_parameters without %s", fullAttention)
+		}
+		members := maps.Clone(full.members)
+		maps.Copy(members, scaling.members)
+		full.used = scaling.used // the members of both are read as those of one
+		scaling.members = members
+		full = scaling
+	}
+	return full, local, both
+}
+
+// empty reports whether a value counts as false in Python.
+func empty(v json.RawMessage) bool {
+	var x any
+	_ = json.Unmarshal(v, &x) // an absent value is empty
+	switch x := x.(type) {
+	case []any:
+		return len(x) == 0
+	case map[string]any:
+		return len(x) == 0
+	}
+	return x == nil || x == false || x == 0.0 || x == ""
+}
+
+// theta sets a rotary base. If the parameters do not contain it, it has a name of its own at the top level.
+func (m *Model) theta(ours string, p, c *config, theirs string, usual float64) {
 	switch {
-	case c.has("rope_parameters"):
-		p = c.object("rope_parameters")
-		if p.has("full_attention") {
-			m.localTheta(p)
-			p = p.object("full_attention")
-		}
-	case c.has("rope_scaling"):
-		p = c.object("rope_scaling")
-	}
-	theta := p
-	if !p.has("rope_theta") {
-		theta = c
-	}
-	if m.value("rope_local_theta") == "" && c.has("rope_local_base_freq") {
-		m.setNumber("rope_local_theta", c.positive("rope_local_base_freq"), "rope_local_base_freq")
-	}
-	m.setNumber("rope_theta", theta.positive("rope_theta"), theta.prefix+"rope_theta")
-	m.partial(p, c)
-	if p != c {
-		m.scaling(p, c)
-		p.finish()
+	case p.present("rope_theta"):
+		m.setNumber(ours, p.positive("rope_theta"), p.prefix+"rope_theta")
+	case c.present(theirs):
+		m.setNumber(ours, c.positive(theirs), theirs)
+	default:
+		m.setNumber(ours, usual, "the default of transformers")
 	}
 }
 
-// localTheta sets the rotary base of layers with a window, if the config gives one.
-func (m *Model) localTheta(p *config) {
-	local := p.object("sliding_attention")
-	local.want("rope_type", "default")
-	m.setNumber("rope_local_theta", local.positive("rope_theta"), local.prefix+"rope_theta")
-	local.finish()
-	p.skip("full_attention", "sliding_attention")
-	p.finish()
+// scalings lists the kinds of scaled frequencies that the class accepts and the language has.
+func (a *architecture) scalings() []string {
+	if a.modelType == phi3 {
+		return []string{lang.ScalingLongRope}
+	}
+	return []string{lang.ScalingLinear, lang.ScalingLlama3, lang.ScalingYarn, lang.ScalingLongRope}
 }
 
-func (m *Model) partial(p, c *config) {
-	from := p
-	if !p.has("partial_rotary_factor") {
-		from = c
-	}
-	if from.has("partial_rotary_factor") {
-		if v := from.positive("partial_rotary_factor"); v != 1 {
-			m.setNumber("rope_partial", v, from.prefix+"partial_rotary_factor")
-		}
-	}
-}
-
-// scaling reads how the rotary frequencies are scaled for a longer context.
-func (m *Model) scaling(p, c *config) {
-	key := "rope_type"
-	if !p.has(key) && p.has("type") {
+// kind returns how the frequencies are scaled. Some configs of Phi-3 have the name su or yarn for longrope.
+func (m *Model) kind(p *config) (kind, key string) {
+	key = "rope_type"
+	if !p.present(key) && p.present("type") {
 		key = "type" // before transformers 4.43
 	}
-	p.skip("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-	if !p.has(key) {
+	if !p.present(key) {
+		return "default", key
+	}
+	p.skip("type")
+	kind = p.word(key)
+	if m.arch.modelType == phi3 && (kind == "su" || kind == lang.ScalingYarn) {
+		if name := "original_max_position_embeddings"; kind == "su" && !p.present(name) {
+			p.failf(name, "is missing") // transformers needs it here, too
+		}
+		kind = lang.ScalingLongRope
+	}
+	p.among(key, kind, append([]string{"default"}, m.arch.scalings()...))
+	return kind, key
+}
+
+// scaling reads the rotated part of a head, and how the frequencies are scaled for a longer context.
+func (m *Model) scaling(p, c *config) {
+	kind, key := m.kind(p)
+	if *c.err != nil {
 		return
 	}
-	kind := p.word(key)
-	if kind == "su" {
-		kind = "longrope" // its original name
-	}
-	switch kind {
-	case "default":
-		return
-	case "linear", "llama3", "yarn", "longrope":
-		m.set("rope_scaling", kind, p.prefix+key)
-	default:
-		p.failf(key, "= %q is not supported; use default, linear, llama3, yarn or longrope", kind)
+	m.partial(kind, p, c)
+	if kind == "default" {
 		return
 	}
+	m.set("rope_scaling", kind, p.prefix+key)
 	original := 0.0
-	if kind != "linear" {
+	if kind != lang.ScalingLinear {
 		original = m.originalLength(p, c)
 	}
-	m.scalingFactor(p, c, original)
-	for _, k := range []struct{ ours, theirs string }{
-		{"rope_low", "low_freq_factor"}, {"rope_high", "high_freq_factor"}, {"rope_fast", "beta_fast"}, {"rope_slow", "beta_slow"},
-	} {
-		if p.has(k.theirs) {
-			m.setNumber(k.ours, p.positive(k.theirs), p.prefix+k.theirs)
+	factor := m.scalingFactor(kind, p, c, original)
+	switch kind {
+	case lang.ScalingLlama3:
+		m.setNumber("rope_low", p.positive("low_freq_factor"), p.prefix+"low_freq_factor")
+		m.setNumber("rope_high", p.positive("high_freq_factor"), p.prefix+"high_freq_factor")
+	case lang.ScalingYarn:
+		for _, k := range []struct{ ours, theirs string }{{"rope_fast", "beta_fast"}, {"rope_slow", "beta_slow"}} {
+			if p.skip(k.theirs); !empty(p.members[k.theirs]) {
+				m.setNumber(k.ours, p.positive(k.theirs), p.prefix+k.theirs)
+			}
 		}
-	}
-	if kind == "yarn" && p.has("truncate") {
-		if !p.truth("truncate") {
-			m.set("rope_truncate", "false", p.prefix+"truncate")
-		}
-	}
-	if kind == "longrope" {
+		m.amplitude(p, factor)
+	case lang.ScalingLongRope:
 		for _, k := range []struct{ ours, theirs string }{{"rope_short", "short_factor"}, {"rope_long", "long_factor"}} {
 			var list []string
 			for _, v := range p.numbers(k.theirs) {
@@ -103,62 +144,88 @@ func (m *Model) scaling(p, c *config) {
 			}
 			m.setList(k.ours, list, p.prefix+k.theirs)
 		}
+		m.amplitude(p, factor)
 	}
-	m.amplitude(kind, p)
+}
+
+// truncated sets whether yarn rounds the range of pairs. In Gemma-3, transformers does not look for the member among
+// the parameters of a type of layer, but next to these.
+func (m *Model) truncated(p *config) {
+	if v := p.members["truncate"]; m.value("rope_scaling") == lang.ScalingYarn && v != nil {
+		p.skip("truncate")
+		if empty(v) {
+			m.set("rope_truncate", "false", p.prefix+"truncate")
+		}
+	}
+}
+
+// partial sets the rotated part of a head. Only Phi-3 rotates a part. The other classes ignore the member with the
+// default frequencies and, with others, fail.
+func (m *Model) partial(kind string, p, c *config) {
+	const name = "partial_rotary_factor"
+	from := p
+	if !p.present(name) {
+		from = c
+	}
+	if !from.present(name) || from == c && !c.has(name) && m.arch.modelType != phi3 {
+		return
+	}
+	width, _ := strconv.ParseFloat(m.value("head_dim"), 64)
+	switch {
+	case m.arch.modelType == phi3:
+		// transformers rounds the number of rotated elements towards 0.
+		if rotated := math.Trunc(from.positive(name) * width); rotated != width && *c.err == nil {
+			m.setNumber("rope_partial", rotated/width, from.prefix+name)
+		}
+	case kind == "default":
+	case math.Trunc(from.positive(name)*width) != width:
+		from.failf(name, "= %s is not supported with rope_type = %s", quote(from.members[name]), kind)
+	}
 }
 
 // originalLength returns the context length before the extension.
 func (m *Model) originalLength(p, c *config) float64 {
-	from, name := p, "original_max_position_embeddings"
-	switch {
-	case c.has(name): // as in Phi-3
+	const name, most = "original_max_position_embeddings", "max_position_embeddings"
+	from, key := p, name
+	switch gemma3 := m.arch.local > 0; {
+	case !gemma3 && (c.present(name) || m.arch.modelType == phi3):
 		from = c
-	case !p.has(name):
-		from, name = c, "max_position_embeddings"
+		p.skip(name)
+	case !p.present(name):
+		from, key = c, most
 	}
-	v := from.count(name)
-	m.setCount("rope_original", v, from.prefix+name)
+	v := from.count(key)
+	m.setCount("rope_original", v, from.prefix+key)
 	return float64(v)
 }
 
-// scalingFactor sets the factor of the context extension. If the config does not give the factor, it is computed
-// from the two context lengths, provided that both are known.
-func (m *Model) scalingFactor(p, c *config, original float64) {
+// scalingFactor sets the factor of the context extension and returns it. If it is null, or missing with longrope, it
+// is computed from the two context lengths.
+func (m *Model) scalingFactor(kind string, p, c *config, original float64) float64 {
+	v, from := 0.0, p.prefix+"factor"
 	switch {
-	case p.has("factor"):
-		m.setNumber("rope_factor", p.positive("factor"), p.prefix+"factor")
-	case original > 0 && c.has("max_position_embeddings"):
-		v := c.positive("max_position_embeddings") / original
-		m.setNumber("rope_factor", max(1, v), "max_position_embeddings / original_max_position_embeddings")
+	case original > 0 && !p.has("factor") && (kind == lang.ScalingLongRope || kind == lang.ScalingYarn && p.present("factor")):
+		p.skip("factor")
+		v, from = c.positive("max_position_embeddings")/original, "max_position_embeddings / original_max_position_embeddings"
 	default:
-		p.failf("factor", "is missing")
+		v = p.positive("factor")
 	}
+	if kind == lang.ScalingLongRope { // needs it only for the amplitude, which is 1 for smaller factors
+		v = max(1, v)
+	}
+	m.setNumber("rope_factor", v, from)
+	return v
 }
 
 // amplitude sets the factor by which cosines and sines are multiplied, if it differs from the one that the
 // language derives. The formula for mscale is that of DeepSeek-V2, as in transformers.
-func (m *Model) amplitude(kind string, p *config) {
+func (m *Model) amplitude(p *config, factor float64) {
 	if p.has("attention_factor") {
 		m.setNumber("rope_amplitude", p.positive("attention_factor"), p.prefix+"attention_factor")
-		p.skip("mscale", "mscale_all_dim")
 		return
 	}
-	if kind != "yarn" || !p.has("mscale") && !p.has("mscale_all_dim") {
+	if m.value("rope_scaling") != lang.ScalingYarn || empty(p.members["mscale"]) || empty(p.members["mscale_all_dim"]) {
 		return
-	}
-	var scale, all float64
-	if p.has("mscale") {
-		scale = p.number("mscale")
-	}
-	if p.has("mscale_all_dim") {
-		all = p.number("mscale_all_dim")
-	}
-	if scale == 0 || all == 0 {
-		return
-	}
-	factor := 1.0
-	if p.has("factor") {
-		factor = p.positive("factor")
 	}
 	of := func(mscale float64) float64 {
 		if factor <= 1 {
@@ -166,5 +233,5 @@ func (m *Model) amplitude(kind string, p *config) {
 		}
 		return 0.1*mscale*math.Log(factor) + 1
 	}
-	m.setNumber("rope_amplitude", of(scale)/of(all), p.prefix+"mscale / mscale_all_dim")
+	m.setNumber("rope_amplitude", of(p.number("mscale"))/of(p.number("mscale_all_dim")), p.prefix+"mscale / mscale_all_dim")
 }

@@ -50,7 +50,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 	if w.stored, err = m.arch.names.layout(tensors); err != nil {
 		return nil, err
 	}
-	rename := m.renaming(folder)
+	rename := m.names(folder)
 	known := map[string]bool{}
 	for _, s := range w.stored {
 		s.name = rename(s.name)
@@ -80,25 +80,31 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 // Close closes the files.
 func (w *Weights) Close() error { return w.folder.Close() }
 
-// renaming returns a function from the architecture's tensor names to the folder's: names are unchanged, lack
-// the prefix if the folder has a model without a head, or have another prefix if the language model is only part
-// of the folder's model.
-func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
+// inWhole is what follows the prefix of a tensor's name in models with a vision part.
+const inWhole = "language_model."
+
+// renaming returns a function from the architecture's tensor names to a file's: names are unchanged, lack the prefix
+// if the file has a model without a head, or have another prefix if the language model is only part of the model. A
+// probe is the name of a tensor that the file contains.
+func (m *Model) renaming(has func(name string) bool, probe string) func(string) string {
 	prefix := m.arch.names.prefix
-	for _, form := range []struct{ body, head string }{
-		{prefix, ""}, {"language_model." + prefix, "language_model."}, {prefix + "language_model.", ""}, {"", ""},
-	} {
+	for _, form := range []struct{ body, head string }{{prefix, ""}, {inWhole + prefix, inWhole}, {prefix + inWhole, ""}, {"", ""}} {
 		rename := func(name string) string {
 			if rest, ok := strings.CutPrefix(name, prefix); ok {
 				return form.body + rest
 			}
 			return form.head + name
 		}
-		if folder.Find(rename(m.arch.names.tensors["embed"].name)) != nil {
+		if has(rename(probe)) {
 			return rename
 		}
 	}
 	return func(name string) string { return name }
+}
+
+// names returns the function from the architecture's tensor names to those in a folder of weights.
+func (m *Model) names(folder *safetensors.Folder) func(string) string {
+	return m.renaming(func(name string) bool { return folder.Find(name) != nil }, m.arch.names.tensors["embed"].name)
 }
 
 // accepts checks the shape and the type of a tensor in the folder. A table of positions may have more rows than
@@ -137,12 +143,32 @@ func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) st
 		if !same {
 			return fmt.Errorf("tensors %q and %q differ, although tie_word_embeddings = true", head, embed)
 		}
-	case m.outer && !strings.Contains(t.Name, "language_model."):
+	case m.outer && !strings.Contains(t.Name, inWhole):
 	default:
 		return fmt.Errorf("%s: the model has no tensor %q", t.File, t.Name)
 	}
 	w.Ignored = append(w.Ignored, t.Name)
 	return nil
+}
+
+// ownHead reports whether there is a folder with weights, and whether it has an output projection that differs from the
+// embedding.
+func (m *Model) ownHead() (weights, differ bool, err error) {
+	if m.Dir == "" {
+		return false, false, nil
+	}
+	folder, err := safetensors.Open(m.Dir)
+	if err != nil {
+		return false, false, nil
+	}
+	defer folder.Close()
+	rename, names := m.names(folder), m.arch.names.tensors
+	head, embed := folder.Find(rename(names["head"].name)), folder.Find(rename(names["embed"].name))
+	if head == nil || embed == nil {
+		return true, false, nil
+	}
+	same, err := equal(head, embed)
+	return true, !same, err
 }
 
 // equal reports whether two tensors have the same type, shape and bytes.

@@ -1,0 +1,294 @@
+package hf
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// use is what happens to a key that a config class of transformers declares.
+type use int
+
+const (
+	read    use = iota // the architecture's reader uses it
+	silent             // it does not affect the losses of text: names, token ids, generation, images, other tasks
+	dropout            // it is ignored, with a notice unless it is 0
+	fixed              // it is refused unless it has its default
+)
+
+// key is a row of the table of a config class: a key of config.json, the JSON types that the class accepts, such as
+// int|null, and its default. A row without types is a key whose type transformers does not check: one of the base class,
+// or one that no class declares and that is read all the same. TestKeysOfTransformers compares the rows with the
+// classes.
+type key struct {
+	name  string
+	types string
+	value any // default
+	use   use
+}
+
+// Keys of all config classes.
+var commonKeys = []key{
+	{"architectures", "", nil, silent},
+	{"chunk_size_feed_forward", "", 0, silent},
+	{"dtype", "", nil, read},
+	{"id2label", "", nil, silent},
+	{"is_encoder_decoder", "", false, silent},
+	{"label2id", "", nil, silent},
+	{"output_hidden_states", "", false, silent},
+	{"problem_type", "", nil, silent},
+	{"return_dict", "", true, silent},
+	{"transformers_version", "", nil, silent},
+	{"_name_or_path", "", nil, silent},
+	{"auto_map", "", nil, silent},
+	{"cache_implementation", "", nil, silent},
+	{"is_causal", "", true, fixed},
+	{"mlp_layer_types", "", nil, fixed},
+	{"model_type", "", nil, silent},
+	{"per_layer_config", "", nil, fixed},
+	{"task_specific_params", "", nil, silent},
+	{"transformers_weights", "", nil, fixed},
+}
+
+// Keys of language models other than GPT-2, with the defaults of most classes.
+var decoderKeys = with(commonKeys,
+	key{"vocab_size", "int", 32000, read},
+	key{"hidden_size", "int", 4096, read},
+	key{"intermediate_size", "int", 11008, read},
+	key{"num_hidden_layers", "int", 32, read},
+	key{"num_attention_heads", "int", 32, read},
+	key{"num_key_value_heads", "int|null", nil, read},
+	key{"hidden_act", "str", "silu", read},
+	key{"max_position_embeddings", "int", 2048, read},
+	key{"initializer_range", "float", 0.02, read},
+	key{"rms_norm_eps", "float", 1e-6, read},
+	key{"use_cache", "bool", true, silent},
+	key{"pad_token_id", "int|null", nil, read},
+	key{"bos_token_id", "int|null", nil, silent},
+	key{"eos_token_id", "int|list|null", nil, silent},
+	key{"tie_word_embeddings", "bool", false, read},
+	key{"rope_parameters", "dict|null", nil, read},
+	key{"attention_dropout", "float|int", 0.0, dropout},
+	// A dict under one of these names replaces the config.
+	key{"text_config", "", nil, fixed}, key{"decoder", "", nil, fixed}, key{"generator", "", nil, fixed}, key{"text_encoder", "", nil, fixed},
+)
+
+var (
+	llamaKeys = with(decoderKeys,
+		key{"pretraining_tp", "int|null", 1, silent},
+		key{"attention_bias", "bool", false, read},
+		key{"attention_dropout", "float|int|null", 0.0, dropout},
+		key{"mlp_bias", "bool", false, read},
+		key{"head_dim", "int|null", nil, read},
+	)
+	mistralKeys = with(decoderKeys,
+		key{"intermediate_size", "int", 14336, read},
+		key{"num_key_value_heads", "int", 8, read},
+		key{"head_dim", "int|null", nil, read},
+		key{"max_position_embeddings", "int", 131072, read},
+		key{"sliding_window", "int|null", 4096, read},
+	)
+	ministralKeys = with(mistralKeys, key{"layer_types", "list|null", nil, read})
+	qwen2Keys     = with(decoderKeys,
+		key{"vocab_size", "int", 151936, read},
+		key{"intermediate_size", "int", 22016, read},
+		key{"num_key_value_heads", "int|null", 32, read},
+		key{"max_position_embeddings", "int", 32768, read},
+		key{"use_sliding_window", "bool", false, read},
+		key{"sliding_window", "int|null", 4096, read},
+		key{"max_window_layers", "int", 28, read},
+		key{"layer_types", "list|null", nil, read},
+	)
+	qwen3Keys = with(qwen2Keys,
+		key{"head_dim", "int", 128, read},
+		key{"attention_bias", "bool", false, read},
+	)
+	phi3Keys = with(decoderKeys,
+		key{"vocab_size", "int", 32064, read},
+		key{"hidden_size", "int", 3072, read},
+		key{"intermediate_size", "int", 8192, read},
+		key{"resid_pdrop", "float|int", 0.0, dropout},
+		key{"embd_pdrop", "float|int", 0.0, dropout},
+		key{"max_position_embeddings", "int", 4096, read},
+		key{"original_max_position_embeddings", "int", 4096, read},
+		key{"rms_norm_eps", "float", 1e-5, read},
+		key{"pad_token_id", "int|null", 32000, read},
+		key{"sliding_window", "int|null", nil, read},
+	)
+	olmo2Keys = with(decoderKeys,
+		key{"vocab_size", "int", 50304, read},
+		key{"rms_norm_eps", "float", 1e-5, read},
+		key{"pad_token_id", "int|null", 1, read},
+		key{"attention_bias", "bool", false, read},
+	)
+	smollm3Keys = with(decoderKeys,
+		key{"vocab_size", "int", 128256, read},
+		key{"hidden_size", "int", 2048, read},
+		key{"num_hidden_layers", "int", 36, read},
+		key{"num_attention_heads", "int", 16, read},
+		key{"num_key_value_heads", "int|null", 4, read},
+		key{"max_position_embeddings", "int", 32768, read},
+		key{"pad_token_id", "int|null", 128004, read},
+		key{"use_sliding_window", "bool", false, read},
+		key{"sliding_window", "int|null", nil, read},
+		key{"no_rope_layers", "list|null", nil, read},
+		key{"no_rope_layer_interval", "int", 4, read},
+		key{"layer_types", "list|null", nil, read},
+		key{"attention_bias", "bool", false, read},
+		key{"mlp_bias", "bool", false, read},
+		key{"tie_word_embeddings", "bool", true, read},
+	)
+	gemma2Keys = without(with(decoderKeys,
+		key{"vocab_size", "int", 256000, read},
+		key{"hidden_size", "int", 2304, read},
+		key{"intermediate_size", "int", 9216, read},
+		key{"num_hidden_layers", "int", 26, read},
+		key{"num_attention_heads", "int", 8, read},
+		key{"num_key_value_heads", "int", 4, read},
+		key{"head_dim", "int", 256, read},
+		key{"hidden_activation", "str", "gelu_pytorch_tanh", read},
+		key{"max_position_embeddings", "int", 8192, read},
+		key{"pad_token_id", "int|null", 0, read},
+		key{"tie_word_embeddings", "bool", true, read},
+		key{"attention_bias", "bool", false, read},
+		key{"attention_dropout", "float|int|null", 0.0, dropout},
+		key{"query_pre_attn_scalar", "int", 256, read},
+		key{"sliding_window", "int|null", 4096, read},
+		key{"layer_types", "list|null", nil, read},
+		key{"final_logit_softcapping", "float|null", 30.0, read},
+		key{"attn_logit_softcapping", "float|null", 50.0, read},
+		key{"use_bidirectional_attention", "bool|null", nil, fixed},
+	), "hidden_act")
+	gemma3Keys = with(gemma2Keys,
+		key{"vocab_size", "int", 262208, read},
+		key{"max_position_embeddings", "int", 131072, read},
+		key{"final_logit_softcapping", "float|null", nil, read},
+		key{"attn_logit_softcapping", "float|null", nil, read},
+		key{"use_bidirectional_attention", "bool|null", false, fixed},
+		key{"_sliding_window_pattern", "", nil, silent}, // which transformers writes
+	)
+	gpt2Keys = with(commonKeys,
+		key{"vocab_size", "int", 50257, read},
+		key{"n_positions", "int", 1024, read},
+		key{"n_embd", "int", 768, read},
+		key{"n_layer", "int", 12, read},
+		key{"n_head", "int", 12, read},
+		key{"n_inner", "int|null", nil, read},
+		key{"activation_function", "str", "gelu_new", read},
+		key{"resid_pdrop", "float|int", 0.1, dropout},
+		key{"embd_pdrop", "float|int", 0.1, dropout},
+		key{"attn_pdrop", "float|int", 0.1, dropout},
+		key{"layer_norm_epsilon", "float", 1e-5, read},
+		key{"initializer_range", "float", 0.02, read},
+		key{"summary_type", "str", nil, silent},
+		key{"summary_use_proj", "bool", nil, silent},
+		key{"summary_activation", "str|null", nil, silent},
+		key{"summary_proj_to_labels", "bool", nil, silent},
+		key{"summary_first_dropout", "float|int", nil, silent},
+		key{"scale_attn_weights", "bool", true, fixed},
+		key{"use_cache", "bool", true, silent},
+		key{"bos_token_id", "int|null", nil, silent},
+		key{"eos_token_id", "int|list|null", nil, silent},
+		key{"pad_token_id", "int|null", nil, silent},
+		key{"scale_attn_by_inverse_layer_idx", "bool", false, fixed},
+		key{"reorder_and_upcast_attn", "bool", false, silent}, // affects only rounding
+		key{"add_cross_attention", "bool", false, fixed},
+		key{"tie_word_embeddings", "bool", true, read},
+		key{"rope_parameters", "", nil, fixed}, key{"rope_scaling", "", nil, fixed}, // which transformers checks
+	)
+)
+
+// Keys of models with a vision part.
+var (
+	gemma3VisionKeys = with(commonKeys,
+		key{"text_config", "dict|null", nil, read},
+		key{"vision_config", "dict|null", nil, silent},
+		key{"mm_tokens_per_image", "int|null", nil, silent},
+		key{"boi_token_index", "int|null", nil, silent},
+		key{"eoi_token_index", "int|null", nil, silent},
+		key{"image_token_index", "int|null", nil, silent},
+		key{"initializer_range", "float|null", nil, silent},
+		key{"tie_word_embeddings", "bool|null", true, read},
+	)
+	mistral3Keys = with(commonKeys,
+		key{"text_config", "dict|null", nil, read},
+		key{"vision_config", "dict|null", nil, silent},
+		key{"image_token_index", "int", nil, silent},
+		key{"projector_hidden_act", "str", nil, silent},
+		key{"vision_feature_layer", "int|list", nil, silent},
+		key{"multimodal_projector_bias", "bool", nil, silent},
+		key{"spatial_merge_size", "int", nil, silent},
+		key{"tie_word_embeddings", "bool", true, read},
+	)
+)
+
+// with returns a table with further rows, which replace rows of the same name.
+func with(table []key, rows ...key) []key {
+	out := slices.Clone(table)
+	for _, row := range rows {
+		if i := slices.IndexFunc(out, func(k key) bool { return k.name == row.name }); i >= 0 {
+			out[i] = row
+		} else {
+			out = append(out, row)
+		}
+	}
+	return out
+}
+
+func without(table []key, name string) []key {
+	return slices.DeleteFunc(slices.Clone(table), func(k key) bool { return k.name == name })
+}
+
+// rowOf returns the row of a key, or nil.
+func rowOf(table []key, name string) *key {
+	if i := slices.IndexFunc(table, func(k key) bool { return k.name == name }); i >= 0 {
+		return &table[i]
+	}
+	return nil
+}
+
+func (c *config) row(name string) *key { return rowOf(c.keys, name) }
+
+// jsonType returns the type of a JSON value, by the names that rows use.
+func jsonType(v json.RawMessage) string {
+	switch v[0] {
+	case '"':
+		return "str"
+	case '{':
+		return "dict"
+	case '[':
+		return "list"
+	case 't', 'f':
+		return "bool"
+	case 'n':
+		return "null"
+	}
+	if strings.ContainsAny(string(v), ".eE") {
+		return "float"
+	}
+	return "int"
+}
+
+// accept applies the table of the config's class. It refuses values of types that transformers refuses, and values
+// that differ from a fixed default; null and false are equal there. It returns the names of dropout probabilities
+// that are not 0.
+func (c *config) accept() (dropouts []string) {
+	for _, k := range c.keys {
+		v, there := c.members[k.name]
+		if !there {
+			continue
+		}
+		types, t := strings.Split(k.types, "|"), jsonType(v)
+		text, _ := json.Marshal(k.value)
+		unset := func(s string) bool { return s == "null" || s == "false" }
+		switch {
+		case k.types != "" && !slices.Contains(types, t):
+			c.failf(k.name, "= %s, but transformers needs a value of type %s", quote(v), strings.Join(types, " or "))
+		case k.use == fixed && string(v) != string(text) && !(unset(string(text)) && unset(string(v))):
+			c.failf(k.name, "= %s is not supported; only %s is", quote(v), text)
+		case k.use == dropout && t != "null" && c.number(k.name) != 0:
+			dropouts = append(dropouts, k.name)
+		}
+	}
+	return dropouts
+}
