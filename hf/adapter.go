@@ -137,9 +137,17 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	if err != nil {
 		return err
 	}
+	targets := any(m.arch.names.targets(of))
+	if m.outer { // the vision part has linear maps of the same names
+		for _, s := range list {
+			module, _ := strings.CutPrefix(s.name, adapterPrefix+m.arch.names.prefix)
+			s.name = adapterPrefix + m.arch.names.prefix + inWhole + module
+		}
+		targets = ".*" + inWhole + ".*(" + strings.Join(m.arch.names.targets(of), "|") + ")"
+	}
 	config := adapterConfig{
 		Base: m.Dir, Bias: "none", FanIn: m.arch.modelType == "gpt2", Infer: true, Init: true, Alpha: of.AdapterAlpha, Dropout: of.AdapterDropout, Type: "LORA",
-		Rank: of.AdapterRank, Targets: m.arch.names.targets(of), Task: "CAUSAL_LM",
+		Rank: of.AdapterRank, Targets: targets, Task: "CAUSAL_LM",
 	}
 	text, err := json.MarshalIndent(&config, "", "  ")
 	if err != nil {
@@ -183,7 +191,10 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 		return nil, err
 	}
 	known := map[string]bool{}
+	has := func(name string) bool { return folder.Find(adapterPrefix+name) != nil }
+	rename := m.renaming(has, strings.TrimPrefix(w.stored[0].name, adapterPrefix))
 	for _, s := range w.stored {
+		s.name = adapterPrefix + rename(strings.TrimPrefix(s.name, adapterPrefix))
 		known[s.name] = true
 		t := folder.Find(s.name)
 		if t == nil {
@@ -197,9 +208,16 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 		}
 	}
 	for _, t := range folder.Tensors() {
-		if !known[t.Name] {
+		switch {
+		case known[t.Name]:
+		case m.outer && !strings.Contains(t.Name, inWhole):
+			w.Ignored = append(w.Ignored, t.Name)
+		default:
 			return nil, fmt.Errorf("%s: the program has no adapter %q", t.File, t.Name)
 		}
+	}
+	if len(w.Ignored) > 0 {
+		m.notice("%d tensors of the adapter are ignored, because they belong to the part of the model that is not trained", len(w.Ignored))
 	}
 	return w, nil
 }

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import transformers as hub
 
+from splitmix import GOLDEN, draw, finish, stream
+
 STEPS, SEQUENCE, SEED = 8, 16, 5
 ADAMW = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
 ADAPTERS = [
@@ -28,33 +30,10 @@ ADAPTERS = [
     ("phi3", dict(r=3, lora_alpha=3, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
     ("gpt2", dict(r=4, lora_alpha=4, target_modules=["c_attn", "attn.c_proj"], fan_in_fan_out=True)),
     ("llama-dropout", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], lora_dropout=0.25)),
+    ("gemma3-vision", dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj", "down_proj"])),  # also of the vision part
+    ("mistral-small-vision", dict(r=3, lora_alpha=3, target_modules=["k_proj", "o_proj"])),
 ]
 TENSORS = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
-
-
-np.seterr(over="ignore")  # products are modulo 2^64
-
-
-def finish(z):
-    z = (z ^ z >> np.uint64(30)) * np.uint64(0xbf58476d1ce4e5b9)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94d049bb133111eb)
-    return z ^ z >> np.uint64(31)
-
-
-GOLDEN = np.uint64(0x9e3779b97f4a7c15)
-
-
-def stream(seed, name):
-    """The key of the stream of a seed and a name."""
-    key = finish(np.uint64(seed) + GOLDEN)
-    for c in name.encode():
-        key = finish(key ^ np.uint64(c))
-    return key
-
-
-def draw(key, i):
-    """Value i of a stream: SplitMix64 with random access."""
-    return finish(key + (np.uint64(i) + np.uint64(1)) * GOLDEN)
 
 
 class Dropout(torch.nn.Module):
@@ -88,7 +67,8 @@ def dropouts(model):
 
 
 def load(folder):
-    return hub.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = hub.AutoModelForImageTextToText if hasattr(hub.AutoConfig.from_pretrained(folder), "vision_config") else hub.AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def window(tokens, step):
@@ -114,7 +94,7 @@ def main(models, out):
         config = json.loads((folder / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = name.removesuffix("-dropout")
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-        tokens = torch.randint(0, model.config.vocab_size, (STEPS * SEQUENCE + 1,)).tolist()
+        tokens = torch.randint(0, model.config.get_text_config().vocab_size, (STEPS * SEQUENCE + 1,)).tolist()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
         losses = []
         drops = dropouts(model)
