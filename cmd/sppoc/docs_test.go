@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sppo.dev/ir/irtest"
 )
 
 // asCommand is an environment variable that makes the test binary act as sppoc, so that commands in the pages
@@ -68,7 +70,7 @@ func TestPages(t *testing.T) {
 		if bytes.Equal(text, now) {
 			continue
 		}
-		if !*update {
+		if !irtest.Update() {
 			t.Errorf("%s shows outdated output; go test ./cmd/sppoc -update rewrites it\n%s",
 				page, unified(page, "today", strings.Split(string(text), "\n"), strings.Split(string(now), "\n"), 1))
 			continue

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/passes"
 )
 
@@ -25,7 +26,7 @@ func TestExamplesReport(t *testing.T) {
 		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s per rank | MFU |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	old, err := os.ReadFile(examplesReport)
-	if err != nil && !*update {
+	if err != nil && !irtest.Update() {
 		t.Fatal(err)
 	}
 	rows := strings.SplitAfter(string(old), "\n")
@@ -38,12 +39,12 @@ func TestExamplesReport(t *testing.T) {
 			b.WriteString(rows[written])
 		}
 	}
-	if *update {
+	if irtest.Update() {
 		if err := os.WriteFile(examplesReport, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !*update && !bytes.Equal(old, b.Bytes()) {
+	if !irtest.Update() && !bytes.Equal(old, b.Bytes()) {
 		t.Errorf("%s is stale; -update rewrites it\n%s", examplesReport,
 			unified("written", "today", strings.Split(string(old), "\n"), strings.Split(b.String(), "\n"), 0))
 	}
@@ -56,13 +57,13 @@ func quick(file string) bool {
 	case os.Getenv("SPPO_LONG") != "":
 		return true
 	case strings.Contains(file, "/paper/"):
-		return *update || strings.Contains(file, "512k")
+		return irtest.Update() || strings.Contains(file, "512k")
 	case strings.Contains(file, "llama-8b-1m"):
 		return true
 	case strings.Contains(file, "/long/"):
-		return *update && strings.Contains(file, "13b-2m")
+		return irtest.Update() && strings.Contains(file, "13b-2m")
 	case strings.Contains(file, "-70b-"):
-		return *update
+		return irtest.Update()
 	}
 	return true
 }

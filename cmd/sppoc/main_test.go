@@ -1,14 +1,12 @@
 package main
 
 import (
-	"flag"
 	"testing"
 
 	"sppo.dev/cmd/internal/clitest"
+	"sppo.dev/ir/irtest"
 )
 
-var update = flag.Bool("update", false, "rewrite the transcripts")
-
 func TestTranscripts(t *testing.T) {
-	clitest.Run(t, "testdata/transcripts/*.txt", "testdata/base", &app, *update)
+	clitest.Run(t, "testdata/transcripts/*.txt", "testdata/base", &app, irtest.Update())
 }

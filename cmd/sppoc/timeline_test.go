@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir/irtest"
 )
 
 // timeline lists the two versions of the README's picture; the value is true for the one with dark colours.
@@ -32,7 +33,7 @@ func TestTimelineInREADME(t *testing.T) {
 		if dark {
 			want = inDarkColours(t, light)
 		}
-		if *update {
+		if irtest.Update() {
 			if err := os.WriteFile(name, want, 0o644); err != nil {
 				t.Fatal(err)
 			}

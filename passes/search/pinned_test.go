@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sppo.dev/examples"
+	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
@@ -18,40 +19,7 @@ import (
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/plantest"
-	"sppo.dev/passes/strategy"
 )
-
-// pinnedValues returns what a user may write for each key of a schedule, whether or not solve searches it.
-func pinnedValues(sp *lang.Spec) map[string][]string {
-	numbers := func(ns []int) (out []string) {
-		for _, n := range ns {
-			out = append(out, fmt.Sprint(n))
-		}
-		return out
-	}
-	gpus := sp.Cluster.GPUs()
-	few := func(n int) bool { return n <= 4 || n%4 == 0 }
-	return map[string][]string{
-		"sp":                numbers(suiting(divisors(sp.Model.Heads), func(n int) bool { return n <= gpus })),
-		"pp":                numbers(suiting(upTo(min(gpus, sp.Model.Layers)), few)),
-		"dp":                numbers(suiting(divisors(sp.Train.Batch), func(n int) bool { return n <= gpus })),
-		"sp_mode":           {"megatron", "ulysses"},
-		"zero":              {"0", "1", "2", "3"},
-		"optimizer_offload": {"none", "host"},
-		"microbatch":        numbers(divisors(sp.Train.Batch)),
-		"subsequences":      {"1", "2", "3", "5", "7", "10", "16", "25", "50", "90", "100", "160", "200", "500"},
-		"partition":         {"flops", "time", "length"},
-		"align":             {"8", "32", "64", "128", "256", "512"},
-		"keep":              {"[]", "[k]", "[v]", "[k, v]"},
-		"order":             {"sequence", "layer"},
-		"recompute":         {"none", "full", "full_kv", "selective", "keep_attention"},
-		"strategy":          strategy.Names(),
-		"virtual_stages":    numbers(suiting(upTo(min(sp.Model.Layers, 40)), few)),
-		"offload":           {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},
-		"mux":               {"off", "left", "right", "on"},
-		"checkpoint_copy":   {"off", "on"},
-	}
-}
 
 // pinJob is a request that leaves everything open, with a way to pin its keys.
 type pinJob struct {
@@ -117,7 +85,8 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 		t.Fatal(err)
 	}
 	var pins []string
-	values := pinnedValues(sp)
+	values := plantest.PinnedValues(sp)
+	values["sp_mode"] = []string{graph.ModeMegatron, graph.ModeUlysses} // a ring is searched only where these cannot divide the heads
 	for _, k := range lang.KeysOf("schedule") {
 		if len(values[k.Name]) == 0 {
 			t.Errorf("%s has no values", k.Path())
