@@ -16,10 +16,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// compiled returns the program of an example spec.
-func compiled(t testing.TB, file string) *ir.Program {
+// compiled returns the program of an example spec in which some keys are replaced.
+func compiled(t testing.TB, file string, set ...string) *ir.Program {
 	t.Helper()
-	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped})
+	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func (m *mutator) change() {
 // FuzzVerifySizes changes sizes, places and numbers in valid programs, and compares the verifier's verdict with
 // one computed with arbitrary-precision integers.
 func FuzzVerifySizes(f *testing.F) {
-	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo"))}
+	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo", "schedule.subsequences=1", "schedule.sp=1", "train.batch=1"))}
 	for i := range bases {
 		for seed := range 8 {
 			f.Add(uint8(i), []byte{byte(seed), 3, byte(7 * seed), 1, 0, 5, byte(seed), 0, 0, 2, 0, 0, 0, 9, 9, 9, 9})
@@ -154,6 +154,47 @@ func FuzzVerifySizes(f *testing.F) {
 		}
 		checkSizes(t, p)
 	})
+}
+
+// TestVerifyAttributes gives the literal attributes of every opcode values at the edges of their ranges, and
+// compares the verdicts as FuzzVerifySizes does.
+func TestVerifyAttributes(t *testing.T) {
+	seen := map[ir.Op]bool{}
+	for seed := uint64(1); len(seen) < int(ir.NumOps); seed++ {
+		if seed > 100 {
+			t.Fatalf("the programs have only %d of %d opcodes", len(seen), ir.NumOps)
+		}
+		p := irtest.Random(seed, 40)
+		for c := range p.Codes {
+			for _, section := range p.Codes[c].Sections {
+				for i := range section {
+					if in := &section[i]; !seen[in.Op] {
+						seen[in.Op] = true
+						checkEdges(t, p, in)
+					}
+				}
+			}
+		}
+	}
+}
+
+func checkEdges(t *testing.T, p *ir.Program, in *ir.Instr) {
+	t.Helper()
+	floats := []float64{0, -1, 1, math.MaxFloat32, math.MaxFloat64, math.Inf(1), math.Inf(-1), math.NaN()}
+	ints := []int64{0, 1, -1, 2, 1 << 31, 1<<53 + 1, math.MaxInt64, math.MinInt64}
+	for j := range in.Attrs {
+		was := in.Attrs[j]
+		for k := range ints {
+			bits := uint64(ints[k])
+			if in.Info().Attrs[j].Kind.IsFloat() {
+				bits = math.Float64bits(floats[k])
+			}
+			if in.Attrs[j] = (ir.Attr{Bits: bits}); was.Const == 0 {
+				checkSizes(t, p)
+			}
+		}
+		in.Attrs[j] = was
+	}
 }
 
 func checkSizes(t *testing.T, p *ir.Program) {
@@ -331,6 +372,10 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	case ir.Rope:
 		span := new(big.Int).Mul(number(in.Args[0].Rows()), number(max(1, value("chunks"))))
 		memberless := value("chunks") == 0 || value("member") >= 0 && value("member") < value("chunks")/2
+		if n := value("rotation"); n < 0 || n > int64(len(e.p.Run.Rotations)) ||
+			n > 0 && int64(2*len(e.p.Run.Rotations[n-1].Rates)) > value("head_dim") {
+			return false
+		}
 		return memberless && value("position") >= 0 && least(sum(number(value("position")), span), largest(53))
 	case ir.Dropout:
 		for _, name := range []string{"col", "first", "replica", "position", "member"} {
@@ -340,6 +385,8 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		}
 		rate := in.Attr("rate").Float(consts)
 		return rate >= 0 && rate < 1 && (value("chunks") == 0 || value("member") < value("chunks")/2)
+	case ir.SGD:
+		return value("row") == 0 || through(value("row"), in.Args[0].Rows(), in.Arg("grad").Rows())
 	case ir.Attention, ir.AttentionGrad:
 		z, chunks := value("zigzag"), value("chunks")
 		return z >= 0 && z <= ir.ZigzagBehind && (chunks == 0 || value("member") >= 0 && value("member") < chunks/2)
@@ -347,8 +394,8 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		table := map[ir.Op]string{ir.Embed: "table", ir.EmbedGrad: "dtable"}[in.Op]
 		return through(value("first"), in.Arg(table).Rows(), 1<<31)
 	case ir.CrossEntropyStats, ir.CrossEntropyGrad:
-		n := in.Arg("logits").Cols()
-		return value("valid") >= 0 && value("valid") <= n && through(value("first"), n, 1<<31)
+		n, softcap := in.Arg("logits").Cols(), in.Attr("softcap").Float(consts)
+		return softcap >= 0 && softcap <= math.MaxFloat32 && value("valid") >= 0 && value("valid") <= n && through(value("first"), n, 1<<31)
 	}
 	return true
 }
