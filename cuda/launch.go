@@ -92,6 +92,9 @@ type compiler struct {
 	version string
 	archs   []int
 	err     error
+
+	askedHopper sync.Once
+	hopper      bool
 }
 
 func (c *compiler) open() error {
@@ -110,7 +113,13 @@ func (c *compiler) open() error {
 // oldestForHopper is the first compiler release that supports sm_90a.
 const oldestForHopper = 12
 
+// knowsHopper answers once, because every instruction of a program asks, and reading an image takes milliseconds.
 func (c *compiler) knowsHopper() bool {
+	c.askedHopper.Do(func() { c.hopper = c.findsHopper() })
+	return c.hopper
+}
+
+func (c *compiler) findsHopper() bool {
 	for _, source := range kernels.Sources() {
 		if target := kernels.Target(source); target != "" && c.carriedImage(source, target) != nil {
 			return true

@@ -3,12 +3,19 @@ package cuda
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/library"
 	"sppo.dev/cuda/nvrtc"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 func TestArchitecture(t *testing.T) {
@@ -110,6 +117,53 @@ func TestCarriedKernels(t *testing.T) {
 	if n := fake.live(); n != 0 {
 		t.Errorf("%d things were not given back", n)
 	}
+}
+
+// Loading a program of 5,000 kernel instructions takes at most two seconds of processor time, although its kernels'
+// images are precompiled and compressed.
+func TestLoadingIsFast(t *testing.T) {
+	fake, emulated, folder := useFake(t), emu.Need(t), t.TempDir()
+	library := []byte(emulated.Path + "\x00")
+	for rng := rand.New(rand.NewPCG(1, 2)); len(library) < 200<<10; { // the size of an image
+		library = append(library, byte(rng.Uint32N(64)))
+	}
+	if err := KeepKernels(folder, []string{"90", "90a"}, func(string, []string) ([]byte, error) { return library, nil }); err != nil {
+		t.Fatal(err)
+	}
+	m := fake.open(t, Options{OwnProducts: true})
+	m.code = &compiler{carried: folder}
+	b := &builder{}
+	a, y := b.buffer(ir.Device, ir.F32, 64), b.buffer(ir.Device, ir.F32, 64)
+	for range 5000 {
+		b.put(ir.Add, ir.Compute, []ir.View{y, a, a})
+	}
+	p := &ir.Program{Name: "long", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	d := m.New(0)
+	before := processorTime(t)
+	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
+		t.Fatal(err)
+	}
+	if took := processorTime(t) - before; took > 2*time.Second {
+		t.Errorf("loading took %v of processor time", took)
+	} else {
+		t.Logf("%v of processor time", took)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// processorTime returns the processor time that this process has used.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // refusedCode has precompiled images that no driver accepts, and a compiler whose images are accepted.
