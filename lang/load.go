@@ -72,7 +72,7 @@ func newLoader(file string, text []byte, opts Options) *loader {
 		opts:   opts,
 		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}}},
 		global: &scope{names: map[string]*binding{}},
-		loaded: map[string]bool{}, byFamily: map[*Key]bool{},
+		loaded: map[string]bool{}, byFamily: map[*Key]bool{}, chosen: map[string]*blockRef{},
 		main: &sourceText{name: file, text: string(text), dir: path.Dir(file)},
 	}
 }
@@ -100,6 +100,7 @@ type loader struct {
 	loaded map[string]bool // by path: true once the file has been read, false while its imports are followed
 	blocks []*blockRef     // in the order in which they were read: imports before the importing file
 	flags  []*flagRef
+	chosen map[string]*blockRef // by kind: the blocks that overrides select
 
 	byFamily map[*Key]bool // keys that have the default of the model's family
 }
@@ -313,21 +314,65 @@ func (l *loader) bind(src *sourceText, sc *scope, name lexer.Token, n *exprNode)
 	sc.names[name.Value] = &binding{value: v, at: at, bad: !ok}
 }
 
-// readFlags parses the overrides and checks that they name keys.
+// readFlags parses the overrides and checks that they name keys or, as in "cluster=h100(nodes = 2)", kinds of blocks.
 func (l *loader) readFlags() {
 	for _, flag := range l.opts.Set {
 		src := &sourceText{name: "--set", text: flag}
 		n := parseFlag(src, l.report)
 		if n == nil {
+			l.broken = true
 			continue
 		}
 		at := tokenSpan(src, n.Tokens[0])
+		if !n.Let && shippedFolders[n.Key] != "" {
+			l.selectBlock(src, n)
+			continue
+		}
 		if n.Let || FindKey(n.Key) == nil {
 			l.fail(UnknownKey, at, pathHint(n.Key), "unknown key `%s`", n.Key)
 			continue
 		}
 		l.flags = append(l.flags, &flagRef{n.Key, src, n})
 	}
+}
+
+// selectBlock makes a block with another name the spec's block of its kind: one that the spec defines or imports, or else a
+// shipped one.
+func (l *loader) selectBlock(src *sourceText, n *entryNode) {
+	node := &blockNode{Tokens: n.Tokens, Kind: n.Key, Value: n.Value}
+	if call := n.Value.asCall(); call != nil {
+		node.Name = call.Name
+		if !slices.Contains(l.namesOf(n.Key), call.Name) && slices.Contains(Shipped(l.opts.Shipped, n.Key), call.Name) {
+			dir := shippedFolders[n.Key]
+			if text, err := fs.ReadFile(l.opts.Shipped, dir+"/"+call.Name+".sppo"); err == nil {
+				name := shippedPrefix + dir + "/" + call.Name + ".sppo"
+				l.loadText(&sourceText{name: name, text: string(text), dir: dir}, name, true, 1)
+			}
+		}
+	}
+	l.chosen[n.Key] = &blockRef{node, src, 0}
+}
+
+// namesOf lists the names of the spec's blocks of a kind.
+func (l *loader) namesOf(kind string) (names []string) {
+	for _, b := range l.blocks {
+		if b.node.Kind == kind && b.node.Name != "" {
+			names = append(names, b.node.Name)
+		}
+	}
+	return names
+}
+
+// Shipped lists the shipped blocks of a kind, such as "cluster". Each is in a file with its name.
+func Shipped(files fs.FS, kind string) (names []string) {
+	if files == nil || shippedFolders[kind] == "" {
+		return nil
+	}
+	list, _ := fs.Glob(files, shippedFolders[kind]+"/*.sppo")
+	for _, file := range list {
+		names = append(names, strings.TrimSuffix(path.Base(file), ".sppo"))
+	}
+	return names
 }
 
 // pathHint suggests the key that the user may have meant by a wrong path: the same name in another
@@ -431,7 +476,7 @@ func (c *callType) hint(wrong string) string {
 func (l *loader) needBlocks() {
 	var missing []string
 	for _, kind := range Blocks {
-		if kind.Required && !slices.ContainsFunc(l.blocks, func(b *blockRef) bool { return b.node.Kind == kind.Name }) {
+		if kind.Required && l.chosen[kind.Name] == nil && !slices.ContainsFunc(l.blocks, func(b *blockRef) bool { return b.node.Kind == kind.Name }) {
 			missing = append(missing, kind.Name)
 		}
 	}
@@ -443,9 +488,12 @@ func (l *loader) needBlocks() {
 		"the spec has no %s", strings.Join(quoted(missing), ", "))
 }
 
-// choose returns the block to use for a kind. The file's own blocks take precedence over imported ones, and a
+// choose returns the block to use for a kind: the one that an override selects, if any. The file's own blocks take precedence over imported ones, and a
 // block with parameters is used only if there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
+	if ref := l.chosen[kind.Name]; ref != nil {
+		return ref
+	}
 	var own, imported []*blockRef
 	for _, b := range l.blocks {
 		switch {
@@ -553,21 +601,19 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 		l.fail(WrongType, at, "", "`%s %s =` needs the name of another %s, with its parameters", ref.node.Kind, ref.node.Name, ref.node.Kind)
 		return nil, nil
 	}
-	var others []string
 	for _, b := range l.blocks {
-		if b.node.Kind != ref.node.Kind {
-			continue
-		}
-		if b.node.Name == call.Name {
+		if b.node.Kind == ref.node.Kind && b.node.Name == call.Name {
 			return b, call.Args
 		}
-		others = append(others, b.node.Name)
 	}
-	hint := ""
-	if near := nearest(call.Name, others); near != "" {
+	others := slices.DeleteFunc(l.namesOf(ref.node.Kind), func(name string) bool { return name == ref.node.Name })
+	shipped, hint := Shipped(l.opts.Shipped, ref.node.Kind), ""
+	if near := nearest(call.Name, others); near != "" && l.chosen[ref.node.Kind] != ref {
 		hint = "did you mean `" + near + "`?"
-	} else if folder := shippedFolders[ref.node.Kind]; folder != "" {
-		hint = fmt.Sprintf("import a shipped one with import \"%s/%s.sppo\"", folder, call.Name)
+	} else if slices.Contains(shipped, call.Name) {
+		hint = fmt.Sprintf("import the shipped one with import \"%s/%s.sppo\"", shippedFolders[ref.node.Kind], call.Name)
+	} else if list := distinct(append(others, shipped...)); len(list) > 0 {
+		hint = fmt.Sprintf("the %ss are %s", ref.node.Kind, strings.Join(quoted(list), ", "))
 	}
 	if !l.broken {
 		l.fail(UnknownName, at, hint, "there is no %s `%s`", ref.node.Kind, call.Name)

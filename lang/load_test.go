@@ -329,16 +329,60 @@ func TestRendering(t *testing.T) {
 	}
 }
 
-// If a missing base block is a shipped one, the hint names the file to import.
+// If a missing base block is a shipped one, the hint names the file to import. Otherwise, it lists the blocks.
 func TestShippedHint(t *testing.T) {
 	for text, want := range map[string]string{
 		"cluster c = a100-80g(nodes = 4)\n": `import "clusters/a100-80g.sppo"`,
 		"schedule s = megatron(sp = 8)\n":   `import "baselines/megatron.sppo"`,
+		"cluster c = a100(nodes = 4)\n":     "the clusters are `a100-80g`, `b200`, `h100`",
 	} {
-		_, err := Parse("hint.sppo", []byte(text), Options{})
+		_, err := Parse("hint.sppo", []byte(text), Options{Shipped: shipped})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, without %s", text, err, want)
 		}
+	}
+}
+
+// An override can select another cluster or schedule: one of the spec, or a shipped one, with arguments and further overrides.
+func TestSelectedBlocks(t *testing.T) {
+	text := exampleBase + "cluster other = four(ranks = 3)\n"
+	for _, c := range []struct {
+		set         []string
+		name        string
+		nodes, gpus int
+		schedule    string
+	}{
+		{[]string{"cluster=other"}, "other", 1, 3, "job"},
+		{[]string{"cluster=a100-80g"}, "a100-80g", 1, 8, "job"},
+		{[]string{"cluster=a100-80g(nodes = 5)", "cluster.gpus_per_node=7"}, "a100-80g", 5, 7, "job"},
+		{[]string{"cluster=other", "cluster.nodes=2", "cluster=a100-80g"}, "a100-80g", 2, 8, "job"},
+		{[]string{"cluster=other", "schedule=megatron(pp = 2)"}, "other", 1, 3, "megatron"},
+	} {
+		spec, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: c.set})
+		if err != nil {
+			t.Errorf("%q: %v", c.set, err)
+			continue
+		}
+		got := &spec.Cluster
+		if got.Name != c.name || got.Nodes != c.nodes || got.GPUsPerNode != c.gpus || spec.Name != c.schedule {
+			t.Errorf("%q: cluster %s of %d nodes of %d, schedule %s", c.set, got.Name, got.Nodes, got.GPUsPerNode, spec.Name)
+		}
+	}
+	for set, want := range map[string]string{
+		"cluster=h300":               "there is no cluster `h300` [unknown-name]",
+		"cluster=2":                  "needs the name of another cluster",
+		"cluster=other(gpus = 3)":    "has no such parameter",
+		"model=llama":                "unknown key `model`",
+		"cluster=a100-80g(nodes = 5": "is never closed",
+	} {
+		_, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: []string{set}})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q gives %v, without %q", set, err, want)
+		}
+	}
+	_, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: []string{"cluster=other2"}})
+	if err == nil || !strings.Contains(err.Error(), "the clusters are `a100-80g`, `b200`, `four`, `h100`, `h200`, `local`, `other`") {
+		t.Errorf("%v does not list the clusters", err)
 	}
 }
 
