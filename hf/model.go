@@ -254,10 +254,18 @@ func (m *Model) Text() string {
 }
 
 // Spec returns the text of a complete spec for the model: a shipped cluster with arguments such as "nodes = 1",
-// and a run on sequences of the given number of random tokens, as needed to predict memory and time.
+// and a run on sequences of the given number of random tokens, as needed to predict memory and time. Without the name
+// of a cluster, the spec has none.
 func (m *Model) Spec(cluster, arguments, sequence string) string {
-	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
-		cluster, m.Text(), cluster, arguments, sequence)
+	text := m.Text() + "\n"
+	if cluster != "" {
+		if arguments != "" {
+			arguments = "(" + arguments + ")"
+		}
+		text = fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s%s\n\n", cluster, m.Text(), cluster, arguments)
+	}
+	return text + "train {\n  sequence = " + sequence + "\n" +
+		"  data     = random()   # random tokens; tokens(\"FOLDER\") reads a corpus that sppoc tokenize has written\n}\n"
 }
 
 // Lang returns the model as the language represents it, for sequences of the given number of tokens and with

@@ -28,9 +28,9 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 	cli.Words(flags, "sweep", cli.KeyWords())
 	var format string
 	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
-		variants, err := variantsOf(files, *set, *sweeps)
+		variants, err := variantsOf(files, set(), *sweeps)
 		if err != nil {
 			return err
 		}

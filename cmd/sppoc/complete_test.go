@@ -35,6 +35,9 @@ var completions = []struct {
 	{[]string{"verify", ""}, []string{"job.sppb", "more"}},
 	{[]string{"build", "job.sppo", "-o", "j"}, []string{"job.sppb"}},
 	{[]string{"plan", "--", "--j"}, nil},
+	{[]string{"plan", "--cluster", "h"}, []string{"h100", "h200"}},
+	{[]string{"plan", "--cluster=a"}, []string{"--cluster=a100-80g"}},
+	{[]string{"compare", "--sweep", "cluster=b"}, []string{"cluster=b200"}},
 	{[]string{"man", "spp"}, []string{"sppo", "sppoc"}},
 }
 

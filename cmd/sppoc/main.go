@@ -3,7 +3,7 @@
 //
 //	main.go     the table of subcommands
 //	spec.go     check, fmt, explain
-//	import.go   import
+//	import.go   import, init
 //	plan.go     plan, passes
 //	fit.go      suggests changes for a plan that does not fit
 //	longest.go  the longest sequence that fits; fewest.go the fewest GPUs
@@ -67,12 +67,20 @@ var app = cli.App{
 			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
 		},
 		{
+			Name: "init", Args: "DIR --cluster CLUSTER [--nodes N] [--sequence TOKENS] [-o FILE.sppo]", MinArgs: 1, MaxArgs: 1, Setup: initSpec,
+			Doc: "write a spec for a Hugging Face model folder",
+			Details: "The spec contains the model block that sppoc import writes, the cluster and the run. It runs as it is, on random tokens;\n" +
+				"to train on a corpus, change train.data. DIR need not contain weights.",
+			Examples: []string{"sppoc init Llama-3.1-8B --cluster h100 --sequence 1M -o job.sppo"},
+		},
+		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
 			Doc: "plan a job, and report sizes, memory, predicted time and the reason for each decision",
 			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. For a folder, --cluster is required; the\n" +
-				"folder need not contain weights. If the job does not fit, the plan is printed with suggested changes that would make\n" +
-				"it fit, and the exit code is 3. Ctrl-C ends a search: the best result found so far is printed, and the exit code is 0\n" +
-				"if it fits. A second Ctrl-C, or one during other work, aborts the command.\n\n" +
+				"folder need not contain weights. For a spec, --cluster replaces the spec's cluster. If the job does not fit, the plan\n" +
+				"is printed with suggested changes that would make it fit, and the exit code is 3. Ctrl-C ends a search: the best\n" +
+				"result found so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work, aborts\n" +
+				"the command.\n\n" +
 				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. The times of\n" +
 				"alternatives and rejected choices are the search's estimates. The bubble is the time during which ranks have nothing\n" +
 				"to run, divided by the time during which they are busy, from the start of a step to the end of its last task. The\n" +

@@ -28,8 +28,7 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 
 func planJob(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, for sppoc build")
-	set := cli.SetFlag(flags, "set")
-	folder := cli.FolderFlags(flags)
+	set := cli.JobFlags(flags)
 	options := passFlags(flags)
 	idle := flags.Bool("why-idle", false, "also report changes that would shorten a step, and the causes of the longest waits")
 	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits if all other settings stay as in the spec, and the resource that limits its length")
@@ -44,10 +43,7 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		case *asJSON && (*longest || *fewest):
 			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
 		}
-		set, err := folder(*set)
-		if err != nil {
-			return err
-		}
+		set := set()
 		for _, question := range []struct {
 			asked  bool
 			answer func(w *cli.Watch, file string, set []string) (string, error)

@@ -23,15 +23,11 @@ func build(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "write the program to this file")
 	cli.Files(flags, "output", cli.ProgramFiles...)
 	force := flags.Bool("force", false, "write the program even if it does not fit")
-	set := cli.SetFlag(flags, "set")
-	folder := cli.FolderFlags(flags)
+	set := cli.JobFlags(flags)
 	options := passFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		file := args[0]
-		set, err := folder(*set)
-		if err != nil {
-			return err
-		}
+		set := set()
 		options.Print = env.Stdout
 		if cli.IsProgram(file) {
 			return cli.Usagef("%s is already a program; asm converts between its forms", file)
@@ -146,14 +142,14 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &f.section, "section", "", "print only this section: init, step or eval", sectionNames()...)
 	cli.Choice(flags, &f.after, "after", "", "print the plan or program as it is after this pass", passes.Names()...)
 	cli.Choice(flags, &f.format, "format", "text", "text or json", "text", "json")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
-			return dumpPlan(env, args[0], *set, f)
+			return dumpPlan(env, args[0], set(), f)
 		}
 		w := cli.NewWatch(env)
 		defer w.End()
-		job, err := cli.OpenProgram(w, args[0], *set)
+		job, err := cli.OpenProgram(w, args[0], set())
 		if err != nil {
 			return err
 		}

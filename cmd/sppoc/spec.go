@@ -15,10 +15,10 @@ import (
 )
 
 func check(flags *pflag.FlagSet) cli.Action {
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
 		return each(env, files, func(file string) error {
-			_, err := cli.LoadSpec(file, *set)
+			_, err := cli.LoadSpec(file, set())
 			if err == nil && cli.IsTerminal(env.Stdout) {
 				fmt.Fprintf(env.Stdout, "%s: ok\n", file)
 			}

@@ -27,7 +27,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &section, "section", "step", "init, step or eval", sectionNames()...)
 	cli.Files(flags, "output", "json")
 	cli.Words(flags, "ranks", rankWords)
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
 			return cli.Usagef("trace: give the output file with -o")
@@ -38,7 +38,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		s := slices.Index(sectionNames(), section)
 		w := cli.NewWatch(env)
 		defer w.End()
-		job, err := cli.OpenProgram(w, args[0], *set)
+		job, err := cli.OpenProgram(w, args[0], set())
 		if err != nil {
 			return err
 		}

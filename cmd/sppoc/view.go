@@ -39,7 +39,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "output", "html", "svg")
 	cli.Words(flags, "ranks", rankWords)
 	svg := flags.Bool("svg", false, "draw a figure suitable for printing, as if the output ended in .svg")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {
 			return cli.Usagef("view: give the output file with -o")
@@ -49,7 +49,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 		}
 		switch ext := strings.ToLower(filepath.Ext(*out)); {
 		case ext == ".svg" || *svg:
-			return draw(env, files, *set, *ranks, *out)
+			return draw(env, files, set(), *ranks, *out)
 		case ext != "" && ext != ".html" && ext != ".htm":
 			return cli.Usagef("cannot write %s: the output must end in .html for a page or .svg for a figure", *out)
 		}
@@ -60,7 +60,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 		defer w.End()
 		p := page{watch: w}
 		for _, file := range files {
-			if err := p.add(file, *set, *ranks); err != nil {
+			if err := p.add(file, set(), *ranks); err != nil {
 				return err
 			}
 		}

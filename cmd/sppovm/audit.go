@@ -38,7 +38,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "run even if the job does not fit its cluster")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	for _, name := range []string{"from", "to"} {
 		cli.Files(flags, name)
 	}
@@ -49,7 +49,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 		case f.threads < 0 || f.tolerance < 0:
 			return cli.Usagef("audit: --threads and --tolerance must be 0 or more")
 		}
-		job, err := openProgram(env, args[0], *set)
+		job, err := openProgram(env, args[0], set())
 		if err != nil {
 			return err
 		}

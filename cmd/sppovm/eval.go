@@ -42,7 +42,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	f.launching.define(flags)
 	for _, name := range []string{"resume", "weights", "token-losses"} {
 		cli.Files(flags, name)
@@ -67,7 +67,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 				return err
 			}
 		}
-		job, holdout, err := openEval(env, args[0], *set)
+		job, holdout, err := openEval(env, args[0], set())
 		if err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
-	set := cli.SetFlag(flags, "set")
+	set := cli.JobFlags(flags)
 	f.saves.define(flags)
 	f.defineStart(flags)
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
@@ -108,7 +108,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 				return err
 			}
 		}
-		job, err := f.compile(env, args[0], *set)
+		job, err := f.compile(env, args[0], set())
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev/examples"
 	"sppo.dev/lang"
 )
 
@@ -67,9 +68,14 @@ func annotate(flags *pflag.FlagSet, name, annotation string, values []string) {
 }
 
 // KeyWords returns the beginnings of values for --set: for each key of a spec, "KEY=", and "KEY=WORD" for each word
-// that the key accepts.
+// that the key accepts; and for each shipped block, "KIND=NAME".
 func KeyWords() []string {
 	var words []string
+	for _, b := range lang.Blocks {
+		for _, name := range lang.Shipped(examples.Shipped, b.Name) {
+			words = append(words, b.Name+"="+name)
+		}
+	}
 	for _, k := range lang.Keys {
 		words = append(words, k.Path()+"=")
 		for _, name := range k.Words() {

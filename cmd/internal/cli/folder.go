@@ -1,48 +1,55 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"strconv"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
+	"sppo.dev/examples"
 	"sppo.dev/hf"
 	"sppo.dev/lang"
+	"sppo.dev/vm/store"
 )
 
-// clusterPrefix is the start of the override that names the cluster of a job whose model comes from a folder.
-const clusterPrefix = "cluster="
+// JobFlags defines --set and the short forms of ShortFlags. It returns a function that gives all of them as overrides.
+func JobFlags(flags *pflag.FlagSet) func() []string {
+	set := SetFlag(flags, "set")
+	short := ShortFlags(flags)
+	return func() []string { return slices.Concat(*set, short()) }
+}
 
-// FolderFlags adds flags that define a job for a model folder. Because there is no spec, the flags must give the
-// machines and the number of tokens. FolderFlags returns a function that appends the equivalent overrides to those
-// from --set.
-func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
-	cluster := flags.String("cluster", "", "for a model folder: a built-in `CLUSTER`, such as h100 or 'h200(gpus_per_node = 1)'")
-	nodes := flags.Int("nodes", 0, "for a model folder: the number of nodes in the cluster")
-	sequence := flags.String("sequence", "", "for a model folder: the number of `TOKENS` per sequence, such as 1M; default: the maximum that the model's config supports")
-	return func(set []string) ([]string, error) {
-		if *sequence != "" {
-			set = append(set[:len(set):len(set)], "train.sequence="+*sequence)
-		}
-		if *cluster == "" {
-			if flags.Changed("nodes") {
-				return nil, Usagef("--nodes needs --cluster")
+// ShortFlags defines short forms of --set for what the folder of a model does not give: the cluster and the length of sequences.
+func ShortFlags(flags *pflag.FlagSet) func() []string {
+	cluster := flags.String("cluster", "", "use this `CLUSTER` instead of the spec's, for example h100 or 'h200(gpus_per_node = 1)'; required for a model folder")
+	nodes := flags.String("nodes", "", "the `NUMBER` of nodes, like --set cluster.nodes=NUMBER")
+	sequence := flags.String("sequence", "", "the number of `TOKENS` per sequence, such as 1M, like --set train.sequence=TOKENS; default for a model folder: the maximum that its config supports")
+	Words(flags, "cluster", Clusters())
+	return func() (set []string) {
+		for _, f := range []struct{ key, value string }{{clusterKey, *cluster}, {nodesKey, *nodes}, {sequenceKey, *sequence}} {
+			if f.value != "" {
+				set = append(set, f.key+"="+f.value)
 			}
-			return set, nil
 		}
-		name, arguments, ok := strings.Cut(strings.TrimSuffix(*cluster, ")"), "(")
-		if ok != strings.HasSuffix(*cluster, ")") {
-			return nil, Usagef("--cluster %s: write a name, or a name with arguments, such as h200(gpus_per_node = 1)", *cluster)
-		}
-		if flags.Changed("nodes") {
-			arguments = strings.TrimPrefix(arguments+", nodes = "+strconv.Itoa(*nodes), ", ")
-		}
-		return append(set[:len(set):len(set)], clusterPrefix+name+"("+arguments+")"), nil
+		return set
 	}
 }
+
+// Overrides that describe a job for the model in a folder.
+const (
+	clusterKey  = "cluster"
+	nodesKey    = "cluster.nodes"
+	sequenceKey = "train.sequence"
+)
+
+// Clusters lists the shipped clusters.
+func Clusters() []string { return lang.Shipped(examples.Shipped, "cluster") }
 
 // isFolder reports whether a path names a folder.
 func isFolder(path string) bool {
@@ -50,41 +57,83 @@ func isFolder(path string) bool {
 	return err == nil && info.IsDir()
 }
 
+// exists explains how to get the folder of a model if neither a file nor a folder has the name of an input.
+func exists(file string) error {
+	ext := strings.TrimPrefix(strings.ToLower(filepath.Ext(file)), ".")
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || file == "-" || slices.Contains(JobFiles, ext) {
+		return nil
+	}
+	from := file
+	if strings.Count(file, "/") != 1 || strings.HasPrefix(file, ".") || strings.HasPrefix(file, "/") {
+		from = "OWNER/" + filepath.Base(file)
+	}
+	return Usagef("there is no file or folder %s; if you mean a model from the Hugging Face Hub, download its config first, for example with\n"+
+		"  hf download %s config.json --local-dir %s", file, from, file)
+}
+
+// ModelSpec returns the text of a spec for the model in a folder, with the overrides of ShortFlags. Without a number of tokens
+// per sequence, it is the maximum that the model's config supports.
+func ModelSpec(dir string, set []string) (string, *hf.Model, error) {
+	model, sequence, err := readFolder(dir, set)
+	if err != nil {
+		return "", nil, err
+	}
+	name, arguments, _ := strings.Cut(strings.TrimSuffix(valueOf(set, clusterKey), ")"), "(")
+	if nodes := valueOf(set, nodesKey); nodes != "" {
+		arguments = strings.TrimPrefix(arguments+", nodes = "+nodes, ", ")
+	}
+	return model.Spec(name, arguments, sequence), model, nil
+}
+
+// readFolder reads the model in a folder, and returns the number of tokens per sequence.
+func readFolder(dir string, set []string) (model *hf.Model, sequence string, err error) {
+	if _, err := os.Lstat(filepath.Join(dir, hf.ConfigFile)); err != nil && isCheckpoint(dir) {
+		return nil, "", Usagef("%s holds a checkpoint, not a job; to continue from it, give its job: sppovm run FILE --resume %[1]s", dir)
+	}
+	if model, err = hf.ReadModel(dir); err != nil {
+		return nil, "", Wrong(err)
+	}
+	if valueOf(set, clusterKey) == "" {
+		return nil, "", Usagef("%s is a folder: specify the machines to train its model on, for example --cluster h100 --nodes 1\n"+
+			"the clusters are %s; sppovm probe measures this computer", dir, listed(Clusters()))
+	}
+	if sequence = valueOf(set, sequenceKey); sequence != "" {
+		return model, sequence, nil
+	}
+	if model.Context() == 0 {
+		return nil, "", Usagef("%s does not give the length of sequences: use --sequence", dir)
+	}
+	return model, fmt.Sprint(model.Context()), nil
+}
+
+// isCheckpoint reports whether a folder is a checkpoint or holds checkpoints.
+func isCheckpoint(dir string) bool {
+	if _, err := os.Lstat(filepath.Join(dir, store.ManifestFile)); err == nil {
+		return true
+	}
+	steps, err := store.Steps(dir)
+	return err == nil && len(steps) > 0
+}
+
 // loadFolder makes a spec for the model in a folder.
 func loadFolder(dir string, set []string) (*lang.Spec, error) {
-	cluster := ""
-	var others []string
-	for _, s := range set {
-		if c, ok := strings.CutPrefix(s, clusterPrefix); ok {
-			cluster = c
-		} else {
-			others = append(others, s)
-		}
-	}
-	if cluster == "" {
-		return nil, Usagef("%s is a folder: specify the machines to train its model on, for example --cluster h100 --nodes 1", dir)
-	}
-	model, err := hf.ReadModel(dir)
+	model, sequence, err := readFolder(dir, set)
 	if err != nil {
-		return nil, Wrong(err)
+		return nil, err
 	}
-	sequence := model.Context()
-	if sequence == 0 {
-		sequence = 1 // an override replaces it
-		if !overrides(others, "train.sequence") {
-			return nil, Usagef("%s does not give the length of sequences: use --sequence", dir)
-		}
+	if valueOf(set, sequenceKey) != "" {
+		sequence = "1" // the override replaces it
 	}
-	name, arguments, _ := strings.Cut(strings.TrimSuffix(cluster, ")"), "(")
-	spec, err := sppo.Parse(dir, []byte(model.Spec(name, arguments, fmt.Sprint(sequence))), others...)
+	spec, err := sppo.Parse(dir, []byte(model.Spec("", "", sequence)), set...)
 	return spec, Wrong(err)
 }
 
-func overrides(set []string, key string) bool {
+// valueOf returns the value of the last override of a key, or "".
+func valueOf(set []string, key string) (value string) {
 	for _, s := range set {
-		if name, _, _ := strings.Cut(s, "="); strings.TrimSpace(name) == key {
-			return true
+		if name, v, _ := strings.Cut(s, "="); strings.TrimSpace(name) == key {
+			value = v
 		}
 	}
-	return false
+	return value
 }

@@ -25,7 +25,7 @@ import (
 
 // SetFlag defines the flag that overrides keys of a spec.
 func SetFlag(flags *pflag.FlagSet, name string) *[]string {
-	set := flags.StringArray(name, nil, "override a key of the spec with `KEY=VALUE`, for example schedule.sp=4; may be repeated")
+	set := flags.StringArray(name, nil, "override a key of the spec with `KEY=VALUE`, for example schedule.sp=4, or select another cluster or schedule, for example cluster=h100 or schedule=megatron(pp = 4); may be repeated")
 	Words(flags, name, KeyWords())
 	return set
 }
@@ -44,14 +44,11 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 		return loadFolder(file, set)
 	}
 	for _, s := range set {
-		if strings.HasPrefix(s, clusterPrefix) {
-			return nil, Usagef("--cluster is for model folders; %s already names a cluster", file)
-		}
 		if !strings.Contains(s, "=") {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
 		}
 	}
-	if err := IsSpec(file); err != nil {
+	if err := errors.Join(IsSpec(file), exists(file)); err != nil {
 		return nil, err
 	}
 	if file == "-" {
@@ -88,11 +85,17 @@ type Job struct {
 	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
 }
 
-// IsProgram reports whether a file is a program: anything except a folder or a file with the extension of a spec or
-// a plan.
+// IsProgram reports whether a file is a program: any existing file without the extension of a spec or a plan, or a
+// file with the extension of a program.
 func IsProgram(file string) bool {
-	ext := strings.ToLower(filepath.Ext(file))
-	return ext != ".sppo" && ext != ".json" && !isFolder(file)
+	switch strings.ToLower(filepath.Ext(file)) {
+	case ".sppo", ".json":
+		return false
+	case ".sppb", ".sppir":
+		return !isFolder(file)
+	}
+	info, err := os.Stat(file)
+	return err == nil && !info.IsDir()
 }
 
 // OpenPlan plans a spec, or reads a plan and uses it unchanged.
@@ -125,7 +128,7 @@ const maxPlan = 1 << 30
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	switch {
 	case len(set) > 0:
-		return nil, Usagef("%s is a plan: --set needs a spec", file)
+		return nil, Usagef("%s is a plan: --set, --cluster, --nodes and --sequence need a spec", file)
 	case len(o.Passes)+len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
 		return nil, Usagef("%s is a plan: its passes have already run", file)
 	}
@@ -152,7 +155,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 func OpenProgram(w *Watch, file string, set []string) (*Job, error) {
 	if IsProgram(file) {
 		if len(set) > 0 {
-			return nil, Usagef("%s is a program: --set needs a spec", file)
+			return nil, Usagef("%s is a program: --set, --cluster, --nodes and --sequence need a spec", file)
 		}
 		w.Say("reading %s", file)
 		program, err := ReadProgram(file)
@@ -169,6 +172,9 @@ func OpenProgram(w *Watch, file string, set []string) (*Job, error) {
 
 // ReadProgram reads a program.
 func ReadProgram(file string) (*ir.Program, error) {
+	if err := exists(file); err != nil {
+		return nil, err
+	}
 	if !IsProgram(file) {
 		return nil, Usagef("%s is not a program; sppoc build compiles specs and plans", file)
 	}
