@@ -94,7 +94,8 @@ var app = cli.App{
 				"0 prints. On CPUs, ranks in different processes communicate over TCP; losses and weights are bitwise equal to those of\n" +
 				"a single process. On GPUs, ranks use NCCL, with one GPU per rank. If a process fails or is lost, all others exit with\n" +
 				"an error that names it. If no rank makes progress in a step for as long as --stall-timeout, the job ends and reports\n" +
-				"what each rank is waiting for. If SPPO_JOB_SECRET is set, only processes with the same secret can join the job.\n\n" +
+				"what each rank is waiting for. If SPPO_JOB_SECRET is set, only processes with the same secret can join the job. Bytes\n" +
+				"that processes send each other over TCP carry a CRC-32C; if it is wrong, the job ends.\n\n" +
 				"With --weights, the run starts from the weights in a Hugging Face model folder (safetensors). The folder's config.json\n" +
 				"must describe the program's model. Each rank reads only its own parts of the weights. Tensors in the folder that the\n" +
 				"model does not need are listed and ignored.\n\n" +
@@ -124,10 +125,10 @@ var app = cli.App{
 			Name: "launch", Args: "[-n PROCESSES] [--restart N] run FILE ...", MinArgs: 2, MaxArgs: -1, Setup: launchProcesses, Files: cli.JobFiles,
 			Doc: "start the processes of a job on this host, and restart them when one dies",
 			Details: "launch starts sppovm run with the given arguments in several processes, which find each other through torchrun's\n" +
-				"environment variables. When one dies or fails, the others exit too. With --restart, all are restarted and continue\n" +
-				"from the newest checkpoint, unless the input is invalid (exit code 2) or the job does not fit (3). Ctrl-C and SIGTERM\n" +
-				"are passed on to the processes. torchrun, srun, mpirun and Kubernetes restart processes themselves; use sppovm run\n" +
-				"--resume auto with them.",
+				"environment variables, and a secret that keeps others out (SPPO_JOB_SECRET, made anew unless it is set). When one dies or\n" +
+				"fails, the others exit too. With --restart, all are restarted and continue from the newest checkpoint, unless the input\n" +
+				"is invalid (exit code 2) or the job does not fit (3). Ctrl-C and SIGTERM are passed on to the processes. torchrun, srun,\n" +
+				"mpirun and Kubernetes restart processes themselves; use sppovm run --resume auto with them.",
 			Examples: []string{"sppovm launch -n 2 --restart 10 run job.sppo --save run1 --save-every 10m --resume auto"},
 		},
 		{

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm/world"
 )
 
 // startFlags are the flags of launch.
@@ -85,7 +88,8 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 	if err != nil {
 		return cli.Failed, err
 	}
-	runtime.LockOSThread() // the system ends children when the thread that started them ends
+	secret := cmp.Or(os.Getenv(world.SecretVariable), rand.Text()) // other users of this host can reach the port
+	runtime.LockOSThread()                                         // the system ends children when the thread that started them ends
 	defer runtime.UnlockOSThread()
 	ended := make(chan *child)
 	var all []*child
@@ -95,7 +99,8 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 		c.Stdout, c.Stderr = env.Stdout, env.Stderr
 		c.Env = append(os.Environ(), "RANK="+strconv.Itoa(i), "WORLD_SIZE="+strconv.Itoa(f.processes), "LOCAL_RANK="+strconv.Itoa(i),
 			"LOCAL_WORLD_SIZE="+strconv.Itoa(f.processes), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
-			"TORCHELASTIC_RUN_ID=launch "+strconv.Itoa(os.Getpid()), "TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(attempt), "TORCHELASTIC_USE_AGENT_STORE=")
+			"TORCHELASTIC_RUN_ID=launch "+strconv.Itoa(os.Getpid()), "TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(attempt), "TORCHELASTIC_USE_AGENT_STORE=",
+			world.SecretVariable+"="+secret)
 		endWithParent(c.Cmd)
 		if err := c.Start(); err != nil {
 			f.end(all)

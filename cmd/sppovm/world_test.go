@@ -26,6 +26,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/vm/store"
 	"sppo.dev/vm/vmtest"
+	"sppo.dev/vm/world"
 )
 
 // process is one of the processes that run a job.
@@ -338,25 +339,29 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 	}
 	defer taken.Close()
 	for _, c := range []struct {
-		name string
-		args func(i int, place string) []string
-		want []string
+		name   string
+		args   func(i int, place string) []string
+		want   []string
+		secret string
 	}{
 		{"another program", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--job", "one"}
-		}, []string{"has a different program from process 0 on", "has a different program from process 0 on"}},
+		}, []string{"has a different program from process 0 on", "has a different program from process 0 on"}, "a secret"},
+		{"another program, and no secret", func(i int, place string) []string {
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--job", "one", "--rendezvous-timeout", "2s"}
+		}, []string{"did not connect to PLACE within 2s; one was turned away: process 1 on ", "has a different program from process 0 on"}, ""},
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
-		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}},
+		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}, ""},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
-		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}},
+		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}, ""},
 		{"port taken", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", taken.Addr().String(), "--rendezvous-timeout", "1s"}
-		}, []string{"address already in use", "its reply is not that of process 0 of a job"}},
+		}, []string{"address already in use", "its reply is not that of process 0 of a job"}, ""},
 	} {
 		place := vmtest.FreePlace(t)
-		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })
+		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") }, func(int) []string { return []string{world.SecretVariable + "=" + c.secret} })
 		end(t, all)
 		for i, p := range all {
 			want := strings.ReplaceAll(c.want[i], "PLACE", place)
@@ -365,6 +370,52 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The processes that launch starts have a secret, so that nobody else can take part: the user's, or a new one.
+func TestLaunchMakesASecret(t *testing.T) {
+	inBase(t)
+	seen := map[string]bool{}
+	for _, given := range []string{"", "", "the user's secret"} {
+		all := launchCommand(t, "launch", 1, func(int) []string { return []string{"-n", "2", "run", "tiny.sppo", "--steps", "1000000", "-q"} },
+			func(int) []string { return []string{world.SecretVariable + "=" + given} })
+		secrets := secretsOf(t, all[0].Process.Pid, 2)
+		all[0].Process.Signal(syscall.SIGTERM)
+		end(t, all)
+		if len(secrets[0]) < 17 || secrets[0] != secrets[1] || given != "" && secrets[0] != given || seen[secrets[0]] {
+			t.Errorf("given %q, the processes have the secrets %q", given, secrets)
+		}
+		seen[secrets[0]] = true
+	}
+}
+
+// secretsOf waits until a process has so many children, and returns the secret of each.
+func secretsOf(t *testing.T, parent, children int) (secrets []string) {
+	t.Helper()
+	for range 1000 {
+		secrets = secrets[:0]
+		for _, pid := range childrenOf(parent) {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+			if err != nil {
+				continue
+			}
+			last := ""
+			for variable := range strings.SplitSeq(string(text), "\x00") {
+				if value, ok := strings.CutPrefix(variable, world.SecretVariable+"="); ok {
+					last = value
+				}
+			}
+			if last != "" {
+				secrets = append(secrets, last)
+			}
+		}
+		if len(secrets) == children {
+			return secrets
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("launch has the children %v", childrenOf(parent))
+	return nil
 }
 
 // Two unnamed jobs at one address do not mix: processes of the second are rejected with a message, and the first

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"io"
 	"net"
 	"sync"
@@ -15,9 +16,35 @@ import (
 // A message of the control plane is
 //
 //	size   of the text, 4 bytes, little-endian
-//	size   of the data, 8 bytes, little-endian
+//	size   of the data, 8 bytes
+//	CRC    of the text, 4 bytes
+//	CRC    of the data, 4 bytes
+//	CRC    of the 20 bytes before, 4 bytes
 //	text   JSON: message
 //	data   bytes
+const headBytes = 24
+
+// Every CRC is a CRC-32C (Castagnoli). TCP's own checksum has 16 bits and misses some changed bits; a network card or
+// a switch can also change bytes after it has checked them.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// sealed appends the CRC of the bytes of a header.
+func sealed(head []byte) []byte { return binary.LittleEndian.AppendUint32(head, checksum(head)) }
+
+// isSealed reports whether a header ends with the CRC of the bytes before it.
+func isSealed(head []byte) bool {
+	end := len(head) - 4
+	return checksum(head[:end]) == binary.LittleEndian.Uint32(head[end:])
+}
+
+// damage is the error of bytes whose CRC is wrong.
+type damage struct{ what string }
+
+func (d *damage) Error() string {
+	return d.what + " changed on the way (CRC-32C): check the memory and the network cards of both hosts"
+}
 
 // message has a field for everything that a message may contain; its kind determines which fields are set.
 type message struct {
@@ -74,8 +101,7 @@ func (c *conn) write(m message, data []byte) error {
 	if err != nil {
 		panic("internal: " + err.Error())
 	}
-	head := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
-	head = binary.LittleEndian.AppendUint64(head, uint64(len(data)))
+	head := framed(text, data)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, err = (&net.Buffers{append(head, text...), data}).WriteTo(c.Conn)
@@ -92,9 +118,12 @@ const (
 var errForeign = errors.New("it does not speak the protocol of a job's processes")
 
 func (c *conn) read(longest uint32, longestData uint64) (m message, data []byte, err error) {
-	var head [12]byte
+	var head [headBytes]byte
 	if _, err := io.ReadFull(c.in, head[:]); err != nil {
 		return m, nil, err
+	}
+	if !isSealed(head[:]) {
+		return m, nil, &damage{"the header of a message"}
 	}
 	text, size := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint64(head[4:])
 	if text > longest || size > longestData {
@@ -104,12 +133,25 @@ func (c *conn) read(longest uint32, longestData uint64) (m message, data []byte,
 	if _, err := io.ReadFull(c.in, all); err != nil {
 		return m, nil, err
 	}
+	if checksum(all) != binary.LittleEndian.Uint32(head[12:]) {
+		return m, nil, &damage{"a message"}
+	}
 	if err := json.Unmarshal(all, &m); err != nil {
 		return m, nil, errForeign
 	}
 	data = make([]byte, size)
-	_, err = io.ReadFull(c.in, data)
+	if _, err = io.ReadFull(c.in, data); err == nil && checksum(data) != binary.LittleEndian.Uint32(head[16:]) {
+		err = &damage{"the data of a message"}
+	}
 	return m, data, err
+}
+
+// framed returns the header of a message.
+func framed(text, data []byte) []byte {
+	head := binary.LittleEndian.AppendUint32(make([]byte, 0, headBytes+len(text)), uint32(len(text)))
+	head = binary.LittleEndian.AppendUint64(head, uint64(len(data)))
+	head = binary.LittleEndian.AppendUint32(head, checksum(text))
+	return sealed(binary.LittleEndian.AppendUint32(head, checksum(data)))
 }
 
 // closeWrite announces that nothing more will be sent.

@@ -38,6 +38,11 @@ func (w *World) serve(process int, c *conn) {
 // handle processes a message from a process, or the end of its connection, and reports whether more messages
 // may follow.
 func (w *World) handle(process int, m message, data []byte, err error) bool {
+	if damaged := (*damage)(nil); errors.As(err, &damaged) {
+		w.Failed(w.received(process, err))
+		w.gone.Done()
+		return false
+	}
 	if err != nil {
 		w.lost(process, err)
 		w.gone.Done()

@@ -42,7 +42,7 @@ type gathering struct {
 	rejected int
 	problem  error
 	enough   <-chan time.Time // fires after a problem, once the others have had time to connect and learn of it
-	stranger string           // the last stranger turned away
+	stranger string           // the end of the error if the job does not form: the last stranger turned away
 	told     map[string]bool
 	over     chan struct{} // closed when all have arrived, or the wait is over
 }
@@ -75,10 +75,10 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 }
 
 // await fills the list of present processes, or returns an error that explains why it cannot. Strangers and
-// processes of other jobs are turned away and do not affect the job. If a process of this job is rejected, the
-// others get a moment to connect and learn why.
+// processes of other jobs are turned away and do not affect the job. If a process that knows the job's secret is
+// rejected, the others get a moment to connect and learn why.
 func (g *gathering) await(ctx context.Context) error {
-	remind := time.After(5 * time.Second)
+	remind := time.After(patience)
 	for g.rejected == 0 || g.missing() > g.rejected {
 		if g.rejected == 0 && g.missing() == 0 && g.callRoll() {
 			return nil
@@ -138,7 +138,7 @@ func (g *gathering) ping(a *arrival) {
 func (g *gathering) hear(n news) {
 	switch a := n.arrival; {
 	case a == nil:
-		g.turnAway(n.what)
+		g.turnAway(n.what, "; "+n.what+", did")
 	case n.what == newsArrived:
 		g.arrive(a)
 	case n.what == newsGone:
@@ -157,7 +157,8 @@ func (g *gathering) arrive(a *arrival) {
 	o, h := &g.w.options, a.hello
 	if h.Job != o.Job {
 		refuse(a.conn, fmt.Sprintf("%s is the rendezvous of a job other than %q: use another address for one of them", o.Rendezvous, h.Job))
-		g.turnAway(fmt.Sprintf("process %d of job %q from %s, which is not job %q", h.Process, h.Job, h.Host, o.Job))
+		stranger := fmt.Sprintf("process %d of job %q from %s, which is not job %q", h.Process, h.Job, h.Host, o.Job)
+		g.turnAway(stranger, "; "+stranger+", did")
 		return
 	}
 	if err := g.w.differs(h, g.present[0].hello); err != nil {
@@ -195,16 +196,23 @@ func (g *gathering) leave(a *arrival, why string) {
 	}
 }
 
-// reject turns away a process of this job. This ends the job.
+// reject turns away a process that cannot take part. If it has proved that it knows the secret, it belongs to the
+// job, which cannot form without it and ends. Without a secret, anyone can send such an introduction, and the job goes
+// on waiting.
 func (g *gathering) reject(a *arrival, why error) {
 	refuse(a.conn, why.Error())
+	if g.w.options.Secret == "" {
+		g.turnAway("a process: "+why.Error(), "; one was turned away: "+why.Error())
+		return
+	}
 	g.rejected++
 	g.problem, g.enough = cmp.Or(g.problem, why), time.After(farewell)
 }
 
-// turnAway reports that a stranger has been turned away, unless the same report has been made before.
-func (g *gathering) turnAway(stranger string) {
-	g.stranger = stranger
+// turnAway reports that a stranger has been turned away, unless the same report has been made before. If the job does
+// not form, its error ends with the given words about the last stranger.
+func (g *gathering) turnAway(stranger, end string) {
+	g.stranger = end
 	if !g.told[stranger] && len(g.told) < mostStrangers {
 		g.told[stranger] = true
 		g.w.tell("turned away " + stranger)
@@ -335,11 +343,7 @@ func (g *gathering) gaveUp(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fmt.Errorf("stopped while waiting for %s at %s", g.absent(), o.Rendezvous)
 	}
-	instead := ""
-	if g.stranger != "" {
-		instead = "; " + g.stranger + ", did"
-	}
-	return fmt.Errorf("%s of %d did not connect to %s within %s%s", g.absent(), o.Processes, o.Rendezvous, o.Timeout, instead)
+	return fmt.Errorf("%s of %d did not connect to %s within %s%s", g.absent(), o.Processes, o.Rendezvous, o.Timeout, g.stranger)
 }
 
 func (w *World) tell(what string) {

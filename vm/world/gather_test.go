@@ -2,6 +2,7 @@ package world
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -19,10 +20,11 @@ import (
 // strangers returns what other programs may send to a port.
 func strangers() map[string][]byte {
 	framed := func(text string, size uint64) []byte {
-		head := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
-		return append(binary.LittleEndian.AppendUint64(head, size), text...)
+		head := framed([]byte(text), nil)
+		binary.LittleEndian.PutUint64(head[4:], size)
+		return append(sealed(head[:headBytes-4]), text...)
 	}
-	greet := framed(`{"Kind":"greeting","Greeting":{"Magic":"sppo rendezvous 2","Nonce":"x"}}`, 0)
+	greet := framed(`{"Kind":"greeting","Greeting":{"Magic":"`+magic+`","Nonce":"x"}}`, 0)
 	noise := make([]byte, 1<<16)
 	rng := rand.NewChaCha8([32]byte{seed})
 	rng.Read(noise)
@@ -34,7 +36,8 @@ func strangers() map[string][]byte {
 		"noise":      noise,
 		"half":       greet[:20],
 		"greets":     greet,
-		"long":       binary.LittleEndian.AppendUint64([]byte{0, 0, 0, 1}, 0),
+		"long":       sealed(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{0, 0, 0, 1}, 0), 0)),
+		"changed":    append(bytes.Clone(greet[:40]), noise[:40]...),
 		"data":       framed(`{"Kind":"hello"}`, 1<<60),
 		"no hello":   append(bytes.Clone(greet), framed(`{"Kind":"hello"}`, 0)...),
 		"wrong type": framed(`{"Kind":{"a":[]}}`, 0),
@@ -135,6 +138,93 @@ func TestSecret(t *testing.T) {
 			}
 		}
 	}
+}
+
+// impostors returns introductions that no process of a job of the given size sends, by anyone who knows the job's name.
+func impostors(processes int) map[string]hello {
+	terms := []Term{{"program", "one"}}
+	return map[string]hello{
+		"more processes":    {Process: 1, Processes: processes + 1, Terms: terms},
+		"no processes":      {Process: 1, Processes: 0, Terms: terms},
+		"process 0":         {Process: 0, Processes: processes, Terms: terms},
+		"a negative number": {Process: -1, Processes: processes, Terms: terms},
+		"too large":         {Process: processes, Processes: processes, Terms: terms},
+		"another program":   {Process: 1, Processes: processes, Terms: []Term{{"program", "two"}}},
+		"no terms":          {Process: 1, Processes: processes},
+		"another term":      {Process: 1, Processes: processes, Terms: []Term{{"device", "one"}}},
+	}
+}
+
+// Without a secret, an introduction that contradicts process 0 is answered, and the job forms without its sender. The
+// same holds with a secret for a sender that does not know it.
+func TestImpostors(t *testing.T) {
+	t.Parallel()
+	for _, secret := range []string{"", "s"} {
+		place := vmtest.FreePlace(t)
+		var rogues sync.WaitGroup
+		answered := make(chan struct{})
+		for name, h := range impostors(2) {
+			rogues.Go(func() {
+				w := newWorld(Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: place})
+				h.Job, h.Host = "test", "nowhere"
+				for range 500 {
+					_, err := w.seat(t.Context(), &h)
+					if refused := (*refusal)(nil); errors.As(err, &refused) {
+						return
+					} else if err == nil {
+						t.Errorf("%s is seated", name)
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				t.Errorf("%s gets no answer", name)
+			})
+		}
+		go func() { rogues.Wait(); close(answered) }()
+		var told []string
+		var mu sync.Mutex
+		worlds, errs := joined(t, 2, 2, func(o *Options) {
+			o.Rendezvous, o.Secret = place, secret
+			o.Tell = func(what string) { mu.Lock(); told = append(told, what); mu.Unlock() }
+			if o.Process == 1 {
+				<-answered
+			}
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatalf("secret %q: %v", secret, err)
+		}
+		if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
+			t.Error(err)
+		}
+		want := map[string]string{"": "turned away a process: process 1 on nowhere has a different program", "s": "that does not know the secret of the job"}[secret]
+		if text := strings.Join(told, "\n"); !strings.Contains(text, want) {
+			t.Errorf("secret %q: it says %q", secret, text)
+		}
+	}
+}
+
+// A process that waits for process 0 says so, with the reason, long before its time is up.
+func TestWaitingIsReported(t *testing.T) {
+	t.Parallel()
+	told := make(chan string, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	place := vmtest.FreePlace(t)
+	done := make(chan error, 1)
+	go func() {
+		_, err := Join(ctx, Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: place, Timeout: time.Hour, Tell: func(what string) { told <- what }})
+		done <- err
+	}()
+	select {
+	case what := <-told:
+		if !strings.HasPrefix(what, "process 1 waits for process 0 at "+place+": ") || !strings.Contains(what, "connection refused") {
+			t.Errorf("it says %q", what)
+		}
+	case <-time.After(4 * patience):
+		t.Error("it says nothing")
+	}
+	cancel()
+	<-done
 }
 
 // A proof that an eavesdropper has recorded is useless in another connection: it depends on the role, both

@@ -39,7 +39,7 @@ type welcome struct {
 	Members []Member
 }
 
-const magic = "sppo rendezvous 2"
+const magic = "sppo rendezvous 3"
 
 // introduction is the time limit for a newly connected peer to introduce itself.
 const introduction = 10 * time.Second
@@ -124,11 +124,15 @@ func (w *World) hello(wires net.Listener) *hello {
 	return &hello{Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
+// patience is how long a process waits before it reports what it waits for.
+const patience = 5 * time.Second
+
 // come connects to process 0. It retries until process 0 listens and all other processes have connected.
 // Process 0 may be restarted in the meantime.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
+	remind := time.Now().Add(patience)
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		c, err := w.seat(limited, h)
 		if err == nil {
@@ -140,6 +144,10 @@ func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 		}
 		if limited.Err() == nil {
 			last = err // after a timeout, the earlier error is more informative
+			if !time.Now().Before(remind) {
+				remind = time.Now().Add(time.Minute)
+				w.tell(fmt.Sprintf("process %d waits for process 0 at %s: %v", w.options.Process, w.options.Rendezvous, err))
+			}
 		}
 		select {
 		case <-limited.Done():
@@ -172,7 +180,10 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	case err == nil && m.Kind == kindRefused:
 		err = &refusal{m.Text}
 	case !errors.Is(err, errSecret):
-		err = fmt.Errorf("its reply is not that of process 0 of a job: %w", cmp.Or(err, errForeign))
+		if damaged := (*damage)(nil); err == nil || errors.As(err, &damaged) {
+			err = errForeign
+		}
+		err = fmt.Errorf("its reply is not that of process 0 of a job: %w", err)
 	}
 	release()
 	c.Close()

@@ -21,6 +21,8 @@ import (
 //	kind   1 byte
 //	wire   8 bytes, little-endian: the channel of the message
 //	size   8 bytes, little-endian
+//	CRC    of the data that follow, 4 bytes
+//	CRC    of the 21 bytes before, 4 bytes
 //
 // The receiving end sends "ready" with the size that it expects. The data then follow in pieces, each in a
 // frame with its size, so that messages of several streams can share a connection. The reader of a connection
@@ -29,7 +31,7 @@ import (
 const (
 	frameReady byte = iota
 	frameData
-	frameBytes = 17
+	frameBytes = 25
 	pieceBytes = 1 << 18
 )
 
@@ -165,6 +167,7 @@ func (l *link) write(kind byte, x *wire, b []byte) error {
 	if kind == frameData {
 		l.vector[1] = b
 	}
+	sealed(binary.LittleEndian.AppendUint32(l.frame[:17], checksum(l.vector[1])))
 	out := net.Buffers(l.vector[:])
 	_, err := out.WriteTo(l.Conn)
 	return err
@@ -193,17 +196,24 @@ func (w *World) receiveBytes(process int, l *link) {
 	var frame [frameBytes]byte
 	for {
 		_, err := io.ReadFull(l.in, frame[:])
+		if err == nil && !isSealed(frame[:]) {
+			err = &damage{"the header of a frame"}
+		}
 		if err == nil {
 			x, size := w.wires.get(binary.LittleEndian.Uint64(frame[1:])), binary.LittleEndian.Uint64(frame[9:])
 			if frame[0] == frameReady {
 				err = x.offer(size)
 			} else {
-				err = x.take(l.in, size)
+				err = x.take(l.in, size, binary.LittleEndian.Uint32(frame[17:]))
 			}
 		}
+		damaged := (*damage)(nil)
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):
+			return
+		case errors.As(err, &damaged):
+			w.Failed(w.received(process, err)) // the connection is whole, so nobody else can explain it
 			return
 		default:
 			_ = w.broken(process, err) // nobody waits for an error from this goroutine
@@ -224,15 +234,19 @@ func (x *wire) offer(size uint64) error {
 	}
 }
 
-// take writes a piece of a message to its destination.
-func (x *wire) take(in io.Reader, size uint64) error {
+// take writes a piece of a message to its destination and checks its CRC.
+func (x *wire) take(in io.Reader, size uint64, crc uint32) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !x.waiting || size > uint64(len(x.place)-x.filled) {
 		return errUnasked
 	}
-	n, err := io.ReadFull(in, x.place[x.filled:x.filled+int(size)])
+	piece := x.place[x.filled : x.filled+int(size)]
+	n, err := io.ReadFull(in, piece)
 	x.filled += n
+	if err == nil && checksum(piece) != crc {
+		err = &damage{fmt.Sprintf("a message of %s", x.name)}
+	}
 	if err == nil && x.filled == len(x.place) {
 		x.waiting, x.place = false, nil
 		x.arrived <- struct{}{}

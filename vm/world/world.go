@@ -187,6 +187,11 @@ func (w *World) lost(process int, err error) {
 	}
 }
 
+// received returns the error of bytes that a process sent and that arrived changed.
+func (w *World) received(process int, err error) error {
+	return fmt.Errorf("received from %s: %w", w.name(process), err)
+}
+
 // broke describes how a connection ended.
 func broke(err error) string {
 	if isSilence(err) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -348,6 +349,81 @@ func TestBrokenWire(t *testing.T) {
 	closeAll(t, worlds, nil)
 }
 
+// changing is a connection that changes one bit of the bytes that are sent.
+type changing struct {
+	net.Conn
+	at int // the byte that it changes, counted from the next one
+}
+
+func (c *changing) Write(b []byte) (int, error) {
+	if c.at >= 0 && c.at < len(b) {
+		b = bytes.Clone(b)
+		b[c.at] ^= 4
+	}
+	c.at -= len(b)
+	return c.Conn.Write(b)
+}
+
+// A bit that changes on the way, anywhere in a frame or in a message of the control plane, ends the job with an error
+// that names the sender.
+func TestChangedBits(t *testing.T) {
+	t.Parallel()
+	const size = 600
+	for _, at := range []int{0, 3, 9, 11, 18, 22, frameBytes, frameBytes + size/2, frameBytes + size - 1} {
+		t.Run(fmt.Sprintf("byte %d of a frame", at), func(t *testing.T) {
+			t.Parallel()
+			worlds := mustJoin(t, 2, 2)
+			to := worlds[0].wires.links[1]
+			to.Conn = &changing{to.Conn, at}
+			over := transports(worlds)
+			errs := make([]error, 2)
+			within(t, 20*time.Second, func() {
+				var all sync.WaitGroup
+				all.Go(func() {
+					errs[0] = errors.Join(over[0].Link(0, 1, vm.ChannelNext).Send(make([]byte, size)), over[0].Link(1, 0, vm.ChannelNext).Recv(make([]byte, 1)))
+				})
+				all.Go(func() { errs[1] = over[1].Link(0, 1, vm.ChannelNext).Recv(make([]byte, size)) })
+				all.Wait()
+			})
+			for i, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), "process 1 (rank 1, on ") || !strings.Contains(err.Error(), "failed: received from process 0 (rank 0, on ") || !strings.Contains(err.Error(), "changed on the way") {
+					t.Errorf("process %d: %v", i, err)
+				}
+			}
+			closeAll(t, worlds, nil)
+		})
+	}
+	for _, at := range []int{0, 5, 13, 17, 21, headBytes + 3, -1} {
+		t.Run(fmt.Sprintf("byte %d of a message", at), func(t *testing.T) {
+			t.Parallel()
+			worlds := mustJoin(t, 2, 2)
+			order, data := vm.Order{What: "a"}, []byte("some data")
+			if at < 0 {
+				text, err := json.Marshal(message{Kind: kindOrder, Order: &order})
+				if err != nil {
+					t.Fatal(err)
+				}
+				at = headBytes + len(text) + 1
+			}
+			to := worlds[0].conns[1]
+			to.Conn = &changing{to.Conn, at}
+			order.Data = data
+			within(t, 20*time.Second, func() {
+				_ = worlds[0].Order(order) // the failure may already be known
+				if o, err := worlds[1].Next(); err == nil {
+					t.Errorf("it receives %v", o)
+				}
+				<-worlds[0].failed
+			})
+			for i, err := range closeAll(t, worlds, nil) {
+				if err == nil || !strings.Contains(err.Error(), "process 1 (rank 1, on ") || !strings.Contains(err.Error(), "failed: received from process 0 (rank 0, on ") || !strings.Contains(err.Error(), "changed on the way") {
+					t.Errorf("process %d: %v", i, err)
+				}
+			}
+		})
+	}
+}
+
 // kill closes the connections of a process, as the system does when the process dies.
 func kill(w *World) {
 	w.end() // a dead process sends nothing more
@@ -433,17 +509,23 @@ func TestRendezvous(t *testing.T) {
 		want   []string // by process
 	}{
 		{"another program", func(o *Options) {
-			if o.Process == 1 {
+			if o.Secret = "s"; o.Process == 1 {
 				o.Terms = []Term{{"program", "two"}}
 			}
 		}, []string{"process 1 on HOST has a different program from process 0 on HOST: two instead of one", "process 1 on " +
 			"HOST has a different program", "process 1 on HOST has a different program"}},
 		{"another number", func(o *Options) {
-			if o.Process == 1 {
+			if o.Secret = "s"; o.Process == 1 {
 				o.Processes = 4
 			}
 		}, []string{"process 1 on HOST is one of 4 processes, but process 0 is one of 3", "is one of 4 processes", "is one of 4 processes"}},
-		{"twice", func(o *Options) { o.Process = min(o.Process, 1) }, []string{"process 1 connected twice, from HOST and from HOST", "connected twice", "connected twice"}},
+		{"twice", func(o *Options) { o.Secret, o.Process = "s", min(o.Process, 1) }, []string{"process 1 connected twice, from HOST and from HOST", "connected twice", "connected twice"}},
+		{"another program, without a secret", func(o *Options) {
+			if o.Timeout = 300 * time.Millisecond; o.Process == 1 {
+				o.Terms = []Term{{"program", "two"}}
+			}
+		}, []string{"process 1 of 3 did not connect to PLACE within 300ms; one was turned away: process 1 on HOST has a different program from process 0 on HOST: two instead of one",
+			"process 1 on HOST has a different program", "process 1 of 3 did not connect"}},
 		{"missing", func(o *Options) {
 			o.Timeout = 300 * time.Millisecond
 			if o.Process == 2 {
