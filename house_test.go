@@ -62,6 +62,7 @@ var levels = []struct {
 	{"vm/world", 3, "vm ir"},
 	{"vm/probe", 3, "vm ir ir/cost"},
 	{"vm/sim", 3, "vm ir ir/cost"},
+	{"vm/field", 3, "vm ir"},
 	{"cuda/kernels", 3, "vm ir"},
 	{"cuda/library", 0, ""},
 	{"cuda/driver", 1, "cuda/library"},

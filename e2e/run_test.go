@@ -145,6 +145,8 @@ type Result struct {
 	Weights  map[string][]float32 // f32 masters, after the last step
 	Rounded  map[string][]float32 // weights as the forward pass reads them
 	Sums     []string             // order of sums; only for random programs
+
+	TokenLosses []float32 // of the validation's last section; only over finite fields
 }
 
 // holds reports whether any rank holds a tensor in a role. Frozen tensors have no gradient.

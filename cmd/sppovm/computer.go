@@ -8,6 +8,7 @@ import (
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/field"
 	"sppo.dev/vm/world"
 )
 
@@ -23,11 +24,23 @@ type computer struct {
 	close     func()
 }
 
+// openField opens devices that compute over finite fields.
+func openField(p *ir.Program) *computer {
+	machine := field.New(p)
+	return &computer{
+		name: "field: exact sums; the figures are no losses, but those of programs with one meaning are equal", kind: "field",
+		device: func(int) vm.Device { return machine.Device() }, close: func() {},
+	}
+}
+
 // open opens the devices that the flags request. A program too large for the GPUs is refused before anything is
 // allocated.
 func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
-	if f.device == "cuda" {
+	switch f.device {
+	case "cuda":
 		return f.openGPUs(p, w)
+	case "field":
+		return openField(p), nil
 	}
 	threads := f.threads
 	var transport vm.Transport

@@ -66,7 +66,7 @@ func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
-	cli.Choice(flags, &f.device, "device", "cpu", "cpu, cuda (NVIDIA GPUs), or sim (virtual time on the program's cluster)", "cpu", "cuda", "sim")
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu, cuda (NVIDIA GPUs), sim (virtual time on the program's cluster), or field (exact sums over finite fields, to compare programs)", "cpu", "cuda", "sim", "field")
 	flags.IntVar(&f.steps, "steps", -1, "stop after this step (default: the program's last step; with sim, the first); the learning-rate schedule does not change")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
@@ -168,7 +168,7 @@ func (f *runFlags) check() error {
 		return err
 	}
 	switch f.device {
-	case "cpu", "cuda":
+	case "cpu", "cuda", "field":
 		if f.sim.jitter != 0 || len(f.sim.slow) > 0 || f.sim.contention {
 			return cli.Usagef("--jitter, --slow and --contention need --device sim")
 		}
@@ -182,6 +182,9 @@ func (f *runFlags) check() error {
 		if f.launch != nil {
 			return cli.Usagef("a simulation runs in one process, not in %d", f.launch.processes)
 		}
+	}
+	if f.device == "field" && (f.saves.dir != "" || f.resume != "" || f.weights != "" || f.launch != nil) {
+		return cli.Usagef("--device field runs in one process and has no floating-point weights: --save, --resume and --weights need cpu or cuda")
 	}
 	if (f.nccl || f.tune || f.graphs) && f.device != "cuda" {
 		return cli.Usagef("--nccl, --tune and --graphs need --device cuda")

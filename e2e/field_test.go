@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/vm"
+	"sppo.dev/vm/field"
+)
+
+// trainField trains a program over finite fields, where sums are exact. In place of the validation's loss, for which the VM
+// computes a mean in floating point, the result has the losses of all tokens of the validation's last section.
+func trainField(t testing.TB, p *ir.Program) *Result {
+	t.Helper()
+	machine := field.New(p)
+	job := openOn(t, p, func(int) vm.Device { return machine.Device() })
+	result := train(t, p, job, func() {})
+	result.EvalLoss = 0
+	losses, err := job.TokenLosses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	result.TokenLosses = losses
+	return result
+}
+
+// TestRandomSpecsOverField draws specs, as TestRandomSpecs does. Over finite fields, the drawn program and the plain one must
+// agree in every loss, gradient, weight and moment, however different their sums are.
+func TestRandomSpecsOverField(t *testing.T) {
+	draws, seed := 4, irtest.Seed(t)
+	if os.Getenv("SPPO_LONG") != "" {
+		draws = 500
+	}
+	order := rand.New(rand.NewPCG(seed, 0)).Perm(len(traits))
+	for i := range uint64(draws) {
+		wanted := traits[order[i%uint64(len(order))]]
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 1+i))
+			for range 20000 {
+				d := drawSpec(r)
+				if wanted.asked != nil && !wanted.asked(d) || !d.compile(t) || wanted.planned != nil && !wanted.planned(d) {
+					continue
+				}
+				got, plain := d.runField(t, d.drawn()), d.runField(t, d.plain())
+				checkSame(t, "over a finite field, against the plain program", got, plain)
+				losses, want := got.TokenLosses, plain.TokenLosses
+				if common := min(len(losses), len(want)); !slices.Equal(losses[len(losses)-common:], want[len(want)-common:]) {
+					t.Error("the losses of tokens differ in the validation")
+				}
+				if t.Failed() {
+					t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
+				}
+				return
+			}
+			t.Errorf("no draw with %s can be scheduled", wanted.name)
+		})
+	}
+}
+
+func (d *drawn) runField(t *testing.T, set []string) *Result {
+	t.Helper()
+	_, p, err := compile(d.text, set...)
+	if err != nil {
+		t.Fatalf("%s: %v", strings.Join(set, " "), err)
+	}
+	return trainField(t, p)
+}
+
+// TestFieldSeesErrors changes programs in ways that the verifier accepts. Where a change makes the weights on the cpu device
+// differ by more than rounding, it must also make those over finite fields differ.
+func TestFieldSeesErrors(t *testing.T) {
+	specs, each, seed := 2, 2, irtest.Seed(t)
+	if os.Getenv("SPPO_LONG") != "" {
+		specs, each = 40, 6
+	}
+	harmful := 0
+	for i := range uint64(specs) {
+		p := drawnProgram(t, rand.New(rand.NewPCG(seed, i)))
+		cpuWants, fieldWants := train(t, p, open(t, p, 1, nil), func() {}), trainField(t, p)
+		for k, kind := range mutations {
+			for n := range each {
+				m := newMutant(rand.New(rand.NewPCG(seed+i, uint64(k*each+n))), p)
+				if kind.promised || !kind.apply(m) || (ir.VerifyOptions{AllowOverCapacity: true}).Verify(m.p) != nil {
+					continue
+				}
+				got, name := train(t, m.p, open(t, m.p, 1, nil), func() {}), ""
+				for tensor, want := range cpuWants.Weights {
+					if difference, size := distance(got.Weights[tensor], want); !(difference <= 1e-3*size) {
+						name = tensor
+					}
+				}
+				if name == "" {
+					continue
+				}
+				harmful++
+				if over := trainField(t, m.p); len(differing(over.Weights, fieldWants.Weights, fieldWants.Names)) == 0 {
+					t.Errorf("spec %d: %s: %s changes %s, but nothing over finite fields", i, kind.name, m.what, name)
+				}
+			}
+		}
+	}
+	if t.Logf("%d changes of weights", harmful); harmful == 0 {
+		t.Error("no program was changed so that its weights differ")
+	}
+}

@@ -1,0 +1,153 @@
+package field
+
+import "math"
+
+// Attention keeps, where other devices keep the logarithm of the sum of exponentials, that sum. A query without keys has sum 0
+// and output 0.
+
+// attentionCall is an attention instruction or its gradient.
+type attentionCall struct {
+	*call
+	q, k, v                   []element
+	batch, heads, shared, dim int // shared is the number of query heads for each head of keys
+	scale                     element
+	positions                 []int32
+}
+
+func attentionOf(c *call) *attentionCall {
+	a := &attentionCall{
+		call: c, q: c.operand("q").list(), k: c.operand("k").list(), v: c.operand("v").list(),
+		batch: c.int("batch"), heads: c.int("heads"), shared: c.int("heads") / c.int("kv_heads"), dim: c.int("head_dim"), positions: c.ints("positions"),
+	}
+	a.scale = constant(1 / math.Sqrt(float64(a.dim)))
+	return a
+}
+
+// query is a query of a head: its row among all queries, its index among the values of all heads, and the keys that it sees.
+type query struct {
+	row, at         int
+	batch, head     int
+	firstKey, after int
+}
+
+// each visits the queries of every head, part by part. first is the start of a part.
+func (a *attentionCall) each(visit func(x query)) {
+	for _, p := range a.in.AttentionParts(a.consts) {
+		for i := range int(p.Queries) * a.batch {
+			t, row := i/a.batch, int(p.Query)*a.batch+i
+			before := int(p.Window) - 1
+			if a.positions != nil {
+				before = min(before, int(a.positions[int(p.Place)+i]))
+			}
+			at := int(p.Prefix) + t
+			for h := range a.heads {
+				visit(query{row: row, at: row*a.heads + h, batch: i % a.batch, head: h, firstKey: max(0, at-before), after: min(int(p.Keys), at+1)})
+			}
+		}
+	}
+}
+
+// key returns the index of a key among those of all heads.
+func (a *attentionCall) key(x query, t int) int {
+	return (t*a.batch+x.batch)*(a.heads/a.shared) + x.head/a.shared
+}
+
+// weight returns the exponential of a score, and the slope of its cap.
+func (a *attentionCall) weight(x query, key int) (weight, slope element) {
+	score := dot(a.q[x.at*a.dim:][:a.dim], a.k[key*a.dim:][:a.dim]).times(a.scale)
+	score, slope = a.capped(score)
+	return element{value: exp(score.exponent)}, slope
+}
+
+func attention(c *call) {
+	a, o, sums := attentionOf(c), c.operand("o"), c.operand("lse")
+	weighted := make([]element, a.dim)
+	a.each(func(x query) {
+		sum := zero
+		clear(weighted)
+		if c.bool("accumulate") {
+			sum = sums.at(x.at)
+			for i := range weighted {
+				weighted[i] = o.at(x.at*a.dim + i).times(sum).onlyValue()
+			}
+		}
+		for t := x.firstKey; t < x.after; t++ {
+			key := a.key(x, t)
+			weight, _ := a.weight(x, key)
+			sum = sum.plus(weight)
+			for i := range weighted {
+				weighted[i] = weighted[i].plus(weight.times(a.v[key*a.dim+i]))
+			}
+		}
+		sums.set(x.at, sum)
+		share(o.from(x.at*a.dim), weighted, sum)
+	})
+}
+
+// share divides the weighted sum of values by the sum of weights.
+func share(o vector, weighted []element, sum element) {
+	normalize := element{value: inverse(sum.value)}
+	for i, x := range weighted {
+		o.set(i, x.times(normalize))
+	}
+}
+
+func attentionMerge(c *call) {
+	o, sums, parts, partSums := c.operand("o"), c.operand("lse"), c.operand("parts"), c.operand("lses")
+	heads, dim := c.int("heads"), c.int("head_dim")
+	rows, _ := c.shape("o")
+	weighted := make([]element, dim)
+	for at := range rows * heads {
+		sum := zero
+		clear(weighted)
+		for p := at; p < partSums.len(); p += rows * heads {
+			sum = sum.plus(partSums.at(p))
+			for i := range weighted {
+				weighted[i] = weighted[i].plus(parts.at(p*dim + i).times(partSums.at(p)))
+			}
+		}
+		sums.set(at, sum)
+		share(o.from(at*dim), weighted, sum)
+	}
+}
+
+func attentionDelta(c *call) {
+	do, o, dim := c.operand("do").list(), c.operand("o").list(), c.int("head_dim")
+	c.operand("delta").setAll(func(i int) element { return dot(do[i*dim:][:dim], o[i*dim:][:dim]).onlyValue() })
+}
+
+func attentionGrad(c *call) {
+	a, dq, dk, dv := attentionOf(c), c.operand("dq"), c.operand("dk"), c.operand("dv")
+	do, o, sums, deltas := c.operand("do").list(), c.operand("o").list(), c.operand("lse"), c.operand("delta")
+	if !c.bool("accumulate") {
+		dk.clear()
+		dv.clear()
+	}
+	own := make([]element, a.dim)
+	a.each(func(x query) {
+		out := do[x.at*a.dim:][:a.dim]
+		delta := zero
+		if deltas.len() > 0 {
+			delta = deltas.at(x.at)
+		} else {
+			delta = dot(out, o[x.at*a.dim:][:a.dim]).onlyValue()
+		}
+		normalize := element{value: inverse(sums.at(x.at).value)}
+		clear(own)
+		for t := x.firstKey; t < x.after; t++ {
+			key := a.key(x, t)
+			weight, slope := a.weight(x, key)
+			share := weight.times(normalize)
+			grad := share.times(dot(out, a.v[key*a.dim:][:a.dim]).minus(delta)).times(slope).times(a.scale)
+			for i := range a.dim {
+				at := key*a.dim + i
+				own[i] = own[i].plus(grad.times(a.k[at]).onlyValue())
+				dk.put(at, grad.times(a.q[x.at*a.dim+i]).onlyValue(), true)
+				dv.put(at, share.times(out[i]).onlyValue(), true)
+			}
+		}
+		for i, e := range own {
+			dq.put(x.at*a.dim+i, e, c.bool("accumulate_q"))
+		}
+	})
+}
