@@ -19,12 +19,15 @@ type builder struct {
 	casts   map[Arg]Arg    // f32 gradient -> its copy in the activation type
 	downs   map[string]int // matrix of the model -> result of its adapter's first matrix
 	keep    map[int]bool   // forward nodes whose results are saved; nil: all except those that only move data
+
+	named   map[string]bool // names of values
+	writers map[int][]int   // forward value -> forward nodes that write it, while differentiating
 }
 
 func (g *Model) newBuilder(name string) *builder {
 	b := &builder{
 		act: g.DType(), split: g.Split, role: &role{input: true}, grads: map[int]Arg{}, remat: map[int]int{},
-		casts: map[Arg]Arg{}, downs: map[string]int{},
+		casts: map[Arg]Arg{}, downs: map[string]int{}, named: map[string]bool{},
 	}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing, Losses: Missing}
 	b.nodes = &b.Forward
@@ -32,9 +35,10 @@ func (g *Model) newBuilder(name string) *builder {
 }
 
 func (b *builder) value(v Value) int {
-	if b.hasValue(v.Name) {
+	if b.named[v.Name] {
 		panic("internal: block " + b.Name + " has two values " + v.Name)
 	}
+	b.named[v.Name] = true
 	b.Values = append(b.Values, v)
 	return len(b.Values) - 1
 }

@@ -53,7 +53,12 @@ var savings = [ir.NumOps]saving{
 
 // differentiate derives the backward pass from the forward pass and the gradient of the output.
 func (b *builder) differentiate() {
-	b.nodes = &b.Backward
+	b.nodes, b.writers = &b.Backward, map[int][]int{}
+	for i := range b.Forward {
+		for _, v := range b.writes(&b.Forward[i]) {
+			b.writers[v] = append(b.writers[v], i)
+		}
+	}
 	for i := len(b.Forward) - 1; i >= 0; i-- {
 		n := b.Forward[i]
 		rule := gradients[n.Op]
@@ -209,11 +214,13 @@ func (n *Node) neverSaved() bool {
 // makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes
 // that write the same values.
 func (b *builder) makeAgain(n Node) {
-	made := b.writes(&n)
-	for _, w := range b.Forward {
-		if slices.ContainsFunc(b.writes(&w), func(v int) bool { return slices.Contains(made, v) }) {
-			b.repeat(w)
-		}
+	var writers []int
+	for _, v := range b.writes(&n) {
+		writers = append(writers, b.writers[v]...)
+	}
+	slices.Sort(writers)
+	for _, i := range slices.Compact(writers) {
+		b.repeat(b.Forward[i])
 	}
 }
 
@@ -247,14 +254,12 @@ func (b *builder) repeat(n Node) {
 
 // producer returns the last forward node that writes a value.
 func (b *builder) producer(v int) (int, Node) {
-	for i, n := range slices.Backward(b.Forward) {
-		for k, a := range n.Args {
-			if a.Value == v && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
-				return i, n
-			}
-		}
+	writers := b.writers[v]
+	if len(writers) == 0 {
+		return -1, Node{}
 	}
-	return -1, Node{}
+	last := writers[len(writers)-1]
+	return last, b.Forward[last]
 }
 
 // grad returns the gradient of a forward value; there must be one, because every value of a forward pass
@@ -275,15 +280,11 @@ func (b *builder) grad(a Arg) Arg {
 func (b *builder) newGrad(v int) int {
 	old := b.Values[v]
 	name := "d." + old.Name
-	for b.hasValue(name) {
+	for b.named[name] {
 		name += "'"
 	}
 	g := Value{Name: name, Rows: old.Rows, Count: old.Count, Cols: old.Cols, DType: b.act}
 	return b.value(g)
-}
-
-func (b *builder) hasValue(name string) bool {
-	return slices.ContainsFunc(b.Values, func(v Value) bool { return v.Name == name })
 }
 
 // contribute adds g to the gradient of v. Rules that can add in place first call takeGrad.

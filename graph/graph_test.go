@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
@@ -352,5 +353,21 @@ func checkLayerWithout(t *testing.T, g *Model, recomputed Units) {
 	}
 	if at < len(b.Units) {
 		t.Fatalf("%s without %b: unit %s is kept, too", g.Family, recomputed, b.Units[at].Name)
+	}
+}
+
+// TestRingsTakeLinearTime checks that a layer of a ring of many ranks is built in time proportional to its nodes.
+func TestRingsTakeLinearTime(t *testing.T) {
+	m := lang.Model{Family: "llama", Layers: 2, Hidden: 512, Heads: 8, KVHeads: 8, HeadDim: 64, FFN: 1024, Vocab: 512}
+	build := func(sp int) time.Duration {
+		begin := time.Now()
+		g := New(m, Split{SP: sp, Mode: ModeRing}, int64(4*sp))
+		g.LayerWithout(0, g.RecomputedBy(RecomputeFull))
+		return time.Since(begin)
+	}
+	build(64)
+	short := build(256)
+	if long := build(4096); long > 100*short {
+		t.Errorf("a ring of 4096 ranks took %s, and one of 256 ranks %s", long, short)
 	}
 }
