@@ -10,6 +10,9 @@ import (
 // mostGPUs is the largest number of GPUs that the search tries.
 const mostGPUs = 1 << 14
 
+// surePatience scales the work limit of the search that confirms that a number of GPUs is not enough.
+const surePatience = 1
+
 // fewestGPUs describes the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
 // on the next smaller number. Open choices are searched separately for each number.
 func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
@@ -33,13 +36,7 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
-	for enough-few > 1 && !s.watch.Stopped() {
-		if middle := (few + enough) / 2; s.lacking(fleets, middle) == "" {
-			enough = middle
-		} else {
-			few = middle
-		}
-	}
+	enough, few = s.smallest(fleets, enough, few)
 	if s.watch.Stopped() {
 		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may suffice\n", fleets[enough]), nil
 	}
@@ -99,10 +96,36 @@ func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	lacking, known := s.known[i]
 	if !known {
 		s.watch.Say("%s", fleets[i])
-		_, lacking = probe(s.watch, s.file, s.on(fleets[i]))
+		_, lacking = probe(s.watch, s.file, s.on(fleets[i]), probePatience)
 		s.known[i] = lacking
 	}
 	return lacking
+}
+
+// smallest narrows a range of fleets, of which the last is enough and the first is not, to two neighbours. The index of
+// the first is -1 if the smallest fleet is enough.
+func (s *fleetSearch) smallest(fleets []fleet, enough, few int) (int, int) {
+	for enough-few > 1 && !s.watch.Stopped() {
+		if middle := (few + enough) / 2; s.lacking(fleets, middle) == "" {
+			enough = middle
+		} else {
+			few = middle
+		}
+	}
+	for few >= 0 && !s.watch.Stopped() && s.surely(fleets, few) == "" {
+		enough, few = few, few-1
+	}
+	return enough, few
+}
+
+// surely is like lacking, but it also searches for longer. A short search may miss a plan that streams K and V in
+// many subsequences, because bounding the memory of such a plan takes long.
+func (s *fleetSearch) surely(fleets []fleet, i int) string {
+	if s.lacking(fleets, i) != "" {
+		s.watch.Say("%s, in a longer search", fleets[i])
+		_, s.known[i] = probe(s.watch, s.file, s.on(fleets[i]), surePatience)
+	}
+	return s.known[i]
 }
 
 // plan describes the fastest plan on a fleet.

@@ -132,7 +132,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 	for _, change := range changes {
 		s.watch.Say("%s tokens with %s", tokens(steps*s.grid), change)
 		set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid), change)
-		if _, lacking := probe(s.watch, s.file, set); lacking == "" {
+		if _, lacking := probe(s.watch, s.file, set, probePatience); lacking == "" {
 			enough = append(enough, "--set "+change)
 		}
 	}
@@ -142,10 +142,10 @@ func (s *sequenceSearch) limits(steps int64) string {
 	return text
 }
 
-// probe plans a job, taking the first plan that fits. It returns the plan, and its shortfall, which is "" if
+// probe plans a job with a factor on the work limit of the search, taking the first plan that fits. It returns the plan, and its shortfall, which is "" if
 // the plan fits. If there is no plan, it returns nil and the reason.
-func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
-	job, err := cli.OpenPlan(file, set, w.Options(pass.Options{Fitting: true, Patience: probePatience}))
+func probe(w *cli.Watch, file string, set []string, patience float64) (*plan.Plan, string) {
+	job, err := cli.OpenPlan(file, set, w.Options(pass.Options{Fitting: true, Patience: patience}))
 	if err != nil {
 		return nil, plainly(err)
 	}
@@ -156,7 +156,7 @@ func probe(w *cli.Watch, file string, set []string) (*plan.Plan, string) {
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
 	s.watch.Say("%s tokens", tokens(steps*s.grid))
-	p, lacking := probe(s.watch, s.file, set)
+	p, lacking := probe(s.watch, s.file, set, probePatience)
 	if lacking != "" {
 		s.lacking, s.over = lacking, p
 	} else {
