@@ -176,6 +176,7 @@ type tracker struct {
 	leaving   []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
 	begun     int          // number of layers of all tasks of earlier ranks
 	streaming []int        // values with the rows of only one subsequence
+	spans     spansOf      // last result of the method spanning
 	rows      [2]rowsOf    // last results of the method streamed: for K and V, and for their gradients
 	loads     loadsHeld
 	visitsOf  []visitBytes // by kind of layers
@@ -196,6 +197,12 @@ type blockOf struct {
 	kind    int
 	letters string
 	block   *graph.Block
+}
+
+// spansOf holds the values of a block that span an entire sequence.
+type spansOf struct {
+	block  *graph.Block
+	values []int
 }
 
 // rowsOf holds the bytes that a given number of streamed tokens take.
@@ -717,12 +724,26 @@ func (r *tracker) hidden(z graph.Size) ir.Bytes {
 
 // caches returns the bytes of K and V of a layer, or of their gradients.
 func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
-	for v := range b.Values {
-		if b.Values[v].Kind == kind && b.Values[v].Spans() {
+	for _, v := range r.spanning(b) {
+		if b.Values[v].Kind == kind {
 			n += graph.Align(b.Values[v].Bytes(z))
 		}
 	}
 	return n
+}
+
+// spanning returns the values of a block that span an entire sequence. It keeps the last result, because a layer
+// of a ring has many values.
+func (r *tracker) spanning(b *graph.Block) []int {
+	if r.spans.block != b {
+		r.spans = spansOf{block: b}
+		for v := range b.Values {
+			if b.Values[v].Spans() {
+				r.spans.values = append(r.spans.values, v)
+			}
+		}
+	}
+	return r.spans.values
 }
 
 // streamed returns the bytes of the given number of streamed tokens. It keeps the last result, because most

@@ -208,6 +208,9 @@ func (sp *space) orders(s *lang.Schedule) []string {
 	return []string{plan.OrderSequence, plan.OrderLayer}
 }
 
+// mostOnRing is the maximum number of ranks on a ring. With more, a program would consist mostly of messages.
+const mostOnRing = 512
+
 // sp returns the values of sp, which must divide the number of heads unless sp_mode is ring. A ring is tried where it lets
 // more ranks share a layer than the heads allow.
 func (sp *space) sp(s *lang.Schedule) []int {
@@ -221,7 +224,7 @@ func (sp *space) sp(s *lang.Schedule) []int {
 	}
 	least := slices.Max(append(suiting(slices.Clone(counts), func(n int) bool { return gpus%n == 0 }), 1))
 	return append(counts, suiting(divisors(gpus), func(n int) bool {
-		return least < n && n <= most && !slices.Contains(counts, n) && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0
+		return least < n && n <= min(most, mostOnRing) && !slices.Contains(counts, n) && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0
 	})...)
 }
 
