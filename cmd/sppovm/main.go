@@ -77,7 +77,9 @@ var app = cli.App{
 				"gradient norm of each layer, and --position-losses the validation loss by position in the sequence. If process 0\n" +
 				"cannot write one of these outputs, the run continues without it.\n\n" +
 				"With --device sim, nothing is computed and no data is read: the same instructions run in virtual time on the cluster\n" +
-				"for which the program was compiled. Every line is marked as simulated, and every object has \"simulated\":true.\n\n" +
+				"for which the program was compiled. Every line is marked as simulated, and every object has \"simulated\":true. If\n" +
+				"sequences hold several documents, the simulation does not know their lengths, so attention takes as long as without\n" +
+				"document boundaries; sppoc plan reads the data and estimates the time with them.\n\n" +
 				"With --device cuda, ranks are assigned to the GPUs round-robin; several ranks may share a GPU. SPPO_CUDA_PATH lists\n" +
 				"the folders to search first for libraries; sppovm devices lists the other folders and the missing libraries. With\n" +
 				"SPPO_CUDA_SYNC=1, the run waits after every instruction, so that an error names the instruction that caused it; this\n" +

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/clitest"
+	"sppo.dev/passes"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts")
@@ -133,6 +135,28 @@ func TestSimulatedJSON(t *testing.T) {
 	last, run := all[len(all)-1], measured[len(measured)-1]
 	if last["device_peak_bytes"] != run["device_peak_bytes"] || last["host_peak_bytes"] != run["host_peak_bytes"] {
 		t.Errorf("simulated peaks %v and %v, measured %v and %v", last["device_peak_bytes"], last["host_peak_bytes"], run["device_peak_bytes"], run["host_peak_bytes"])
+	}
+}
+
+// A job with documents and masks can be simulated, and a step takes as long as in the plan of the same spec.
+func TestSimulatesDocuments(t *testing.T) {
+	inBase(t)
+	writeDocuments(t, "all", strings.Repeat("to be, or not to be: that is the question. aye.", 50))
+	data := `train.data=tokens("all",documents=index,masks=on)`
+	out, messages := sppovm(t, t.Context(), "run", "tiny.sppo", "--device", "sim", "--json", "--set", data)
+	all := objects(t, out)
+	if len(all) != 2 {
+		t.Fatalf("%s\n%s", out, messages)
+	}
+	job, err := cli.OpenPlan("tiny.sppo", []string{data}, passes.Options{})
+	if err == nil {
+		err = job.Simulate()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := all[0]["step_s"].(float64), float64(job.Plan.Time.StepS); math.Abs(got-want) > 1e-9 {
+		t.Errorf("a simulated step takes %g s, and the plan says %g s", got, want)
 	}
 }
 

@@ -271,8 +271,15 @@ func (d *device) Peak(a ir.Arena) ir.Bytes { return d.peaks[a] }
 // Close implements vm.Device.
 func (d *device) Close() error { return nil }
 
-// NoTokens is a source for runs that read no data.
+// NoTokens is a source for runs that read no data. It implements vm.Documents, because simulated programs may also load
+// labels and positions. Attention takes as long as in sequences without document boundaries.
 type NoTokens struct{}
 
 // Tokens implements vm.Tokens.
 func (NoTokens) Tokens(ir.Section, int64, int64, int64, []int32, int) error { return nil }
+
+// Marks implements vm.Documents.
+func (NoTokens) Marks(int, ir.Section, int64, int64, int64, []int32, int) error { return nil }
+
+// Labels implements vm.Documents.
+func (NoTokens) Labels(ir.Section, int64) (int64, error) { return 1, nil }
