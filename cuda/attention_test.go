@@ -2,13 +2,13 @@ package cuda
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
@@ -69,9 +69,8 @@ func (c attentionCase) vary(item *probe.Item) {
 	}
 }
 
-// execute runs an item once and returns the contents of its operands.
-func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Transport) [][]byte {
-	t.Helper()
+// programOf returns a program whose only instruction is an item.
+func programOf(item probe.Item) *ir.Program {
 	b := &builder{}
 	in := ir.Instr{Op: item.Op, Stream: ir.Compute}
 	for i, a := range ir.Ops[item.Op].Operands {
@@ -89,7 +88,34 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 		in.Attrs = append(in.Attrs, value)
 	}
 	b.code.Sections[ir.SectionStep] = []ir.Instr{in}
-	p := &ir.Program{Name: item.Name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	return &ir.Program{Name: item.Name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+}
+
+// executeOn runs an item once on a machine. It returns the contents of its operands and the launches.
+func executeOn(t *testing.T, m *Machine, item probe.Item) ([][]byte, []kernels.Launch) {
+	t.Helper()
+	p := programOf(item)
+	d := &Device{machine: m, gpu: m.gpus[0], program: p}
+	plan, err := d.plan(&p.Codes[0].Sections[ir.SectionStep][0])
+	if err != nil {
+		t.Fatalf("%s: %v", item.Name, err)
+	}
+	return execute(t, item, m.New(0), m), plan.Launches
+}
+
+// compare runs an item on a machine and on the cpu device, and compares the results, the first of which it returns.
+func compare(t *testing.T, m *Machine, item probe.Item) [][]byte {
+	t.Helper()
+	got, launches := executeOn(t, m, item)
+	checkAttention(t, item, launches, got, execute(t, item, cpu.New(nil), nil))
+	return got
+}
+
+// execute runs an item once and returns the contents of its operands.
+func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Transport) [][]byte {
+	t.Helper()
+	p := programOf(item)
+	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	if transport == nil {
 		transport = vm.NewLocal()
 	}
@@ -103,7 +129,7 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 	rng := rand.New(rand.NewPCG(1, uint64(item.Op)))
 	for i, v := range in.Args {
 		if v.Present() {
-			must(device.Write(v, normal(rng, v, item.Args[i].Value)))
+			must(device.Write(v, normal(rng, v, item.Args[i].Value, int(item.Attrs["prefix"]))))
 		}
 	}
 	must(device.Begin(ir.SectionStep, 1))
@@ -122,12 +148,12 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 }
 
 // normal returns the bytes of an operand: normally distributed numbers around a value or, if they are i32,
-// positions in documents of 64 tokens.
-func normal(rng *rand.Rand, v ir.View, around float64) []byte {
+// positions in documents, the first of which began with the prefix.
+func normal(rng *rand.Rand, v ir.View, around float64, prefix int) []byte {
 	out := make([]byte, v.Bytes())
 	if v.DType == ir.I32 {
 		for i := range vm.Int32s(out) {
-			vm.Int32s(out)[i] = int32(i+triedPrefix) % 64
+			vm.Int32s(out)[i] = int32((i + prefix) % (prefix + 90))
 		}
 		return out
 	}
@@ -142,32 +168,31 @@ func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	return out
 }
 
-// distance returns the norm of the difference between two results, divided by the norm of the second.
-func distance(t ir.DType, got, want []byte) float64 {
-	at := func(b []byte, e int) float64 {
-		if t == ir.BF16 {
-			return float64(vm.FromBF16(vm.Uint16s(b)[e]))
-		}
-		return float64(vm.Float32s(b)[e])
-	}
-	difference, size := 0.0, 0.0
-	for e := range len(want) / int(t.Bytes()) {
-		w := at(want, e)
-		d := at(got, e) - w
-		difference, size = difference+d*d, size+w*w
-	}
-	return math.Sqrt(difference / size)
-}
+// tolerance is the largest relative distance between the results of two implementations. Both round probabilities to
+// bf16, but at different points in the sum.
+const tolerance = 1e-2
 
-// checkAttention compares the results of two implementations. Both round probabilities to bf16, but at different
-// points in the sum.
-func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
+// checkAttention compares the results of two implementations. The kernels are those that computed the first.
+func checkAttention(t *testing.T, item probe.Item, launches []kernels.Launch, got, want [][]byte) {
 	t.Helper()
 	for i := range want {
-		if d := distance(item.Args[i].Type, got[i], want[i]); !(d <= 1e-2) { // also true for NaN
-			t.Errorf("%s: %s is off by %.2g of its norm", item.Name, ir.Ops[item.Op].Operands[i].Name, d)
+		name, a := ir.Ops[item.Op].Operands[i].Name, item.Args[i]
+		if text := differs(floats(a.Type, got[i]), floats(a.Type, want[i]), a.Shape[1], int64(item.Attrs["head_dim"]), tolerance); text != "" {
+			t.Errorf("%s: %s of %s %s", item.Name, name, kernelOf(launches, name), text)
 		}
 	}
+}
+
+// floats converts the bytes of an operand.
+func floats(t ir.DType, b []byte) []float32 {
+	if t != ir.BF16 {
+		return vm.Float32s(b)
+	}
+	out := make([]float32, len(b)/2)
+	for i, x := range vm.Uint16s(b) {
+		out[i] = vm.FromBF16(x)
+	}
+	return out
 }
 
 // ways lists the ways to run attention: with the kernels for the card's architecture, whose tiles are loaded by
@@ -184,14 +209,16 @@ func attentionOf(o Options) string {
 	return "for the card"
 }
 
-// Attention on the GPU agrees with the CPU, with the kernels for the card and with the portable ones.
+// Attention on the GPU agrees with the CPU, with the kernels for the card and with the portable ones. No trial
+// precedes the kernels for the card, so that every wrong case is named.
 func TestGPUAttention(t *testing.T) {
 	for _, o := range ways {
 		m := needGPU(t, o)
+		m.trying = true
 		for _, c := range attentionCases {
 			for _, item := range c.items() {
 				t.Run(fmt.Sprint(attentionOf(o), " ", item.Name), func(t *testing.T) {
-					checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+					compare(t, m, item)
 				})
 			}
 		}
@@ -202,7 +229,7 @@ func TestGPUAttention(t *testing.T) {
 func TestGPUAttentionOfManyTokens(t *testing.T) {
 	cases := []attentionCase{
 		{n: 4096, prefix: 0, heads: 8, kvHeads: 2, dim: 128}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, dim: 128, accumulatesKeys: true},
-		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 96},
+		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 96}, {n: 2048, prefix: 1024, heads: 8, kvHeads: 2, dim: 64},
 	}
 	if rehearsed() {
 		cases = attentionCases[:1]
@@ -210,13 +237,13 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 	for _, c := range cases {
 		for _, item := range c.items() {
 			t.Run(item.Name, func(t *testing.T) {
-				got := make([][][]byte, len(ways))
-				for i, o := range ways {
+				portable := needGPU(t, ways[len(ways)-1])
+				want := execute(t, item, portable.New(0), portable)
+				for _, o := range ways[:len(ways)-1] {
 					m := needGPU(t, o)
-					got[i] = execute(t, item, m.New(0), m)
-				}
-				for i := range got[:len(got)-1] {
-					checkAttention(t, item, got[i], got[len(got)-1])
+					m.trying = true
+					got, launches := executeOn(t, m, item)
+					checkAttention(t, item, launches, got, want)
 				}
 			})
 		}
@@ -243,9 +270,7 @@ func TestAttentionForTheCard(t *testing.T) {
 			t.Errorf("%s: kernels for %+v", attentionOf(o), card)
 		}
 		for _, item := range slices.Concat(attentionCases[1].items(), attentionCases[6].items()) {
-			got := execute(t, item, m.New(0), m)
-			checkAttention(t, item, got, execute(t, item, cpu.New(nil), nil))
-			ours[i] = append(ours[i], got)
+			ours[i] = append(ours[i], compare(t, m, item))
 		}
 	}
 	if !reflect.DeepEqual(ours[0], ours[1]) {
@@ -256,47 +281,138 @@ func TestAttentionForTheCard(t *testing.T) {
 	}
 }
 
-// If the kernels for a card compute wrong results on it, nothing runs, and the error names the remedy.
+// planted lists errors in the kernels for Hopper. In a source, after some text, one expression stands for another.
+// The operation, head dimension and way to load tiles are those of a trial that must report the error as described.
+var planted = []struct {
+	name, source, after, right, wrong string
+	op                                ir.Op
+	dim                               int64
+	threads                           bool
+	want                              string
+}{
+	{"another head size", "attention_hopper.cu", "const float scale = SOFTCAP ? LOG2E : LOG2E / sqrtf(", "(float)DIM", "64.0f",
+		ir.Attention, 96, false, "o of attention_bulk_96_f"},
+	{"parity of a reused slot", "attention_hopper.cu", "barrier_wait(barriers + KEYS_HERE + tile % 2, ", "tile / 2 & 1", "tile / 2 & 1 & (tile < 4)",
+		ir.Attention, 64, false, "o of attention_bulk_64_f"},
+	{"no fence between proxies", "attention_hopper.cu", "METHOD void soon(int tile) const {\n        ", "copies_done()", "copies_here()",
+		ir.Attention, 64, true, "o of attention_hopper_64_f"},
+	{"stride of a descriptor", "attention_hopper.cu", "gather<DIM>(sum, p[s], ", "by_columns<DIM, 128>(values, 16 * s)", "by_columns<DIM, 64>(values, 16 * s)",
+		ir.Attention, 128, false, "o of attention_bulk_128_f"},
+	{"factor of dk", "attention_hopper_grad.cu", "add_pair(dk + at, ", "sum_k[c][2 * half] * factor", "sum_k[c][2 * half]",
+		ir.AttentionGrad, 64, false, "dk of attention_bulk_dkv_64"},
+	{"slot of a pair", "attention_hopper_grad.cu", "const unsigned char *const pair = ", "x.pairs + tile % 3 * PAIR", "x.pairs + tile % 2 * PAIR",
+		ir.AttentionGrad, 128, true, "dk of attention_hopper_dkv_128"},
+	{"parity of a reused pair", "attention_hopper_grad.cu", "barrier_wait(barriers + PAIR_HERE + tile % 3, ", "tile / 3 & 1", "tile / 3 & 1 & (tile < 6)",
+		ir.AttentionGrad, 64, false, "d. of attention_bulk_d"},
+}
+
+// buildPlanted compiles the attention kernels with all planted errors. The function that it returns selects one by its
+// number, counted from 1, or none.
+func buildPlanted(t *testing.T) (library *emu.Library, choose func(number int)) {
+	t.Helper()
+	sources := map[string]string{"choice.cu": "int planted;\nKERNEL(choose, (long long number)) { planted = (int)number; }\n"}
+	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
+		sources[name] = "extern int planted;\n" + kernels.Text(name)
+	}
+	for i, p := range planted {
+		before, after, found := strings.Cut(sources[p.source], p.after+p.right)
+		if !found {
+			t.Fatalf("%s: %s has no %q", p.name, p.source, p.after+p.right)
+		}
+		sources[p.source] = fmt.Sprintf("%s%s(planted == %d ? %s : %s)%s", before, p.after, i+1, p.wrong, p.right, after)
+	}
+	folder, err := emu.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if library, err = emu.BuildSources(folder, sources); err != nil {
+		t.Fatal(err)
+	}
+	return library, func(number int) {
+		if err := library.Launch("choose", [3]int64{1, 1, 1}, 32, 0, []uint64{uint64(number)}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The trial reports each planted error, with the kernel, the operand and the first wrong block.
 func TestTrial(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	fake, _ := useFake(t), emu.Need(t)
-	sources := map[string]string{}
-	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
-		sources[name] = kernels.Text(name)
-	}
-	wider := regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`) // the trial fails at width 64
-	for _, name := range []string{"attention_hopper.cu", "attention_hopper_grad.cu"} {
-		sources[name] = wider.ReplaceAllString(sources[name], "")
-	}
-	right := sources["attention_hopper_grad.cu"]
-	sources["attention_hopper_grad.cu"] = strings.ReplaceAll(right, "sum_k[c][2 * half] * factor", "sum_k[c][2 * half]")
-	if sources["attention_hopper_grad.cu"] == right {
-		t.Fatal("nothing was broken")
-	}
-	broken, err := emu.BuildSources(t.TempDir(), sources)
-	if err != nil {
-		t.Fatal(err)
-	}
-	item := attentionCases[0].items()[0]
-	for _, o := range ways {
-		m, err := open(o, fixedCode(broken.Path))
+	broken, choose := buildPlanted(t)
+	for i, p := range planted {
+		fake.reset(1, 1<<30, 0) // a kernel that faults leaves the driver unusable
+		m, err := open(Options{OwnProducts: true}, fixedCode(broken.Path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o.Portable {
-			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
-			continue
-		}
-		bench := probe.Bench{Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return m.New, m, nil }}
-		_, err = bench.Measure(t.Context(), item, 1)
-		if err == nil || !strings.Contains(err.Error(), "failed their trial: result 3 of attention and its gradient is off by") || !strings.Contains(err.Error(), PortableVariable+"=1") {
-			t.Errorf("%v", err)
+		shape := m.tried
+		shape.dim = p.dim
+		choose(i + 1)
+		began := time.Now()
+		text, err := m.try(m.gpus[0], kernels.Card{Hopper: true, CopyEngine: !p.threads}, p.op, shape)
+		choose(0)
+		t.Logf("%s, heads of %d, %v: %s%v", p.name, p.dim, time.Since(began), text, err)
+		if err == nil && (!regexp.MustCompile("^"+p.want).MatchString(text) || !strings.Contains(text, "the first wrong block begins at row")) {
+			t.Errorf("%s: %q", p.name, text)
 		}
 	}
 	if n := fake.live(); n != 0 {
 		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// If the kernels for a card compute wrong results on it, portable kernels replace those that failed their trial, and
+// only those. A note names them.
+func TestFailedKernelsAreReplaced(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	fake, _ := useFake(t), emu.Need(t)
+	broken, choose := buildPlanted(t)
+	choose(5) // only dk of heads of 64 is tried
+	defer choose(0)
+	m, err := open(Options{OwnProducts: true}, fixedCode(broken.Path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.tried = smallTrial
+	for i, item := range attentionCases[3].items() { // heads of 64
+		_, launches := executeOn(t, m, item)
+		if portable := kernels.Target(launches[len(launches)-1].Source) == ""; portable != (i == 1) {
+			t.Errorf("%s: portable kernels %t", item.Name, portable)
+		}
+		compare(t, m, item)
+	}
+	want := "portable kernels compute attention_grad of heads of 64, because those for the architecture of the "
+	if notes := m.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], want) || !strings.Contains(notes[0], "dk of attention_bulk_dkv_64 is off by") {
+		t.Errorf("notes: %q", notes)
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// The portable kernels can be requested for some head dimensions only.
+func TestPortableHeads(t *testing.T) {
+	fake := useFake(t)
+	for value, want := range map[string][]int64{"": nil, "1": nil, "64": {64}, "64,96": {64, 96}, "all": {}, "64,": {}} {
+		var o Options
+		if err := o.portableHeads(value); (err != nil) != (want != nil && len(want) == 0) || err == nil && !slices.Equal(o.PortableHeads, want) {
+			t.Errorf("%q: %v, %v", value, o.PortableHeads, err)
+		}
+	}
+	m := fake.open(t, Options{PortableHeads: []int64{96}})
+	m.trying = true
+	for dim, want := range map[int64]bool{64: true, 96: false, 128: true} {
+		p, _ := attentionProgram(attentionShape{n: 5, heads: 1, kvHeads: 1, dim: dim})
+		d := &Device{machine: m, gpu: m.gpus[0], program: p}
+		plan, err := d.plan(&p.Codes[0].Sections[ir.SectionStep][0])
+		if err != nil || (kernels.Target(plan.Launches[0].Source) != "") != want {
+			t.Errorf("heads of %d: %v, %v", dim, plan.Launches, err)
+		}
 	}
 }
 
@@ -315,11 +431,14 @@ func TestTrialOfVariants(t *testing.T) {
 		m.tried = smallTrial
 		shape := smallTrial
 		shape.dim, shape.softcap, shape.documents = 64, variant.softcap, variant.documents
-		if _, err := attempt(m, shape); err != nil {
+		if _, err := attempt(m, ir.AttentionGrad, shape); err != nil {
 			t.Error(err)
 		}
-		if want := fmt.Sprint(m.gpus[0].name, ", capped: ", variant.softcap != 0, ", packed: ", variant.documents); m.trials.done[want] == nil {
-			t.Errorf("there was no trial of%s", shape.variant())
+		for _, op := range []string{"attention", "attention_grad"} {
+			want := fmt.Sprintf("%s, %s of heads of 64%s, copy engine", m.gpus[0].name, op, shape.variant())
+			if m.trials.done[want] == nil {
+				t.Errorf("there was no trial of %s among %v", want, m.trials.done)
+			}
 		}
 	}
 }
@@ -337,7 +456,7 @@ func TestEndlessWaitIsNamed(t *testing.T) {
 	if !found {
 		t.Fatal("the source has no such wait")
 	}
-	p, _, _ := attentionProgram(attentionShape{n: 5, heads: 1, kvHeads: 1, dim: 64})
+	p, _ := attentionProgram(attentionShape{n: 5, heads: 1, kvHeads: 1, dim: 64})
 	d := m.New(0).(*Device)
 	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@
 //	waits.go      reports kernel waits that gave up
 //	launch.go     from a kernel's table entry to launches; images and their cache
 //	trial.go      tries architecture-specific kernels before use
+//	difference.go where two results differ
 //	tuned.go      cached results of tuning
 //	arena.go      pinned host memory on the GPU's NUMA node
 //	local.go      communication between ranks of one process: copies and sums in rank order
@@ -30,6 +31,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"sppo.dev/cuda/cublas"
@@ -40,19 +43,22 @@ import (
 	"sppo.dev/vm"
 )
 
-// Options configures a machine. Open also sets Sync, Portable and Check if their environment variables are 1.
+// Options configures a machine. Open also sets Sync, Portable and Check if their environment variables are 1, and
+// PortableHeads if that of Portable lists head dimensions.
 type Options struct {
-	GPUs        []int  // GPUs to use, in this order; nil: all
-	NCCL        bool   // connect ranks through NCCL, with one GPU per rank, instead of by copies
-	Sync        bool   // wait after every instruction, so that an error names the right one; slow
-	OwnProducts bool   // use our own kernels for products even if cuBLASLt is installed
-	Portable    bool   // disable kernels written for one architecture
-	ThreadsCopy bool   // on Hopper, let threads rather than the copy engine load the tiles of attention
-	Tune        bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
-	Check       bool   // limit how long a kernel waits, so that an endless wait becomes an error
-	Graphs      bool   // capture each section once and replay it; for programs of one rank
-	CacheDir    string // for compiled kernels and results of tuning; empty: the user's cache
-	World       *World // nil: all ranks are in this process
+	GPUs        []int // GPUs to use, in this order; nil: all
+	NCCL        bool  // connect ranks through NCCL, with one GPU per rank, instead of by copies
+	Sync        bool  // wait after every instruction, so that an error names the right one; slow
+	OwnProducts bool  // use our own kernels for products even if cuBLASLt is installed
+	Portable    bool  // disable kernels written for one architecture
+	// PortableHeads are head dimensions for which attention does not use kernels written for one architecture.
+	PortableHeads []int64
+	ThreadsCopy   bool   // on Hopper, let threads rather than the copy engine load the tiles of attention
+	Tune          bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
+	Check         bool   // limit how long a kernel waits, so that an endless wait becomes an error
+	Graphs        bool   // capture each section once and replay it; for programs of one rank
+	CacheDir      string // for compiled kernels and results of tuning; empty: the user's cache
+	World         *World // nil: all ranks are in this process
 }
 
 // World describes the part of the job that this process runs. If there are other processes, ranks communicate
@@ -79,7 +85,8 @@ type Machine struct {
 	engines *once[string, bool] // by card and head width: whether the copy engine loads tiles
 	tried   attentionShape      // shape for trials of kernels for one architecture
 	timed   attentionShape      // shape for comparing the two ways to load tiles
-	trying  bool                // this machine runs a trial
+	trying  bool                // this machine runs a trial or tests kernels: it trusts all of them
+	only    ir.Op               // if not 0, the operation that uses kernels for one architecture on this machine
 	piece   int64               // bytes of host memory pinned per call
 	collect *collective         // nil without NCCL
 	blas    *cublas.API         // nil: our own kernels compute products
@@ -111,6 +118,9 @@ func Open(options Options) (*Machine, error) {
 	for variable, option := range map[string]*bool{SyncVariable: &options.Sync, PortableVariable: &options.Portable, CheckVariable: &options.Check} {
 		*option = *option || os.Getenv(variable) == "1"
 	}
+	if err := options.portableHeads(os.Getenv(PortableVariable)); err != nil {
+		return nil, err
+	}
 	code := &compiler{folder: options.CacheDir, carried: os.Getenv(KernelsVariable), check: options.Check}
 	m, err := open(options, code)
 	missing := code.open()
@@ -121,6 +131,21 @@ func Open(options Options) (*Machine, error) {
 		return nil, fmt.Errorf("the cuda device cannot run here: %w", err)
 	}
 	return m, nil
+}
+
+// portableHeads adds the head dimensions that the value of PortableVariable lists, as in "64,96".
+func (o *Options) portableHeads(value string) error {
+	if value == "" || value == "0" || value == "1" {
+		return nil
+	}
+	for text := range strings.SplitSeq(value, ",") {
+		dim, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || dim < 2 {
+			return fmt.Errorf("%s=%s is neither 1 nor a list of head dimensions such as 64,96", PortableVariable, value)
+		}
+		o.PortableHeads = append(o.PortableHeads, dim)
+	}
+	return nil
 }
 
 // settings returns environment variables that the driver reads when it starts. The user's values take precedence.
@@ -354,6 +379,9 @@ func (m *Machine) Kind() string {
 	kind := m.gpus[0].name
 	if m.blas == nil {
 		kind += ", own products"
+	}
+	if len(m.options.PortableHeads) > 0 {
+		kind += fmt.Sprint(", portable for heads of ", m.options.PortableHeads)
 	}
 	for _, option := range []struct {
 		on   bool

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"sppo.dev/cuda/cublas"
@@ -74,17 +75,25 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 			err = fmt.Errorf("invalid instruction: %v", r)
 		}
 	}()
-	card := d.machine.card(d.gpu)
-	if (in.Op == ir.Attention || in.Op == ir.AttentionGrad) && card.CopyEngine {
-		if card.CopyEngine, err = d.machine.engine(d.gpu, in.Op, in.Attr("head_dim").Int(nil)); err != nil {
+	m, card := d.machine, d.machine.card(d.gpu)
+	if in.Op != ir.Attention && in.Op != ir.AttentionGrad || !card.Hopper {
+		return kernels.Bind(card, d.program, d.rank, in)
+	}
+	dim := in.Attr("head_dim").Int(nil)
+	if slices.Contains(m.options.PortableHeads, dim) || m.only != 0 && m.only != in.Op {
+		return kernels.Bind(kernels.Card{}, d.program, d.rank, in)
+	}
+	if card.CopyEngine {
+		if card.CopyEngine, err = m.engine(d.gpu, in.Op, dim); err != nil {
 			return plan, err
 		}
 	}
-	plan, err = kernels.Bind(card, d.program, d.rank, in)
-	for i := range plan.Launches {
-		if err == nil && kernels.Target(plan.Launches[i].Source) != "" {
-			err = d.machine.trusted(d.gpu, plan.Launches[i].Source)
-		}
+	if plan, err = kernels.Bind(card, d.program, d.rank, in); err != nil {
+		return plan, err
+	}
+	trusted, err := m.trusted(d.gpu, card, in.Op, dim, plan.Launches)
+	if err == nil && !trusted {
+		return kernels.Bind(kernels.Card{}, d.program, d.rank, in)
 	}
 	return plan, err
 }

@@ -2,7 +2,8 @@ package cuda
 
 import (
 	"fmt"
-	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"sppo.dev/cuda/kernels"
@@ -10,11 +11,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// Kernels for one architecture are tried before use. The results of attention on a small shape, forward and
-// backward, must agree with those of the portable kernels on the same card. If they do not, nothing runs until
-// the user selects the portable kernels.
+// Kernels for one architecture are tried before use. The results of attention on a small shape, or of its gradient,
+// must agree with those of the portable kernels on the same card. If they do not, the portable kernels replace
+// those that failed, and a note describes the errors.
 
-// PortableVariable sets Options.Portable.
+// PortableVariable sets Options.Portable if it is 1. Otherwise, it lists the head dimensions of Options.PortableHeads.
 const PortableVariable = "SPPO_CUDA_PORTABLE"
 
 // trialTolerance is the largest relative distance allowed between results. Both kernels round probabilities to
@@ -36,52 +37,63 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial runs once for each variant of the kernels, and its result holds for all cards with the same name.
-type trial = once[string, struct{}]
+// trial runs once for each operation, head dimension, variant of the kernels and way to load tiles. Its result, ""
+// or a description of the errors, holds for all cards with the same name.
+type trial = once[string, string]
 
-// trusted returns an error if the kernels for a GPU's architecture, in the variant to which a source belongs,
-// disagree with the portable ones.
-func (m *Machine) trusted(g *gpu, source string) error {
-	if m.trying {
-		return nil
+// trusted reports whether the kernels of an attention instruction that are for a GPU's architecture agree with the
+// portable ones.
+func (m *Machine) trusted(g *gpu, card kernels.Card, op ir.Op, dim int64, launches []kernels.Launch) (bool, error) {
+	at := slices.IndexFunc(launches, func(l kernels.Launch) bool { return kernels.Target(l.Source) != "" })
+	if m.trying || at < 0 {
+		return true, nil
 	}
 	shape := m.tried
-	capped, packed := kernels.Variant(source)
+	shape.dim = dim
+	capped, packed := kernels.Variant(launches[at].Source)
 	if capped {
 		shape.softcap = triedSoftcap
 	}
 	shape.documents = packed
-	name := fmt.Sprint(g.name, ", capped: ", capped, ", packed: ", packed)
-	_, err := m.trials.get(name, func() (struct{}, error) { return struct{}{}, m.try(g, shape) })
-	if err != nil {
-		return fmt.Errorf("the kernels for the architecture of GPU %d (%s) failed their trial: %w; set %s=1 to use the portable ones",
-			g.index, g.name, err, PortableVariable)
+	way := byThreads
+	if card.CopyEngine {
+		way = byEngine
 	}
-	return nil
+	name := fmt.Sprintf("%s of heads of %d%s", ir.Ops[op].Name, dim, shape.variant())
+	errors, err := m.trials.get(fmt.Sprintf("%s, %s, %s", g.name, name, way), func() (string, error) {
+		return m.try(g, card, op, shape)
+	})
+	if err != nil {
+		return false, fmt.Errorf("the trial of %s on GPU %d (%s) failed: %w; set %s=1 to use the portable kernels",
+			name, g.index, g.name, err, PortableVariable)
+	}
+	if errors != "" {
+		m.notes.add("portable kernels compute %s, because those for the architecture of the %s failed their trial: %s", name, g.name, errors)
+	}
+	return errors == "", nil
 }
 
-// try compares the two kinds of kernels, for each head dimension that has its own kernels.
-func (m *Machine) try(g *gpu, shape attentionShape) error {
-	for _, dim := range kernels.HopperDims {
-		shape.dim = dim
-		var results [2][][]float32
-		for i := range results {
-			again := m.alone(g)
-			again.options.Portable = i == 1
-			if err := m.aside(func() (err error) {
-				results[i], err = attempt(again, shape)
-				return err
-			}); err != nil {
-				return err
-			}
-		}
-		for i, want := range results[1] {
-			if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for NaN
-				return fmt.Errorf("result %d of attention and its gradient%s is off by %.2g", i, shape.variant(), d)
-			}
+// try runs an operation with both kinds of kernels and describes the first result that differs, or returns "". The
+// kernels for the card get operands that portable kernels computed.
+func (m *Machine) try(g *gpu, card kernels.Card, op ir.Op, shape attentionShape) (string, error) {
+	var results [2][]result
+	for i := range results {
+		again := m.alone(g)
+		again.only, again.options.Portable, again.options.ThreadsCopy = op, i == 1, !card.CopyEngine
+		if err := m.aside(func() (err error) {
+			results[i], err = attempt(again, op, shape)
+			return err
+		}); err != nil {
+			return "", err
 		}
 	}
-	return nil
+	for i, want := range results[1] {
+		got := results[0][i]
+		if text := differs(got.values, want.values, want.cols, shape.dim, trialTolerance); text != "" {
+			return fmt.Sprintf("%s of %s %s", want.name, got.kernel, text), nil
+		}
+	}
+	return "", nil
 }
 
 // alone returns a machine with one GPU, for one rank that tries or times kernels.
@@ -108,39 +120,72 @@ func (m *Machine) aside(do func() error) error {
 // triedSoftcap is small enough to change the scores of random operands noticeably.
 const triedSoftcap = 1
 
-// triedPrefix is the position of a trial's first token in its document. No trial with documents has a shorter
-// prefix.
-const triedPrefix = 10
+// triedShape has full and partial tiles of queries and keys, heads that share keys, and enough tiles to reuse every
+// slot in shared memory at least twice: nine of 128 keys forward in two slots; eighteen of 64 keys for dq and ten of 64
+// queries for dk and dv in three.
+var triedShape = attentionShape{n: 300, prefix: 800, heads: 2, kvHeads: 1}
 
-// triedShape has full and partial tiles of queries and keys, and heads that share keys.
-var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
+// triedDocument is the number of tokens of a trial's documents. The first began with the prefix.
+const triedDocument = 900
 
-// attempt runs attention and its gradient and returns their results.
-func attempt(m *Machine, shape attentionShape) (results [][]float32, err error) {
-	p, inputs, outputs := attentionProgram(shape)
-	err = m.runAlone(p, inputs, func(d *Device) error {
+// result is a result of an attempt, [rows, cols].
+type result struct {
+	name, kernel string // the operand, and the kernel that computes it
+	cols         int64
+	values       []float32
+}
+
+// attempt runs attention, and its gradient if op is that, and returns the results of op.
+func attempt(m *Machine, op ir.Op, shape attentionShape) (results []result, err error) {
+	p, inputs := attentionProgram(shape)
+	code := p.Codes[0].Sections[ir.SectionStep]
+	code = slices.DeleteFunc(code, func(in ir.Instr) bool { return op == ir.Attention && in.Op != op })
+	p.Codes[0].Sections[ir.SectionStep] = code
+	err = m.runAlone(p, inputs, shape.prefix, func(d *Device) error {
 		if err := d.Begin(ir.SectionStep, 1); err != nil {
 			return err
 		}
-		d.Launch(0)
-		d.Launch(1)
+		for pc := range code {
+			d.Launch(pc)
+		}
 		if err := d.Join(); err != nil {
 			return err
 		}
-		for _, v := range outputs {
-			values := make([]float32, v.Elements())
-			if err := d.Read(v, vm.BytesOf(values)); err != nil {
+		last := &code[len(code)-1]
+		plan, err := d.plan(last)
+		if err != nil {
+			return err
+		}
+		for i, v := range last.Args {
+			if _, writes := last.Access(i); !writes || !v.Present() {
+				continue
+			}
+			name := last.Info().Operands[i].Name
+			r := result{name, kernelOf(plan.Launches, name), v.Cols(), make([]float32, v.Elements())}
+			if err := d.Read(v, vm.BytesOf(r.values)); err != nil {
 				return err
 			}
-			results = append(results, values)
+			results = append(results, r)
 		}
 		return nil
 	})
 	return results, err
 }
 
-// runAlone loads a program of one rank, initialises its inputs, and calls a function with its device.
-func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) error) (err error) {
+// kernelOf returns the name of the kernel of attention or its gradient that computes an operand.
+func kernelOf(launches []kernels.Launch, operand string) string {
+	of := map[string]string{"dq": "_dq_", "dk": "_dkv_", "dv": "_dkv_"}[operand]
+	for _, l := range launches {
+		if strings.Contains(l.Kernel, of) && l.Kernel != "fill" {
+			return l.Kernel
+		}
+	}
+	return "?"
+}
+
+// runAlone loads a program of one rank, initialises its inputs, and calls a function with its device. The prefix is
+// the position of the first token in its document.
+func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, prefix int64, do func(d *Device) error) (err error) {
 	d := m.New(0).(*Device)
 	defer func() {
 		if closed := d.Close(); err == nil {
@@ -156,8 +201,8 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 		values := vm.Uint16s(bytes)
 		if v.DType == ir.I32 {
 			values = nil
-			for i := range vm.Int32s(bytes) { // documents of 64 tokens, the first of which began earlier
-				vm.Int32s(bytes)[i] = int32(i+triedPrefix) % 64
+			for i := range vm.Int32s(bytes) {
+				vm.Int32s(bytes)[i] = int32((int64(i) + prefix) % triedDocument)
 			}
 		}
 		for i := range values { // sums of four numbers are distributed almost normally
@@ -195,7 +240,7 @@ func (s *attentionShape) variant() string {
 }
 
 // attentionProgram returns a program that computes attention after a prefix and its gradient, with all results in f32.
-func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
+func attentionProgram(s attentionShape) (p *ir.Program, inputs []ir.View) {
 	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}
 	buffer := func(t ir.DType, rows, cols int64) ir.View {
@@ -238,15 +283,5 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 	put(ir.AttentionGrad, map[string]ir.View{"dq": dq, "dk": dk, "dv": dv, "do": dout, "q": q, "k": k, "v": v, "o": half, "lse": lse,
 		"positions": positions})
 	p = &ir.Program{Name: "trial", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
-	return p, inputs, []ir.View{o, lse, dq, dk, dv}
-}
-
-// apart returns the norm of the difference between two results, divided by the norm of the second.
-func apart(got, want []float32) float64 {
-	difference, size := 0.0, 0.0
-	for i := range want {
-		d := float64(got[i]) - float64(want[i])
-		difference, size = difference+d*d, size+float64(want[i])*float64(want[i])
-	}
-	return math.Sqrt(difference / size)
+	return p, inputs
 }

@@ -104,10 +104,10 @@ var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
 func (m *Machine) timeAttention(op ir.Op, dim int64) (best time.Duration, err error) {
 	shape := m.timed
 	shape.dim = int64(dim)
-	p, inputs, _ := attentionProgram(shape)
+	p, inputs := attentionProgram(shape)
 	code := &p.Codes[0]
 	code.Sections[ir.SectionStep] = slices.DeleteFunc(code.Sections[ir.SectionStep], func(in ir.Instr) bool { return in.Op != op })
-	err = m.runAlone(p, inputs, func(d *Device) error {
+	err = m.runAlone(p, inputs, shape.prefix, func(d *Device) error {
 		for i := range 4 {
 			began := time.Now()
 			if err := d.Begin(ir.SectionStep, 1); err != nil {

@@ -8,7 +8,6 @@ import (
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/probe"
 )
 
@@ -71,7 +70,7 @@ func TestTunedIsKept(t *testing.T) {
 	}
 	item := attentionCases[0].items()[0]
 	m := machine()
-	checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+	compare(t, m, item)
 	for _, name := range kept(2) {
 		if name == file {
 			continue

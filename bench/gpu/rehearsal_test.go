@@ -42,12 +42,8 @@ func rehearsal(t *testing.T) string {
 	do("go", "test", "-c", "-o", in("cuda.test"), "./cuda")
 	do("go", "test", "-c", "-o", in("e2e.test"), "./e2e")
 	do("go", "build", "-o", dir+"/", "./cmd/sppoc", "./cmd/sppovm", "./bench/gpu")
-	folder, err := os.UserCacheDir()
+	folder, err := emu.Folder()
 	if err != nil {
-		t.Fatal(err)
-	}
-	folder = filepath.Join(folder, "sppo-emu")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	kernels, err := emu.Build(folder, nil)

@@ -50,14 +50,20 @@ type Library struct {
 	find, source, launch, omit, sites uintptr
 }
 
-// cached returns the library in the user's cache, which each process opens or builds only once.
-var cached = sync.OnceValues(func() (*Library, error) {
+// Folder returns the folder for libraries in the user's cache.
+func Folder() (string, error) {
 	folder, err := os.UserCacheDir()
 	if err != nil {
 		folder = os.TempDir()
 	}
 	folder = filepath.Join(folder, "sppo-emu")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	return folder, os.MkdirAll(folder, 0o755)
+}
+
+// cached returns the library in the user's cache, which each process opens or builds only once.
+var cached = sync.OnceValues(func() (*Library, error) {
+	folder, err := Folder()
+	if err != nil {
 		return nil, err
 	}
 	return Build(folder, nil)
