@@ -73,6 +73,7 @@ void show_map(const void *map);
 void show_writes(); // makes this thread's writes visible to the async proxy
 void put(void *to, const void *from, int bytes);
 void settle(void *registers, int bytes);
+void mma(float *d, const unsigned *a, const unsigned *b);
 void fence();
 void commit();
 void wait_products(int most);
@@ -189,28 +190,9 @@ static inline unsigned __ballot_sync(unsigned, int predicate) {
 }
 
 struct bf16;
-struct Fragments {
-    unsigned a[4], b[2];
-};
 static inline float bf16_half(unsigned pair, int high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
 
-// Tensor cores multiply exactly and add in f32 in an unspecified order; the emulator adds in the order of k.
-static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
-    const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const emu::Slot *all = emu::exchange("mma16816", mine);
-    const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
-    float rows[2][16], columns[2][16]; // of this lane: rows g and g + 8, columns 2t and 2t + 1
-    for (int from = 0; from < 4; from++) {
-        const Fragments row = emu::read<Fragments>(all[4 * g + from]);
-        for (int i = 0; i < 8; i++) rows[i / 2 % 2][2 * from + i / 4 * 8 + i % 2] = bf16_half(row.a[i / 2], i % 2);
-        for (int c = 0; c < 2; c++) {
-            const Fragments column = emu::read<Fragments>(all[4 * (2 * t + c) + from]);
-            for (int i = 0; i < 4; i++) columns[c][2 * from + i / 2 * 8 + i % 2] = bf16_half(column.b[i / 2], i % 2);
-        }
-    }
-    for (int k = 0; k < 16; k++)
-        for (int i = 0; i < 4; i++) d[i] += rows[i / 2][k] * columns[i % 2][k];
-}
+static inline void mma16816(float *d, const unsigned *a, const unsigned *b) { emu::mma(d, a, b); }
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
 static inline void copy_chunk(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 16); }
 static inline void copy_word(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 4); }

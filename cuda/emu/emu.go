@@ -108,10 +108,13 @@ func BuildSources(folder string, sources map[string]string) (*Library, error) {
 // -O1 compiles in a quarter of -O2's time; the other options keep arithmetic as written.
 var arguments = []string{"-fPIC", "-O1", "-std=c++20", "-ffp-contract=off", "-w", "-I", ".", "-include", "cuemu.h", "-x", "c++", "-c"}
 
+// more lists further options: products of matrices run in the scheduler.
+var more = map[string][]string{"scheduler.inc": {"-O3"}}
+
 // build makes a library unless it exists. Processes that need the same library wait for the first.
 func build(folder, compiler string, texts map[string]string, sources []string) (*Library, error) {
 	sum := sha256.New()
-	fmt.Fprintln(sum, compiler, arguments, texts, runtime.GOARCH) // maps print in the order of their keys
+	fmt.Fprintln(sum, compiler, arguments, more, texts, runtime.GOARCH) // maps print in the order of their keys
 	path := filepath.Join(folder, "emu-"+hex.EncodeToString(sum.Sum(nil)[:8])+".so")
 	lock, err := os.Create(path + ".lock")
 	if err != nil {
@@ -154,7 +157,7 @@ func compile(folder, compiler string, sources []string) error {
 		limit <- struct{}{}
 		done.Go(func() {
 			defer func() { <-limit }()
-			errs[i] = runIn(folder, compiler, slices.Concat(arguments, []string{source, "-o", source + ".o"}))
+			errs[i] = runIn(folder, compiler, slices.Concat(arguments, more[source], []string{source, "-o", source + ".o"}))
 		})
 	}
 	done.Wait()
