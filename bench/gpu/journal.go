@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -50,7 +52,7 @@ type End struct {
 	Seconds float64 `json:"seconds"`
 	Why     string  `json:"why,omitempty"`
 
-	Portable bool `json:"portable,omitempty"` // the kernels for the card were not used: they had failed a test
+	Portable string `json:"portable,omitempty"` // head dimensions whose kernels for the card were not used, because they failed a test; 1: all
 }
 
 // Files in the results folder.
@@ -119,9 +121,10 @@ func (j *journal) say(line string) {
 	}
 }
 
-// failedKernel returns the name of a test that failed with the kernels for the card when it last ran, or "" if
-// there is none.
-func (c *check) failedKernel() string {
+// failedKernels returns a test that failed with the kernels for the card when it last ran, and the value of
+// SPPO_CUDA_PORTABLE that disables the kernels of all failed tests: their head dimensions, or 1 if one is unknown. It
+// returns "" if none failed.
+func (c *check) failedKernels() (test, portable string) {
 	results, _, _ := readJournal(c.folder) // without a journal, no failure is known
 	last := map[string]string{}
 	for _, r := range results {
@@ -130,13 +133,28 @@ func (c *check) failedKernel() string {
 			last[t.Name] = t.Result
 		}
 	}
+	var dims []string
 	for _, name := range slices.Sorted(maps.Keys(last)) {
-		if !slices.Contains([]string{"pass", "skip"}, last[name]) {
-			return name
+		if slices.Contains([]string{"pass", "skip"}, last[name]) {
+			continue
+		}
+		test = cmp.Or(test, name)
+		dim := "1"
+		if m := headsOf.FindStringSubmatch(name); m != nil {
+			dim = m[1]
+		}
+		if !slices.Contains(dims, dim) {
+			dims = append(dims, dim)
 		}
 	}
-	return ""
+	if slices.Contains(dims, "1") {
+		return test, "1"
+	}
+	return test, strings.Join(dims, ",")
 }
+
+// headsOf matches the head dimension in the name of a test.
+var headsOf = regexp.MustCompile(`heads_of_(\d+)`)
 
 // kernelTests matches the tests of the attention kernels for the card, however the kernels load tiles.
 var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)

@@ -188,9 +188,9 @@ func (c *check) all(plan []chosen) int {
 		}
 		fmt.Fprintf(c.out, "== %s %s\n", p.stage.name, p.name)
 		var more []string
-		if failed := c.failedKernel(); failed != "" && !slices.Contains(testsKernels, p.stage.name) {
-			fmt.Fprintf(c.out, "with portable kernels, because those for the card failed %s\n", failed)
-			more = []string{portable}
+		if failed, dims := c.failedKernels(); failed != "" && !slices.Contains(testsKernels, p.stage.name) {
+			more = []string{portable + dims}
+			fmt.Fprintf(c.out, "with portable kernels (%s), because those for the card failed %s\n", more[0], failed)
 		}
 		for _, t := range p.stage.tasks(p.name) {
 			t.env = append(t.env, more...)

@@ -62,7 +62,12 @@ func (c *check) task(stage string, t task) {
 		limit = min(limit, time.Until(c.end))
 	}
 	r := &running{check: c, task: t, stage: stage, deadline: began.Add(limit)}
-	end := End{Status: "ok", Portable: slices.Contains(t.env, portable)}
+	end := End{Status: "ok"}
+	for _, setting := range t.env {
+		if dims, ok := strings.CutPrefix(setting, portable); ok {
+			end.Portable = dims
+		}
+	}
 	err := errTime
 	if limit > 0 && c.ctx.Err() == nil {
 		c.journal.say(fmt.Sprintf("== %s: %s", stage, t.name))

@@ -68,11 +68,11 @@ func deviceTasks(string) []task {
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
-// Settings of programs: checked limits how long kernels wait, and portable disables kernels written for one
-// architecture.
+// Settings of programs: checked limits how long kernels wait, and portable, with the head dimensions after it, disables
+// kernels written for one architecture.
 const (
 	checked  = cuda.CheckVariable + "=1"
-	portable = cuda.PortableVariable + "=1"
+	portable = cuda.PortableVariable + "="
 )
 
 func trialTasks(string) []task {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/cuda"
 	"sppo.dev/ir"
 )
 
@@ -116,8 +117,8 @@ func standIn(role string, args []string) int {
 		return map[bool]int{true: 1}[os.WriteFile(args[slices.Index(args, "-o")+1], []byte("cluster measured {}\n"), 0o644) != nil]
 	default:
 		device := args[slices.Index(args, "--device")+1]
-		if slices.Contains(os.Environ(), portable) {
-			fmt.Println(`{"portable":true}`)
+		if dims := os.Getenv(cuda.PortableVariable); dims != "" {
+			fmt.Printf("{\"portable\":%q}\n", dims)
 		}
 		for i := range 3 {
 			say(fmt.Sprint(device, " step ", i+1), fmt.Sprintf(`{"step":%d,"loss":5,"step_s":1,"step_s_median":1}`, i+1))
@@ -129,7 +130,7 @@ func standIn(role string, args []string) int {
 // standInTests are the tests that stages request, each with subtests.
 var standInTests = map[string][]testing.InternalTest{
 	"cuda.test": {
-		{Name: "TestGPUAttention", F: within("for the card a", "for the card b", "portable a")},
+		{Name: "TestGPUAttention", F: within("for the card a, 2 heads of 96", "for the card b", "portable a")},
 		{Name: "TestGPUAttentionOfManyTokens", F: within("a", "b", "c")},
 		{Name: "TestGPUConformance", F: within("cuBLASLt/matmul", "cuBLASLt/gelu", "own products/matmul", "own products/bias_grad", "own products/adamw")},
 		{Name: "TestGPUTrainingIsThatOfTheCPU", F: within("a", "b", "c")},
@@ -322,13 +323,14 @@ func TestHostMemoryOfLayers(t *testing.T) {
 // passes.
 func TestPortableAfterAFailure(t *testing.T) {
 	files := bundle(t)
-	for _, c := range []struct {
-		fault    string
-		portable bool
-	}{{"", false}, {"fail TestGPUAttention/portable_a", false}, {"fail TestGPUAttention/for_the_card_b", true}, {"hang ManyTokens/a", true}} {
+	for _, c := range []struct{ fault, portable string }{
+		{"", ""}, {"fail TestGPUAttention/portable_a", ""}, {"fail TestGPUAttention/for_the_card_b", "1"},
+		{"fail TestGPUAttention/for_the_card_a", "96"}, {"hang ManyTokens/a", "1"},
+	} {
 		got, out, _ := measured(t, files, c.fault, "trial", "layers", "7b-128k")
-		said := strings.Contains(out, "with portable kernels, because those for the card failed TestGPUAttention")
-		if seen := slices.Contains(got, `layers, 7b-128k: {"portable":true}`); seen != c.portable || said != c.portable {
+		said := strings.Contains(out, "with portable kernels (SPPO_CUDA_PORTABLE="+c.portable+"), because those for the card failed TestGPUAttention")
+		seen := slices.Contains(got, fmt.Sprintf(`layers, 7b-128k: {"portable":%q}`, c.portable))
+		if seen != (c.portable != "") || said != (c.portable != "") {
 			t.Errorf("%q: portable kernels %t, said so %t\n%s\n%s", c.fault, seen, said, out, got)
 		}
 	}
@@ -341,8 +343,8 @@ func TestPortableAfterAFailure(t *testing.T) {
 	c := &check{folder: dir}
 	for _, result := range []string{"crash", "pass", "hang", "pass"} {
 		j.add("trial", "attention", kindTest, Test{"TestGPUAttention/for_the_card_a", result})
-		if failed := c.failedKernel() != ""; failed == (result == "pass") {
-			t.Errorf("after %s: failed %t", result, failed)
+		if test, _ := c.failedKernels(); (test != "") == (result == "pass") {
+			t.Errorf("after %s: failed: %q", result, test)
 		}
 	}
 }

@@ -83,7 +83,8 @@ var app = cli.App{
 				"With --device cuda, ranks are assigned to the GPUs round-robin; several ranks may share a GPU. SPPO_CUDA_PATH lists\n" +
 				"the folders to search first for libraries; sppovm devices lists the other folders and the missing libraries. With\n" +
 				"SPPO_CUDA_SYNC=1, the run waits after every instruction, so that an error names the instruction that caused it; this\n" +
-				"is slow. SPPO_CUDA_PORTABLE=1 disables kernels written for a specific architecture. In a profiler that supports NVTX,\n" +
+				"is slow. SPPO_CUDA_PORTABLE=1 disables kernels written for a specific architecture, SPPO_CUDA_PORTABLE=64,96 only those of\n" +
+				"attention with heads of these dimensions. In a profiler that supports NVTX,\n" +
 				"such as Nsight Systems, the thread of each rank shows the phase, microbatch, subsequence, layer and stage of the\n" +
 				"instructions that the rank is issuing.\n\n" +
 				"--profile measures the start and end of every instruction in the last step, with GPU events or the CPU's clock, and\n" +
