@@ -176,9 +176,10 @@ func parseEntry(name string, text json.RawMessage) (entry, error) {
 	return e, fmt.Errorf("tensor %q: %w", name, err)
 }
 
-// clip shortens text that a message quotes.
+// clip shortens text that a message quotes, and puts it on one line.
 func clip(text string) string {
 	const most = 60
+	text = strings.Join(strings.Fields(text), " ")
 	if len(text) <= most {
 		return text
 	}

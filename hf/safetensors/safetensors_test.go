@@ -327,6 +327,8 @@ func FuzzOpen(f *testing.F) {
 	f.Add(file(object(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F16", "[2,1]", 8, 12)), 12))
 	f.Add(file(object(`"__metadata__":{"format":"pt"}`, tensor("a", "BF16", "[0,3]", 0, 0)), 0))
 	f.Add(file("{}", 3))
+	f.Add(file(object(tensor("a", "F32", "[\n1.5]", 0, 8)), 8))
+	f.Add(file(object("\"a\":\n[\n]"), 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h, start, err := readHeader(bytes.NewReader(data), int64(len(data)))
 		if err != nil {
