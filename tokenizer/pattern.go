@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/dlclark/regexp2/v2"
@@ -13,6 +14,7 @@ import (
 type pattern struct {
 	text   string // used if regexp is nil
 	regexp *regexp2.Regexp
+	source string // the expression as the file has it, and where it is
 }
 
 // span is a range of bytes of a text. Its flag reports whether the pattern matched there.
@@ -25,6 +27,12 @@ const (
 	maxPattern = 64 << 10 // limit on the bytes of an expression
 	maxStack   = 16 << 20 // limit on the entries of the backtracking stack of a match
 )
+
+// maxMatch limits the time in which an expression finds its next match, because the time can grow with the square of a
+// text's length or faster. All matches in a text together may take as long, and perByte for each byte of the text.
+var maxMatch = 10 * time.Second
+
+const perByte = 10 * time.Microsecond
 
 func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	var p struct{ String, Regex *string }
@@ -41,7 +49,7 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	if err != nil {
 		return pattern{}, fmt.Errorf("%s: %w", where, err)
 	}
-	return pattern{regexp: compiled}, nil
+	return pattern{regexp: compiled, source: fmt.Sprintf("%s: expression %.200q", where, *p.Regex)}, nil
 }
 
 // compile compiles an expression in Oniguruma's Ruby syntax, after translating it to the syntax of regexp2.
@@ -62,6 +70,7 @@ func compile(expression string) (re *regexp2.Regexp, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
 	}
+	re.MatchTimeout = maxMatch
 	return re, nil
 }
 
@@ -214,6 +223,7 @@ func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
 	for _, r := range s {
 		e.runes = append(e.runes, r)
 	}
+	found := 0
 	at, offset := 0, 0 // the same position, counted in runes and in bytes
 	to := func(index int) int {
 		for ; at < index; at++ {
@@ -221,14 +231,24 @@ func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
 		}
 		return offset
 	}
+	limit := maxMatch + time.Duration(len(s))*perByte
+	stop := time.Now().Add(limit)
+	late := false
 	err := p.regexp.FindRunesMatches(e.runes, 0, func(m regexp2.MatchView) bool {
 		index, length, _ := m.GroupRange(0)
 		start := to(index)
 		f(start, to(index+length))
-		return true
+		found++
+		late = found%1024 == 0 && time.Now().After(stop)
+		return !late
 	})
-	if err != nil {
-		return fmt.Errorf("matching %d bytes: %w", len(s), err)
+	switch {
+	case err != nil && strings.HasPrefix(err.Error(), "match timeout"): // the rest of the error is the text
+		return fmt.Errorf("%s: one match in a text of %d bytes takes more than %s", p.source, len(s), maxMatch)
+	case late:
+		return fmt.Errorf("%s: the matches in a text of %d bytes take more than %s", p.source, len(s), limit)
+	case err != nil:
+		return fmt.Errorf("%s: matching a text of %d bytes: %w", p.source, len(s), err)
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ func byteLevel(p *preTokenizerJSON) (preTokenizers, error) {
 		if err != nil {
 			return out, err
 		}
-		out.steps = append(out.steps, splitBy(pattern{regexp: re}, isolated, false))
+		out.steps = append(out.steps, splitBy(pattern{regexp: re, source: fmt.Sprintf("expression %.200q", gpt2)}, isolated, false))
 	}
 	return out, nil
 }

@@ -64,7 +64,7 @@ const maxText = 1 << 30
 
 // Encode appends the IDs of text to ids. Each maximal part of an invalid UTF-8 sequence becomes U+FFFD.
 // If special is set, the tokens that the file's post-processor adds around a text are included. Encode fails
-// only if the text is longer than 1 GiB, or if a pattern in the file needs too much memory to match the text.
+// only if the text is longer than 1 GiB, or if a pattern in the file needs too much memory or time to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
 		return ids, fmt.Errorf("the text has %d bytes; at most %d are tokenized at a time", len(text), maxText)

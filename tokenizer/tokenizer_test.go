@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -88,6 +89,29 @@ func TestRefused(t *testing.T) {
 
 func nested(n int) string {
 	return strings.Repeat(`{"type":"Sequence","normalizers":[`, n) + `{"type":"NFC"}` + strings.Repeat(`]}`, n)
+}
+
+// An expression whose time grows without bounds ends with an error that names it.
+func TestSlowPattern(t *testing.T) {
+	defer func(before time.Duration) { maxMatch = before }(maxMatch)
+	maxMatch = 300 * time.Millisecond
+	for where, fields := range map[string]map[string]string{
+		"pre_tokenizer.pattern": {"PRE": `{"type":"Split","pattern":{"Regex":"(a+)+$"},"behavior":"Isolated"}`},
+		"normalizer.pattern":    {"NORM": `{"type":"Replace","pattern":{"Regex":"(a+)+$"},"content":"b"}`},
+	} {
+		tok, err := Read(build(fields))
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		_, err = tok.Encode(nil, strings.Repeat("a", 30000)+"b", false)
+		if want := where + `: expression "(a+)+$": one match in a text of 30001 bytes takes more than 300ms`; err == nil || err.Error() != want {
+			t.Errorf("%.200v, want %s", err, want)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	}
 }
 
 func TestOpenFolder(t *testing.T) {
