@@ -42,6 +42,7 @@ const (
 	readTwice                  // or more often
 	readAsWas                  // while the value was still the one from before the section
 	replaced                   // the section has overwritten the value from before the section
+	stale                      // a copy of the value has been changed
 )
 
 // byVM stands for the stream of writes by the VM before a section. Every instruction comes after these writes.

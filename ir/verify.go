@@ -47,12 +47,15 @@ func (o VerifyOptions) Verify(p *Program) error {
 		verifyHeader(p, &all)
 	}
 	if all.empty() {
-		unread, sound := o.verifyCodes(p, &all)
+		unread, unsaved, sound := o.verifyCodes(p, &all)
 		if sound {
 			verifyRanks(p, &all)
 		}
 		if all.empty() {
 			verifyRoles(p, &all)
+		}
+		if all.empty() {
+			all.append(&unsaved)
 		}
 		if all.empty() && !o.AllowUnread {
 			verifyUnread(p, unread, &all)
@@ -68,32 +71,35 @@ func (o VerifyOptions) Verify(p *Program) error {
 }
 
 // verifyCodes checks the codes concurrently; findings are in the order of the codes. It returns the unread
-// results of each code, and whether every instruction is valid by itself, which later checks rely on.
-func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, sound bool) {
+// results of each code, what its checkpoints would lack, and whether every instruction is valid by itself, which
+// later checks rely on.
+func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, unsaved findings, sound bool) {
 	unread = make([][]result, len(p.Codes))
-	each := make([]findings, len(p.Codes))
+	each, unkept := make([]findings, len(p.Codes)), make([]findings, len(p.Codes))
+	unsaved.limit = findingLimit
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	unsound := make([]bool, len(p.Codes))
 	for i := range p.Codes {
 		slots <- struct{}{}
 		wg.Go(func() {
-			v := codeVerifier{VerifyOptions: o, p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
+			v := codeVerifier{VerifyOptions: o, p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}, unsaved: findings{limit: findingLimit}}
 			v.instructions()
 			unsound[i] = !v.findings.empty()
 			// order and lifetimes are checked byte by byte, which requires valid views
 			if !unsound[i] {
 				v.order()
 			}
-			each[i], unread[i] = v.findings, v.unread
+			each[i], unread[i], unkept[i] = v.findings, v.unread, v.unsaved
 			<-slots
 		})
 	}
 	wg.Wait()
 	for i := range each {
 		all.append(&each[i])
+		unsaved.append(&unkept[i])
 	}
-	return unread, !slices.Contains(unsound, true)
+	return unread, unsaved, !slices.Contains(unsound, true)
 }
 
 // verifyCapacity compares the arenas with the machine's memory, if that is known.
@@ -118,7 +124,9 @@ type codeVerifier struct {
 	code *Code
 	findings
 	VerifyOptions
-	unread []result
+	unread  []result
+	unsaved findings            // see survives
+	states  *[NumArenas][]owned // see kept
 }
 
 // instructions checks the properties of instructions that do not depend on order.

@@ -143,7 +143,7 @@ var mutations = []struct {
 	{"uninitialised-before-init", []string{"fill norm:f32[2] value=1", "add norm:f32[1,2] = part:f32[1,2], part:f32[1,2]"}},
 	{"uninitialised-from-step", []string{"= w:f32[4,4], w:f32[4,4]\n    compute E activation", "= dw:f32[4,4], w:f32[4,4]\n    compute E activation"}},
 	{"uninitialised-eval-overwrites", []string{"buffer eval   device 0x200 64", "buffer eval   device 0x1c0 64"}},
-	{"uninitialised-result", []string{"    compute I fill loss:f32[1] value=0\n", ""}},
+	{"uninitialised-result", []string{"result eval_loss loss:f32[1]", "result eval_loss aside:f32[1]"}},
 	{"uninitialised-gradient", []string{"grad dw:", "grad x:"}},
 	{"uninitialised-checkpoint", []string{"moment1 m:", "moment1 xr:"}},
 	{"life-again", []string{"h.x:f32[16] = x:f32[16] !offload:1\n", "h.x:f32[16] = x:f32[16] !offload:1\n d2h F d2h h.x:f32[16] = w:f32[16]\n"}},
@@ -155,7 +155,11 @@ var mutations = []struct {
 	{"dead-change", []string{"compute   O adamw", "compute O fill aside:f32[1] value=0\n compute O cross_entropy aside:f32[1] = dw:f32[1,5,3] scale=1\n compute O adamw"}},
 	{"dead-message", []string{"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B send y:f32[4,4] peer=$prev\n",
 		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n", "recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n recv_next B recv eval:f32[4,4] peer=$next\n"}},
-	{"dead-init", []string{"compute I fill loss:f32[1] value=0\n", "compute I fill loss:f32[1] value=0\n compute I fill aside:f32[2] value=0\n"}},
+	{"dead-init", []string{"compute I fill norm:f32[2] value=1\n", "compute I fill norm:f32[2] value=1\n compute I fill aside:f32[2] value=0\n"}},
+	{"state-moment", []string{"  state w moment2 v:f32[4,4] row=$first col=0\n", ""}},
+	{"state-loss", []string{"    compute E fill loss:f32[1] value=0\n", "", "fill norm:f32[2] value=1\n", "fill norm:f32[2] value=1\n compute I fill loss:f32[1] value=0\n"}},
+	{"life-stale", []string{"compute   B m0 s0 l0 p0 wait e3 !sync:1\n", "compute B wait e3\n compute B matmul xr:f32[4,4] = t:f32[4,4], t:f32[4,4] accumulate\n" +
+		" compute B record e8\n h2d B wait e8\n h2d B h2d aside:f32[2] = h.x:f32[2]\n", "events=8", "events=9"}},
 	{"message-missing", []string{
 		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next", "compute B wait e1",
 		"recv_next B m0 s0 l0 p0 record e4", "compute B fill dy:f32[4,4] value=0 ",

@@ -79,7 +79,25 @@ func (o *orderer) change(i int, in *Instr, j int) {
 			o.abuse(i, o.otherOf(in, st), "changes %s (%s) in place after it has been read or replaced",
 				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
 		}
+		if st.origin != 0 {
+			o.spoil(lo, hi, st.origin)
+		}
 		*st = next
+	})
+}
+
+// spoil marks the bytes on the host from which a reload has copied a value that is now changed in place.
+func (o *orderer) spoil(lo, hi Bytes, origin uint32) {
+	reload := &o.v.code.Sections[o.section][origin-1]
+	to, end := o.v.code.extent(&reload.Args[0])
+	from, _ := o.v.code.extent(&reload.Args[1])
+	if reload.Op != CopyH2D || lo < to || hi > end {
+		return
+	}
+	o.shadows[Host].visit(from+lo-to, from+hi-to, func(_, _ Bytes, st *state) {
+		if st.buffer == reload.Args[1].Buffer && o.instrAt(st.writer) < int(origin)-1 {
+			st.past |= stale
+		}
 	})
 }
 
@@ -267,8 +285,52 @@ func (v *codeVerifier) settle(sections *[NumSections]*orderer, s Section, n need
 				return
 			}
 			sections[other].noteRead(w.writer)
+			if other != SectionInit && n.at != None {
+				v.survives(s, n, max(w.lo, n.lo), min(w.hi, n.hi), other)
+			}
 		}
 	}
+}
+
+// survives checks that bytes that a section reads as an earlier run of a section left them are a state, which
+// checkpoints contain. A code without states trains nothing and is exempt.
+func (v *codeVerifier) survives(s Section, n need, lo, hi Bytes, by Section) {
+	if v.AllowReuse || len(v.code.States) == 0 {
+		return
+	}
+	at := lo
+	for _, w := range overlapping(v.kept()[n.arena], lo, hi) {
+		if w.lo > at {
+			break
+		}
+		at = max(at, w.hi)
+	}
+	if at < hi {
+		v.unsaved.addOnce(Finding{Kind: FindState, At: siteOf(v.p, v.code, s, n.at), Msg: fmt.Sprintf(
+			"reads %s, which the %s section changes, but bytes 0x%x to 0x%x of it are no state: checkpoints would not contain them",
+			v.code.Buffers[n.buffer].Name, by, int64(at), int64(hi))})
+	}
+}
+
+// kept lists the bytes of each arena that checkpoints contain.
+func (v *codeVerifier) kept() *[NumArenas][]owned {
+	if v.states == nil {
+		var shadows [NumArenas]*shadow
+		for a := range shadows {
+			shadows[a] = newShadow(v.code.Arenas[a])
+		}
+		for i := range v.code.States {
+			if s := &v.code.States[i]; s.Role != RoleGrad {
+				lo, hi := v.code.extent(&s.View)
+				shadows[v.code.Buffers[s.View.Buffer].Arena].replace(lo, hi, state{buffer: s.View.Buffer, writer: access{byVM, 0, 1}})
+			}
+		}
+		v.states = new([NumArenas][]owned)
+		for a := range shadows {
+			v.states[a] = shadows[a].written()
+		}
+	}
+	return v.states
 }
 
 // unmet adds a finding about a need that is not met.

@@ -159,6 +159,9 @@ func (o *orderer) reads(i int, in *Instr, j int) {
 		case !changes && st.past&readAsWas != 0:
 			o.abuse(i, o.instrAt(st.writer), "reads %s (%s) after a change, and the section has also read it before the change",
 				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
+		case st.past&stale != 0:
+			o.abuse(i, o.otherOf(in, st), "reads %s (%s), of which a copy was changed and not copied back",
+				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
 		}
 		o.noteRead(st.writer)
 		if !changes {

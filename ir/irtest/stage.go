@@ -34,8 +34,9 @@ type buffer struct {
 	place      *place
 
 	// State in this section: whether the buffer has been written, whether it has been read since, and whether
-	// it was changed in place after being read.
+	// it was changed in place after being read. A buffer is also stale if a copy of it has been changed.
 	written, read, stale bool
+	source               int // 1 + the buffer on the host that a reload has copied here; 0: none
 }
 
 // mayRead reports whether a read sees the value that the buffer represents. mayChange reports whether the value
@@ -62,7 +63,7 @@ func (st *stage) begin(s ir.Section) {
 	for i := range st.buffers {
 		b := &st.buffers[i]
 		b.place.write, b.place.reads = access{}, clock{}
-		b.read, b.stale, b.written = false, false, i == st.step
+		b.read, b.stale, b.written, b.source = false, false, i == st.step, 0
 		if b.persistent {
 			st.live = append(st.live, i)
 		}
@@ -73,6 +74,9 @@ func (st *stage) begin(s ir.Section) {
 		st.lasting()
 	case s == ir.SectionStep:
 		st.live = append(st.live, st.step)
+		fallthrough
+	default:
+		st.emit(ir.Fill, ir.Compute, []ir.View{st.code.Results[0].View}, []ir.Attr{ir.Float(0)})
 	}
 }
 
@@ -284,6 +288,12 @@ func (st *stage) note(in *ir.Instr) {
 		case first:
 			b.stale = reads && !b.written && b.read
 			b.written, b.read = true, false
+			switch {
+			case in.Op == ir.CopyH2D:
+				b.source = 1 + int(in.Args[1].Buffer)
+			case reads && b.source > 0:
+				st.buffers[b.source-1].stale = true
+			}
 		}
 	}
 }
