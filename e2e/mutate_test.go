@@ -77,6 +77,28 @@ func TestMutants(t *testing.T) {
 	}
 }
 
+// TestDroppedCopies drops each copy of a program that keeps neither keys nor values on the device. Their
+// gradients are summed on the host, where a dropped copy leaves an earlier sum in place.
+func TestDroppedCopies(t *testing.T) {
+	_, p := mustCompile(t, Case{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 1, PP: 1, SP: 1, DP: 1, N: 3, Microbatch: 1,
+		Keep: "[]", Offload: "full", Partition: "flops", Steps: 1, Layers: 2, Sequence: 48, Vocab: tinyVocab})
+	code := &p.Codes[0]
+	whole, copies := code.Sections[ir.SectionStep], 0
+	for i := range whole {
+		if !isCopy(&whole[i]) {
+			continue
+		}
+		copies++
+		code.Sections[ir.SectionStep] = slices.Delete(slices.Clone(whole), i, i+1)
+		if err := ir.Verify(p); err == nil {
+			t.Errorf("accepted without step %d: %s", i, p.Text(code, &whole[i]))
+		}
+	}
+	if copies < 50 {
+		t.Errorf("only %d copies", copies)
+	}
+}
+
 // drawnProgram draws specs until one can be scheduled, and returns its program.
 func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
 	t.Helper()
