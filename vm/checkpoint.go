@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,7 +31,8 @@ type stored interface {
 	Close() error
 }
 
-// DamagedError reports a checkpoint that is incomplete or has changed since it was written.
+// DamagedError reports a checkpoint that is incomplete or has changed since it was written. All processes of the job agree on it.
+// Other errors, such as a file that cannot be read, leave open whether the checkpoint is good.
 type DamagedError struct {
 	Path string
 	err  error
@@ -40,6 +42,25 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", 
 
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
+
+// MismatchError reports a good checkpoint from which this job cannot continue.
+type MismatchError struct {
+	Path string
+	err  error
+}
+
+func (e *MismatchError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
+
+// Unwrap returns the cause.
+func (e *MismatchError) Unwrap() error { return e.err }
+
+// unusable returns the error for a checkpoint that could not be opened or verified.
+func unusable(path string, err error) error {
+	if errors.As(err, new(*store.Damage)) {
+		return &DamagedError{path, err}
+	}
+	return fmt.Errorf("checkpoint %s: %w", path, err)
+}
 
 // OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of
 // checkpoints; in the latter case, the newest checkpoint is opened.
@@ -76,7 +97,7 @@ func openCheckpoint(path string) (*Checkpoint, error) {
 	}
 	c, err := store.Open(path)
 	if err != nil {
-		return nil, &DamagedError{path, err}
+		return nil, unusable(path, err)
 	}
 	return &Checkpoint{Manifest: c.Manifest, Path: path, values: c}, nil
 }
@@ -89,7 +110,7 @@ func openSingle(path string) (*Checkpoint, error) {
 	c, err := openFile(file)
 	if err != nil {
 		file.Close()
-		return nil, &DamagedError{path, err}
+		return nil, unusable(path, err)
 	}
 	return c, nil
 }
@@ -102,7 +123,7 @@ func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool, pro
 	}
 	err := s.Verify(ctx, wanted, progress)
 	if err != nil && ctx.Err() == nil {
-		err = &DamagedError{c.Path, err}
+		err = unusable(c.Path, err)
 	}
 	return err
 }
@@ -208,7 +229,11 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		return fmt.Errorf("the job has failed: %w", j.dead)
 	}
 	var c *Checkpoint
-	if err := j.OnDisk(path, func() (err error) { c, err = openCheckpoint(path); return err }); err != nil {
+	err := j.OnDisk(path, func() (err error) { c, err = openCheckpoint(path); return err })
+	var damaged *DamagedError
+	if errors.As(err, &damaged) {
+		return j.agreed(ctx, damaged)
+	} else if err != nil {
 		return err
 	}
 	defer c.Close()
@@ -217,9 +242,11 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		return err
 	}
 	if err := j.accepts(c); err != nil {
-		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
+		return &MismatchError{c.Path, err}
 	}
-	if err := j.verifyTogether(ctx, c, everywhere); err != nil {
+	if err := j.verifyTogether(ctx, c.Path, everywhere, verifyShare); errors.As(err, &damaged) {
+		return j.agreed(ctx, damaged)
+	} else if err != nil {
 		return err
 	}
 	if c.single {
@@ -235,43 +262,118 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	return nil
 }
 
-// verifyTogether verifies the checksums of a checkpoint. Every process verifies its share of the shards.
-func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) error {
-	var mine error
-	answers, err := j.together(Order{What: OrderVerify, Question: path}, func() error {
-		mine = c.verify(ctx, j.mine, j.progress)
+// finding is what a process found when it verified a checkpoint.
+type finding struct {
+	Error   string // "": nothing is wrong
+	Damaged bool   // the checkpoint has changed since it was written
+}
+
+// Rounds of OrderVerify: every process verifies its share of the shards, or all of them.
+const (
+	verifyShare int64 = iota
+	verifyAll
+)
+
+// verifyTogether verifies the checksums of a checkpoint in all processes. It returns a DamagedError if a process found damage and
+// none failed otherwise.
+func (j *Job) verifyTogether(ctx context.Context, path, everywhere string, round int64) error {
+	findings, err := j.findings(ctx, everywhere, round)
+	if err != nil {
+		return err
+	}
+	var found error
+	for i, f := range findings {
+		if f.Error == "" {
+			continue
+		}
+		err := errors.New(f.Error)
+		if i > 0 {
+			err = fmt.Errorf("process %d: %w", i, err)
+		}
+		if !f.Damaged {
+			return fmt.Errorf("checkpoint %s: %w", path, err)
+		}
+		if found == nil {
+			found = &DamagedError{path, err}
+		}
+	}
+	return found
+}
+
+// findings verifies a checkpoint in all processes and returns what each of them found.
+func (j *Job) findings(ctx context.Context, path string, round int64) ([]finding, error) {
+	var mine finding
+	answers, err := j.together(Order{What: OrderVerify, Question: path, Round: round}, func() error {
+		mine = j.verifyHere(ctx, path, round)
 		return nil
 	})
 	if err != nil {
 		j.dead = err
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	all := []finding{mine}
+	for _, text := range answers {
+		var theirs finding
+		if err := json.Unmarshal(text, &theirs); err != nil {
+			return nil, fmt.Errorf("internal: %w", err)
+		}
+		all = append(all, theirs)
+	}
+	return all, nil
+}
+
+// agreed returns the error for a checkpoint that a process found damaged. Only if every process finds it damaged is it a
+// DamagedError: otherwise processes see different files.
+func (j *Job) agreed(ctx context.Context, damaged *DamagedError) error {
+	if j.crew == nil {
+		return damaged
+	}
+	everywhere, err := filepath.Abs(damaged.Path)
+	if err != nil {
 		return err
 	}
-	for i, text := range answers {
-		if len(text) > 0 && mine == nil {
-			mine = fmt.Errorf("process %d: %w", i+1, &DamagedError{c.Path, errors.New(string(text))})
+	findings, err := j.findings(ctx, everywhere, verifyAll)
+	if err != nil {
+		return err
+	}
+	return concluded(damaged, findings)
+}
+
+// concluded returns the error for a damaged checkpoint that all processes have verified.
+func concluded(damaged *DamagedError, findings []finding) error {
+	for i, f := range findings {
+		switch {
+		case f.Error == "":
+			return fmt.Errorf("%s, but process %d finds no damage: the processes see different files", damaged.Error(), i)
+		case !f.Damaged:
+			return fmt.Errorf("checkpoint %s: process %d: %s", damaged.Path, i, f.Error)
 		}
 	}
-	return mine
+	return damaged
 }
 
 // mine reports whether this process handles the shard that a rank wrote, possibly in a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
-// verifyHere verifies the shards assigned to this process, a follower, and returns any error as its answer.
-func (j *Job) verifyHere(path string) []byte {
+// verifyHere verifies the shards assigned to this process, or all of them.
+func (j *Job) verifyHere(ctx context.Context, path string, round int64) finding {
+	wanted := j.mine
+	if round == verifyAll {
+		wanted = func(int) bool { return true }
+	}
 	c, err := openCheckpoint(path)
 	if err == nil {
-		err = c.verify(context.Background(), j.mine, j.progress)
-		c.Close()
+		err = errors.Join(c.verify(ctx, wanted, j.progress), c.Close())
 	}
-	var damaged *DamagedError
-	if errors.As(err, &damaged) {
-		err = damaged.err
+	if err == nil {
+		return finding{}
 	}
-	if err != nil {
-		return []byte(err.Error())
-	}
-	return nil
+	f := finding{Error: strings.TrimPrefix(err.Error(), "checkpoint "+path+": ")}
+	f.Damaged = errors.As(err, new(*DamagedError))
+	return f
 }
 
 // restoreHere loads the state of the ranks of this process.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
@@ -95,15 +94,15 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	}
 	size := binary.LittleEndian.Uint64(prefix[len(fileMagic):])
 	if size > uint64(info.Size()) {
-		return nil, 0, errors.New("is truncated")
+		return nil, 0, store.Damaged("is truncated")
 	}
 	text := make([]byte, size)
 	var header fileHeader
 	if _, err := io.ReadFull(file, text); err != nil {
-		return nil, 0, errors.New("is truncated")
+		return nil, 0, short(err)
 	}
 	if err := json.Unmarshal(text, &header); err != nil {
-		return nil, 0, fmt.Errorf("is damaged: header: %w", err)
+		return nil, 0, store.Damaged("is damaged: header: %w", err)
 	}
 	values := int64(0)
 	for _, e := range header.Entries {
@@ -111,7 +110,7 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	}
 	start := int64(len(prefix) + len(text))
 	if have := info.Size() - start - 4; have != values {
-		return nil, 0, fmt.Errorf("is damaged or truncated: it has %d bytes of values, but its header declares %d", have, values)
+		return nil, 0, store.Damaged("is damaged or truncated: it has %d bytes of values, but its header declares %d", have, values)
 	}
 	return &header, start, checkSum(file, info.Size()-4)
 }
@@ -122,14 +121,22 @@ func checkSum(file *os.File, size int64) error {
 	}
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	if _, err := io.CopyN(sum, file, size); err != nil {
-		return err
+		return short(err)
 	}
 	var stored [4]byte
 	if _, err := io.ReadFull(file, stored[:]); err != nil {
-		return err
+		return short(err)
 	}
 	if binary.LittleEndian.Uint32(stored[:]) != sum.Sum32() {
-		return errors.New("is damaged: wrong checksum")
+		return store.Damaged("is damaged: wrong checksum")
 	}
 	return nil
+}
+
+// short returns the error of a read: damage if the file ended.
+func short(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return store.Damaged("is truncated")
+	}
+	return err
 }

@@ -184,6 +184,14 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
+// From returns the tensor, reading its values from r, which has the contents of the tensor's file. Thus it can be read after
+// its folder was closed.
+func (t *Tensor) From(r io.ReaderAt) *Tensor {
+	moved := *t
+	moved.from = r
+	return &moved
+}
+
 // ReadAt reads bytes of the tensor's values, as io.ReaderAt does.
 func (t *Tensor) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > t.Bytes() {

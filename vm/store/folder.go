@@ -58,6 +58,21 @@ func Steps(dir string) ([]int64, error) {
 	return steps, nil
 }
 
+// SetAsideIn lists the names of damaged checkpoints that SetAside has renamed in a folder.
+func SetAsideIn(dir string) (names []string, err error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range list {
+		checkpoint, _, found := strings.Cut(e.Name(), damagedMark)
+		if _, ok := stepOf(checkpoint); ok && found {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
 // Create opens a folder, creating it if necessary, for a run that continues after step `done`, or that starts anew
 // if `done` is -1. It removes incomplete checkpoints left by killed runs. It refuses a folder that another run is
 // writing to, or that has a checkpoint of a later step.
@@ -146,7 +161,24 @@ func (f *Folder) Begin(step int64) (string, error) {
 	// The name is new, so a process that is left over from a killed run and still writes to its own folder
 	// changes nothing here.
 	dir := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], unfinished))
-	return dir, os.Mkdir(dir, 0o777)
+	err := os.Mkdir(dir, 0o777)
+	if errors.Is(err, fs.ErrNotExist) { // the whole folder was removed during the run
+		if err = f.again(); err == nil {
+			err = os.Mkdir(dir, 0o777)
+		}
+	}
+	return dir, err
+}
+
+// again creates the folder again and locks it.
+func (f *Folder) again() error {
+	if err := os.MkdirAll(f.Dir, 0o777); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return f.take()
 }
 
 // Drop removes an incomplete checkpoint.

@@ -19,7 +19,6 @@ import (
 type Checkpoint struct {
 	*Manifest
 	Dir   string
-	files []*safetensors.Folder
 	parts map[string][]located // by entry name
 	index map[string]*Tensor
 }
@@ -31,7 +30,9 @@ type located struct {
 }
 
 // Open opens a checkpoint. It checks the manifest, that all shards exist with the right sizes, and that they
-// cover every tensor exactly once. Verify checks the contents of the shards.
+// cover every tensor exactly once. Verify checks the contents of the shards. Shards are open only while they are read: a
+// checkpoint can have more of them than a process may have open files. If the checkpoint has changed since it was written, the
+// error is a *Damage.
 func Open(dir string) (*Checkpoint, error) {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -43,63 +44,58 @@ func Open(dir string) (*Checkpoint, error) {
 	}
 	for i := range m.Shards {
 		if err := c.openShard(&m.Shards[i]); err != nil {
-			c.Close()
 			return nil, err
 		}
 	}
 	for i := range m.Tensors {
 		if err := c.covers(&m.Tensors[i]); err != nil {
-			c.Close()
 			return nil, err
 		}
 	}
 	return c, nil
 }
 
-// Close closes the files.
-func (c *Checkpoint) Close() error {
-	var errs []error
-	for _, f := range c.files {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}
+// Close does nothing: no file is open between calls.
+func (c *Checkpoint) Close() error { return nil }
 
 func (c *Checkpoint) openShard(s *Shard) error {
 	path := filepath.Join(c.Dir, s.File)
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("has no %s, although its manifest names it", s.File)
+		return missing(c.Dir, s.File, err, Damaged("has no %s, although its manifest names it", s.File))
 	case err != nil:
 		return err
 	case info.Size() < s.Bytes:
-		return fmt.Errorf("is truncated: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+		return Damaged("is truncated: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
 	case info.Size() > s.Bytes:
-		return fmt.Errorf("is damaged: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+		return Damaged("is damaged: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
 	}
 	f, err := safetensors.OpenFile(path)
-	if err != nil {
-		return fmt.Errorf("is damaged: %w", err)
+	if errors.As(err, new(*fs.PathError)) {
+		return err // the file cannot be read
 	}
-	c.files = append(c.files, f)
+	if err != nil {
+		return Damaged("is damaged: %w", err)
+	}
+	defer f.Close()
 	var places map[string]place
 	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
-		return fmt.Errorf("is damaged: %s does not give the positions of its tensors", s.File)
+		return Damaged("is damaged: %s does not give the positions of its tensors", s.File)
 	}
 	tensors := f.Tensors()
 	for i := range tensors {
 		x := &tensors[i]
 		t, at := c.index[x.Name], places[x.Name].Offsets
 		if t == nil || x.DType != t.DType || len(x.Shape) != len(at) || len(at) < 1 || len(at) > 2 {
-			return fmt.Errorf("is damaged: %s has a tensor %q that the manifest does not name", s.File, x.Name)
+			return Damaged("is damaged: %s has a tensor %q that the manifest does not name", s.File, x.Name)
 		}
 		p := located{row: at[0], rows: x.Shape[0], cols: 1, in: x}
 		if len(at) == 2 {
 			p.col, p.cols = at[1], x.Shape[1]
 		}
 		if p.row < 0 || p.col < 0 || p.row > t.Shape[0]-p.rows || p.col > t.Shape[1]-p.cols {
-			return fmt.Errorf("is damaged: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
+			return Damaged("is damaged: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
 		}
 		c.parts[x.Name] = append(c.parts[x.Name], p)
 	}
@@ -114,12 +110,12 @@ func (c *Checkpoint) covers(t *Tensor) error {
 		sum += p.rows * p.cols
 		for _, q := range parts[:i] {
 			if p.row < q.row+q.rows && q.row < p.row+p.rows && p.col < q.col+q.cols && q.col < p.col+p.cols {
-				return fmt.Errorf("is damaged: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
+				return Damaged("is damaged: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
 			}
 		}
 	}
 	if all := t.Shape[0] * t.Shape[1]; sum != all {
-		return fmt.Errorf("is damaged: its shards have %d of the %d elements of %s", sum, all, t.Name())
+		return Damaged("is damaged: its shards have %d of the %d elements of %s", sum, all, t.Name())
 	}
 	return nil
 }
@@ -144,7 +140,7 @@ func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool, pro
 			return fmt.Errorf("%s: %w", s.File, err)
 		}
 		if fmt.Sprintf("%08x", sum) != s.CRC32C {
-			return fmt.Errorf("is damaged: %s has a wrong checksum", s.File)
+			return Damaged("is damaged: %s has a wrong checksum", s.File)
 		}
 	}
 	return nil
@@ -178,21 +174,28 @@ func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32
 		if row0 >= row1 || col0 >= col1 {
 			continue
 		}
-		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous in the file and in the result
-			to := out[(row0-row)*cols : (row1-row)*cols]
-			var err error
-			if buffer, err = p.in.Float32s(to, (row0-p.row)*p.cols, buffer); err != nil {
-				return err
-			}
-			continue
+		file, _, err := infile.Open(p.in.File)
+		if err != nil {
+			return err
 		}
-		for r := row0; r < row1; r++ {
-			at := (r-row)*cols + col0 - col
-			var err error
-			if buffer, err = p.in.Float32s(out[at:at+col1-col0], (r-p.row)*p.cols+col0-p.col, buffer); err != nil {
-				return err
-			}
+		buffer, err = p.read(file, row0, row1, col0, col1, row, col, cols, out, buffer)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// read writes rows row0 to row1-1 and columns col0 to col1-1 of the part to a rectangle with cols columns that starts at
+// (row, col).
+func (p *located) read(file io.ReaderAt, row0, row1, col0, col1, row, col, cols int64, out []float32, buffer []byte) (_ []byte, err error) {
+	in := p.in.From(file)
+	if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous in the file and in the result
+		return in.Float32s(out[(row0-row)*cols:(row1-row)*cols], (row0-p.row)*p.cols, buffer)
+	}
+	for r := row0; r < row1 && err == nil; r++ {
+		at := (r-row)*cols + col0 - col
+		buffer, err = in.Float32s(out[at:at+col1-col0], (r-p.row)*p.cols+col0-p.col, buffer)
+	}
+	return buffer, err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -356,5 +357,59 @@ func TestTorchReads(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, strings.Split(strings.TrimSpace(string(out)), "\n")); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Only a changed or missing file is damage. Whether a file that cannot be opened is good is unknown.
+func TestDamage(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(shard, manifest string) error
+		damaged bool
+	}{
+		{"a shard is missing", func(shard, _ string) error { return os.Remove(shard) }, true},
+		{"a shard is truncated", func(shard, _ string) error { return os.Truncate(shard, 100) }, true},
+		{"the manifest is missing", func(_, manifest string) error { return os.Remove(manifest) }, true},
+		{"the manifest is truncated", func(_, manifest string) error { return os.Truncate(manifest, 100) }, true},
+		{"a shard cannot be opened", func(shard, _ string) error {
+			return errors.Join(os.Remove(shard), os.Symlink(filepath.Base(shard), shard)) // a loop
+		}, false},
+		{"the manifest cannot be opened", func(_, manifest string) error {
+			return errors.Join(os.Remove(manifest), os.Symlink(filepath.Base(manifest), manifest))
+		}, false},
+		{"the manifest has a later format", func(_, manifest string) error {
+			return os.WriteFile(manifest, []byte(`{"format": 4, "seal": "another"}`), 0o666)
+		}, false},
+		{"the folder is gone", func(shard, _ string) error { return os.RemoveAll(filepath.Dir(shard)) }, false},
+	} {
+		dir := write(t, create(t, t.TempDir(), 100, -1), 5)
+		shards, err := filepath.Glob(filepath.Join(dir, "rank-*"))
+		if err != nil || len(shards) == 0 {
+			t.Fatal(shards, err)
+		}
+		if err := c.change(shards[0], filepath.Join(dir, store.ManifestFile)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = store.Open(dir)
+		if err == nil || errors.As(err, new(*store.Damage)) != c.damaged {
+			t.Errorf("%s: %v; damage: %t, want %t", c.name, err, !c.damaged, c.damaged)
+		}
+	}
+}
+
+// A folder that is removed during a run is created again, and is locked again.
+func TestFolderRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	f := create(t, dir, 2, -1)
+	write(t, f, 1)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Open(write(t, f, 2)); err != nil {
+		t.Error(err)
+	}
+	if other, err := store.Create(dir, 2, 2); err == nil {
+		other.Close()
+		t.Error("two runs write to the folder")
 	}
 }
