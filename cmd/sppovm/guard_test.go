@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -50,6 +51,45 @@ func TestSkippedSteps(t *testing.T) {
 	}
 	code, _, text := runs(t, append(args, "--set", "train.guard.spikes=0.001", "--set", "train.guard.stop=3")...)
 	if code != cli.Failed || !strings.Contains(text, "sppovm: step 13: 3 steps skipped in a row") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
+// A skipped step leaves the weights as they were, so a run that ends with one saves its state and succeeds. Continuing from there
+// gives the results of a run without interruption.
+func TestSavedAfterSkippedStep(t *testing.T) {
+	inBase(t)
+	args := []string{"tiny.sppo", "--set", "train.steps=30", "--set", "train.guard.spikes=1.02", "--json"}
+	whole, last := alone(t, append(args, "--save", "whole")...), ""
+	for _, o := range objects(t, whole) {
+		if o["skipped"] == true {
+			last = fmt.Sprint(o["step"])
+		}
+	}
+	if last == "" {
+		t.Fatal("no step was skipped")
+	}
+	code, _, text := runs(t, append(args, "-q", "--steps", last, "--save", "dir")...)
+	if code != cli.Done || !strings.Contains(text, "step "+last+" skipped: ") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	if diff := cmp.Diff([]string{"step-" + last}, namesIn(t, "dir")); diff != "" {
+		t.Error(diff)
+	}
+	alone(t, append(args, "--save", "dir", "--resume", "auto")...)
+	same(t, "whole", "dir")
+}
+
+// A run that trains nothing, or that ruins its weights, fails even if it is short and saves nothing.
+func TestNothingTrained(t *testing.T) {
+	inBase(t)
+	alone(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "15", "--save", "dir")
+	code, _, text := runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "18", "--set", "train.guard.spikes=0.0001", "--resume", "dir")
+	if code != cli.Failed || !strings.Contains(text, "sppovm: every step was skipped (3), so nothing was trained") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	code, _, text = runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "6", "--set", "train.optimizer.lr=1e9", "--set", "train.optimizer.weight_decay=0", "--set", "train.eval_batch=0")
+	if code != cli.Failed || !strings.Contains(text, "sppovm: the run ends with weights that may not be finite: the loss of step 6 is NaN") {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 }

@@ -223,7 +223,7 @@ func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 		Secret: os.Getenv(world.SecretVariable),
 		Job:    cmp.Or(l.job, fmt.Sprintf("%s %s in %d processes", p.Name, digest, l.processes)),
 		Terms: []world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: digest},
-			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}},
+			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}, {Name: "last step", Value: strconv.Itoa(f.steps)}},
 		Local: l.local, Wires: f.device == "cpu",
 		Tell: func(what string) {
 			if !f.quiet {

@@ -76,7 +76,7 @@ func (f *probeFlags) measure(env *cli.Env) error {
 		return err
 	}
 	defer b.close()
-	show := &progress{text: env.Stderr}
+	show := &progress{text: env.Stderr, loud: env.Stderr}
 	if f.run.quiet {
 		show.text = io.Discard
 	}

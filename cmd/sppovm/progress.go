@@ -16,7 +16,8 @@ import (
 
 // progress reports a run: as text for people, as JSON for programs.
 type progress struct {
-	text    io.Writer
+	text    io.Writer // progress
+	loud    io.Writer // warnings, also those of quiet runs
 	json    io.Writer // for the objects of simulations and of probe; nil: not wanted
 	rewrite bool      // text is a terminal, so the line of the step is overwritten
 	steps   int       // number of the last step
@@ -111,17 +112,27 @@ func (s *progress) step(r *watch.Step) {
 
 // say writes a permanent line, and passes it to the watchers as a note.
 func (s *progress) say(format string, args ...any) {
-	s.print(format, args...)
+	s.print(s.text, format, args...)
+	s.note(format, args...)
+}
+
+// warn is like say for what a user must know even if the run shows no progress.
+func (s *progress) warn(format string, args ...any) {
+	s.print(s.loud, format, args...)
+	s.note(format, args...)
+}
+
+func (s *progress) note(format string, args ...any) {
 	s.watchers.Observe(&watch.Note{Note: fmt.Sprintf(format, args...), Step: s.newest, Time: time.Now()})
 }
 
 // print writes a permanent line that the watchers do not receive.
-func (s *progress) print(format string, args ...any) {
+func (s *progress) print(to io.Writer, format string, args ...any) {
 	if s.pending {
 		fmt.Fprintln(s.text)
 		s.pending = false
 	}
-	fmt.Fprintf(s.text, format+"\n", args...)
+	fmt.Fprintf(to, format+"\n", args...)
 }
 
 func (s *progress) saved(c *vm.Saved) {
@@ -131,13 +142,13 @@ func (s *progress) saved(c *vm.Saved) {
 
 func (s *progress) validation(v *watch.Validation) {
 	s.eval, s.evalStep = float64(v.Loss), v.Step
-	s.print("step %d  validation loss %.4f", v.Step, float64(v.Loss))
+	s.print(s.text, "step %d  validation loss %.4f", v.Step, float64(v.Loss))
 	s.watchers.Observe(v)
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
 	if steps == s.first { // there is no loss
-		s.print("done: no steps left after step %d", steps)
+		s.print(s.text, "done: no steps left after step %d", steps)
 		s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(math.NaN()), DevicePeak: device, HostPeak: host, BubbleRatio: number(math.NaN())})
 		return
 	}
@@ -145,7 +156,7 @@ func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble f
 	if s.evalStep == steps { // an older loss would be mistaken for the current one
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
-	s.print("%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)
+	s.print(s.text, "%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)
 	s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(loss), DevicePeak: device, HostPeak: host, BubbleRatio: number(bubble)})
 }
 

@@ -41,8 +41,10 @@ type runFlags struct {
 	force   bool
 	profile string
 	seeded  bool // --seed was given
-	sim     simFlags
-	watch   watchFlags
+
+	startOver bool // if every checkpoint is damaged
+	sim       simFlags
+	watch     watchFlags
 
 	stall time.Duration // a step without progress for this long ends the run; 0: never
 
@@ -69,11 +71,12 @@ func run(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, cuda (NVIDIA GPUs), sim (virtual time on the program's cluster), or field (exact sums over finite fields, to compare programs)", "cpu", "cuda", "sim", "field")
 	flags.IntVar(&f.steps, "steps", -1, "stop after this step (default: the program's last step; with sim, the first); the learning-rate schedule does not change")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
-	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
 	set := cli.JobFlags(flags)
 	f.saves.define(flags)
 	f.defineStart(flags)
+	flags.BoolVar(&f.startOver, "start-over", false, "with --resume auto: if every checkpoint in the --save folder is damaged, train from the beginning instead of stopping")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "compute matrix products with go (built in) or openblas (if installed)", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
@@ -93,6 +96,9 @@ func run(flags *pflag.FlagSet) cli.Action {
 	f.sim.define(flags)
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
+		if flags.Changed("prometheus") && f.watch.port < 0 {
+			return cli.Usagef("--prometheus %d: ports are 0 to 65535; 0 is any free port", f.watch.port)
+		}
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
 			return cli.Usagef("--steps and --threads must not be negative")
 		}
@@ -163,6 +169,8 @@ func (f *runFlags) check() error {
 		return cli.Usagef("--weights starts a run and --resume continues one: give only one of them, or --resume auto")
 	case f.cast && f.weights == "":
 		return cli.Usagef("--cast needs --weights")
+	case f.startOver && f.resume != resumeAuto:
+		return cli.Usagef("--start-over needs --resume auto")
 	}
 	if err := errors.Join(f.saves.check(f.resume), f.watch.check(f.device, f.json)); err != nil {
 		return err
@@ -283,7 +291,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, show: show}
 	if computer.notes != nil {
 		for _, note := range computer.notes() {
-			r.show.say("note: %s", note)
+			r.show.warn("note: %s", note)
 		}
 	}
 	if err = r.watch(); err == nil {
@@ -343,7 +351,7 @@ func (f *runFlags) profiled() int64 {
 }
 
 func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progress {
-	show := &progress{text: env.Stderr, steps: f.steps}
+	show := &progress{text: env.Stderr, loud: env.Stderr, steps: f.steps}
 	if f.quiet {
 		show.text = io.Discard
 	}
@@ -378,6 +386,7 @@ type training struct {
 	device  string
 	show    *progress
 	loss    float64 // loss of the last step
+	norm    float64 // gradient norm of the last step
 	proven  int     // the last step whose weights have given a finite loss, in the following step or in validation
 	sick    string  // why the state after the last step should not be saved; empty: it should
 	saver   *saver  // nil: nothing is saved
@@ -429,7 +438,7 @@ func (r *training) warn() {
 	kinds := r.job.Kinds()
 	for i, kind := range kinds {
 		if kind != kinds[0] {
-			r.show.say("process %d computes on %s, but process 0 on %s: losses may differ by rounding errors", i, kind, kinds[0])
+			r.show.warn("process %d computes on %s, but process 0 on %s: losses may differ by rounding errors", i, kind, kinds[0])
 		}
 	}
 }
@@ -454,9 +463,10 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 	return false, nil
 }
 
-// restored marks the error of a checkpoint as the user's mistake, unless the job has failed while loading it.
+// restored marks the error of a checkpoint as the user's mistake, unless the job has failed while loading it. With --resume auto
+// it is a mistake only if the checkpoint is good and of another job: a file that cannot be read now may be readable later.
 func (r *training) restored(err error) error {
-	if r.job.Failed() != nil {
+	if r.job.Failed() != nil || r.f.resume == resumeAuto && !errors.As(err, new(*vm.MismatchError)) {
 		return err
 	}
 	return cli.Wrong(err)
@@ -481,26 +491,36 @@ func (r *training) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.loss = result.Loss
+	r.loss, r.norm = result.Loss, result.GradNorm
 	if err := r.record(&result); err != nil {
 		return err
 	}
-	r.sick = ""
+	r.prove(result)
 	if err := r.guard(result); err != nil {
 		return err
 	}
-	if !finite(result.Loss) && !result.Skipped {
-		r.sick = fmt.Sprintf("the loss of step %d is %g", result.Step, result.Loss)
+	if r.sick != "" && !result.Skipped {
 		return fmt.Errorf("step %d: the loss is %g; try a smaller learning rate or gradient clipping", result.Step, result.Loss)
-	}
-	if !result.Skipped {
-		r.proven = result.Step - 1
 	}
 	every := r.program.Run.EvalEvery
 	if last := result.Step >= r.f.steps; last || every > 0 && result.Step%every == 0 {
 		return r.validate(ctx)
 	}
 	return nil
+}
+
+// prove notes which weights have given a finite loss, and whether the state after the step should be saved. The loss of a step is
+// that of the weights before it, which a skipped step leaves as they were.
+func (r *training) prove(result vm.StepResult) {
+	if r.sick = ""; finite(result.Loss) {
+		r.proven = max(r.proven, result.Step-1)
+	}
+	switch {
+	case result.Skipped && r.proven >= result.Step-1:
+		r.proven = result.Step
+	case !finite(result.Loss):
+		r.sick = fmt.Sprintf("the loss of step %d is %g", result.Step, result.Loss)
+	}
 }
 
 // guard reports a step that was skipped, and ends a run that skips too many steps in a row.
@@ -511,8 +531,7 @@ func (r *training) guard(result vm.StepResult) error {
 	}
 	r.inRow++
 	r.skipped++
-	r.sick = fmt.Sprintf("step %d was skipped", result.Step)
-	r.show.say("step %d skipped: loss %.4g, gradient norm %.4g; the weights are unchanged", result.Step, result.Loss, result.GradNorm)
+	r.show.warn("step %d skipped: loss %.4g, gradient norm %.4g; the weights are unchanged", result.Step, result.Loss, result.GradNorm)
 	if most := r.program.Run.MaxSkipped; most > 0 && r.inRow >= most {
 		return fmt.Errorf("step %d: %s skipped in a row, the last with loss %.4g and gradient norm %.4g; try a smaller learning rate or gradient clipping",
 			result.Step, count(r.inRow, "step"), result.Loss, result.GradNorm)
@@ -553,6 +572,12 @@ func (r *training) stopped(err error) error {
 func (r *training) end(ctx context.Context) error {
 	if err := r.saver.last(ctx); err != nil {
 		return err
+	}
+	switch done := r.job.Steps() - r.show.first; {
+	case r.sick != "":
+		return fmt.Errorf("the run ends with weights that may not be finite: %s; try a smaller learning rate or gradient clipping", r.sick)
+	case done > 0 && r.skipped == done:
+		return fmt.Errorf("every step was skipped (%d), so nothing was trained; the last had loss %.4g and gradient norm %.4g", done, r.loss, r.norm)
 	}
 	if r.f.profile != "" {
 		if err := r.writeProfile(); err != nil {

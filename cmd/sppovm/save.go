@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -64,6 +66,11 @@ func (f *saveFlags) check(resume string) error {
 	parent := filepath.Dir(filepath.Clean(f.dir))
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
 		return cli.Usagef("cannot write to %s: there is no folder %s", f.dir, parent)
+	}
+	if to, err := os.Readlink(f.dir); err == nil {
+		if _, err := os.Stat(f.dir); errors.Is(err, fs.ErrNotExist) {
+			return cli.Usagef("cannot write to %s: it is a link to %s, which does not exist", f.dir, to)
+		}
 	}
 	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
 		return cli.Usagef("cannot write to %s: it is a file, but --save takes a folder", f.dir)
@@ -159,7 +166,7 @@ func (s *saver) after(ctx context.Context) error {
 		return nil
 	}
 	if s.r.sick != "" {
-		s.r.show.say("no checkpoint after step %d: %s", s.r.job.Steps(), s.r.sick)
+		s.r.show.warn("no checkpoint after step %d: %s", s.r.job.Steps(), s.r.sick)
 		return nil
 	}
 	return s.begin(ctx, s.r.f.saves.wait)
@@ -187,7 +194,7 @@ func (s *saver) complete(wait bool) error {
 func (s *saver) tolerate(err error) error {
 	var failed *vm.SaveError
 	if errors.As(err, &failed) {
-		s.r.show.say("%v; the run continues, and earlier checkpoints are unchanged", failed)
+		s.r.show.warn("%v; the run continues, and earlier checkpoints are unchanged", failed)
 		return nil
 	}
 	return err
@@ -227,7 +234,7 @@ func (s *saver) retire() error {
 	s.unproven = -1
 	err := s.Retire()
 	if err != nil && s.r.job.Failed() == nil {
-		s.r.show.say("cannot remove old checkpoints: %v", err)
+		s.r.show.warn("cannot remove old checkpoints: %v", err)
 		err = nil
 	}
 	return err
@@ -256,7 +263,8 @@ func (s *saver) close() error {
 }
 
 // resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if there is none.
-// It renames damaged checkpoints, so that they are no longer found.
+// It renames damaged checkpoints, so that they are no longer found. A checkpoint that cannot be read is not damaged: it ends the
+// run.
 func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	dir := r.f.saves.dir
 	for {
@@ -265,8 +273,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			return false, r.restored(err)
 		}
 		if len(steps) == 0 {
-			r.show.say("no checkpoint in %s: starting from the beginning", dir)
-			return false, nil
+			return false, r.startOver(dir)
 		}
 		path := filepath.Join(dir, store.StepName(steps[len(steps)-1]))
 		err = r.job.Restore(ctx, path)
@@ -281,6 +288,20 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 		if renaming := r.job.OnDisk(path, func() (err error) { aside, err = store.SetAside(path); return err }); renaming != nil {
 			return false, errors.Join(err, renaming)
 		}
-		r.show.say("%v; it is now %s", err, aside)
+		r.show.warn("%v; it is now %s", err, aside)
 	}
+}
+
+// startOver reports that the run starts from the beginning. If the folder had checkpoints, all of which are damaged, the user
+// must have asked for it.
+func (r *training) startOver(dir string) error {
+	var aside []string
+	if err := r.job.OnDisk(dir, func() (err error) { aside, err = store.SetAsideIn(dir); return err }); err != nil {
+		return err
+	}
+	if len(aside) > 0 && !r.f.startOver {
+		return fmt.Errorf("every checkpoint in %s is damaged (%s): --start-over trains from the beginning; nothing is lost before that", dir, strings.Join(aside, ", "))
+	}
+	r.show.warn("no checkpoint in %s: starting from the beginning", dir)
+	return nil
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -150,7 +152,7 @@ func TestCopyDoesNotFit(t *testing.T) {
 
 func TestSaveUsage(t *testing.T) {
 	inBase(t)
-	if err := os.WriteFile("file", nil, 0o666); err != nil {
+	if err := errors.Join(os.WriteFile("file", nil, 0o666), os.Symlink("nowhere", "link")); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -165,10 +167,70 @@ func TestSaveUsage(t *testing.T) {
 		{"--save d --keep 0", "--keep 0: at least 1"},
 		{"--save no/d", "cannot write to no/d: there is no folder no"},
 		{"--save file", "cannot write to file: it is a file, but --save takes a folder"},
+		{"--save link", "cannot write to link: it is a link to nowhere, which does not exist"},
+		{"--start-over", "--start-over needs --resume auto"},
+		{"--prometheus -1", "--prometheus -1: ports are 0 to 65535"},
 	} {
 		code, _, text := runs(t, append([]string{"tiny.sppo", "-q"}, strings.Fields(c.args)...)...)
 		if code != cli.BadInput || !strings.Contains(text, c.want) {
 			t.Errorf("%s: exit %d\n%s", c.args, code, text)
 		}
+	}
+}
+
+// A checkpoint that cannot be read is not damaged: it ends the run and stays where it is.
+func TestUnreadableCheckpointStays(t *testing.T) {
+	inBase(t)
+	alone(t, "tiny.sppo", "-q", "--save", "dir", "--steps", "2")
+	args := []string{"tiny.sppo", "-q", "--save", "dir", "--resume", "auto"}
+	shard := filepath.Join("dir", "step-2", "rank-00001.safetensors")
+	if err := errors.Join(os.Rename(shard, "shard"), os.Symlink("rank-00001.safetensors", shard)); err != nil { // a loop
+		t.Fatal(err)
+	}
+	for _, processes := range []int{1, 2} {
+		all := launchAll(t, processes, inWorld(t, processes, args...))
+		end(t, all)
+		if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "too many levels of symbolic links") || strings.Count(text, "\n") != 1 {
+			t.Errorf("%d processes: exit %d\n%s", processes, all[0].code, text)
+		}
+	}
+	if err := os.Rename("shard", shard); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	few := exec.Command("sh", append([]string{"-c", `ulimit -n 8; exec "$0" run "$@"`, self}, args...)...)
+	few.Env = append(os.Environ(), asCommand+"=1")
+	if text, err := few.CombinedOutput(); err == nil || !strings.Contains(string(text), "too many open files") {
+		t.Errorf("with few open files: %v\n%s", err, text)
+	}
+	if diff := cmp.Diff([]string{"step-2"}, namesIn(t, "dir")); diff != "" {
+		t.Error(diff)
+	}
+	if code, _, text := runs(t, args...); code != cli.Done || text != "" {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
+// If all checkpoints are damaged, a run begins anew only with --start-over. Warnings are shown with -q, too.
+func TestStartOver(t *testing.T) {
+	inBase(t)
+	args := []string{"tiny.sppo", "-q", "--save", "dir", "--steps", "2", "--resume", "auto"}
+	if code, _, text := runs(t, args...); code != cli.Done || text != "no checkpoint in dir: starting from the beginning\n" {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	if err := os.Truncate(filepath.Join("dir", "step-2", "rank-00000.safetensors"), 10); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"it is now dir/step-2.damaged\n", ""} {
+		code, _, text := runs(t, args...)
+		if code != cli.Failed || !strings.Contains(text, want+"sppovm: every checkpoint in dir is damaged (step-2.damaged): --start-over trains from the beginning") {
+			t.Errorf("run %d: exit %d\n%s", i, code, text)
+		}
+	}
+	if code, _, text := runs(t, append(args, "--start-over")...); code != cli.Done || text != "no checkpoint in dir: starting from the beginning\n" {
+		t.Errorf("exit %d\n%s", code, text)
 	}
 }

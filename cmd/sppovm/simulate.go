@@ -79,7 +79,7 @@ func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 }
 
 func (f *runFlags) simulated(env *cli.Env, p *ir.Program) *progress {
-	show := &progress{text: env.Stderr, steps: f.steps}
+	show := &progress{text: env.Stderr, loud: env.Stderr, steps: f.steps}
 	if f.quiet {
 		show.text = io.Discard
 	}

@@ -54,7 +54,7 @@ func (f *watchFlags) check(device string, json bool) error {
 func (r *training) watch() error {
 	f := &r.f.watch
 	r.show.watchers.Fail = func(name string, err error) {
-		r.show.say("warning: %s failed and is now disabled: %v", name, err)
+		r.show.warn("warning: %s failed and is now disabled: %v", name, err)
 	}
 	if f.tensorboard != "" {
 		t, err := watch.NewTensorBoard(f.tensorboard)
@@ -149,7 +149,7 @@ func (r *training) record(result *vm.StepResult) error {
 	r.show.step(s)
 	if result.Step > r.show.first+1 {
 		if warning := r.compare.Add(s); warning != "" {
-			r.show.say("%s", warning)
+			r.show.warn("%s", warning)
 		}
 	}
 	return nil

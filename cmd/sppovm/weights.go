@@ -119,7 +119,7 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 // load sets the weights to those in the folder and, if there is one, in the adapter.
 func (r *training) load(ctx context.Context, w *startWeights) error {
 	if len(w.Ignored) > 0 {
-		r.show.say("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))
+		r.show.warn("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))
 	}
 	origin, err := filepath.Abs(r.f.weights)
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *training) load(ctx context.Context, w *startWeights) error {
 	if w.adapter != nil {
 		r.show.say("loaded the adapter %s", r.f.adapter)
 		for _, notice := range w.notices {
-			r.show.say("note: %s", notice)
+			r.show.warn("note: %s", notice)
 		}
 	}
 	return nil

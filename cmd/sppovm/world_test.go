@@ -353,6 +353,9 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
 		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}, ""},
+		{"another last step", func(i int, place string) []string {
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--steps", fmt.Sprint(1 + i), "--job", "one"}
+		}, []string{"has a different last step from process 0 on", "has a different last step from process 0 on"}, "a secret"},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
 		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}, ""},
