@@ -43,8 +43,8 @@ type lengthFile struct {
 	marks []int64 // start of every lengthStride-th document
 }
 
-// openLengths opens the index of a shard and checks that its lengths add up to the shard's tokens.
-func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
+// openLengths opens the index of a shard and checks it: its checksum, and that its lengths add up to the shard's tokens.
+func openLengths(name string, documents, tokens int64, sum *proof) (*lengthFile, error) {
 	f, size, err := infile.Open(name)
 	if err != nil {
 		return nil, err
@@ -52,6 +52,9 @@ func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 	x := &lengthFile{File: f, count: documents}
 	if size != 8*documents {
 		err = fmt.Errorf("%s: it has %d bytes, but the manifest says %d documents of 8 bytes", name, size, documents)
+		return nil, errors.Join(err, f.Close())
+	}
+	if err := sum.check(f, 0, size); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	in, at := bufio.NewReaderSize(io.NewSectionReader(f, 0, size), 1<<16), int64(0)

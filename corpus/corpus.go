@@ -5,6 +5,7 @@
 //	window.go        the tokens, documents and labels of a sequence
 //	borders.go       where the documents in a file start, and mask files
 //	stream.go        files that follow each other, read by position
+//	sums.go          checksums of the blocks of a file, checked when they are first read
 //	flat.go          flat files, with llm.c's header or none
 //	megatron.go      .bin with .idx
 //	manifest.go      a folder with a manifest

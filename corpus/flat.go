@@ -102,14 +102,16 @@ func (r *reader) readHeader(f *file, kind string) error {
 	return nil
 }
 
-// openMarks opens the index and the mask of a shard, if they are used.
+// openMarks opens the index and the mask of a shard, if they are used, and takes the checksums of its files.
 func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 	if m.Masks && (r.Masks == "off" || r.Masks == "") {
 		return fmt.Errorf("%s: it has masks: set masks = on to train on the labels that count, or masks = ignore to train on all labels",
 			f.name)
 	}
+	var index *proof
+	f.proof, index, f.maskProof = shard.proofs(strings.TrimSuffix(f.name, ".bin"), f.width, m.Masks)
 	if r.Documents == "index" {
-		lengths, err := openLengths(strings.TrimSuffix(f.name, ".bin")+".idx", shard.Documents, shard.Tokens)
+		lengths, err := openLengths(strings.TrimSuffix(f.name, ".bin")+".idx", shard.Documents, shard.Tokens, index)
 		if err != nil {
 			return err
 		}

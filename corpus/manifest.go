@@ -3,6 +3,7 @@ package corpus
 import (
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -32,6 +33,7 @@ type Manifest struct {
 	EOS       int64   `json:"eos"`             // appended to each document; -1: none
 	Field     string  `json:"field"`           // jsonl field or parquet column with the text
 	Masks     bool    `json:"masks,omitempty"` // NAME.mask has one byte for each token, 1 if its label counts
+	CRC       string  `json:"crc,omitempty"`   // CRC-32C of the manifest without this field, as json.MarshalIndent writes it
 	Shards    []Shard `json:"shards"`          // in the order of the tokens
 }
 
@@ -41,7 +43,8 @@ type Shard struct {
 	Tokens    int64  `json:"tokens"`
 	Documents int64  `json:"documents"`
 	Highest   int64  `json:"highest"`
-	Checksum  string `json:"checksum"` // CRC-32C of NAME.bin, NAME.idx and, if there is one, NAME.mask, in hexadecimal
+	Checksum  string `json:"checksum"`         // CRC-32C of NAME.bin, NAME.idx and, if there is one, NAME.mask, in hexadecimal
+	Blocks    string `json:"blocks,omitempty"` // CRC-32C of each block of BlockBytes of NAME.bin and then of NAME.mask
 }
 
 // ReadManifest reads the manifest of a folder. If there is none, the error is fs.ErrNotExist.
@@ -62,6 +65,9 @@ func ReadManifest(dir string) (*Manifest, error) {
 	if err := m.check(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	if text, err := m.text(); err != nil || m.CRC != "" && m.CRC != hexOf(crc32.Checksum(text, castagnoli)) {
+		return nil, fmt.Errorf("%s is damaged: its CRC-32C is not %.40q, as it says; restore it, or, if it was edited, remove crc from it", name, m.CRC)
+	}
 	return &m, nil
 }
 
@@ -80,6 +86,9 @@ func (m *Manifest) check() error {
 		if s.Tokens < 0 || s.Documents < 0 || s.Tokens > 1<<60 || s.Highest > m.Highest {
 			return fmt.Errorf("shards[%d]: %d tokens, %d documents and highest token %d are impossible", i, s.Tokens, s.Documents, s.Highest)
 		}
+		if err := s.checkSums(widths[m.Type], m.Masks); err != nil {
+			return fmt.Errorf("shards[%d]: %w", i, err)
+		}
 		tokens += s.Tokens
 		documents += s.Documents
 	}
@@ -89,14 +98,25 @@ func (m *Manifest) check() error {
 	return nil
 }
 
+// text returns the text of which CRC is the checksum.
+func (m *Manifest) text() ([]byte, error) {
+	bare := *m
+	bare.CRC = ""
+	return json.MarshalIndent(bare, "", "  ")
+}
+
 // Write writes the manifest to a folder, completely or not at all.
 func (m *Manifest) Write(dir string) error {
 	m.Format = manifestFormat
 	if err := m.check(); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(m, "", "  ")
+	text, err := m.text()
 	if err != nil {
+		return err
+	}
+	m.CRC = hexOf(crc32.Checksum(text, castagnoli))
+	if text, err = json.MarshalIndent(m, "", "  "); err != nil {
 		return err
 	}
 	return Replace(filepath.Join(dir, ManifestName), append(text, '\n'))

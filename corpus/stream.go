@@ -23,6 +23,8 @@ type file struct {
 	borders borders     // nil: unknown
 	mask    io.ReaderAt // a byte for each token, 1 if its label counts; nil: all count
 	beside  []beside    // files that hold the boundaries and the mask
+
+	proof, maskProof *proof // checksums of the tokens and the mask; nil: none
 }
 
 // beside is a file with information about a token file.
@@ -94,6 +96,9 @@ func (f *file) read(at, n int64, out []int32, stride int) error {
 		take := min(n, int64(len(buf))/f.width)
 		offset := f.offset + at*f.width
 		b := buf[:take*f.width]
+		if err := f.proof.check(f.data, offset, int64(len(b))); err != nil {
+			return err
+		}
 		if got, err := f.data.ReadAt(b, offset); got < len(b) {
 			if errors.Is(err, io.EOF) {
 				err = errors.New("the file has become shorter")

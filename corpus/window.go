@@ -242,6 +242,9 @@ func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	return out, p.runs(s.start, position, s.base, s.size, int64(len(there)), func(f *file, at, take int64) error {
 		got := there[:take]
 		there = there[take:]
+		if err := f.maskProof.check(f.mask, at, int64(len(got))); err != nil {
+			return err
+		}
 		if _, err := f.mask.ReadAt(got, at); err != nil {
 			return fmt.Errorf("%s: its mask, %d bytes at byte %d: %w", f.name, take, at, err)
 		}

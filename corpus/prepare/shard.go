@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -79,7 +77,7 @@ type shard struct {
 	job      *Job
 	files    []*os.File // tokens, lengths of documents, the mask if there is one
 	to       []*bufio.Writer
-	sums     []hash.Hash32
+	sums     []*corpus.Sums
 	document int64 // tokens of the current document
 	buf      []byte
 }
@@ -99,7 +97,7 @@ func (j *Job) newShard(k int) (*shard, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.drop())
 		}
-		sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+		sum := &corpus.Sums{}
 		s.files, s.sums = append(s.files, f), append(s.sums, sum)
 		s.to = append(s.to, bufio.NewWriterSize(io.MultiWriter(f, sum), 1<<18))
 	}
@@ -143,13 +141,12 @@ func (s *shard) add(ids []uint32, d corpus.Document) error {
 // finish completes the shard: data first, then its record.
 func (s *shard) finish(last bool) error {
 	s.Last = last
-	s.Checksum = ""
 	for x, f := range s.files {
 		if err := errors.Join(s.to[x].Flush(), f.Sync()); err != nil {
 			return errors.Join(err, s.drop())
 		}
-		s.Checksum += fmt.Sprintf("%08x", s.sums[x].Sum32())
 	}
+	s.Seal(s.sums)
 	for x, f := range s.files {
 		s.files[x] = nil
 		if err := errors.Join(f.Close(), os.Rename(f.Name(), filepath.Join(s.job.Dir, s.Name+s.job.endings()[x]))); err != nil {
