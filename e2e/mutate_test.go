@@ -36,7 +36,9 @@ var mutations = []mutation{
 	{"dead repetition", true, (*mutant).deadAgain},
 	{"read before write", true, (*mutant).hoist},
 	{"swap outputs", true, (*mutant).swapOutputs},
-	{"drop write of state", false, func(m *mutant) bool { return m.drop(m.writesState) }},
+	{"drop write of state", true, func(m *mutant) bool { return m.drop(m.writesState) }},
+	{"drop update", true, func(m *mutant) bool { return m.drop(updates) }},
+	{"repeat update", true, (*mutant).updateAgain},
 	{"drop change in place", false, func(m *mutant) bool { return m.drop(changesAlone) }},
 	{"redirect source of copy", false, func(m *mutant) bool { return m.redirect(isCopy, 1) }},
 	{"swap inputs", false, (*mutant).swapInputs},
@@ -190,6 +192,17 @@ func changes(in *ir.Instr) bool {
 		}
 	}
 	return false
+}
+
+func updates(in *ir.Instr) bool { return in.Info().Updates }
+
+// updateAgain repeats an update of a weight.
+func (m *mutant) updateAgain() bool {
+	i := m.any(updates)
+	if i >= 0 {
+		m.insert(i+1, m.instrs()[i])
+	}
+	return i >= 0
 }
 
 func changesAlone(in *ir.Instr) bool { return in.Info().Written() == 1 && changes(in) }

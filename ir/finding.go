@@ -21,7 +21,7 @@ const (
 	FindUninitialised FindingKind = "uninitialised" // a read of bytes that hold no value of the buffer that is read
 	FindLife          FindingKind = "life"          // a value overwritten or changed while the old value is still needed
 	FindDead          FindingKind = "dead"          // a result that is never read
-	FindState         FindingKind = "state"         // a value that outlives a step but is no state
+	FindState         FindingKind = "state"         // a value that outlives a step but is no state, or a state that a step does not update as a whole and once
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
 	FindCollective    FindingKind = "collective"    // members of a group that disagree about a collective
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other

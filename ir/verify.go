@@ -47,7 +47,7 @@ func (o VerifyOptions) Verify(p *Program) error {
 		verifyHeader(p, &all)
 	}
 	if all.empty() {
-		unread, unsaved, sound := o.verifyCodes(p, &all)
+		about, unsaved, sound := o.verifyCodes(p, &all)
 		if sound {
 			verifyRanks(p, &all)
 		}
@@ -57,8 +57,11 @@ func (o VerifyOptions) Verify(p *Program) error {
 		if all.empty() {
 			all.append(&unsaved)
 		}
+		if all.empty() && !o.AllowReuse {
+			verifyUpdates(p, about.updated, &all)
+		}
 		if all.empty() && !o.AllowUnread {
-			verifyUnread(p, unread, &all)
+			verifyUnread(p, about.unread, &all)
 		}
 		if !o.AllowOverCapacity {
 			verifyCapacity(p, &all)
@@ -70,11 +73,16 @@ func (o VerifyOptions) Verify(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyCodes checks the codes concurrently; findings are in the order of the codes. It returns the unread
-// results of each code, what its checkpoints would lack, and whether every instruction is valid by itself, which
-// later checks rely on.
-func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, unsaved findings, sound bool) {
-	unread = make([][]result, len(p.Codes))
+// codeFacts is what checks of the whole program need to know about each code.
+type codeFacts struct {
+	unread  [][]result // results that are never read
+	updated [][]extent // how much of each state a step writes
+}
+
+// verifyCodes checks the codes concurrently; findings are in the order of the codes. It returns facts about each
+// code, what checkpoints would lack, and whether every instruction is valid by itself, which later checks rely on.
+func (o VerifyOptions) verifyCodes(p *Program, all *findings) (about codeFacts, unsaved findings, sound bool) {
+	about = codeFacts{make([][]result, len(p.Codes)), make([][]extent, len(p.Codes))}
 	each, unkept := make([]findings, len(p.Codes)), make([]findings, len(p.Codes))
 	unsaved.limit = findingLimit
 	var wg sync.WaitGroup
@@ -90,7 +98,8 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 			if !unsound[i] {
 				v.order()
 			}
-			each[i], unread[i], unkept[i] = v.findings, v.unread, v.unsaved
+			each[i], unkept[i] = v.findings, v.unsaved
+			about.unread[i], about.updated[i] = v.unread, v.updated
 			<-slots
 		})
 	}
@@ -99,7 +108,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 		all.append(&each[i])
 		unsaved.append(&unkept[i])
 	}
-	return unread, unsaved, !slices.Contains(unsound, true)
+	return about, unsaved, !slices.Contains(unsound, true)
 }
 
 // verifyCapacity compares the arenas with the machine's memory, if that is known.
@@ -124,9 +133,11 @@ type codeVerifier struct {
 	code *Code
 	findings
 	VerifyOptions
-	unread  []result
-	unsaved findings            // see survives
-	states  *[NumArenas][]owned // see kept
+	unread       []result
+	unsaved      findings            // see survives
+	stateBuffers []bool              // see isState
+	updated      []extent            // by state
+	states       *[NumArenas][]owned // see kept
 }
 
 // instructions checks the properties of instructions that do not depend on order.

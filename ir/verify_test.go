@@ -156,6 +156,9 @@ var mutations = []struct {
 	{"dead-message", []string{"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B send y:f32[4,4] peer=$prev\n",
 		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n", "recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n recv_next B recv eval:f32[4,4] peer=$next\n"}},
 	{"dead-init", []string{"compute I fill norm:f32[2] value=1\n", "compute I fill norm:f32[2] value=1\n compute I fill aside:f32[2] value=0\n"}},
+	{"state-twice", []string{"    compute   O adamw", "    compute O sgd w:f32[4,4], m:f32[4,4] = dw:f32[4,4], step:f32[3] momentum=0.9 weight_decay=0 scale=1\n compute O adamw"}},
+	{"state-part", []string{"adamw w:f32[4,4], m:f32[4,4], v:f32[4,4] = dw:f32[4,4]", "adamw w:f32[2,4], m:f32[2,4], v:f32[2,4] = dw:f32[2,4]"}},
+	{"state-not-updated", []string{"adamw w:f32[4,4], m:f32[4,4], v:f32[4,4] = dw:f32[4,4], step:f32[3], norm:f32[2] beta1=0.9 beta2=0.95 eps=1e-08 weight_decay=0.1", "sgd w:f32[4,4], m:f32[4,4] = dw:f32[4,4], step:f32[3], norm:f32[2] momentum=0.9 weight_decay=0 scale=1"}},
 	{"state-moment", []string{"  state w moment2 v:f32[4,4] row=$first col=0\n", ""}},
 	{"state-loss", []string{"    compute E fill loss:f32[1] value=0\n", "", "fill norm:f32[2] value=1\n", "fill norm:f32[2] value=1\n compute I fill loss:f32[1] value=0\n"}},
 	{"life-stale", []string{"compute   B m0 s0 l0 p0 wait e3 !sync:1\n", "compute B wait e3\n compute B matmul xr:f32[4,4] = t:f32[4,4], t:f32[4,4] accumulate\n" +

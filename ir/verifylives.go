@@ -78,6 +78,10 @@ func (o *orderer) change(i int, in *Instr, j int) {
 		case st.writer.number != 0 && st.past&(readOnce|replaced) != 0:
 			o.abuse(i, o.otherOf(in, st), "changes %s (%s) in place after it has been read or replaced",
 				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
+		case st.writer.number != 0 && o.section == SectionStep && o.abused != i+1 && o.v.isState(view.Buffer):
+			o.abused = i + 1
+			o.v.report(FindState, o.section, i, o.instrAt(st.writer), "changes %s (%s), a state, a second time in a step",
+				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
 		}
 		if st.origin != 0 {
 			o.spoil(lo, hi, st.origin)
@@ -259,6 +263,7 @@ func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 		v.settle(sections, SectionStep, need{v.code.Buffers[s.View.Buffer].Arena, lo, hi, s.View.Buffer, None, name})
 	}
 	v.unread = unreadResults(v.code, sections)
+	v.updated = sections[SectionStep].updated()
 }
 
 func (v *codeVerifier) settle(sections *[NumSections]*orderer, s Section, n need) {
@@ -309,6 +314,79 @@ func (v *codeVerifier) survives(s Section, n need, lo, hi Bytes, by Section) {
 		v.unsaved.addOnce(Finding{Kind: FindState, At: siteOf(v.p, v.code, s, n.at), Msg: fmt.Sprintf(
 			"reads %s, which the %s section changes, but bytes 0x%x to 0x%x of it are no state: checkpoints would not contain them",
 			v.code.Buffers[n.buffer].Name, by, int64(at), int64(hi))})
+	}
+}
+
+// isState reports whether a buffer holds a state that checkpoints contain.
+func (v *codeVerifier) isState(buffer uint32) bool {
+	if v.stateBuffers == nil {
+		v.stateBuffers = make([]bool, len(v.code.Buffers))
+		for i := range v.code.States {
+			s := &v.code.States[i]
+			v.stateBuffers[s.View.Buffer] = s.Role != RoleGrad
+		}
+	}
+	return v.stateBuffers[buffer] && !v.AllowReuse
+}
+
+// updated returns, for each state, how much of it a step writes.
+func (o *orderer) updated() []extent {
+	list := make([]extent, len(o.v.code.States))
+	for i := range o.v.code.States {
+		s := &o.v.code.States[i]
+		lo, hi := o.v.code.extent(&s.View)
+		n := Bytes(0)
+		for _, w := range overlapping(o.left[o.v.code.Buffers[s.View.Buffer].Arena], lo, hi) {
+			n += min(w.hi, hi) - max(w.lo, lo)
+		}
+		switch n {
+		case 0:
+		case hi - lo:
+			list[i] = whole
+		default:
+			list[i] = part
+		}
+	}
+	return list
+}
+
+// extent is how much of something is meant.
+type extent uint8
+
+const (
+	none extent = iota
+	part
+	whole
+)
+
+// verifyUpdates checks that a step updates all states of each trained tensor on all ranks, each as a whole. A tensor
+// is trained if a step updates a state of it, or if it has a state other than weights.
+func verifyUpdates(p *Program, updated [][]extent, all *findings) {
+	trained := map[int32]string{} // with the reason
+	for c := range updated {
+		for i, e := range updated[c] {
+			switch s := &p.Codes[c].States[i]; {
+			case trained[s.Tensor] != "":
+			case s.Role != RoleWeight:
+				trained[s.Tensor] = fmt.Sprintf("it has a %s on %s", s.Role, p.Codes[c].Name)
+			case e != none:
+				trained[s.Tensor] = "its weight is updated on " + p.Codes[c].Name
+			}
+		}
+	}
+	for c := range updated {
+		for i, e := range updated[c] {
+			s := &p.Codes[c].States[i]
+			why := trained[s.Tensor]
+			if s.Role == RoleGrad || why == "" || e == whole {
+				continue
+			}
+			amount := map[extent]string{none: "does not update", part: "updates only part of"}[e]
+			all.add(Finding{Kind: FindState, At: Site{Rank: None, Code: p.Codes[c].Name, Index: None}, Msg: fmt.Sprintf(
+				"a step %s %s, the %s of %s, a trained tensor (%s): all its states are updated in every step",
+				amount, p.Codes[c].Buffers[s.View.Buffer].Name, s.Role, p.Tensors[s.Tensor].Name, why)})
+			delete(trained, s.Tensor) // one finding is enough
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ type clock [ir.NumStreams]int
 type buffer struct {
 	ir.Buffer
 	persistent bool
+	state      bool // a weight, which no step changes
 	place      *place
 
 	// State in this section: whether the buffer has been written, whether it has been read since, and whether
@@ -42,7 +43,7 @@ type buffer struct {
 // mayRead reports whether a read sees the value that the buffer represents. mayChange reports whether the value
 // can be changed in place: it comes from before the section, or no instruction has read it.
 func (b *buffer) mayRead() bool   { return !b.stale }
-func (b *buffer) mayChange() bool { return !b.stale && !(b.written && b.read) }
+func (b *buffer) mayChange() bool { return !b.state && !b.stale && !(b.written && b.read) }
 
 type place struct {
 	size  ir.Bytes
@@ -86,6 +87,7 @@ func (st *stage) lasting() {
 		shape := [ir.MaxDims]int64{shareRows, t.Shape[1]}
 		v := st.write(ir.Device, ir.F32, shape, true)
 		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02)})
+		st.buffers[v.Buffer].state = true
 		st.code.States = append(st.code.States, ir.State{Tensor: int32(i), Role: ir.RoleWeight, View: v, Row0: ir.ConstRef(constRow), Col0: ir.Int(0)})
 	}
 	loss := st.write(ir.Device, ir.F32, [ir.MaxDims]int64{1}, true)
