@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -247,6 +248,118 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// bitsShape keeps all multiprocessors of a GPU busy and reuses every slot in shared memory many times.
+var bitsShape = attentionShape{n: 1024, prefix: 3072, heads: 16, kvHeads: 4}
+
+// sameBits runs attention, or its gradient, several times on equal operands. It returns a hash of the results, or an error
+// that names the first launch with other results. The function before is called before each launch; it may be nil.
+func sameBits(m *Machine, op ir.Op, shape attentionShape, launches int, before func(launch int)) (sum [32]byte, err error) {
+	p, inputs := attentionProgram(shape)
+	code := p.Codes[0].Sections[ir.SectionStep]
+	pc := slices.IndexFunc(code, func(in ir.Instr) bool { return in.Op == op })
+	err = m.runAlone(p, inputs, shape.prefix, func(d *Device) error {
+		var first []([32]byte)
+		for launch := range launches {
+			if before != nil {
+				before(launch)
+			}
+			if err := d.Begin(ir.SectionStep, 1); err != nil {
+				return err
+			}
+			for i := min(pc, launch); i <= pc; i++ { // the gradient needs the forward pass once
+				d.Launch(i)
+			}
+			if err := d.Join(); err != nil {
+				return err
+			}
+			var all []([32]byte)
+			for i, v := range code[pc].Args {
+				if _, writes := code[pc].Access(i); writes {
+					bytes := make([]byte, v.Bytes())
+					if err := d.Read(v, bytes); err != nil {
+						return err
+					}
+					all = append(all, sha256.Sum256(bytes))
+				}
+			}
+			for i := range all {
+				if launch > 0 && all[i] != first[i] {
+					plan, _ := d.plan(&code[pc]) // it has been made before
+					name := code[pc].Info().Operands[i].Name
+					return fmt.Errorf("launch %d gives other bits than the first for %s of %s", launch+1, name, kernelOf(plan.Launches, name))
+				}
+			}
+			if launch == 0 {
+				first = all
+			}
+		}
+		sum = sha256.Sum256(fmt.Append(nil, first))
+		return nil
+	})
+	return sum, err
+}
+
+// Attention and its gradient give the same bits in 200 launches, whether the copy engine or threads load tiles. A race
+// between copies, products and barriers would show here first.
+func TestGPUBits(t *testing.T) {
+	launches, shape := 200, bitsShape
+	if rehearsed() {
+		launches, shape = 2, smallTrial
+	}
+	for _, dim := range kernels.HopperDims {
+		shape.dim = dim
+		for _, op := range []ir.Op{ir.Attention, ir.AttentionGrad} {
+			t.Run(fmt.Sprintf("%s, heads of %d", ir.Ops[op].Name, dim), func(t *testing.T) {
+				checkBits(t, func(o Options) *Machine { return needGPU(t, o) }, op, shape, launches)
+			})
+		}
+	}
+}
+
+func checkBits(t *testing.T, open func(Options) *Machine, op ir.Op, shape attentionShape, launches int) {
+	var sums [2][32]byte
+	for i, o := range ways[:2] {
+		m := open(o)
+		m.trying = true
+		var err error
+		if sums[i], err = sameBits(m, op, shape, launches, nil); err != nil {
+			t.Errorf("%s: %v", attentionOf(o), err)
+		}
+	}
+	if sums[0] != sums[1] {
+		t.Error("the results have other bits if threads copy tiles")
+	}
+}
+
+// The check of bits accepts right kernels, and reports a kernel whose results change from one launch to another.
+func TestBits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	fake, _ := useFake(t), emu.Need(t)
+	broken, choose := buildPlanted(t)
+	open := func(o Options) *Machine {
+		m, err := open(o, fixedCode(broken.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.trying = true
+		return m
+	}
+	shape := attentionShape{n: 140, prefix: 20, heads: 2, kvHeads: 1, dim: 64}
+	for _, op := range []ir.Op{ir.Attention, ir.AttentionGrad} {
+		checkBits(t, open, op, shape, 2)
+	}
+	_, err := sameBits(open(ways[0]), ir.AttentionGrad, shape, 3, func(launch int) { choose(5 * (launch / 2)) })
+	choose(0)
+	if err == nil || err.Error() != "launch 3 gives other bits than the first for dk of attention_bulk_dkv_64" {
+		t.Errorf("%v", err)
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
 	}
 }
 

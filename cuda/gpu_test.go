@@ -7,6 +7,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
 	"sppo.dev/vm/vmtest"
 )
 
@@ -64,7 +65,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 func TestGPUGraphs(t *testing.T) {
 	dir, p := wordsFolder(t), trainingProgram(t, "llama", "bf16", "pp=1", "sp=1", "offload=full")
 	p.Run.Steps = 20
-	var all [2][]vmtest.TrainingStep
+	var all [2][]probe.TrainingStep
 	for i, graphs := range []bool{false, true} {
 		m := needGPU(t, Options{Graphs: graphs})
 		var err error

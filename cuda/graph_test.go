@@ -9,7 +9,7 @@ import (
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
-	"sppo.dev/vm/vmtest"
+	"sppo.dev/vm/probe"
 )
 
 // alone is a program of one rank that moves its tokens through host memory, on three streams; none of its
@@ -61,7 +61,7 @@ func TestGraphsTrain(t *testing.T) {
 	fake, kernels := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
 	p := trainingProgram(t, "gpt", "f32", "pp=1", "sp=1", "offload=full")
-	var all [2][]vmtest.TrainingStep
+	var all [2][]probe.TrainingStep
 	var calls [2]int64
 	for i, graphs := range []bool{false, true} {
 		m := fake.open(t, Options{Graphs: graphs})

@@ -18,6 +18,7 @@ import (
 	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
 	"sppo.dev/vm/vmtest"
 )
 
@@ -85,7 +86,7 @@ func compiled(text string, set ...string) (*ir.Program, error) {
 }
 
 // losses trains a program and returns the loss and gradient norm of every step.
-func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, transport vm.Transport) (out []vmtest.TrainingStep, err error) {
+func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, transport vm.Transport) (out []probe.TrainingStep, err error) {
 	open := func(rank int) (vm.Device, error) { return newDevice(rank), nil }
 	job, err := vm.Open(p, open, vm.Options{Dir: dir, Transport: transport})
 	if err != nil {
@@ -105,7 +106,7 @@ func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, trans
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, vmtest.TrainingStep{Loss: r.Loss, Norm: r.GradNorm})
+		out = append(out, probe.TrainingStep{Loss: r.Loss, Norm: r.GradNorm})
 	}
 	return out, nil
 }
@@ -194,27 +195,12 @@ func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, bf16 boo
 			t.Error(err)
 			return
 		}
-		worst, err := vmtest.SameTraining(got, want, bf16)
+		worst, err := probe.SameTraining(got, want, bf16)
 		if err != nil {
 			t.Error(err)
 		}
 		t.Logf("the largest difference is %.2g of its tolerance; %v", worst, got)
 	})
-}
-
-// zeroed makes a program clear an operand after every instruction with the given opcode.
-func zeroed(p *ir.Program, op ir.Op, operand string) {
-	for c := range p.Codes {
-		for s := range p.Codes[c].Sections {
-			var code []ir.Instr
-			for _, in := range p.Codes[c].Sections[s] {
-				if code = append(code, in); in.Op == op {
-					code = append(code, ir.Instr{Op: ir.Fill, Stream: in.Stream, Args: []ir.View{in.Arg(operand)}, Attrs: []ir.Attr{ir.Float(0)}, Prov: in.Prov})
-				}
-			}
-			p.Codes[c].Sections[s] = code
-		}
-	}
 }
 
 // Every training row of the check detects attention with a wrong output, dq, dk or dv, and runs whose loss does not
@@ -229,10 +215,10 @@ func TestTrainingRowsSeeErrors(t *testing.T) {
 		if os.Getenv("SPPO_LONG") == "" && !slices.Contains([]string{"pipeline", "pipeline bf16", "K and V from the host bf16", "heads of 64, ulysses"}, c.name) {
 			continue
 		}
-		run := func(op ir.Op, operand string) []vmtest.TrainingStep {
+		run := func(op ir.Op, operand string) []probe.TrainingStep {
 			p := trainingProgram(t, c.family, c.dtype, c.requests...)
 			if p.Run.Steps = steps; operand != "" {
-				zeroed(p, op, operand)
+				vmtest.Zero(p, op, operand)
 			}
 			got, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
 			if err != nil {
@@ -244,14 +230,11 @@ func TestTrainingRowsSeeErrors(t *testing.T) {
 		if os.Getenv("SPPO_LONG") != "" {
 			t.Log(want)
 		}
-		for _, m := range []struct {
-			op      ir.Op
-			operand string
-		}{{ir.Attention, "o"}, {ir.AttentionGrad, "dq"}, {ir.AttentionGrad, "dk"}, {ir.AttentionGrad, "dv"}} {
-			worst, err := vmtest.SameTraining(run(m.op, m.operand), want, c.dtype == "bf16")
-			t.Logf("%s, %s = 0: %.3g times the tolerance; %v", c.name, m.operand, worst, err)
+		for _, m := range vmtest.AttentionResults {
+			worst, err := probe.SameTraining(run(m.Op, m.Operand), want, c.dtype == "bf16")
+			t.Logf("%s, %s = 0: %.3g times the tolerance; %v", c.name, m.Operand, worst, err)
 			if err == nil || worst < 1.5 {
-				t.Errorf("%s: %s = 0 is within %.2g of the tolerance", c.name, m.operand, worst)
+				t.Errorf("%s: %s = 0 is within %.2g of the tolerance", c.name, m.Operand, worst)
 			}
 		}
 	}
@@ -266,7 +249,7 @@ func TestOptimizerOnHost(t *testing.T) {
 	}
 	fake, emulated := useFake(t), emu.Need(t)
 	dir := wordsFolder(t)
-	train := func(where string) (got []vmtest.TrainingStep) {
+	train := func(where string) (got []probe.TrainingStep) {
 		p := trainingProgram(t, "llama", "bf16", "optimizer_offload="+where, "pp=1", "sp=1", "dp=2", "zero=1", "subsequences=2")
 		fake.reset(1, 1<<30, 100)
 		m := fake.open(t, Options{OwnProducts: true})

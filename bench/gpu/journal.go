@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -28,6 +29,7 @@ type Result struct {
 // Kinds of results.
 const (
 	kindDevice  = "device"  // a line of text from sppovm devices
+	kindHost    = "host"    // a line from gpu touch
 	kindTest    = "test"    // Test
 	kindFigure  = "figure"  // Figure
 	kindCPU     = "cpu"     // a line from sppovm run --json on the cpu
@@ -74,6 +76,9 @@ type journal struct {
 
 func openJournal(folder string) (*journal, error) {
 	path := filepath.Join(folder, journalFile)
+	if err := carry(folder, os.Getenv(beforeVariable)); err != nil {
+		return nil, err
+	}
 	before, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -92,6 +97,29 @@ func openJournal(folder string) (*journal, error) {
 		_, err = j.file.Write([]byte("\n"))
 	}
 	return j, err
+}
+
+// carry copies the results of earlier stages from their folder, unless the results folder has its own.
+func carry(folder, from string) error {
+	if from == "" {
+		return nil
+	}
+	for _, name := range []string{clusterFile, journalFile} {
+		if _, err := os.Stat(filepath.Join(folder, name)); err == nil {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(from, name))
+		if errors.Is(err, fs.ErrNotExist) && name == clusterFile { // no probe has run
+			continue
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, name), text, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", beforeVariable, err)
+		}
+	}
+	return nil
 }
 
 func (j *journal) close() error { return errors.Join(j.err, j.file.Close(), j.log.Close()) }
@@ -157,7 +185,7 @@ func (c *check) failedKernels() (test, portable string) {
 var headsOf = regexp.MustCompile(`heads_of_(\d+)`)
 
 // kernelTests matches the tests of the attention kernels for the card, however the kernels load tiles.
-var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)`)
+var kernelTests = regexp.MustCompile(`^TestGPUAttention(/for_the_card|OfManyTokens)|^TestGPUBits`)
 
 // readJournal reads all results in a folder and counts incomplete lines.
 func readJournal(folder string) (results []Result, broken int, err error) {

@@ -6,6 +6,9 @@
 //	stages.go   the table of stages: commands and time limits
 //	run.go      processes with limits; after a failure, tests continue in a new process
 //	journal.go  results.jsonl: a line for each result, written immediately
+//	references.go
+//	            jobs that train as on the CPU
+//	touch.go    host memory that grows with use
 //	report.go   from the journal to the report
 //	goals.go    the goals, and how the report compares with them
 //	*.sppo      models whose layers are timed
@@ -36,6 +39,7 @@ const (
 	outVariable    = "OUT"                  // the results folder; empty: the current folder
 	limitVariable  = "SPPO_GPU_LIMIT"       // limit for all stages together, such as 9m30s; empty: none
 	memoryVariable = "SPPO_GPU_HOST_MEMORY" // host memory for layers, such as 100GiB; empty: as in the cluster file
+	beforeVariable = "SPPO_GPU_BEFORE"      // folder with the results of earlier stages, which the results folder then begins with; empty: none
 	filesVariable  = "SPPO_GPU_FILES"       // the folder with binaries and specs; empty: that of this program
 	quietVariable  = "SPPO_GPU_QUIET"       // longest time without output, such as 10s; empty: each task's own
 	factorVariable = "SPPO_GPU_FACTOR"      // factor for the time limits of tasks, on a slow machine; empty: 1
@@ -59,6 +63,24 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 			return fail(2, errors.New("usage: gpu kernels FOLDER ARCHITECTURE [ARCHITECTURE]"))
 		}
 		if err := cuda.KeepKernels(args[1], args[2:], nil); err != nil {
+			return fail(1, err)
+		}
+		return 0
+	}
+	if len(args) > 0 && args[0] == "references" {
+		if len(args) != 3 {
+			return fail(2, errors.New("usage: gpu references FOLDER EXAMPLES"))
+		}
+		if err := writeReferences(args[1], args[2]); err != nil {
+			return fail(1, err)
+		}
+		return 0
+	}
+	if len(args) > 0 && args[0] == "touch" {
+		if len(args) != 2 {
+			return fail(2, errors.New("usage: gpu touch SIZE"))
+		}
+		if err := touch(args[1], out); err != nil {
 			return fail(1, err)
 		}
 		return 0

@@ -12,6 +12,7 @@ import (
 
 	"sppo.dev/cuda"
 	"sppo.dev/cuda/emu"
+	"sppo.dev/ir"
 )
 
 // tinyModel replaces the models whose layers are timed.
@@ -66,14 +67,16 @@ func rehearsal(t *testing.T) string {
 	if err := os.WriteFile(in("cluster.sppo"), clusterName.ReplaceAll(shipped, []byte("cluster measured")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, job := range []string{"gpt-docs", "llama-docs"} {
-		do(in("sppoc"), "build", in("7b.sppo"), "-o", in(job+".sppb"))
-		cmd := exec.Command(in("sppovm"), "run", in(job+".sppb"), "--device", "cpu", "--json", "-q")
-		text, err := cmd.Output()
-		if err == nil {
-			err = os.WriteFile(in(job+".cpu.jsonl"), text, 0o644)
-		}
+	if err := os.WriteFile(in(referenceText), []byte(tinyModel), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range references {
+		do(in("sppoc"), "build", in("7b.sppo"), "-o", in(r.name+".sppb"))
+		p, err := ir.ReadFile(in(r.name + ".sppb"))
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeSteps(dir, r.name, p); err != nil {
 			t.Fatal(err)
 		}
 	}

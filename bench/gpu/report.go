@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -40,13 +41,13 @@ type Task struct {
 
 // Training compares a run on the CPU with the same run on the GPU.
 type Training struct {
-	Job       string  `json:"job"`
-	Steps     int     `json:"steps"`
-	CPULoss   float64 `json:"cpu_loss"` // loss of the last step
-	GPULoss   float64 `json:"gpu_loss"`
-	Worst     float64 `json:"worst_relative_difference"` // over all steps
-	Tokens    float64 `json:"gpu_tokens_per_s"`
-	Tolerance float64 `json:"tolerance"`
+	Job     string  `json:"job"`
+	Steps   int     `json:"steps"`
+	CPULoss float64 `json:"cpu_loss"` // loss of the last step
+	GPULoss float64 `json:"gpu_loss"`
+	Worst   float64 `json:"worst_of_tolerance"` // largest difference of a loss or gradient norm, divided by its tolerance
+	Tokens  float64 `json:"gpu_tokens_per_s"`
+	Error   string  `json:"error,omitempty"` // the first step that exceeds its tolerance, or that the loss did not fall
 }
 
 // Figure is a measurement in the format that cuda.test writes.
@@ -69,6 +70,8 @@ type Layers struct {
 	Simulated float64  `json:"simulated_step_s"`
 	TGS       float64  `json:"tokens_per_s"`
 	MFU       float64  `json:"mfu"`
+	Loss      float64  `json:"first_loss"`
+	Uniform   float64  `json:"log_vocabulary"` // the loss of a model that has learned nothing
 	Device    ir.Bytes `json:"device_peak_bytes"`
 	Host      ir.Bytes `json:"host_peak_bytes"`
 }
@@ -246,37 +249,37 @@ func worst(results map[string]string, t Test) {
 
 // stepLine holds those fields of a line from sppovm run --json that the report needs.
 type stepLine struct {
-	Step    int
-	Loss    *float64
+	Step    int      `json:"step"`
+	Loss    *float64 `json:"loss"`
+	Norm    float64  `json:"grad_norm"`
 	Tokens  float64  `json:"tokens_per_s"`
 	Seconds float64  `json:"step_s"`
 	Median  float64  `json:"step_s_median"`
 	Device  ir.Bytes `json:"device_peak_bytes"`
 	Host    ir.Bytes `json:"host_peak_bytes"`
-	Done    bool
+	Done    bool     `json:"done"`
 }
 
 func steps(all []stepLine) []stepLine {
 	return slices.DeleteFunc(slices.Clone(all), func(s stepLine) bool { return s.Done || s.Loss == nil || s.Step == 0 })
 }
 
-// bf16Tolerance is the largest relative difference allowed between the loss on the CPU and that on the
-// GPU. Both round to bf16.
-const bf16Tolerance = 3e-2
-
 func (r *reader) training(p *part) Training {
-	t := Training{Job: p.task, Tolerance: bf16Tolerance}
-	cpu, gpu := steps(objectsOf[stepLine](r, p, kindCPU)), steps(objectsOf[stepLine](r, p, kindRun))
-	t.Steps = min(len(cpu), len(gpu))
-	for i := range t.Steps {
-		c, g := *cpu[i].Loss, *gpu[i].Loss
-		t.CPULoss, t.GPULoss, t.Tokens = c, g, gpu[i].Tokens
-		t.Worst = max(t.Worst, abs(g-c)/abs(c))
+	t := Training{Job: p.task}
+	all, here := objectsOf[stepLine](r, p, kindCPU), objectsOf[stepLine](r, p, kindRun)
+	cpu, gpu := steps(all), steps(here)
+	if t.Steps = min(len(cpu), len(gpu)); t.Steps == 0 {
+		return t
+	}
+	last := t.Steps - 1
+	t.CPULoss, t.GPULoss, t.Tokens = *cpu[last].Loss, *gpu[last].Loss, gpu[last].Tokens
+	of := referenceOf(p.task)
+	var err error
+	if t.Worst, err = of.same(here, all); err != nil {
+		t.Error = err.Error()
 	}
 	return t
 }
-
-func abs(x float64) float64 { return max(x, -x) }
 
 func (r *reader) layers(p *part) Layers {
 	x := Layers{Name: p.task}
@@ -296,6 +299,9 @@ func (r *reader) layers(p *part) Layers {
 		}
 	}
 	facts := objectsOf[Facts](r, p, kindProgram)
+	if all := steps(run); len(facts) > 0 && len(all) > 0 {
+		x.Loss, x.Uniform = *all[0].Loss, math.Log(float64(max(2, facts[0].Vocab)))
+	}
 	if len(facts) == 0 || len(seconds) < 2 {
 		return x
 	}
@@ -308,6 +314,29 @@ func (r *reader) layers(p *part) Layers {
 		x.MFU = facts[0].Flops / (x.Step * facts[0].Peak)
 	}
 	return x
+}
+
+// mostApart is the largest relative difference of the first loss of layers from the logarithm of the vocabulary, and
+// mostBetween that between the same layers with different ways to offload.
+const mostApart, mostBetween = 2e-2, 1e-3
+
+func (l *Layers) apart() float64 { return math.Abs(l.Loss/l.Uniform - 1) }
+
+// lossDifferences returns the first losses' relative differences divided by what is allowed: from the logarithm of the
+// vocabulary, and between layers whose names differ only after the last dash.
+func lossDifferences(all []Layers) (out []float64) {
+	group := func(l *Layers) string { return l.Name[:strings.LastIndex(l.Name, "-")] }
+	for i := range all {
+		if l := &all[i]; l.Loss > 0 {
+			out = append(out, l.apart()/mostApart)
+			for j := range all[:i] {
+				if m := &all[j]; m.Loss > 0 && strings.Count(l.Name, "-") > 1 && group(l) == group(m) {
+					out = append(out, math.Abs(l.Loss/m.Loss-1)/mostBetween)
+				}
+			}
+		}
+	}
+	return out
 }
 
 // add adds a sample, a line of the form "MHz, W".

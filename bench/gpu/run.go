@@ -45,6 +45,7 @@ type task struct {
 	cause string                                              // start of the line that gives the reason if it is missing
 	kind  string                                              // kind of JSON lines
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
+	last  func(results *part) error                           // judges the task's results
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind means no result
 }
 
@@ -93,12 +94,18 @@ type running struct {
 	task
 	stage    string
 	deadline time.Time
-	last     []string // lines of the current process
+	tail     []string // last lines of the current process
 	met      bool     // a line contained the required text
 	told     string   // the last line that gives the reason
+	results  part     // if the task judges them
 }
 
-func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
+func (r *running) add(kind string, data any) {
+	r.journal.add(r.stage, r.task.name, kind, data)
+	if text, err := json.Marshal(data); err == nil && r.task.last != nil { // the journal has reported an error
+		r.results.results = append(r.results.results, Result{Kind: kind, Data: text})
+	}
+}
 
 func (r *running) run() error {
 	if r.first != nil {
@@ -121,6 +128,9 @@ func (r *running) run() error {
 	err := r.process(nil, r.line)
 	if err == nil && r.must != "" && !r.met {
 		err = fmt.Errorf("no line contains %q; %s", r.must, r.told)
+	}
+	if err == nil && r.task.last != nil {
+		err = r.task.last(&r.results)
 	}
 	return err
 }
@@ -172,7 +182,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	var heard atomic.Int64 // time of its last output
 	heard.Store(time.Now().UnixNano())
 	drained := make(chan struct{})
-	r.last = nil
+	r.tail = nil
 	go func() {
 		defer close(drained)
 		lines := bufio.NewReaderSize(from, 1<<20)
@@ -181,8 +191,8 @@ func (r *running) process(more []string, read func(line string)) error {
 			if line = strings.TrimRight(line, "\r\n"); line != "" {
 				heard.Store(time.Now().UnixNano())
 				r.journal.say(line)
-				r.last = append(r.last, line)
-				r.last = r.last[max(0, len(r.last)-5):]
+				r.tail = append(r.tail, line)
+				r.tail = r.tail[max(0, len(r.tail)-5):]
 				read(line)
 			}
 			if err != nil {
@@ -201,7 +211,7 @@ func (r *running) process(more []string, read func(line string)) error {
 		<-drained
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, strings.Join(r.last, " | "))
+		return fmt.Errorf("%w: %s", err, strings.Join(r.tail, " | "))
 	}
 	return nil
 }
@@ -304,7 +314,7 @@ func (r *running) testEnd(s *results, name, result string) {
 	}
 	s.done = append(slices.DeleteFunc(s.done, within), name)
 	if result == "fail" {
-		s.bad, s.first = append(s.bad, name), append(s.first, strings.Join(r.last, " | "))
+		s.bad, s.first = append(s.bad, name), append(s.first, strings.Join(r.tail, " | "))
 	}
 	r.add(kindTest, Test{name, result})
 }

@@ -29,6 +29,8 @@ var stages = []stage{
 	{"first", "libraries, correct attention, three measurements of attention speed, five opcodes", nil, firstTasks},
 	{"devices", "driver, GPUs and libraries found", nil, deviceTasks},
 	{"trial", "each attention kernel against the CPU and the portable ones, with bounded waits", nil, trialTasks},
+	{"bits", "each attention kernel for the card 200 times: equal bits", nil, bitsTasks},
+	{"grow", "touches host memory, which some virtual machines only then get", nil, growTasks},
 	{"attention", "attention, forward and backward, with each kind of kernel", nil, attentionTasks},
 	{"conformance", "every opcode against naive formulas", nil, conformanceTasks},
 	{"products", "products of layers, by cuBLASLt and by our own kernels", nil, figureTasks("products", 280*time.Second)},
@@ -37,19 +39,19 @@ var stages = []stage{
 	{"schedules", "schedules against each other, and continuing from a checkpoint", nil, scheduleTasks},
 	{"probe", "a cluster file for the machine, which layers uses", nil, probeTasks},
 	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
-	{"peers", "the same layers in PyTorch", layerNames(), peerTasks},
+	{"peers", "the same layers in PyTorch", peerNames(), peerTasks},
 	{"nccl", "NCCL with one rank", nil, ncclTasks},
 	{"report", "all results of the folder in one file; written after every stage", nil, nil},
 }
 
 // usual lists the stages that run if the command line names none. The most important come first, in case time
 // runs out.
-const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
-	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
+const usual = "grow first bits conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
+	"layers 8b-128k-none layers 8b-128k-full layers 8b-128k-streamed schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
 // testsKernels are the stages that test or time the kernels for the card. Once a test of those kernels has
 // failed, the other stages use portable kernels, because otherwise they could not run attention.
-var testsKernels = []string{"first", "trial", "attention"}
+var testsKernels = []string{"first", "trial", "bits", "attention"}
 
 const (
 	mostStage = 5 * time.Minute
@@ -57,14 +59,14 @@ const (
 )
 
 // quietTest is how long a test may write nothing before it counts as hanging.
-const quietTest = 40 * time.Second
+const quietTest = 70 * time.Second
 
 func testTask(name, binary, pattern string, limit time.Duration, env ...string) task {
 	return task{name: name, limit: limit, quiet: quietTest, argv: []string{binary}, tests: pattern, env: env}
 }
 
 func deviceTasks(string) []task {
-	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"}, must: "GPU 0: ", cause: "cuda ",
+	return []task{{name: "devices", limit: 60 * time.Second, argv: []string{"sppovm", "devices"}, must: "GPU 0: ", cause: "cuda ",
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
@@ -80,6 +82,20 @@ func trialTasks(string) []task {
 		testTask("attention against the CPU", "cuda.test", "^TestGPUAttention$", 50*time.Second, checked),
 		testTask("attention over many tokens", "cuda.test", "^TestGPUAttentionOfManyTokens$", 30*time.Second, checked),
 	}
+}
+
+func bitsTasks(string) []task {
+	return []task{testTask("200 launches", "cuda.test", "^TestGPUBits$", 90*time.Second, checked)}
+}
+
+// growTasks touches as much host memory as layers may use.
+func growTasks(string) []task {
+	size := os.Getenv(memoryVariable)
+	if size == "" {
+		size = "0GiB"
+	}
+	return []task{{name: "host memory", limit: 120 * time.Second, argv: []string{"gpu", "touch", size},
+		found: func(_ *check, line string) (string, any) { return kindHost, line }}}
 }
 
 // figures returns a task that runs the subtests of TestGPUFigures that match a pattern.
@@ -135,23 +151,28 @@ func trainingTasks(string) []task {
 		testTask("ranks on one GPU", "cuda.test", "^TestGPUTrainingIsThatOfTheCPU$", 130*time.Second),
 		testTask("graphs and peaks", "cuda.test", "^TestGPU(Graphs|Peaks|sOfSeveralProcesses)$", 60*time.Second),
 	}
-	for _, job := range []string{"gpt-docs", "llama-docs"} {
-		tasks = append(tasks, task{name: job, limit: 50 * time.Second, kind: kindRun, first: referenceOf(job),
-			argv: []string{"sppovm", "run", "{files}/" + job + ".sppb", "--device", "cuda", "--json", "-q"}})
+	for _, r := range references {
+		tasks = append(tasks, task{name: r.name, limit: 50 * time.Second, kind: kindRun, first: r.onCPU, last: r.judge,
+			argv: []string{"sppovm", "run", "{files}/" + r.name + ".sppb", "--dir", "{files}", "--device", "cuda", "--json", "-q"}})
 	}
 	return tasks
 }
 
-// referenceOf returns the losses of a job on the CPU, computed by make gpu-bundle.
-func referenceOf(job string) func(*check) (map[string][]any, error) {
-	return func(c *check) (map[string][]any, error) {
-		text, err := os.ReadFile(filepath.Join(c.files, job+".cpu.jsonl"))
-		var all []any
-		for line := range bytes.Lines(text) {
-			all = append(all, json.RawMessage(bytes.TrimSpace(line)))
-		}
-		return map[string][]any{kindCPU: all}, err
+// onCPU returns the steps of a reference on the CPU, computed by make gpu-bundle.
+func (r reference) onCPU(c *check) (map[string][]any, error) {
+	text, err := os.ReadFile(filepath.Join(c.files, r.name+".cpu.jsonl"))
+	var all []any
+	for line := range bytes.Lines(text) {
+		all = append(all, json.RawMessage(bytes.TrimSpace(line)))
 	}
+	return map[string][]any{kindCPU: all}, err
+}
+
+// judge compares the steps on the GPU with those on the CPU.
+func (r reference) judge(results *part) error {
+	x := &reader{of: []*part{results}}
+	_, err := r.same(objectsOf[stepLine](x, results, kindRun), objectsOf[stepLine](x, results, kindCPU))
+	return errors.Join(x.err, err)
 }
 
 func scheduleTasks(string) []task {
@@ -173,13 +194,27 @@ func ncclTasks(string) []task {
 // layers lists the models whose layers are timed, both here and by peers/torch_layers.py.
 var layers = []struct {
 	name, spec string
+	peer       bool
 	set        []string
 }{
-	{"7b-32k-none", "7b.sppo", []string{"train.sequence=32K", "schedule.offload=none"}},
-	{"7b-32k-full", "7b.sppo", []string{"train.sequence=32K", "schedule.offload=full"}},
-	{"7b-128k", "7b.sppo", nil},
-	{"7b-512k", "7b.sppo", []string{"train.sequence=512K", "model.layers=1", "train.steps=3"}},
-	{"8b-128k", "8b.sppo", nil},
+	{"7b-32k-none", "7b.sppo", true, []string{"train.sequence=32K", "schedule.offload=none"}},
+	{"7b-32k-full", "7b.sppo", true, []string{"train.sequence=32K", "schedule.offload=full"}},
+	{"7b-128k", "7b.sppo", true, nil},
+	{"7b-512k", "7b.sppo", true, []string{"train.sequence=512K", "model.layers=1", "train.steps=3"}},
+	{"8b-128k", "8b.sppo", true, nil},
+	{"8b-128k-none", "8b.sppo", false, []string{"model.layers=2", "train.steps=4", "schedule.offload=none"}},
+	{"8b-128k-full", "8b.sppo", false, []string{"model.layers=2", "train.steps=4", "schedule.offload=full", "schedule.subsequences=8"}},
+	{"8b-128k-streamed", "8b.sppo", false, []string{"model.layers=2", "train.steps=4", "schedule.offload=full", "schedule.subsequences=8", "schedule.keep=[]"}},
+}
+
+// peerNames returns the layers that peers/torch_layers.py knows.
+func peerNames() (names []string) {
+	for _, l := range layers {
+		if l.peer {
+			names = append(names, l.name)
+		}
+	}
+	return names
 }
 
 func layerNames() (names []string) {
@@ -207,15 +242,26 @@ func layerTasks(name string) []task {
 	}
 	facts := func(c *check) (map[string][]any, error) { return programFacts(filepath.Join(c.work, name+".sppb")) }
 	return append(tasks,
-		task{name: name, limit: 200 * time.Second, kind: kindRun, first: facts, argv: []string{"sppovm", "run", program, "--device", "cuda", "--json", "-q"}},
+		task{name: name, limit: 200 * time.Second, kind: kindRun, first: facts, last: judgeLayers, argv: []string{"sppovm", "run", program, "--device", "cuda", "--json", "-q"}},
 		task{name: name + ", simulated", limit: 40 * time.Second, kind: kindSim, argv: []string{"sppovm", "run", program, "--device", "sim", "--json", "-q"}})
+}
+
+// judgeLayers requires the loss of layers that have learned nothing.
+func judgeLayers(results *part) error {
+	x := &reader{of: []*part{results}}
+	l := x.layers(results)
+	if x.err == nil && !(l.apart() <= mostApart) {
+		return fmt.Errorf("the first loss is %g, not about the logarithm of the vocabulary, %g", l.Loss, l.Uniform)
+	}
+	return x.err
 }
 
 // Facts are what the report needs to know about a program.
 type Facts struct {
 	Tokens int64   `json:"tokens"` // per step
 	Flops  float64 `json:"flops"`  // model FLOPs per step
-	Peak   float64 `json:"peak"`   // bf16 FLOPs per second of all ranks' GPUs together
+	Vocab  int     `json:"vocab"`
+	Peak   float64 `json:"peak"` // bf16 FLOPs per second of all ranks' GPUs together
 }
 
 func programFacts(path string) (map[string][]any, error) {
@@ -224,7 +270,7 @@ func programFacts(path string) (map[string][]any, error) {
 		return nil, err
 	}
 	return map[string][]any{kindProgram: {Facts{
-		Tokens: p.Run.Sequence * int64(p.Run.Batch), Flops: p.FlopsModel, Peak: p.Machine.PeakBF16 * float64(len(p.Ranks)),
+		Tokens: p.Run.Sequence * int64(p.Run.Batch), Flops: p.FlopsModel, Vocab: p.Run.Vocab, Peak: p.Machine.PeakBF16 * float64(len(p.Ranks)),
 	}}}, nil
 }
 

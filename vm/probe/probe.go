@@ -6,6 +6,7 @@
 //	items.go    the items
 //	turns.go    measurements that take turns
 //	calm.go     Sample and Calm: which measurements to use on a computer shared with other programs
+//	training.go compares the losses and gradient norms of training runs
 //	figures.go  Probe: derives the figures for package cost from measurements, by inverting that package's formulas
 //
 // A device runs these programs in the interpreter loop of package vm, as in training. The package does not

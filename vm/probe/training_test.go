@@ -1,4 +1,4 @@
-package vmtest
+package probe
 
 import (
 	"math"
