@@ -498,7 +498,7 @@ func (e *env) gradient() uint32 {
 func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
 	e.weigh(float64(s.plan.Train.Batch), s.weights[0])
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.loss, 0)
@@ -546,7 +546,7 @@ func (s *stage) lowerEval() {
 func (s *stage) evalHead(t plan.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
 	e.weigh(float64(s.evalSequences()), s.weights[1])
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.evalLoss, 0)

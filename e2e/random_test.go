@@ -255,6 +255,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("mux", mux, "off"),
 		same("keep", keep, "[k, v]"),
 		order("order", draw(r, "order"), "sequence"),
+		same("loss_chunk", draw(r, "loss_chunk"), "auto"),
 	}
 }
 
@@ -268,6 +269,7 @@ var choices = map[string][]string{
 	"recompute":      {"none", "none", "selective", "keep_attention", "full", "full_kv", "auto"},
 	"mux":            {"off", "off", "off", "left", "right", "on"},
 	"keep":           {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
+	"loss_chunk":     {"auto", "auto", "1", "5", "16"},
 	"order":          {"sequence", "sequence", "sequence", "layer"},
 }
 

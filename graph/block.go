@@ -15,20 +15,28 @@ type Size struct {
 	SP       int64 // t
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
+	Chunks   int64 // most rows in a chunk of the head; 0: LeastChunk
 	Window   int64 // tokens that a query of the layer attends to, including its own; 0: all
 }
 
-// chunkBytes bounds the logits of one chunk of the head's loop.
-const chunkBytes = 64 << 20
+// vocabLocal returns the number of vocabulary entries of a rank, including padding.
+func (s Split) vocabLocal(vocab int) int64 { return ceilDiv(int64(vocab), int64(s.SP)) }
 
-// ChunkRows returns the number of rows per iteration of the head's loop: at most chunkBytes of f32
-// logits, in multiples of 64, spread evenly over the subsequence. It does not depend on how layers
-// are divided among stages.
+// LeastChunk returns the number of rows for which the head's f32 logits take 64 MiB, in multiples of 64.
+func (s Split) LeastChunk(vocab int) int64 {
+	const bytes = 64 << 20
+	return max(bytes/(4*s.vocabLocal(vocab))/64*64, 64)
+}
+
+// ChunkRows returns the number of rows per iteration of the head's loop: at most Size.Chunks, in multiples of 64
+// if it is at least 64, spread evenly over the subsequence.
 func (g *Model) ChunkRows(s Size) int64 {
-	rows := s.Tokens * s.Batch
-	most := max(chunkBytes/(4*g.vocabLocal())/64*64, 64)
+	rows, most := s.Tokens*s.Batch, s.Chunks
+	if most == 0 {
+		most = g.LeastChunk(g.Vocab)
+	}
 	chunks := ceilDiv(rows, most)
-	return min(ceilDiv(ceilDiv(rows, chunks), 64)*64, rows)
+	return min(ceilDiv(ceilDiv(rows, chunks), 64)*64, most, rows)
 }
 
 // rowCount returns the extent of the first dimension of the value's storage.

@@ -161,7 +161,7 @@ func (g *Model) layerRows() Rows {
 func (g *Model) headsLocal() int64   { return int64(g.Heads / g.headRanks()) }
 func (g *Model) kvHeadsLocal() int64 { return int64(max(1, g.KVHeads/g.headRanks())) }
 func (g *Model) ffnLocal() int64     { return ceilDiv(int64(g.FFN), int64(g.SP)) }
-func (g *Model) vocabLocal() int64   { return ceilDiv(int64(g.Vocab), int64(g.SP)) }
+func (g *Model) vocabLocal() int64   { return g.Split.vocabLocal(g.Vocab) }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 

@@ -165,6 +165,7 @@ type Schedule struct {
 	VirtualStages    int          `json:"virtual_stages"`
 	Offload          Offload      `json:"offload"`
 	Mux              string       `json:"mux"`                       // off left right on auto
+	LossChunk        int          `json:"loss_chunk,omitempty"`      // 0: auto
 	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
 }
 

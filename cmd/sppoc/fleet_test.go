@@ -38,6 +38,9 @@ var fleetModels = map[string]string{
 	"qwen2.5-72b":  "family = qwen2 layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 29568 vocab = 152064",
 	"qwen3-4b":     "family = qwen3 layers = 36 hidden = 2560 heads = 32 kv_heads = 8 head_dim = 128 ffn = 9728 vocab = 151936 tied = true",
 	"qwen3-14b":    "family = qwen3 layers = 40 hidden = 5120 heads = 40 kv_heads = 8 ffn = 17408 vocab = 151936",
+	"qwen3-8b":     "family = qwen3 layers = 36 hidden = 4096 heads = 32 kv_heads = 8 head_dim = 128 ffn = 12288 vocab = 151936",
+	"gemma3-4b":    "family = gemma3 layers = 34 hidden = 2560 heads = 8 kv_heads = 4 head_dim = 256 ffn = 10240 vocab = 262208 tied = true",
+	"gemma3-12b":   "family = gemma3 layers = 48 hidden = 3840 heads = 16 kv_heads = 8 head_dim = 256 ffn = 15360 vocab = 262208 tied = true",
 	"mistral-7b":   "family = mistral layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 32768",
 	"nemo-12b":     "family = mistral layers = 40 hidden = 5120 heads = 32 kv_heads = 8 head_dim = 128 ffn = 14336 vocab = 131072",
 	"gpt-1.3b":     "family = gpt layers = 24 hidden = 2048 heads = 16 vocab = 50304",
@@ -132,6 +135,14 @@ var fleetJobs = []string{
 	"qwen2.5-14b h200 5 6 777216",
 	"qwen3-4b a100-80g 3 8 1000000 train.batch=3",
 	"mistral-7b b200 6 8 1M schedule.sp=2",
+
+	// The vocabulary is not divided, so the loss head's chunks matter most.
+	"gemma3-4b h100 1 1 64K",
+	"qwen3-8b h100 1 3 32K train.batch=64",
+	"gemma3-12b h100 1 4 512K train.batch=3 schedule.pp=4",
+	"qwen3-4b h200 1 1 32K",
+	"llama-3.2-3b h100 1 2 64K train.batch=4",
+	"qwen2.5-7b b200 1 3 128K train.batch=6",
 }
 
 const (

@@ -128,7 +128,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		}
 		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.embedGrad(g, z))
-		t.head = append(t.head, pr.Time(g, g.Head, g.Head.Backward, z))
+		t.head = append(t.head, pr.Time(g, g.Head, g.Head.Backward, p.HeadSize(z)))
 		x := g.Layer.Values[g.Layer.Input].Bytes(z)
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))

@@ -63,7 +63,7 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	rest, ok := t.rest[tokens]
 	if !ok {
 		z := t.Size(0, tokens)
-		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
+		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, t.Plan.HeadSize(z))}
 		for kind := range t.Model.Kinds() {
 			z := t.Model.OfKind(z, kind)
 			rest.kinds = append(rest.kinds, t.Both(t.Layers[kind], z)-t.AttentionTime(kind, z))

@@ -379,7 +379,7 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 	case schedule.Embedding:
 		r.embedding(t, at)
 	case schedule.Head:
-		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.Sizes[t.Subsequence])
+		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.plan.HeadSize(r.Sizes[t.Subsequence]))
 	case schedule.Visit:
 		r.visit(t, at, a)
 	case schedule.Release:

@@ -508,6 +508,12 @@ func (p *Plan) Size(i int) graph.Size {
 	return z
 }
 
+// HeadSize returns the shape of a task's loss head, given that of its layers.
+func (p *Plan) HeadSize(z graph.Size) graph.Size {
+	z.Chunks = int64(p.Schedule.LossChunk)
+	return z
+}
+
 // Sizes returns the shapes of all subsequences.
 func (p *Plan) Sizes() []graph.Size {
 	sizes := make([]graph.Size, p.Subsequences.N)

@@ -33,6 +33,9 @@ func (p *Plan) Sums() []string {
 	if streamed || divided { // divided gradients are summed over ranks during the step, at times that depend on the order
 		list = append(list, fmt.Sprint("zero = ", par.Zero), "order = "+par.Order)
 	}
+	if p.Schedule.LossChunk > 0 {
+		list = append(list, fmt.Sprint("loss_chunk = ", p.Schedule.LossChunk))
+	}
 	return append(list, "order of gradients = "+gradients)
 }
 

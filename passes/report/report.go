@@ -85,6 +85,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if again := shareRecomputed(p); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
 		}
+		if n := p.Schedule.LossChunk; n > 0 {
+			line("loss head", fmt.Sprintf("chunks of at most %s", words.Plural(n, "token")))
+		}
 		line("mux", muxInWords(p))
 		if copied := memory.CheckpointCopy(p); copied > 0 {
 			line("checkpoints", fmt.Sprintf("%s of host memory per rank left for the copy of a checkpoint", copied))

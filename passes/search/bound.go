@@ -55,6 +55,7 @@ type profileKey struct {
 	block     int64 // block length of streamed K and V
 	lengthsKey
 	microbatch int
+	lossChunk  int
 	ranks      int // pricedRanks
 	visit      visit
 }
@@ -203,7 +204,7 @@ type share struct {
 
 // profileOf computes the costs of a plan's subsequences.
 func (b *bounds) profileOf(p *plan.Plan) *profile {
-	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, pricedRanks(p), visit{}}
+	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, p.Schedule.LossChunk, pricedRanks(p), visit{}}
 	if p.LayersPerStage != nil {
 		key.visit = b.endOf(p).visit
 	}
@@ -238,7 +239,7 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
 		ends := memo(known, leastRest(t, t.Size(prefix, n)), func(z graph.Size) endTimes {
-			return endTimes{t.Both(g.Embedding, z), t.Time(g, g.Head, g.Head.Backward, z)}
+			return endTimes{t.Both(g.Embedding, z), t.Time(g, g.Head, g.Head.Backward, b.fastestHead(p, z))}
 		})
 		out.embedding += ends.embedding
 		out.head += ends.head
@@ -260,6 +261,16 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	out.embed, out.embedGrad = t.Time(g, g.Embedding, g.Embedding.Forward, z), t.Time(g, g.Embedding, g.Embedding.Backward, z)
 	out.hidden = g.Layer.Values[g.Layer.Input].Bytes(z)
 	return out
+}
+
+// fastestHead returns the size of the head of a subsequence with the longest chunks to try, unless their length is
+// pinned.
+func (b *bounds) fastestHead(p *plan.Plan, z graph.Size) graph.Size {
+	if p.Schedule.LossChunk == 0 {
+		z.Chunks = int64(b.lossChunks(&p.Schedule)[0])
+		return z
+	}
+	return p.HeadSize(z)
 }
 
 // endTimes are the times of the embedding and the head for a subsequence of one length.
@@ -367,7 +378,7 @@ func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 type leastKey struct {
 	parallel                   plan.Parallel // except the number of stages, which may make candidates invalid
 	strategy, partition, count string
-	ranks                      int
+	lossChunk, ranks           int
 }
 
 // cutByLength reports whether the lengths of the subsequences are independent of the stages.
@@ -380,7 +391,7 @@ func cutByLength(s *lang.Schedule) bool {
 // are slower on shorter subsequences.
 func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	var least *profile
-	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: pricedRanks(whole)}
+	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, lossChunk: s.LossChunk, ranks: pricedRanks(whole)}
 	key.parallel.PP, key.parallel.VirtualStages = 0, 0
 	var counts []value
 	if s.Subsequences.Auto {

@@ -29,7 +29,7 @@ type roomKey struct {
 	split     graph.Split
 	recompute string
 	lengthsKey
-	microbatch int
+	microbatch, lossChunk int
 }
 
 // room is the memory that does not depend on the placements of units.
@@ -45,7 +45,7 @@ type caches struct{ values, grads ir.Bytes }
 
 // roomOf returns the room of a plan whose subsequence lengths are known.
 func (b *bounds) roomOf(p *plan.Plan) room {
-	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch}
+	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch, p.Schedule.LossChunk}
 	of, known := b.rooms[key]
 	if known {
 		return of
@@ -56,7 +56,10 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	of.kept, of.inputs = leastKept(g, p.Recompute, sizes)
 	of.all, of.resident = cachesOf(g, first)
 	of.working = b.workingOf(p, p.Recompute)
-	of.head, of.lastHead = b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, first, 0, 0), b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, last, 0, 0)
+	head := func(z graph.Size) ir.Bytes { // with the shortest chunks, if their length is open
+		return b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, p.HeadSize(z), 0, 0)
+	}
+	of.head, of.lastHead = head(first), head(last)
 	b.rooms[key] = of
 	return of
 }

@@ -222,7 +222,7 @@ func (s *search) others(winner *node) []*node {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
 			rest = append(rest, n) // belongs to the class of the candidate with the usual grid
-		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
+		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: s.bare(n.schedule)})] != nil:
 			rest = append(rest, n) // would not add a class
 		case n.level < len(dimensions):
 			s.advance(n)
@@ -320,7 +320,7 @@ func (s *search) advance(n *node) {
 		s.push(next)
 	}
 	if d.tight != "" && (n.tight || s.timeless) {
-		for _, v := range s.coarser(n.schedule) {
+		for _, v := range d.others(s.bounds, n.schedule) {
 			next := &node{schedule: n.schedule, level: n.level + 1, tight: n.tight}
 			v.set(&next.schedule)
 			s.push(next)
@@ -333,7 +333,7 @@ func (s *search) advance(n *node) {
 
 // strip plans the bare schedule of a candidate. If this plan fits, nothing with the same sizes is faster.
 func (s *search) strip(n *node) {
-	schedule := bare(n.schedule)
+	schedule := s.bare(n.schedule)
 	p, e := s.planOf(schedule)
 	if p == nil {
 		return
@@ -347,9 +347,12 @@ func (s *search) strip(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// bare returns the schedule without offload, and without recomputation or streaming where the schedule leaves
-// them open.
-func bare(schedule lang.Schedule) lang.Schedule {
+// bare returns the schedule without offload and, where the schedule leaves them open, without recomputation or
+// streaming and with the longest chunks of the loss head.
+func (s *search) bare(schedule lang.Schedule) lang.Schedule {
+	if schedule.LossChunk == 0 {
+		schedule.LossChunk = s.lossChunks(&schedule)[0]
+	}
 	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
 	if schedule.Keep == nil {
@@ -376,7 +379,7 @@ func (s *search) evaluate(n *node) bool {
 // finish plans a candidate completely, unless a pass refuses it.
 func (s *search) finish(n *node) bool {
 	p, e := n.bare, (*estimate.Estimator)(nil)
-	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
+	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || p.Schedule.LossChunk != n.schedule.LossChunk || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
 		p, e = s.planOf(n.schedule)
 	} else {
 		e = estimate.New(s.cache, &s.work, p)
@@ -549,7 +552,11 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 		}
 		value := d.text(&winner.schedule)
 		if d.tight != "" {
-			if value != "" {
+			switch value {
+			case "":
+			case d.values(&s.space, &winner.schedule)[0].text:
+				pinned(p, d, value, d.first)
+			default:
 				pinned(p, d, value, d.tight)
 			}
 			continue

@@ -117,7 +117,7 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 	}
 	goOn(d.values(&s.space, &last.schedule), last.tight)
 	if d.tight != "" {
-		goOn(s.coarser(last.schedule), true)
+		goOn(d.others(s.bounds, last.schedule), true)
 	}
 }
 

@@ -22,7 +22,9 @@ type dimension struct {
 	values func(*space, *lang.Schedule) []value // the values worth trying once all earlier dimensions are pinned; ties go to the first
 	detail bool                                 // candidates that differ only in such dimensions are the same alternative
 	plain  string                               // the default value, which needs no reason if it is the only possible one
-	tight  string                               // the reason for values other than the default, which are tried only if memory is short
+	first  string                               // the reason for the first value, if a dimension has values that are tried only if memory is short
+	tight  string                               // the reason for these values
+	others func(*bounds, lang.Schedule) []value // returns these values
 	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
 	wide   bool                                 // the search begins with the plain value and then tries the others: see stages.go
 	weighs bool                                 // "auto" is also a policy: the offload pass compares units once the sizes are known
@@ -55,8 +57,9 @@ var dimensions = []dimension{
 	refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	widely("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
-	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
+	{key: "schedule.align", text: alignText, values: asSizesHaveIt, others: (*bounds).coarser, detail: true,
 		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
+	lossChunk,
 	widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps}),
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
@@ -147,6 +150,37 @@ func alignText(s *lang.Schedule) string {
 		return ""
 	}
 	return fmt.Sprint(s.Align)
+}
+
+// lossChunk is the length of the chunks of the loss head. The search uses the longest if memory suffices.
+var lossChunk = func() dimension {
+	d := refined(detail(number("schedule.loss_chunk", func(s *lang.Schedule) *int { return &s.LossChunk }, (*space).lossChunks)))
+	d.plain, d.first = "0", "auto: it fits; shorter chunks would read the output matrix and write its gradient more often"
+	d.tight = "auto: longer chunks need memory that is worth more elsewhere"
+	d.others = func(b *bounds, s lang.Schedule) []value { return d.values(&b.space, &s)[1:] }
+	return d
+}()
+
+// lossChunks returns the numbers of tokens to try in a chunk of the loss head, the largest first; 0 is the least number
+// that a plan uses by default. At 1024, even the gradient of the output matrix is limited by arithmetic on every
+// predefined cluster.
+func (sp *space) lossChunks(s *lang.Schedule) (chunks []int) {
+	least := int((graph.Split{SP: max(1, s.SP)}).LeastChunk(sp.model.Vocab))
+	if int64(least) >= sp.train.Sequence*int64(max(1, s.Microbatch)) {
+		return []int{0}
+	}
+	for _, n := range []int{1024, 256} {
+		if n > least {
+			chunks = append(chunks, n)
+		}
+	}
+	switch chunks = append(chunks, least); {
+	case len(chunks) == 1:
+		return []int{0}
+	case sp.timeless:
+		return chunks[len(chunks)-1:]
+	}
+	return chunks
 }
 
 // asSizesHaveIt leaves a dimension open, so that its value follows from the sizes.

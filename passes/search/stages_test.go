@@ -132,3 +132,20 @@ func TestStagesOfFrozenLayers(t *testing.T) {
 	}
 	t.Logf("%v layers, busy %v", layers, busy)
 }
+
+// TestLossChunk checks that the loss head takes the longest chunks that fit.
+func TestLossChunk(t *testing.T) {
+	const text = `import "clusters/local.sppo"
+model m { family = gpt layers = 2 hidden = 128 heads = 4 vocab = 262144 tied = true dtype = f32 }
+cluster c = local(ranks = 1)
+train { sequence = 4K data = random() }
+schedule { order = sequence optimizer_offload = none }
+`
+	for memory, want := range map[string]int{"4GiB": 1024, "1200MiB": 256, "720MiB": 64} { // 512 MiB of state, and 1 MiB of logits per token
+		s := newSearch(ContextOf(nil, pass.Options{}), plan.New(parse(t, text, "cluster.device_memory="+memory)))
+		n, _ := s.run()
+		if n == nil || !doesFit(n) || n.schedule.LossChunk != want {
+			t.Errorf("with %s, the plan is %v, not one with chunks of %d", memory, n, want)
+		}
+	}
+}

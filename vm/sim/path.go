@@ -289,9 +289,10 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 // Sort is a category of work that can be sped up in the same way.
 type Sort int
 
-// Kinds of work. Pauses are times between the instructions of a measured device.
+// Kinds of work. The head's work is the products and the loss of its loop. Pauses are times between the instructions of a measured device.
 const (
 	SortMatmul Sort = iota
+	SortHead
 	SortAttention
 	SortMemory
 	SortD2H
@@ -310,6 +311,7 @@ var sorts = [NumSorts]struct {
 	remedy string
 }{
 	SortMatmul:      {"matmul", []ir.WorkKind{ir.WorkMatmul}, "schedule.recompute, schedule.align, more GPUs"},
+	SortHead:        {"loss head", nil, "schedule.loss_chunk, schedule.sp"},
 	SortAttention:   {"attention", []ir.WorkKind{ir.WorkAttention, ir.WorkAttentionGrad}, "schedule.recompute = keep_attention, more GPUs"},
 	SortMemory:      {"memory-bound kernels", []ir.WorkKind{ir.WorkMemory}, "longer subsequences, schedule.recompute"},
 	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, "schedule.offload, schedule.recompute, cluster.d2h_bandwidth"},
@@ -328,10 +330,22 @@ func (s Sort) Remedy() string { return sorts[s].remedy }
 // Kinds returns the kinds of work of the sort.
 func (s Sort) Kinds() []ir.WorkKind { return sorts[s].kinds }
 
+// inHead reports whether an instruction is part of the head's loop over chunks of tokens.
+func inHead(in *ir.Instr) bool {
+	switch in.Op {
+	case ir.CrossEntropyStats, ir.CrossEntropy, ir.CrossEntropyGrad:
+		return true
+	}
+	return in.Op == ir.Matmul && in.Prov.Layer == ir.None && in.Prov.Phase == ir.PhaseBackward
+}
+
 // SortOf returns the sort of a segment's work.
 func (c *Causes) SortOf(s Segment) Sort {
 	if s.Site == Nowhere {
 		return SortPauses
+	}
+	if inHead(c.instr(s.Site)) {
+		return SortHead
 	}
 	kind := c.instr(s.Site).Work().Kind
 	for sort := range NumSorts {
