@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins bench kernels gpu-bundle gpu-check engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -41,6 +41,9 @@ fleet: ## plan common jobs on common machines, and check each report against its
 fleet-pins: ## compare the plans of the fleet with plans in which one value is pinned; an hour; a second run goes on where the first stopped
 	@mkdir -p out
 	SPPO_LONG=1 SPPO_PINS="$${SPPO_PINS:-$(CURDIR)/out/fleet-pins-$$(git describe --always).jsonl}" $(GO) test ./cmd/sppoc -run TestFleetPins -v -timeout 180m
+
+long-steps: ## plan jobs with many sequences or many GPUs: processor time, memory and step
+	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestLongSteps -v -timeout 60m
 
 bench: ## benchmarks, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...

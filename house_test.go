@@ -56,7 +56,7 @@ var levels = []struct {
 		"passes/search lang ir graph"},
 	{"vm/store", 2, "infile ir corpus hf/safetensors"},
 	{"vm", 2, "infile ir corpus vm/store"},
-	{"codegen", 10, "lang passes passes/plan passes/walk schedule graph ir"},
+	{"codegen", 10, "lang passes passes/plan passes/strategy passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"sample", 4, "lang ir graph tokenizer vm vm/cpu vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},

@@ -17,6 +17,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
 )
 
 // Build compiles a plan. It also fills plan.Memory with the exact peaks.
@@ -24,8 +25,14 @@ func Build(plan *plan.Plan) (*ir.Program, error) {
 	return build(plan, true)
 }
 
-// Measure fills plan.Memory without inserting events, which is enough for a report.
+// Measure fills plan.Memory without inserting events, which is enough for a report. For a long step, it places the
+// shorter step that stands for it.
 func Measure(plan *plan.Plan) error {
+	if short := strategy.Short(plan); short != nil {
+		err := Measure(short)
+		Adopt(plan, short)
+		return err
+	}
 	_, err := build(plan, false)
 	return err
 }
@@ -34,6 +41,11 @@ func Measure(plan *plan.Plan) error {
 // the plan fits. If the bytes that are live at once already exceed the capacity of an arena, no placement can
 // fit, so MeasureFit places nothing and does not change p.Memory.
 func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
+	if short := strategy.Short(p); short != nil {
+		shortfall, err := MeasureFit(short)
+		Adopt(p, short)
+		return shortfall, err
+	}
 	if err := passes.Verify(p); err != nil {
 		return nil, err
 	}
@@ -56,6 +68,14 @@ func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 	})
 	fillMemory(p, codes, peaks)
 	return p.Memory.Shortfall(), nil
+}
+
+// Adopt gives the plan of a long step the memory of the shorter step that stands for it, if that is placed.
+func Adopt(p, short *plan.Plan) {
+	if short.Memory.Placed {
+		p.Memory = short.Memory
+		p.Memory.Microbatches = short.Parallel.Microbatches
+	}
 }
 
 func build(plan *plan.Plan, events bool) (*ir.Program, error) {
@@ -110,7 +130,7 @@ func each(stages int, do func(i int)) {
 // fillMemory fills plan.Memory with the peaks after placement, what each consists of, and whether they fit.
 func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
 	m := &plan.Memory
-	m.Placed, m.Fits = true, true
+	m.Placed, m.Fits, m.Microbatches = true, true, 0
 	m.DevicePeakBytes, m.HostPeakBytes, m.Device, m.Host = nil, nil, nil, nil
 	for i := range codes {
 		device, host := codes[i].Arenas[ir.Device], codes[i].Arenas[ir.Host]

@@ -25,6 +25,9 @@ func whyIdle(job *cli.Job) (string, error) {
 		return "", cli.Usagef("--why-idle: the job has too many ranks to simulate")
 	}
 	var b strings.Builder
+	if n := job.Plan.Time.Microbatches; n > 0 {
+		fmt.Fprintf(&b, "The following times are those of a step of %d microbatches instead of %d.\n\n", n, job.Plan.Parallel.Microbatches)
+	}
 	if err := shorten(&b, job.Program, job.Timeline); err != nil {
 		return "", err
 	}

@@ -81,11 +81,12 @@ var app = cli.App{
 				"is printed with suggested changes that would make it fit, and the exit code is 3. Ctrl-C ends a search: the best\n" +
 				"result found so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work, aborts\n" +
 				"the command.\n\n" +
-				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. The times of\n" +
-				"alternatives and rejected choices are the search's estimates. The bubble is the time during which ranks have nothing\n" +
-				"to run, divided by the time during which they are busy, from the start of a step to the end of its last task. The\n" +
-				"critical path is a chain of work that spans the entire step and in which each part waits for the previous one. The\n" +
-				"parts of a peak add up to its total.",
+				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. Of a long step\n" +
+				"whose sequences run one after another, only three microbatches are placed and simulated, because each of the others\n" +
+				"takes the same memory and the same time. The times of alternatives and rejected choices are the search's estimates.\n" +
+				"The bubble is the time during which ranks have nothing to run, divided by the time during which they are busy, from\n" +
+				"the start of a step to the end of its last task. The critical path is a chain of work that spans the entire step and\n" +
+				"in which each part waits for the previous one. The parts of a peak add up to its total.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",

@@ -378,7 +378,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	if len(o.Placement) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d), not %d", len(o.Placement), len(o.Alpha), stages)
 	}
-	if most := 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages; o.Lag < 1 || o.Lag > most {
+	if most := p.MostLag(); o.Lag < 1 || o.Lag > most {
 		return fmt.Errorf("offload: copies lag 1 to %d tasks, not %d", most, o.Lag)
 	}
 	for s := range o.Placement {

@@ -233,8 +233,9 @@ type MuxStage struct {
 // Memory is exact if Placed is set, that is, once codegen has placed the plan.
 type Memory struct {
 	Placed              bool       `json:"placed"`
-	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
-	HostPeakBytes       []ir.Bytes `json:"host_peak_bytes"`   // [stage], of one rank
+	Microbatches        int        `json:"microbatches,omitempty"` // number that was placed, if the step is long: see strategy.Short
+	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"`      // [stage]
+	HostPeakBytes       []ir.Bytes `json:"host_peak_bytes"`        // [stage], of one rank
 	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
 	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank, minus the memory that schedule.checkpoint_copy leaves free
 	Fits                bool       `json:"fits"`
@@ -258,13 +259,14 @@ type CheckpointCopy struct {
 // estimated from the plan.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	EstimateS        ir.Seconds   `json:"estimate_s"`         // estimated time of a step, which the search uses to compare plans
-	Simulated        bool         `json:"simulated"`          // whether all times except EstimateS are simulated rather than estimated
-	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
-	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
-	BubbleRatio      float64      `json:"bubble_ratio"`       // idle divided by busy time of all ranks, up to the end of the pipeline
-	IdleShare        float64      `json:"idle_share"`         // idle time of all ranks divided by their total time, up to the end of the pipeline
-	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // longest time that any stage waits for copies
+	EstimateS        ir.Seconds   `json:"estimate_s"`             // estimated time of a step, which the search uses to compare plans
+	Simulated        bool         `json:"simulated"`              // whether all times except EstimateS are simulated rather than estimated
+	BusyS            []ir.Seconds `json:"busy_s"`                 // [stage], average of its ranks, up to the end of the pipeline
+	OptimizerS       ir.Seconds   `json:"optimizer_s"`            // from the end of the pipeline to the end of the step
+	BubbleRatio      float64      `json:"bubble_ratio"`           // idle divided by busy time of all ranks, up to the end of the pipeline
+	IdleShare        float64      `json:"idle_share"`             // idle time of all ranks divided by their total time, up to the end of the pipeline
+	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"`     // longest time that any stage waits for copies
+	Microbatches     int          `json:"microbatches,omitempty"` // number that was simulated, if the step is long; the times are extrapolated with the search's estimates
 
 	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
 }
@@ -481,6 +483,20 @@ func (p *Plan) Skipped(stage int) int {
 // last stage always do, because they include the head.
 func (p *Plan) Undone(stage int) bool {
 	return p.Untrained == 0 || stage == p.Parallel.Stages()-1 || p.LayerAt(stage+1, 0) > p.Untrained
+}
+
+// MostLag returns the largest number of tasks that copies to the host may lag behind.
+func (p *Plan) MostLag() int {
+	return 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages
+}
+
+// turnsOfLayer is the number of turns of a ring that need as many instructions as a layer without a ring.
+const turnsOfLayer = 10
+
+// LayerVisits returns the number of layer forwards that a step of a replica has, or, in a ring, a multiple of it with
+// as many instructions.
+func (p *Plan) LayerVisits() int64 {
+	return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) * int64(p.Subsequences.N) * max(1, p.Split().Chunks()/2/turnsOfLayer)
 }
 
 // SizeOf returns the shape of a task.

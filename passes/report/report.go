@@ -290,7 +290,11 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 	table(b, func(line func(...string)) {
 		source := "estimated"
 		if t.Simulated {
-			source = fmt.Sprintf("simulated; the search estimated %s", t.EstimateS)
+			source = "simulated"
+			if t.Microbatches > 0 {
+				source = fmt.Sprintf("extrapolated from %d simulated microbatches of %d", t.Microbatches, p.Parallel.Microbatches)
+			}
+			source += fmt.Sprintf("; the search estimated %s", t.EstimateS)
 		}
 		line("step", fmt.Sprintf("%s, including %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
 		if words := documentsInWords(p); words != "" {

@@ -441,6 +441,9 @@ func (s *search) fits(n *node) bool {
 	if n.unfit {
 		return false
 	}
+	if shortfall == nil && strategy.Short(n.plan) != nil { // the bound is good enough
+		return true
+	}
 	if s.context.Options.Measure != nil && (shortfall == nil || s.mayBePlaced(n)) {
 		var err error
 		if shortfall, err = s.context.Options.Measure(n.plan); err != nil {

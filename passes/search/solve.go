@@ -296,7 +296,7 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 const mostTasks = 150_000
 
 // taskLayers returns the number of layer forwards that a step has per subsequence, over all microbatches.
-func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
+func taskLayers(p *plan.Plan) int64 { return p.LayerVisits() / int64(p.Subsequences.N) }
 
 func gridProblems(p *plan.Plan) []plan.Problem {
 	seq, n, align, grid := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, p.RowGrid()

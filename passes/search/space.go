@@ -429,7 +429,7 @@ const (
 	mostFitting     = 512
 	fewPerSequence  = 64
 	mostInRing      = 32
-	fewVisits       = 24_000
+	fewVisits       = strategy.LongStep
 	smallBubble     = searchGap
 )
 

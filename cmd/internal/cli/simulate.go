@@ -7,7 +7,9 @@ import (
 	"sppo.dev"
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
+	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -16,15 +18,25 @@ import (
 // ranks, building the program only for these figures takes too long, so the report keeps the estimates.
 const mostSimulated = 1 << 13
 
-// Simulate replaces the plan's estimate of time with the simulated time of its program.
+// simulates reports whether Simulate simulates a step.
+func (j *Job) simulates() bool {
+	return !j.Plan.Time.Simulated && j.Plan.Parallel.Ranks() <= mostSimulated
+}
+
+// Simulate replaces the plan's estimate of time with the simulated time of its program. For a long step without a
+// program, it simulates the shorter step that stands for it.
 func (j *Job) Simulate() error {
-	if j.Plan.Time.Simulated || j.Plan.Parallel.Ranks() > mostSimulated {
+	if !j.simulates() {
 		return nil
 	}
 	program := j.Program
 	if program == nil {
+		of := j.Plan
+		if j.short = strategy.Short(of); j.short != nil {
+			of = j.short
+		}
 		var err error
-		if program, err = codegen.Build(j.Plan); err != nil {
+		if program, err = codegen.Build(of); err != nil {
 			return Wrong(err)
 		}
 	}
@@ -32,7 +44,14 @@ func (j *Job) Simulate() error {
 	if err != nil { // only the compiler's own programs get here
 		return &sppo.BugError{Err: err}
 	}
+	var whole plan.Time // estimates for the long step
+	if j.short != nil {
+		whole = j.Plan.Time
+	}
 	reportTime(j.Plan, program, t)
+	if j.short != nil {
+		extrapolate(j.Plan, j.short, whole)
+	}
 	if j.Plan.Memory.Checkpoint, err = CheckpointCopy(program); err != nil {
 		return &sppo.BugError{Err: err}
 	}
@@ -108,6 +127,31 @@ func reportTime(p *plan.Plan, program *ir.Program, t *sim.Timeline) {
 	}
 	p.Time.CriticalPath = CriticalPath(program, t)
 	p.Throughput.TGS, p.Throughput.MFU = t.TGS(), t.MFU()
+}
+
+// extrapolate turns the figures of a short step into those of the long step for which it stands, given the estimate for
+// the latter: its pipeline takes longer by the same factor as in the estimates.
+func extrapolate(p, short *plan.Plan, whole plan.Time) {
+	estimate.Predict(short)
+	t, each := &p.Time, ir.Seconds(p.Parallel.Microbatches)/ir.Seconds(short.Parallel.Microbatches)
+	before, pipeline := t.StepS, t.StepS-t.OptimizerS
+	longer := (whole.StepS - whole.OptimizerS) / (short.Time.StepS - short.Time.OptimizerS)
+	t.Microbatches, t.StepS = short.Parallel.Microbatches, pipeline*longer+t.OptimizerS
+	for stage := range t.BusyS {
+		t.BusyS[stage] *= each
+	}
+	busy := (1 - t.IdleShare) * float64(each/longer)
+	if t.BubbleRatio > 0 { // idle divided by busy; the rest is exposed
+		busy = t.IdleShare / t.BubbleRatio * float64(each/longer)
+	}
+	exposed := (1-t.IdleShare)*float64(each/longer) - busy
+	t.IdleShare = max(0, 1-busy-exposed)
+	t.BubbleRatio, t.ExposedTransferS = t.IdleShare/busy, t.ExposedTransferS*each
+	for i := range t.CriticalPath {
+		t.CriticalPath[i].Seconds *= t.StepS / before
+	}
+	faster := float64(each * before / t.StepS)
+	p.Throughput.TGS, p.Throughput.MFU = p.Throughput.TGS*faster, p.Throughput.MFU*faster
 }
 
 // CriticalPath sums the time on the critical path by kind of work and stage.

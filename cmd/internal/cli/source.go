@@ -20,6 +20,7 @@ import (
 	"sppo.dev/passes"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
 	"sppo.dev/vm/sim"
 )
 
@@ -83,6 +84,8 @@ type Job struct {
 	Program *ir.Program
 
 	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
+
+	short *plan.Plan // of the shorter step that stands for a long step; Program is then its program, until Compile
 }
 
 // IsProgram reports whether a file is a program: any existing file without the extension of a spec or a plan, or a
@@ -114,10 +117,17 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	return &Job{Spec: spec, Plan: plan}, nil
 }
 
-// Measure places the buffers of the plan, unless the search has already done so.
+// Measure places the buffers of the plan, unless the search has already done so. It builds the whole program of a step
+// that stands for a long step, because Simulate needs it too.
 func (j *Job) Measure() error {
 	if j.Plan.Memory.Placed {
 		return nil
+	}
+	if j.short = strategy.Short(j.Plan); j.short != nil && j.simulates() {
+		var err error
+		j.Program, err = codegen.Build(j.short)
+		codegen.Adopt(j.Plan, j.short)
+		return err
 	}
 	return codegen.Measure(j.Plan)
 }
@@ -184,6 +194,7 @@ func ReadProgram(file string) (*ir.Program, error) {
 
 // Compile builds the program of the plan. Afterwards Plan.Memory.Fits reports whether the program fits.
 func (j *Job) Compile() (err error) {
+	j.short = nil
 	j.Program, err = sppo.Build(j.Plan)
 	return Wrong(err)
 }
