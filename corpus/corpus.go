@@ -6,6 +6,7 @@
 //	borders.go       where the documents in a file start, and mask files
 //	stream.go        files that follow each other, read by position
 //	sums.go          checksums of the blocks of a file, checked when they are first read
+//	check.go         reads all of a corpus to find damage
 //	flat.go          flat files, with llm.c's header or none
 //	megatron.go      .bin with .idx
 //	manifest.go      a folder with a manifest

@@ -201,6 +201,16 @@ var app = cli.App{
 				"sppoc tokenize chats.jsonl -o tokens --tokenizer tokenizer --prompt question --field answer",
 			},
 		},
+		{
+			Name: "check-data", Args: "DATA... [--vocab N] [--type uint16|uint32] [--field NAME]", MinArgs: 1, MaxArgs: -1, Setup: checkData,
+			Doc: "check a corpus for damage",
+			Details: "Each DATA is what data = tokens(...) reads, a folder from sppoc tokenize, a Megatron data set or a flat file, or what\n" +
+				"tokenize reads: text, jsonl or parquet, plain or compressed. All of it is read. check-data checks the checksums that\n" +
+				"tokenize wrote, indexes and masks, that every token is in the vocabulary, and that documents can be read. Each damage\n" +
+				"is printed in one line with the file and the place, and the exit code is then 1. Only folders from tokenize have\n" +
+				"checksums; in the other formats, a changed token that is in the vocabulary cannot be found.",
+			Examples: []string{"sppoc check-data tokens", "sppoc check-data data/*.bin --vocab 50257 --type uint16"},
+		},
 		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},
 	},
 	Aliases: map[string][]string{"--list-passes": {"passes"}},

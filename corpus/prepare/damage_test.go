@@ -96,6 +96,9 @@ func TestChangedCorpus(t *testing.T) {
 		if err := readAll(dir); err != nil {
 			t.Fatalf("old %t: %v", old, err)
 		}
+		if checked, err := Check(context.Background(), dir, corpus.Options{}, 0); err != nil || len(checked.Damage) > 0 || !checked.Sums {
+			t.Fatalf("%+v, %v", checked, err)
+		}
 		names, err := filepath.Glob(filepath.Join(dir, "*"))
 		if err != nil || len(names) < 7 {
 			t.Fatal(names, err)
@@ -119,7 +122,11 @@ func TestChangedCorpus(t *testing.T) {
 			}
 			put(data)
 			err = readAll(dir)
+			checked, failed := Check(context.Background(), dir, corpus.Options{}, 0)
 			put(whole)
+			if err != nil && (failed != nil || len(checked.Damage) != 1 || !strings.Contains(checked.Damage[0].Error(), name)) {
+				t.Errorf("old %t: byte %d of %s: Check finds %+v, %v", old, at, name, checked, failed)
+			}
 			if filepath.Base(name) == corpus.ManifestName && (strings.TrimSpace(string(whole[at:at+1])) == "" || bytes.EqualFold(data, whole)) {
 				continue // neither white space nor the case of a key matters
 			}
