@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,11 +32,11 @@ type stored interface {
 	Close() error
 }
 
-// DamagedError reports a checkpoint that is incomplete or has changed since it was written. All processes of the job agree on it.
-// Other errors, such as a file that cannot be read, leave open whether the checkpoint is good.
+// DamagedError reports a checkpoint that is incomplete or has changed since it was written. In a job of several
+// processes, all of them have found it damaged.
 type DamagedError struct {
 	Path string
-	err  error
+	err  *store.Damage
 }
 
 func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
@@ -43,7 +44,8 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", 
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
 
-// MismatchError reports a good checkpoint from which this job cannot continue.
+// MismatchError reports a checkpoint that the job cannot continue from, because its model, optimizer, seed or data is
+// different.
 type MismatchError struct {
 	Path string
 	err  error
@@ -54,10 +56,10 @@ func (e *MismatchError) Error() string { return fmt.Sprintf("checkpoint %s: %v",
 // Unwrap returns the cause.
 func (e *MismatchError) Unwrap() error { return e.err }
 
-// unusable returns the error for a checkpoint that could not be opened or verified.
-func unusable(path string, err error) error {
-	if errors.As(err, new(*store.Damage)) {
-		return &DamagedError{path, err}
+// opening adds a checkpoint's path to an error of opening or verifying it.
+func opening(path string, err error) error {
+	if damage := (*store.Damage)(nil); errors.As(err, &damage) {
+		return &DamagedError{path, damage}
 	}
 	return fmt.Errorf("checkpoint %s: %w", path, err)
 }
@@ -69,7 +71,7 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.verify(context.Background(), func(int) bool { return true }, func(int64) {}); err != nil {
+	if err := c.verify(context.Background(), func(*store.Shard) bool { return true }, func(int64) {}); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -85,19 +87,20 @@ func openCheckpoint(path string) (*Checkpoint, error) {
 	if !info.IsDir() {
 		return openSingle(path)
 	}
-	if _, err := os.Lstat(filepath.Join(path, store.ManifestFile)); err != nil {
+	if _, err := os.Lstat(filepath.Join(path, store.ManifestFile)); errors.Is(err, fs.ErrNotExist) {
 		steps, err := store.Steps(path)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if len(steps) == 0 {
+		case len(steps) > 0:
+			path = filepath.Join(path, store.StepName(steps[len(steps)-1]))
+		case !store.IsStep(path):
 			return nil, fmt.Errorf("checkpoint %s: the folder contains no checkpoints", path)
 		}
-		path = filepath.Join(path, store.StepName(steps[len(steps)-1]))
 	}
 	c, err := store.Open(path)
 	if err != nil {
-		return nil, unusable(path, err)
+		return nil, opening(path, err)
 	}
 	return &Checkpoint{Manifest: c.Manifest, Path: path, values: c}, nil
 }
@@ -110,20 +113,20 @@ func openSingle(path string) (*Checkpoint, error) {
 	c, err := openFile(file)
 	if err != nil {
 		file.Close()
-		return nil, unusable(path, err)
+		return nil, opening(path, err)
 	}
 	return c, nil
 }
 
-// verify verifies the checksums of the shards that the wanted ranks wrote.
-func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
+// verify verifies the checksums of the wanted shards.
+func (c *Checkpoint) verify(ctx context.Context, wanted func(*store.Shard) bool, progress func(bytes int64)) error {
 	s, ok := c.values.(*store.Checkpoint)
 	if !ok {
 		return nil // already verified when the file was opened
 	}
 	err := s.Verify(ctx, wanted, progress)
 	if err != nil && ctx.Err() == nil {
-		err = unusable(c.Path, err)
+		err = opening(c.Path, err)
 	}
 	return err
 }
@@ -229,24 +232,21 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		return fmt.Errorf("the job has failed: %w", j.dead)
 	}
 	var c *Checkpoint
-	err := j.OnDisk(path, func() (err error) { c, err = openCheckpoint(path); return err })
-	var damaged *DamagedError
-	if errors.As(err, &damaged) {
-		return j.agreed(ctx, damaged)
-	} else if err != nil {
+	if err := j.OnDisk(path, func() (err error) { c, err = openCheckpoint(path); return err }); err != nil {
+		if damaged := (*DamagedError)(nil); errors.As(err, &damaged) {
+			return j.agree(ctx, damaged)
+		}
 		return err
 	}
 	defer c.Close()
+	if err := j.accepts(c); err != nil {
+		return &MismatchError{c.Path, err}
+	}
 	everywhere, err := filepath.Abs(c.Path)
 	if err != nil {
 		return err
 	}
-	if err := j.accepts(c); err != nil {
-		return &MismatchError{c.Path, err}
-	}
-	if err := j.verifyTogether(ctx, c.Path, everywhere, verifyShare); errors.As(err, &damaged) {
-		return j.agreed(ctx, damaged)
-	} else if err != nil {
+	if err := j.verifyTogether(ctx, c.Path); err != nil {
 		return err
 	}
 	if c.single {
@@ -262,118 +262,105 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	return nil
 }
 
-// finding is what a process found when it verified a checkpoint.
+// finding is the result of a process that has verified a checkpoint, or a part of it.
 type finding struct {
-	Error   string // "": nothing is wrong
-	Damaged bool   // the checkpoint has changed since it was written
+	File string // a damaged file; empty: none was found
+	What string // its damage
+	Err  string // an error that prevented the process from verifying
+	err  error  // in process 0: the error itself
 }
 
-// Rounds of OrderVerify: every process verifies its share of the shards, or all of them.
-const (
-	verifyShare int64 = iota
-	verifyAll
-)
-
-// verifyTogether verifies the checksums of a checkpoint in all processes. It returns a DamagedError if a process found damage and
-// none failed otherwise.
-func (j *Job) verifyTogether(ctx context.Context, path, everywhere string, round int64) error {
-	findings, err := j.findings(ctx, everywhere, round)
+// verifyTogether verifies the checksums of a checkpoint. Every process verifies its share of the shards. If one finds
+// damage, all look at the damaged file.
+func (j *Job) verifyTogether(ctx context.Context, path string) error {
+	all, err := j.findings(ctx, path, "")
 	if err != nil {
 		return err
 	}
-	var found error
-	for i, f := range findings {
-		if f.Error == "" {
-			continue
-		}
-		err := errors.New(f.Error)
-		if i > 0 {
-			err = fmt.Errorf("process %d: %w", i, err)
-		}
-		if !f.Damaged {
-			return fmt.Errorf("checkpoint %s: %w", path, err)
-		}
-		if found == nil {
-			found = &DamagedError{path, err}
+	for _, f := range all {
+		if f.File != "" {
+			return j.agree(ctx, &DamagedError{path, &store.Damage{File: f.File, What: f.What}})
 		}
 	}
-	return found
+	return nil
 }
 
-// findings verifies a checkpoint in all processes and returns what each of them found.
-func (j *Job) findings(ctx context.Context, path string, round int64) ([]finding, error) {
-	var mine finding
-	answers, err := j.together(Order{What: OrderVerify, Question: path, Round: round}, func() error {
-		mine = j.verifyHere(ctx, path, round)
+// agree returns the error of a damaged checkpoint. This is the given one only if every process finds the damage:
+// otherwise the processes see different files, and the checkpoint may be good.
+func (j *Job) agree(ctx context.Context, damaged *DamagedError) error {
+	all, err := j.findings(ctx, damaged.Path, damaged.err.File)
+	if err != nil {
+		return err
+	}
+	return concluded(damaged, all)
+}
+
+// concluded returns the error of a damaged checkpoint after each process has looked for the damage.
+func concluded(damaged *DamagedError, all []finding) error {
+	for i, f := range all {
+		if f.File == "" {
+			return fmt.Errorf("%s, but process %d finds no damage there: the processes see different files", damaged, i)
+		}
+	}
+	return damaged
+}
+
+// findings returns what each process finds in its share of a checkpoint or, if a file is given, in this file. If a
+// process cannot verify its share, the result is an error.
+func (j *Job) findings(ctx context.Context, path, file string) ([]finding, error) {
+	everywhere, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]finding, 1)
+	answers, err := j.together(Order{What: OrderVerify, Question: everywhere, Data: []byte(file)}, func() error {
+		all[0] = j.verifyHere(ctx, path, file)
 		return nil
 	})
 	if err != nil {
 		j.dead = err
 		return nil, err
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	all := []finding{mine}
 	for _, text := range answers {
-		var theirs finding
-		if err := json.Unmarshal(text, &theirs); err != nil {
+		var f finding
+		if err := json.Unmarshal(text, &f); err != nil {
 			return nil, fmt.Errorf("internal: %w", err)
 		}
-		all = append(all, theirs)
+		all = append(all, f)
+	}
+	for i, f := range all {
+		switch {
+		case f.err != nil:
+			return nil, f.err
+		case f.Err != "":
+			return nil, fmt.Errorf("process %d: %s", i, f.Err)
+		}
 	}
 	return all, nil
 }
 
-// agreed returns the error for a checkpoint that a process found damaged. Only if every process finds it damaged is it a
-// DamagedError: otherwise processes see different files.
-func (j *Job) agreed(ctx context.Context, damaged *DamagedError) error {
-	if j.crew == nil {
-		return damaged
-	}
-	everywhere, err := filepath.Abs(damaged.Path)
-	if err != nil {
-		return err
-	}
-	findings, err := j.findings(ctx, everywhere, verifyAll)
-	if err != nil {
-		return err
-	}
-	return concluded(damaged, findings)
-}
+// mine reports whether this process verifies a shard, which a rank of a larger job may have written.
+func (j *Job) mine(s *store.Shard) bool { return j.ranks[s.Rank%len(j.ranks)].work != nil }
 
-// concluded returns the error for a damaged checkpoint that all processes have verified.
-func concluded(damaged *DamagedError, findings []finding) error {
-	for i, f := range findings {
-		switch {
-		case f.Error == "":
-			return fmt.Errorf("%s, but process %d finds no damage: the processes see different files", damaged.Error(), i)
-		case !f.Damaged:
-			return fmt.Errorf("checkpoint %s: process %d: %s", damaged.Path, i, f.Error)
-		}
-	}
-	return damaged
-}
-
-// mine reports whether this process handles the shard that a rank wrote, possibly in a larger job.
-func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
-
-// verifyHere verifies the shards assigned to this process, or all of them.
-func (j *Job) verifyHere(ctx context.Context, path string, round int64) finding {
+// verifyHere verifies this process's share of a checkpoint or, if a file is given, this file.
+func (j *Job) verifyHere(ctx context.Context, path, file string) finding {
 	wanted := j.mine
-	if round == verifyAll {
-		wanted = func(int) bool { return true }
+	if file != "" {
+		wanted = func(s *store.Shard) bool { return s.File == file }
 	}
 	c, err := openCheckpoint(path)
 	if err == nil {
-		err = errors.Join(c.verify(ctx, wanted, j.progress), c.Close())
+		err = c.verify(ctx, wanted, j.progress)
+		c.Close()
 	}
-	if err == nil {
+	var damage *store.Damage
+	switch {
+	case err == nil:
 		return finding{}
+	case errors.As(err, &damage):
+		return finding{File: damage.File, What: damage.What}
 	}
-	f := finding{Error: strings.TrimPrefix(err.Error(), "checkpoint "+path+": ")}
-	f.Damaged = errors.As(err, new(*DamagedError))
-	return f
+	return finding{Err: err.Error(), err: err}
 }
 
 // restoreHere loads the state of the ranks of this process.

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"path/filepath"
 
 	"sppo.dev/corpus"
 	"sppo.dev/ir"
@@ -89,20 +90,22 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	switch found := string(prefix[:len(fileMagic)]); {
 	case err == nil && found == firstMagic:
 		return nil, 0, errors.New("has format 1, which does not name its model; this release reads formats 2 and 3, so continue with the release that wrote it")
-	case err != nil || found != fileMagic:
+	case err == io.EOF || err == io.ErrUnexpectedEOF || err == nil && found != fileMagic:
 		return nil, 0, errors.New("is not a checkpoint of this version")
+	case err != nil:
+		return nil, 0, err
 	}
 	size := binary.LittleEndian.Uint64(prefix[len(fileMagic):])
 	if size > uint64(info.Size()) {
-		return nil, 0, store.Damaged("is truncated")
+		return nil, 0, store.Damaged(filepath.Base(file.Name()), "is truncated")
 	}
 	text := make([]byte, size)
 	var header fileHeader
 	if _, err := io.ReadFull(file, text); err != nil {
-		return nil, 0, short(err)
+		return nil, 0, short(file, err)
 	}
 	if err := json.Unmarshal(text, &header); err != nil {
-		return nil, 0, store.Damaged("is damaged: header: %w", err)
+		return nil, 0, store.Damaged(filepath.Base(file.Name()), "is damaged: header: %v", err)
 	}
 	values := int64(0)
 	for _, e := range header.Entries {
@@ -110,7 +113,7 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	}
 	start := int64(len(prefix) + len(text))
 	if have := info.Size() - start - 4; have != values {
-		return nil, 0, store.Damaged("is damaged or truncated: it has %d bytes of values, but its header declares %d", have, values)
+		return nil, 0, store.Damaged(filepath.Base(file.Name()), "is damaged or truncated: it has %d bytes of values, but its header declares %d", have, values)
 	}
 	return &header, start, checkSum(file, info.Size()-4)
 }
@@ -121,22 +124,22 @@ func checkSum(file *os.File, size int64) error {
 	}
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	if _, err := io.CopyN(sum, file, size); err != nil {
-		return short(err)
+		return short(file, err)
 	}
 	var stored [4]byte
 	if _, err := io.ReadFull(file, stored[:]); err != nil {
-		return short(err)
+		return short(file, err)
 	}
 	if binary.LittleEndian.Uint32(stored[:]) != sum.Sum32() {
-		return store.Damaged("is damaged: wrong checksum")
+		return store.Damaged(filepath.Base(file.Name()), "is damaged: wrong checksum")
 	}
 	return nil
 }
 
 // short returns the error of a read: damage if the file ended.
-func short(err error) error {
+func short(file *os.File, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return store.Damaged("is truncated")
+		return store.Damaged(filepath.Base(file.Name()), "is truncated")
 	}
 	return err
 }

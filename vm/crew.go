@@ -58,7 +58,7 @@ const (
 	OrderWrite   = "write"
 	OrderPeaks   = "peaks"   // return the peaks of a rank's arenas
 	OrderAsk     = "ask"     // return the answer of Options.Reply
-	OrderVerify  = "verify"  // verify a checkpoint, or this process's share of it; the answer is a finding
+	OrderVerify  = "verify"  // verify a share of a checkpoint, or the file that Data names; the answer is a finding
 	OrderRestore = "restore" // load a checkpoint
 	OrderSave    = "save"    // copy the state and start to write the copy; if Round is 1, write without copying
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
@@ -192,7 +192,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 		}
 		return []byte(j.weights.Describe()), nil
 	case OrderVerify:
-		return json.Marshal(j.verifyHere(context.Background(), o.Question, o.Round))
+		return json.Marshal(j.verifyHere(context.Background(), o.Question, string(o.Data)))
 	case OrderRestore:
 		c, err := openCheckpoint(o.Question)
 		if err != nil {

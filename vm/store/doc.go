@@ -4,6 +4,7 @@
 //	write.go     writes shards and completes checkpoints
 //	folder.go    a folder of checkpoints: steps, retention, remains of killed runs
 //	read.go      an open checkpoint: checks, and reading any rectangle of a tensor
+//	damage.go    which errors show that a checkpoint is damaged
 //
 // A folder contains one folder per checkpoint:
 //

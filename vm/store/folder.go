@@ -39,6 +39,12 @@ func stepOf(name string) (int64, bool) {
 	return step, ok && err == nil && StepName(step) == name
 }
 
+// IsStep reports whether a path has the name of a checkpoint in a folder of checkpoints.
+func IsStep(path string) bool {
+	_, ok := stepOf(filepath.Base(path))
+	return ok
+}
+
 // Steps lists the steps of the checkpoints in a folder, first to last. A folder that does not exist has none.
 func Steps(dir string) ([]int64, error) {
 	list, err := os.ReadDir(dir)
@@ -156,29 +162,33 @@ func (f *Folder) Close() error {
 	return f.lock.Close()
 }
 
-// Begin creates the temporary folder of a checkpoint and returns its path.
+// Begin creates the temporary folder of a checkpoint and returns its path. If the folder of checkpoints has been removed
+// since it was opened, Begin makes it again.
 func (f *Folder) Begin(step int64) (string, error) {
 	// The name is new, so a process that is left over from a killed run and still writes to its own folder
 	// changes nothing here.
 	dir := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], unfinished))
 	err := os.Mkdir(dir, 0o777)
-	if errors.Is(err, fs.ErrNotExist) { // the whole folder was removed during the run
-		if err = f.again(); err == nil {
-			err = os.Mkdir(dir, 0o777)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := f.again(); err != nil {
+			return "", err
 		}
+		err = os.Mkdir(dir, 0o777)
 	}
 	return dir, err
 }
 
-// again creates the folder again and locks it.
+// again makes a folder that has been removed, and locks it. It does not make the folder's parent: if that is missing,
+// too, a file system is probably not mounted.
 func (f *Folder) again() error {
-	if err := os.MkdirAll(f.Dir, 0o777); err != nil {
+	if err := os.Mkdir(f.Dir, 0o777); err != nil {
 		return err
 	}
-	if err := f.Close(); err != nil {
+	before := f.lock
+	if err := f.take(); err != nil {
 		return err
 	}
-	return f.take()
+	return before.Close()
 }
 
 // Drop removes an incomplete checkpoint.

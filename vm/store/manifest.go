@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"sppo.dev/corpus"
@@ -105,50 +103,28 @@ func (m *Manifest) encode() ([]byte, error) {
 	return fmt.Appendf(text, "%s%08x%s", sealBefore, crc32.Checksum(text, castagnoli), sealAfter), nil
 }
 
-// Damage is the error for a checkpoint that has changed since it was written: a file has a wrong checksum or size, or the
-// checkpoint's folder can be listed and lacks a file. Any other error leaves open whether the checkpoint is good.
-type Damage struct{ err error }
-
-func (e *Damage) Error() string { return e.err.Error() }
-
-// Unwrap returns the cause.
-func (e *Damage) Unwrap() error { return e.err }
-
-// Damaged returns a *Damage with a formatted text.
-func Damaged(format string, args ...any) error { return &Damage{fmt.Errorf(format, args...)} }
-
-// missing returns the error for a file that could not be found: damage if the folder can be listed and the file is not in it.
-func missing(dir, file string, notFound, damage error) error {
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	if slices.ContainsFunc(list, func(e fs.DirEntry) bool { return e.Name() == file }) {
-		return notFound
-	}
-	return damage
-}
-
 func decode(text []byte) (*Manifest, error) {
-	var of struct {
+	var version struct {
 		Format int `json:"format"`
 	}
-	if json.Unmarshal(text, &of) == nil && of.Format > Format { // a later format may end differently
-		return nil, fmt.Errorf("has format %d; this release reads format %d", of.Format, Format)
-	}
+	err := json.Unmarshal(text, &version)
+	other := fmt.Errorf("has format %d; this release reads format %d", version.Format, Format)
 	body := len(text) - len(sealBefore) - 8 - len(sealAfter)
 	if body < 0 || !bytes.HasPrefix(text[body:], []byte(sealBefore)) || !bytes.HasSuffix(text, []byte(sealAfter)) {
-		return nil, Damaged("is damaged or truncated: it does not end with its checksum")
+		if err == nil && version.Format > Format {
+			return nil, other // a later format may end differently
+		}
+		return nil, Damaged(ManifestFile, "is damaged or truncated: it does not end with its checksum")
 	}
 	if want := fmt.Sprintf("%08x", crc32.Checksum(text[:body], castagnoli)); want != string(text[body+len(sealBefore):len(text)-len(sealAfter)]) {
-		return nil, Damaged("is damaged: wrong checksum")
+		return nil, Damaged(ManifestFile, "is damaged: wrong checksum")
+	}
+	if err == nil && version.Format != Format {
+		return nil, other
 	}
 	m := &Manifest{}
 	if err := json.Unmarshal(text, m); err != nil {
-		return nil, fmt.Errorf("is damaged: %w", err)
-	}
-	if m.Format != Format {
-		return nil, fmt.Errorf("has format %d; this release reads format %d", m.Format, Format)
+		return nil, fmt.Errorf("is invalid: %w", err)
 	}
 	return m, m.check()
 }
@@ -188,7 +164,7 @@ func ReadManifest(dir string) (*Manifest, error) {
 	path := filepath.Join(dir, ManifestFile)
 	text, err := infile.Read(path, longestManifest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, missing(dir, ManifestFile, err, Damaged("is not a checkpoint: it has no %s", ManifestFile))
+		return nil, missing(dir, ManifestFile, fmt.Sprintf("is not a checkpoint: it has no %s", ManifestFile))
 	}
 	if err != nil {
 		return nil, err

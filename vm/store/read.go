@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,9 +31,9 @@ type located struct {
 }
 
 // Open opens a checkpoint. It checks the manifest, that all shards exist with the right sizes, and that they
-// cover every tensor exactly once. Verify checks the contents of the shards. Shards are open only while they are read: a
-// checkpoint can have more of them than a process may have open files. If the checkpoint has changed since it was written, the
-// error is a *Damage.
+// cover every tensor exactly once. Verify checks the contents of the shards. If files have changed since they were
+// written, the error is a Damage. A shard is open only while it is read: a large job has more shards than a process
+// may have open files.
 func Open(dir string) (*Checkpoint, error) {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -43,59 +44,71 @@ func Open(dir string) (*Checkpoint, error) {
 		c.index[m.Tensors[i].Name()] = &m.Tensors[i]
 	}
 	for i := range m.Shards {
-		if err := c.openShard(&m.Shards[i]); err != nil {
+		s := &m.Shards[i]
+		if err := c.sized(s); err != nil {
 			return nil, err
+		}
+		if err := c.readShard(s); err != nil {
+			return nil, c.cause(err, func(other *Shard) bool { return other == s })
 		}
 	}
 	for i := range m.Tensors {
 		if err := c.covers(&m.Tensors[i]); err != nil {
-			return nil, err
+			return nil, c.cause(err, func(*Shard) bool { return true })
 		}
 	}
 	return c, nil
 }
 
-// Close does nothing: no file is open between calls.
+// cause returns the error of shards whose headers cannot be read or make no sense: the damage if the checksum of one
+// of the suspects is wrong, and otherwise err.
+func (c *Checkpoint) cause(err error, suspect func(*Shard) bool) error {
+	return cmp.Or(c.Verify(context.Background(), suspect, func(int64) {}), err)
+}
+
+// Close does nothing: no file is open.
 func (c *Checkpoint) Close() error { return nil }
 
-func (c *Checkpoint) openShard(s *Shard) error {
-	path := filepath.Join(c.Dir, s.File)
-	info, err := os.Stat(path)
+// sized checks that a shard exists and has the right size.
+func (c *Checkpoint) sized(s *Shard) error {
+	info, err := os.Stat(filepath.Join(c.Dir, s.File))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return missing(c.Dir, s.File, err, Damaged("has no %s, although its manifest names it", s.File))
+		return missing(c.Dir, s.File, fmt.Sprintf("has no %s, although its manifest names it", s.File))
 	case err != nil:
 		return err
 	case info.Size() < s.Bytes:
-		return Damaged("is truncated: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+		return Damaged(s.File, "is truncated: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
 	case info.Size() > s.Bytes:
-		return Damaged("is damaged: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+		return Damaged(s.File, "is damaged: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
 	}
-	f, err := safetensors.OpenFile(path)
-	if errors.As(err, new(*fs.PathError)) {
-		return err // the file cannot be read
-	}
+	return nil
+}
+
+// readShard reads the header of a shard.
+func (c *Checkpoint) readShard(s *Shard) error {
+	f, err := safetensors.OpenFile(filepath.Join(c.Dir, s.File))
 	if err != nil {
-		return Damaged("is damaged: %w", err)
+		return err
 	}
 	defer f.Close()
 	var places map[string]place
 	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
-		return Damaged("is damaged: %s does not give the positions of its tensors", s.File)
+		return fmt.Errorf("is invalid: %s does not give the positions of its tensors", s.File)
 	}
 	tensors := f.Tensors()
 	for i := range tensors {
 		x := &tensors[i]
 		t, at := c.index[x.Name], places[x.Name].Offsets
 		if t == nil || x.DType != t.DType || len(x.Shape) != len(at) || len(at) < 1 || len(at) > 2 {
-			return Damaged("is damaged: %s has a tensor %q that the manifest does not name", s.File, x.Name)
+			return fmt.Errorf("is invalid: %s has a tensor %q that the manifest does not name", s.File, x.Name)
 		}
 		p := located{row: at[0], rows: x.Shape[0], cols: 1, in: x}
 		if len(at) == 2 {
 			p.col, p.cols = at[1], x.Shape[1]
 		}
 		if p.row < 0 || p.col < 0 || p.row > t.Shape[0]-p.rows || p.col > t.Shape[1]-p.cols {
-			return Damaged("is damaged: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
+			return fmt.Errorf("is invalid: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
 		}
 		c.parts[x.Name] = append(c.parts[x.Name], p)
 	}
@@ -110,24 +123,24 @@ func (c *Checkpoint) covers(t *Tensor) error {
 		sum += p.rows * p.cols
 		for _, q := range parts[:i] {
 			if p.row < q.row+q.rows && q.row < p.row+p.rows && p.col < q.col+q.cols && q.col < p.col+p.cols {
-				return Damaged("is damaged: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
+				return fmt.Errorf("is invalid: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
 			}
 		}
 	}
 	if all := t.Shape[0] * t.Shape[1]; sum != all {
-		return Damaged("is damaged: its shards have %d of the %d elements of %s", sum, all, t.Name())
+		return fmt.Errorf("is invalid: its shards have %d of the %d elements of %s", sum, all, t.Name())
 	}
 	return nil
 }
 
-// Verify compares the checksums of shards with the manifest. Processes can share the work: Verify reads only
-// the shards of ranks for which wanted returns true. It calls progress with the size of each block that it has
-// read.
-func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool, progress func(bytes int64)) error {
+// Verify compares the checksums of shards with the manifest; if one is wrong, the error is a Damage. Processes can
+// share the work: Verify reads only the shards for which wanted returns true. It calls progress with the size of each
+// block that it has read.
+func (c *Checkpoint) Verify(ctx context.Context, wanted func(*Shard) bool, progress func(bytes int64)) error {
 	buffer := make([]byte, 4<<20)
 	for i := range c.Shards {
 		s := &c.Shards[i]
-		if !wanted(s.Rank) {
+		if !wanted(s) {
 			continue
 		}
 		file, _, err := infile.Open(filepath.Join(c.Dir, s.File))
@@ -140,7 +153,7 @@ func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool, pro
 			return fmt.Errorf("%s: %w", s.File, err)
 		}
 		if fmt.Sprintf("%08x", sum) != s.CRC32C {
-			return Damaged("is damaged: %s has a wrong checksum", s.File)
+			return Damaged(s.File, "is damaged: %s has a wrong checksum", s.File)
 		}
 	}
 	return nil
@@ -178,8 +191,18 @@ func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32
 		if err != nil {
 			return err
 		}
-		buffer, err = p.read(file, row0, row1, col0, col1, row, col, cols, out, buffer)
-		if err = errors.Join(err, file.Close()); err != nil {
+		in := p.in.From(file)
+		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous in the file and in the result
+			to := out[(row0-row)*cols : (row1-row)*cols]
+			buffer, err = in.Float32s(to, (row0-p.row)*p.cols, buffer)
+		} else {
+			for r := row0; r < row1 && err == nil; r++ {
+				at := (r-row)*cols + col0 - col
+				buffer, err = in.Float32s(out[at:at+col1-col0], (r-p.row)*p.cols+col0-p.col, buffer)
+			}
+		}
+		file.Close()
+		if err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -114,7 +115,7 @@ func TestReadsWhatWasWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Verify(t.Context(), func(int) bool { return true }, func(int64) {}); err != nil {
+		if err := c.Verify(t.Context(), func(*store.Shard) bool { return true }, func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
 		rng := rand.New(rand.NewPCG(2, uint64(step)))
@@ -158,15 +159,16 @@ func TestDamageIsFound(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		return c.Verify(t.Context(), func(int) bool { return true }, func(int64) {})
+		return c.Verify(t.Context(), func(*store.Shard) bool { return true }, func(int64) {})
 	}
 	if err := open(); err != nil {
 		t.Fatal(err)
 	}
 	check := func(what, file string) {
 		t.Helper()
-		if err := open(); err == nil || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s of %s: %v", what, file, err)
+		var damage *store.Damage
+		if err := open(); !errors.As(err, &damage) || damage.File != file || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s of %s: %T %v", what, file, err, err)
 		}
 	}
 	for _, e := range list {
@@ -198,6 +200,128 @@ func TestDamageIsFound(t *testing.T) {
 	}
 	if err := open(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Only a checkpoint whose files have changed is damaged, not one that cannot be read, that is of another format, or
+// whose manifest makes no sense.
+func TestWhatIsNotDamage(t *testing.T) {
+	const fails = "/proc/self/mem" // a regular file of size 0; reading its first byte fails with EIO
+	if _, err := os.Stat(fails); err != nil {
+		t.Skip(err)
+	}
+	for name, c := range map[string]struct {
+		change func(manifest, shard string) error
+		want   string
+	}{
+		"I/O error in the manifest": {func(manifest, _ string) error { return errors.Join(os.Remove(manifest), os.Symlink(fails, manifest)) }, "input/output error"},
+		"unreadable manifest": {func(manifest, _ string) error {
+			return errors.Join(os.Remove(manifest), os.Symlink(manifest, manifest))
+		}, "too many levels of symbolic links"},
+		"unreadable shard":          {func(_, shard string) error { return errors.Join(os.Remove(shard), os.Symlink(shard, shard)) }, "too many levels of symbolic links"},
+		"shard elsewhere":           {func(_, shard string) error { return errors.Join(os.Remove(shard), os.Symlink("nowhere", shard)) }, "rank-00000.safetensors is in the folder, but cannot be found"},
+		"folder instead of a shard": {func(manifest, _ string) error { return errors.Join(os.Remove(manifest), os.Mkdir(manifest, 0o777)) }, "it is a folder, not a regular file"},
+		"a later format": {func(manifest, _ string) error {
+			return resealed(manifest, `"format": 3`, `"format": 4, "program": {"of": "another kind"}, "unknown": 1`)
+		}, "manifest.json has format 4; this release reads format 3"},
+		"a later format with another end": {func(manifest, _ string) error {
+			return os.WriteFile(manifest, []byte(`{"format": 4, "sha256": "abc"}`), 0o666)
+		},
+			"manifest.json has format 4; this release reads format 3"},
+		"an impossible step": {func(manifest, _ string) error { return resealed(manifest, `"step": 3`, `"step": -3`) }, "is invalid: step -3"},
+		"too few parts": {func(manifest, _ string) error { return resealed(manifest, " 7,\n", " 8,\n") },
+			"is invalid: its shards have 70 of the 80 elements of matrix"},
+	} {
+		path := write(t, create(t, t.TempDir(), 2, -1), 3)
+		if err := c.change(filepath.Join(path, store.ManifestFile), filepath.Join(path, "rank-00000.safetensors")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := store.Open(path)
+		if err == nil || errors.As(err, new(*store.Damage)) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %T %v, want %q", name, err, err, c.want)
+		}
+	}
+
+	// A shard whose contents cannot be read is not damaged, either.
+	dir := t.TempDir()
+	f := create(t, dir, 2, -1)
+	temporary, err := f.Begin(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(fails, filepath.Join(temporary, "rank-00000.safetensors")); err != nil {
+		t.Fatal(err)
+	}
+	path, err := f.Complete(temporary, &store.Manifest{Step: 4, Shards: []store.Shard{{File: "rank-00000.safetensors", CRC32C: "00000001"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Open(path); !errors.Is(err, syscall.EIO) || errors.As(err, new(*store.Damage)) {
+		t.Errorf("I/O error in a shard: %T %v", err, err)
+	}
+}
+
+// resealed replaces a part of a manifest and writes the checksum anew.
+func resealed(manifest, before, after string) error {
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		return err
+	}
+	const seal = ",\n\"crc32c\": \""
+	body := strings.ReplaceAll(string(text[:bytes.LastIndex(text, []byte(seal))]), before, after)
+	return os.WriteFile(manifest, []byte(body+seal+store.Checksum([]byte(body))+"\"}\n"), 0o666)
+}
+
+// A checkpoint that is open for reading holds no files open, since a large job has more shards than a process may have
+// open files.
+func TestShardsAreNotHeldOpen(t *testing.T) {
+	count := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip(err)
+		}
+		return len(list)
+	}
+	path := write(t, create(t, t.TempDir(), 2, -1), 3)
+	before := count()
+	c, err := store.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Read("matrix", 0, 0, 7, 10, make([]float32, 70)); err != nil {
+		t.Fatal(err)
+	}
+	if after := count(); after > before {
+		t.Errorf("%d files are open, %d more than before", after, after-before)
+	}
+}
+
+// A folder that is removed while a run writes to it is created again, and is then locked for that run. Its parent is
+// not made.
+func TestRemovedFolder(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "parent")
+	dir := filepath.Join(parent, "dir")
+	if err := os.Mkdir(parent, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	f := create(t, dir, 2, -1)
+	write(t, f, 1)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	write(t, f, 2)
+	if steps, err := store.Steps(dir); err != nil || !slices.Equal(steps, []int64{2}) {
+		t.Errorf("checkpoints %v: %v", steps, err)
+	}
+	if _, err := store.Create(dir, 2, 2); err == nil || !strings.Contains(err.Error(), "another run is writing") {
+		t.Errorf("another run: %v", err)
+	}
+	if err := os.RemoveAll(parent); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Begin(3); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the parent: %v", err)
 	}
 }
 
@@ -394,22 +518,5 @@ func TestDamage(t *testing.T) {
 		if err == nil || errors.As(err, new(*store.Damage)) != c.damaged {
 			t.Errorf("%s: %v; damage: %t, want %t", c.name, err, !c.damaged, c.damaged)
 		}
-	}
-}
-
-// A folder that is removed during a run is created again, and is locked again.
-func TestFolderRemoved(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	f := create(t, dir, 2, -1)
-	write(t, f, 1)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Open(write(t, f, 2)); err != nil {
-		t.Error(err)
-	}
-	if other, err := store.Create(dir, 2, 2); err == nil {
-		other.Close()
-		t.Error("two runs write to the folder")
 	}
 }
