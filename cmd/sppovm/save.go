@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -67,9 +67,9 @@ func (f *saveFlags) check(resume string) error {
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
 		return cli.Usagef("cannot write to %s: there is no folder %s", f.dir, parent)
 	}
-	if to, err := os.Readlink(f.dir); err == nil {
+	if target, err := os.Readlink(f.dir); err == nil {
 		if _, err := os.Stat(f.dir); errors.Is(err, fs.ErrNotExist) {
-			return cli.Usagef("cannot write to %s: it is a link to %s, which does not exist", f.dir, to)
+			return cli.Usagef("cannot write to %s: it is a link to %s, which does not exist", f.dir, target)
 		}
 	}
 	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
@@ -262,46 +262,71 @@ func (s *saver) close() error {
 	return s.Close()
 }
 
-// resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if there is none.
-// It renames damaged checkpoints, so that they are no longer found. A checkpoint that cannot be read is not damaged: it ends the
-// run.
+// resumeNewest continues from the newest undamaged checkpoint, or starts from the beginning if the folder has none.
+// Once it knows from where the run continues, it renames the damaged checkpoints, so that they are no longer found. If
+// all are damaged, only --start-over lets the run start from the beginning. Any error other than damage ends the run
+// and leaves the folder as it is: the checkpoint may be good.
 func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	dir := r.f.saves.dir
-	for {
-		steps, err := r.stepsSaved()
-		if err != nil {
-			return false, r.restored(err)
-		}
-		if len(steps) == 0 {
-			return false, r.startOver(dir)
-		}
-		path := filepath.Join(dir, store.StepName(steps[len(steps)-1]))
-		err = r.job.Restore(ctx, path)
-		var damaged *vm.DamagedError
-		if !errors.As(err, &damaged) {
-			if err == nil {
-				r.show.say("resumed from %s", path)
+	steps, err := r.stepsSaved()
+	if err != nil {
+		return false, err
+	}
+	var damaged []*vm.DamagedError
+	for _, step := range slices.Backward(steps) {
+		path := filepath.Join(dir, store.StepName(step))
+		err := r.job.Restore(ctx, path)
+		var damage *vm.DamagedError
+		switch {
+		case err == nil:
+			if err := r.setAside(damaged); err != nil {
+				return false, err
 			}
-			return true, r.restored(err)
+			r.show.say("resumed from %s", path)
+			return true, nil
+		case errors.As(err, new(*vm.MismatchError)):
+			return false, r.restored(err)
+		case !errors.As(err, &damage):
+			return false, err
 		}
-		var aside string
-		if renaming := r.job.OnDisk(path, func() (err error) { aside, err = store.SetAside(path); return err }); renaming != nil {
-			return false, errors.Join(err, renaming)
+		damaged = append(damaged, damage)
+	}
+	if !r.f.startOver {
+		if err := r.mayStart(damaged); err != nil {
+			return false, err
 		}
-		r.show.warn("%v; it is now %s", err, aside)
 	}
-}
-
-// startOver reports that the run starts from the beginning. If the folder had checkpoints, all of which are damaged, the user
-// must have asked for it.
-func (r *training) startOver(dir string) error {
-	var aside []string
-	if err := r.job.OnDisk(dir, func() (err error) { aside, err = store.SetAsideIn(dir); return err }); err != nil {
-		return err
-	}
-	if len(aside) > 0 && !r.f.startOver {
-		return fmt.Errorf("every checkpoint in %s is damaged (%s): --start-over trains from the beginning; nothing is lost before that", dir, strings.Join(aside, ", "))
+	if err := r.setAside(damaged); err != nil {
+		return false, err
 	}
 	r.show.warn("no checkpoint in %s: starting from the beginning", dir)
+	return false, nil
+}
+
+// mayStart refuses to start from the beginning if the folder has damaged checkpoints: those given, or those that
+// earlier runs have renamed.
+func (r *training) mayStart(damaged []*vm.DamagedError) error {
+	dir := r.f.saves.dir
+	const what = "no other checkpoint in %s is undamaged: repair one, or start from the beginning with --start-over"
+	if len(damaged) > 0 {
+		return cli.Wrong(fmt.Errorf("%w; "+what, damaged[0], dir))
+	}
+	var aside []string
+	err := r.job.OnDisk(dir, func() (err error) { aside, err = store.SetAsideIn(dir); return err })
+	if err == nil && len(aside) > 0 {
+		err = cli.Wrong(fmt.Errorf("%s is damaged; "+what, filepath.Join(dir, aside[len(aside)-1]), dir))
+	}
+	return err
+}
+
+// setAside renames damaged checkpoints.
+func (r *training) setAside(damaged []*vm.DamagedError) error {
+	for _, d := range damaged {
+		var aside string
+		if err := r.job.OnDisk(d.Path, func() (err error) { aside, err = store.SetAside(d.Path); return err }); err != nil {
+			return errors.Join(d, err)
+		}
+		r.show.warn("%v; it is now %s", d, aside)
+	}
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,15 +75,7 @@ func TestResumeAuto(t *testing.T) {
 		t.Fatalf("exit %d\n%s", code, text)
 	}
 	newest := filepath.Join("dir", "step-3")
-	shard := filepath.Join(newest, "rank-00002.safetensors")
-	data, err := os.ReadFile(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data[len(data)/2] ^= 4
-	if err := os.WriteFile(shard, data, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	flipMiddle(t, filepath.Join(newest, "rank-00002.safetensors"))
 	if code, _, text := runs(t, "tiny.sppo", "--resume", newest, "-q"); code != cli.BadInput || text != "sppovm: checkpoint dir/step-3: is damaged: rank-00002.safetensors has a wrong checksum\n" {
 		t.Errorf("exit %d\n%s", code, text)
 	}
@@ -97,6 +90,179 @@ func TestResumeAuto(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	same(t, "whole", "dir")
+}
+
+// threeSteps trains three steps and leaves a checkpoint of each in the folder "dir". It returns the arguments that
+// continue the run.
+func threeSteps(t *testing.T) (args []string) {
+	t.Helper()
+	inBase(t)
+	alone(t, "tiny.sppo", "-q", "--steps", "3", "--save", "dir", "--save-every", "1", "--save-wait", "--keep", "9")
+	return []string{"tiny.sppo", "-q", "--save", "dir", "--keep", "9", "--resume", "auto"}
+}
+
+// flipMiddle flips a bit in the middle of a file.
+func flipMiddle(t *testing.T, file string) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 4
+	if err := os.WriteFile(file, data, 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A checkpoint that is not damaged but cannot be read ends the run with one error, and the folder stays as it is.
+func TestUnreadableIsNotDamaged(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(manifest string) error
+		code   int
+		want   string
+	}{
+		"a later format": {func(m string) error { return os.WriteFile(m, []byte(`{"format": 4}`), 0o666) }, cli.Failed,
+			"sppovm: checkpoint dir/step-3: manifest.json has format 4; this release reads format 3\n"},
+		"I/O error": {func(m string) error { return errors.Join(os.Remove(m), os.Symlink("/proc/self/mem", m)) }, cli.Failed,
+			"sppovm: checkpoint dir/step-3: read dir/step-3/manifest.json: input/output error\n"},
+		"a broken link": {func(string) error {
+			return errors.Join(os.Rename("dir/step-3", "moved"), os.Symlink("nowhere", "dir/step-3"))
+		}, cli.Failed, "sppovm: dir/step-3: no such file\n"},
+		"another seed": {func(string) error { return nil }, cli.BadInput,
+			"sppovm: checkpoint dir/step-3: was made with seed 1, but this program runs with 5\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := threeSteps(t)
+			if name == "another seed" {
+				args = append(args, "--seed", "5")
+			}
+			if err := c.change("dir/step-3/manifest.json"); err != nil {
+				t.Fatal(err)
+			}
+			code, _, text := runs(t, args...)
+			if code != c.code || text != c.want {
+				t.Errorf("exit %d, want %d\n%s", code, c.code, text)
+			}
+			if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// With too few file descriptors, a run resumes from the newest checkpoint or ends, but sets nothing aside.
+func TestFewDescriptors(t *testing.T) {
+	args := threeSteps(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for limit := 6; limit <= 16; limit++ {
+		c := exec.Command("sh", append([]string{"-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh", self, "run"}, append(args, "--steps", "3")...)...)
+		c.Env = append(os.Environ(), asCommand+"=1")
+		text, err := c.CombinedOutput()
+		if strings.Contains(string(text), "too many open files") {
+			failed++
+		}
+		if names := namesIn(t, "dir"); err == nil && len(text) > 0 || err != nil && c.ProcessState.ExitCode() == cli.Done || !slices.Equal(names, []string{"step-1", "step-2", "step-3"}) {
+			t.Errorf("%d descriptors: %v, the folder has %v\n%s", limit, err, names, text)
+		}
+	}
+	if failed == 0 {
+		t.Error("no run had too few descriptors")
+	}
+}
+
+// If every checkpoint is damaged, a run starts from the beginning only with --start-over.
+func TestStartOver(t *testing.T) {
+	args := append(threeSteps(t), "--steps", "3")
+	alone(t, "tiny.sppo", "-q", "--steps", "3", "--save", "whole")
+	for _, step := range []string{"step-1", "step-2"} {
+		flipMiddle(t, filepath.Join("dir", step, "rank-00001.safetensors"))
+	}
+	if err := os.Remove("dir/step-3/manifest.json"); err != nil {
+		t.Fatal(err)
+	}
+	const remedy = "no other checkpoint in dir is undamaged: repair one, or start from the beginning with --start-over\n"
+	code, _, text := runs(t, args...)
+	if code != cli.BadInput || text != "sppovm: checkpoint dir/step-3: is not a checkpoint: it has no manifest.json; "+remedy {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
+		t.Error(diff)
+	}
+	if code, _, text := runs(t, append(args, "--start-over", "--set", "train.steps=4")...); code != cli.Done || strings.Count(text, "; it is now dir/step-") != 3 || !strings.Contains(text, "no checkpoint in dir: starting from the beginning\n") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	if diff := cmp.Diff([]string{"step-1.damaged", "step-2.damaged", "step-3", "step-3.damaged"}, namesIn(t, "dir")); diff != "" {
+		t.Error(diff)
+	}
+	same(t, "whole", "dir")
+	if err := os.RemoveAll("dir/step-3"); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, text := runs(t, args...); code != cli.BadInput || text != "sppovm: dir/step-3.damaged is damaged; "+remedy {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
+// A checkpoint that is damaged only in the view of one of several processes, or that one of them may not read, is not
+// set aside.
+func TestProcessesAgreeOnDamage(t *testing.T) {
+	if err := exec.Command("unshare", "-rm", "setpriv", "--bounding-set", "-dac_override,-dac_read_search", "true").Run(); err != nil {
+		t.Skip("needs unshare and setpriv, and leave to mount")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		before, as string // the latter is the script that starts one of the processes
+		want       string
+	}{
+		"permission": {"chmod 000 dir/step-3", `exec setpriv --bounding-set -dac_override,-dac_read_search "$@"`, "dir/step-3/manifest.json: permission denied"},
+		"shard": {"cp dir/step-3/rank-00002.safetensors other && printf xxxx | dd of=other bs=1 seek=5000 conv=notrunc 2>/dev/null",
+			`mount --bind other dir/step-3/rank-00002.safetensors && exec "$@"`,
+			"dir/step-3: is damaged: rank-00002.safetensors has a wrong checksum, but process OTHER finds no damage there: the processes see different files"},
+		"manifest": {"true", `mount -t tmpfs tmpfs dir/step-3 && exec "$@"`, "dir/step-3: is not a checkpoint: it has no manifest.json, but process OTHER finds no damage there"},
+	} {
+		for odd := range 2 { // the process that sees the checkpoint differently
+			t.Run(fmt.Sprint(name, " in process ", odd), func(t *testing.T) {
+				args := threeSteps(t)
+				if text, err := exec.Command("sh", "-c", c.before).CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, text)
+				}
+				job := inWorld(t, 2, args...)
+				var all []*process
+				for i := range 2 {
+					script := `exec "$@"`
+					if i == odd {
+						script = c.as
+					}
+					p := &process{Cmd: exec.Command("unshare", append([]string{"-rm", "sh", "-c", script, "sh", self, "run"}, job(i)...)...)}
+					p.Env, p.Stderr = append(os.Environ(), asCommand+"=1"), &p.errs
+					if p.out, err = p.StdoutPipe(); err != nil {
+						t.Fatal(err)
+					}
+					if err := p.Start(); err != nil {
+						t.Fatal(err)
+					}
+					all = append(all, p)
+				}
+				end(t, all)
+				want := strings.ReplaceAll(c.want, "OTHER", fmt.Sprint(1-odd))
+				for i, p := range all {
+					if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
+						t.Errorf("process %d: exit %d\n%s, want %s", i, p.code, text, want)
+					}
+				}
+				if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
+					t.Error(diff)
+				}
+			})
+		}
+	}
 }
 
 // A checkpoint that cannot be written is reported, and the run continues but fails at its end. Existing
@@ -210,27 +376,6 @@ func TestUnreadableCheckpointStays(t *testing.T) {
 		t.Error(diff)
 	}
 	if code, _, text := runs(t, args...); code != cli.Done || text != "" {
-		t.Errorf("exit %d\n%s", code, text)
-	}
-}
-
-// If all checkpoints are damaged, a run begins anew only with --start-over. Warnings are shown with -q, too.
-func TestStartOver(t *testing.T) {
-	inBase(t)
-	args := []string{"tiny.sppo", "-q", "--save", "dir", "--steps", "2", "--resume", "auto"}
-	if code, _, text := runs(t, args...); code != cli.Done || text != "no checkpoint in dir: starting from the beginning\n" {
-		t.Errorf("exit %d\n%s", code, text)
-	}
-	if err := os.Truncate(filepath.Join("dir", "step-2", "rank-00000.safetensors"), 10); err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []string{"it is now dir/step-2.damaged\n", ""} {
-		code, _, text := runs(t, args...)
-		if code != cli.Failed || !strings.Contains(text, want+"sppovm: every checkpoint in dir is damaged (step-2.damaged): --start-over trains from the beginning") {
-			t.Errorf("run %d: exit %d\n%s", i, code, text)
-		}
-	}
-	if code, _, text := runs(t, append(args, "--start-over")...); code != cli.Done || text != "no checkpoint in dir: starting from the beginning\n" {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 }
