@@ -2,12 +2,16 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm"
 )
 
 // A run with an absurd learning rate keeps the checkpoint that it started from, and ends with an error.
@@ -69,7 +73,12 @@ func TestSavedAfterSkippedStep(t *testing.T) {
 	if last == "" {
 		t.Fatal("no step was skipped")
 	}
-	code, _, text := runs(t, append(args, "-q", "--steps", last, "--save", "dir")...)
+	step, err := strconv.Atoi(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone(t, append(args, "-q", "--steps", fmt.Sprint(step-1), "--save", "dir", "--keep", "1")...)
+	code, _, text := runs(t, append(args, "-q", "--steps", last, "--save", "dir", "--keep", "1", "--resume", "auto")...) // a single step
 	if code != cli.Done || !strings.Contains(text, "step "+last+" skipped: ") {
 		t.Errorf("exit %d\n%s", code, text)
 	}
@@ -80,15 +89,56 @@ func TestSavedAfterSkippedStep(t *testing.T) {
 	same(t, "whole", "dir")
 }
 
+// A run that is asked to stop after skipped steps saves its state.
+func TestStoppedAfterSkippedSteps(t *testing.T) {
+	inBase(t)
+	all := launchAll(t, 1, func(int) []string {
+		return []string{"tiny.sppo", "-q", "--json", "--set", "train.steps=1000000", "--set", "train.guard.spikes=0.001", "--set", "train.guard.stop=1000000", "--save", "dir"}
+	})
+	afterLines(t, all[0], 40) // the first ten steps are not skipped
+	all[0].Process.Signal(syscall.SIGTERM)
+	end(t, all)
+	if names := namesIn(t, "dir"); all[0].code != cli.Done || len(names) != 1 {
+		t.Errorf("exit %d, the folder has %v\n%s", all[0].code, names, all[0].errs.String())
+	}
+}
+
+// Only a finite loss shows that weights are good.
+func TestProvenWeights(t *testing.T) {
+	nan := math.NaN()
+	for _, c := range []struct {
+		steps  []vm.StepResult
+		proven int
+		sick   bool
+	}{
+		{[]vm.StepResult{{Step: 1, Loss: nan, Skipped: true}}, -1, true},
+		{[]vm.StepResult{{Step: 1, Loss: 3, Skipped: true}}, 1, false},
+		{[]vm.StepResult{{Step: 1, Loss: 3, Skipped: true}, {Step: 2, Loss: nan, Skipped: true}}, 2, false},
+		{[]vm.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: nan, Skipped: true}}, 0, true},
+		{[]vm.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: 3, GradNorm: nan, Skipped: true}}, 2, false},
+		{[]vm.StepResult{{Step: 1, Loss: nan, Skipped: true}, {Step: 2, Loss: 3}}, 1, false},
+	} {
+		r := newTraining(&runFlags{})
+		for _, result := range c.steps {
+			r.prove(result)
+		}
+		if r.proven != c.proven || r.sick != "" != c.sick {
+			t.Errorf("%+v: proven %d, sick %q", c.steps, r.proven, r.sick)
+		}
+	}
+}
+
 // A run that trains nothing, or that ruins its weights, fails even if it is short and saves nothing.
 func TestNothingTrained(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "15", "--save", "dir")
-	code, _, text := runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "18", "--set", "train.guard.spikes=0.0001", "--resume", "dir")
-	if code != cli.Failed || !strings.Contains(text, "sppovm: every step was skipped (3), so nothing was trained") {
-		t.Errorf("exit %d\n%s", code, text)
+	for range 2 { // the second time as after a restart
+		code, _, text := runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "18", "--set", "train.guard.spikes=0.0001", "--save", "dir", "--resume", "auto")
+		if code != cli.Failed || !strings.Contains(text, "sppovm: every step was skipped (3), so nothing was trained") {
+			t.Errorf("exit %d\n%s", code, text)
+		}
 	}
-	code, _, text = runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "6", "--set", "train.optimizer.lr=1e9", "--set", "train.optimizer.weight_decay=0", "--set", "train.eval_batch=0")
+	code, _, text := runs(t, "tiny.sppo", "-q", "--set", "train.steps=30", "--steps", "6", "--set", "train.optimizer.lr=1e9", "--set", "train.optimizer.weight_decay=0", "--set", "train.eval_batch=0")
 	if code != cli.Failed || !strings.Contains(text, "sppovm: the run ends with weights that may not be finite: the loss of step 6 is NaN") {
 		t.Errorf("exit %d\n%s", code, text)
 	}

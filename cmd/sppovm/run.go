@@ -288,7 +288,8 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		defer cancel()
 	}
 	show = f.progress(env, job.Program, computer.name)
-	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, show: show}
+	r := newTraining(f)
+	r.weights, r.program, r.job, r.meter, r.device, r.show = weights, job.Program, j, meter, computer.name, show
 	if computer.notes != nil {
 		for _, note := range computer.notes() {
 			r.show.warn("note: %s", note)
@@ -332,7 +333,7 @@ func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 			fmt.Fprintln(env.Stderr, what)
 			return
 		}
-		(*show).say("%s", what)
+		(*show).warn("%s", what)
 	}}
 }
 
@@ -387,13 +388,15 @@ type training struct {
 	show    *progress
 	loss    float64 // loss of the last step
 	norm    float64 // gradient norm of the last step
-	proven  int     // the last step whose weights have given a finite loss, in the following step or in validation
+	proven  int     // the last step whose weights have given a finite loss, in a later step or in validation; -1: none
 	sick    string  // why the state after the last step should not be saved; empty: it should
 	saver   *saver  // nil: nothing is saved
 	inRow   int     // consecutive skipped steps up to now
 	skipped int     // steps skipped in this run
 	compare watch.Compare
 }
+
+func newTraining(f *runFlags) *training { return &training{f: f, proven: -1} }
 
 // all trains from the start or a checkpoint until the last step, or until the user stops it.
 func (r *training) all(ctx context.Context) error {
@@ -429,7 +432,20 @@ func (r *training) train(ctx context.Context) error {
 			return r.stopped(err)
 		}
 	}
+	if err := r.idle(); err != nil {
+		return errors.Join(err, r.saver.finish())
+	}
 	return r.end(ctx)
+}
+
+// idle returns an error if the run has skipped all of its steps. Its weights are those it began with, so there is nothing to
+// save, and a restart fails in the same way. A spike in a single step, such as the last one after a restart, is no error.
+func (r *training) idle() error {
+	done := r.job.Steps() - r.show.first
+	if done == 0 || r.skipped < done || done == 1 && finite(r.norm) {
+		return nil
+	}
+	return fmt.Errorf("every step was skipped (%d), so nothing was trained; the last had loss %.4g and gradient norm %.4g", done, r.loss, r.norm)
 }
 
 // warn reports processes that use different kinds of devices, because their results may be rounded differently from
@@ -573,11 +589,8 @@ func (r *training) end(ctx context.Context) error {
 	if err := r.saver.last(ctx); err != nil {
 		return err
 	}
-	switch done := r.job.Steps() - r.show.first; {
-	case r.sick != "":
+	if r.sick != "" {
 		return fmt.Errorf("the run ends with weights that may not be finite: %s; try a smaller learning rate or gradient clipping", r.sick)
-	case done > 0 && r.skipped == done:
-		return fmt.Errorf("every step was skipped (%d), so nothing was trained; the last had loss %.4g and gradient norm %.4g", done, r.loss, r.norm)
 	}
 	if r.f.profile != "" {
 		if err := r.writeProfile(); err != nil {
