@@ -222,14 +222,10 @@ func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 		Process: l.process, Processes: l.processes, Ranks: len(p.Ranks), Rendezvous: l.rendezvous, Timeout: f.launching.timeout,
 		Secret: os.Getenv(world.SecretVariable),
 		Job:    cmp.Or(l.job, fmt.Sprintf("%s %s in %d processes", p.Name, digest, l.processes)),
-		Terms: []world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: digest},
-			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}, {Name: "last step", Value: strconv.Itoa(f.steps)}},
+		Terms: append([]world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: digest},
+			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}}, f.agreed()...),
 		Local: l.local, Wires: f.device == "cpu",
-		Tell: func(what string) {
-			if !f.quiet {
-				fmt.Fprintln(env.Stderr, what)
-			}
-		},
+		Tell: func(what string) { fmt.Fprintln(env.Stderr, what) },
 	}
 	w, err := world.Join(env.Context, o)
 	if err != nil {
@@ -240,6 +236,23 @@ func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 		fmt.Fprintf(env.Stderr, "%d processes on %s, %s each\n", l.processes, count(w.Hosts(), "host"), count(end-first, "rank"))
 	}
 	return w, nil
+}
+
+// agreed lists the values of the flags that must be equal in all processes. Flags for outputs and for files that may
+// have another path on each host are not among them; their contents are compared later.
+func (f *runFlags) agreed() (terms []world.Term) {
+	for _, name := range []string{"steps", "save", "save-every", "keep", "save-wait", "resume", "start-over", "cast", "nccl", "tune", "graphs", "split"} {
+		flag := f.launching.set.Lookup(name)
+		if flag == nil {
+			continue // eval and run have different flags
+		}
+		value := flag.Value.String()
+		if name == "steps" {
+			value = strconv.Itoa(f.steps) // the program's last step unless the flag is given
+		}
+		terms = append(terms, world.Term{Name: "--" + name, Value: strconv.Quote(value)})
+	}
+	return terms
 }
 
 func count(n int, what string) string {

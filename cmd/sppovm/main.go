@@ -93,19 +93,23 @@ var app = cli.App{
 				"A job can run in several processes, on one or more hosts. Each process runs a contiguous block of ranks; all blocks\n" +
 				"have the same size. Start the same command in every process with torchrun --no-python, srun or mpirun, or by hand with\n" +
 				"--processes, --process and --rendezvous. Process 0 listens on MASTER_ADDR:MASTER_PORT, or on the first node of the\n" +
-				"Slurm job, and the others connect to it. All processes need the same program, data and version of sppovm. Only process\n" +
-				"0 prints. On CPUs, ranks in different processes communicate over TCP; losses and weights are bitwise equal to those of\n" +
-				"a single process. On GPUs, ranks use NCCL, with one GPU per rank. If a process fails or is lost, all others exit with\n" +
-				"an error that names it. If no rank makes progress in a step for as long as --stall-timeout, the job ends and reports\n" +
-				"what each rank is waiting for. If SPPO_JOB_SECRET is set, only processes with the same secret can join the job. Bytes\n" +
-				"that processes send each other over TCP carry a CRC-32C; if it is wrong, the job ends.\n\n" +
+				"Slurm job, and the others connect to it. All processes need the same program, data and version of sppovm, and the same\n" +
+				"values of flags such as --steps, --save and --resume. Only process 0 prints. On CPUs, ranks in different processes\n" +
+				"communicate over TCP; losses and weights are bitwise equal to those of a single process. On GPUs, ranks use NCCL, with\n" +
+				"one GPU per rank. If a process fails or is lost, all others exit with an error that names it. If no rank makes progress\n" +
+				"in a step for as long as --stall-timeout, the job ends and reports what each rank is waiting for. If SPPO_JOB_SECRET is\n" +
+				"set, only processes with the same secret can join the job. Bytes that processes send each other over TCP carry a\n" +
+				"CRC-32C; if it is wrong, the job ends.\n\n" +
 				"With --weights, the run starts from the weights in a Hugging Face model folder (safetensors). The folder's config.json\n" +
 				"must describe the program's model. Each rank reads only its own parts of the weights. Tensors in the folder that the\n" +
 				"model does not need are listed and ignored.\n\n" +
 				"--save writes checkpoints named step-N to a folder: at the end of the run and, with --save-every, also during\n" +
 				"training. --keep sets how many of them are kept. A checkpoint is either complete or absent. A run can continue from a\n" +
 				"checkpoint with the same model divided differently among ranks and processes, if all processes can access the folder.\n" +
-				"With --resume auto, the same command starts a run and, after a crash, continues it.\n\n" +
+				"With --resume auto, the same command starts a run and, after a crash, continues it. It passes over a damaged\n" +
+				"checkpoint: one that has a file with a wrong checksum or size, or lacks a file. All processes must find the damage;\n" +
+				"then the checkpoint is renamed to step-N.damaged. If all checkpoints are damaged, starting again from the beginning\n" +
+				"needs --start-over. Any other error in reading a checkpoint ends the run.\n\n" +
 				"After Ctrl-C, the run finishes the current step, writes a checkpoint if --save is given, and stops; a second Ctrl-C\n" +
 				"aborts it. Ctrl-C in one process stops all of them. SIGTERM, SIGHUP and SIGUSR1 have the same effect; with\n" +
 				"--signal=USR1@120, Slurm sends SIGUSR1 two minutes before the time limit.",

@@ -93,7 +93,7 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	head := fmt.Sprintf("%s, measured by sppovm probe on %s", b.about, time.Now().Format(time.DateOnly))
 	if figures.Disturbed > mostDisturbed {
 		disturbed := fmt.Sprintf("other work slowed down %.0f%% of the measurements", 100*figures.Disturbed)
-		show.say("%s: measure again on an idle machine for reliable figures", disturbed)
+		show.warn("%s: measure again on an idle machine for reliable figures", disturbed)
 		head += "; " + disturbed
 	}
 	text, err := clusterText(f.name, head, figures)

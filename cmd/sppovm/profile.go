@@ -15,7 +15,7 @@ import (
 // writeProfile writes the timeline of the last step and compares it with the simulation.
 func (r *training) writeProfile() error {
 	if len(r.meter.last) == 0 {
-		r.show.say("no step was measured; %s was not written", r.f.profile)
+		r.show.warn("no step was measured; %s was not written", r.f.profile)
 		return nil
 	}
 	if err := r.meter.gather(); err != nil {

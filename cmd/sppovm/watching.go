@@ -79,7 +79,7 @@ func (r *training) watch() error {
 			return fmt.Errorf("--prometheus: %w", err)
 		}
 		r.show.watchers.Add("--prometheus", p)
-		r.show.say("metrics for Prometheus: %s", p.URL())
+		r.show.warn("metrics for Prometheus: %s", p.URL())
 	}
 	return nil
 }

@@ -353,9 +353,6 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
 		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of a job other than "tiny `}, ""},
-		{"another last step", func(i int, place string) []string {
-			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--steps", fmt.Sprint(1 + i), "--job", "one"}
-		}, []string{"has a different last step from process 0 on", "has a different last step from process 0 on"}, "a secret"},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
 		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}, ""},
@@ -368,8 +365,39 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		end(t, all)
 		for i, p := range all {
 			want := strings.ReplaceAll(c.want[i], "PLACE", place)
-			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
-				t.Errorf("%s: process %d: exit %d\n%s, want %s", c.name, i, p.code, text, want)
+			_, text, _ := strings.Cut("\n"+p.errs.String(), "\nsppovm: ") // after a warning about what was turned away
+			if p.code != cli.Failed || !strings.Contains("sppovm: "+text, want) || strings.Count(text, "\n") != 1 {
+				t.Errorf("%s: process %d: exit %d\n%s, want %s", c.name, i, p.code, p.errs.String(), want)
+			}
+		}
+	}
+}
+
+// Processes that were told different things are not one job.
+func TestProcessesAreToldTheSame(t *testing.T) {
+	inBase(t)
+	for _, c := range []struct{ own, want string }{
+		{"--steps 3", `has a different --steps from process 0 on HOST: "3" instead of "2"`},
+		{"--steps 2 --save other", `has a different --save from process 0 on HOST: "other" instead of "dir"`},
+		{"--steps 2 --save dir --keep 7", `has a different --keep from process 0 on HOST: "7" instead of "2"`},
+		{"--steps 2 --save dir --resume auto", `has a different --resume from process 0 on HOST: "auto" instead of ""`},
+	} {
+		job := inWorld(t, 2, "tiny.sppo", "-q")
+		all := launchAll(t, 2, func(i int) []string {
+			own := "--steps 2 --save dir"
+			if i == 1 {
+				own = c.own
+			}
+			return append(job(i), strings.Fields(own)...)
+		}, func(int) []string { return []string{world.SecretVariable + "=a secret"} })
+		end(t, all)
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range all {
+			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, strings.ReplaceAll(c.want, "HOST", host)) {
+				t.Errorf("%s: process %d: exit %d\n%s", c.own, i, p.code, text)
 			}
 		}
 	}
