@@ -106,6 +106,13 @@ func exampleRow(t *testing.T, file string) string {
 	if err := job.Simulate(); err != nil {
 		t.Fatal(err)
 	}
+	var screen strings.Builder
+	if err := writeReport(&screen, p, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(screen.String(), "\n"); n > 12 || screen.Len() > 12*160 {
+		t.Errorf("%s: the first screen of the plan has %d lines:\n%s", file, n, &screen)
+	}
 	device, host := cli.Peaks(&p.Memory)
 	lengths := p.Subsequences.Lengths
 	return fmt.Sprintf("| %s | %d x %d x %d | %d | %d ... %d | %s of %s | %s of %s | %s | %s | %.1f%% | %.4g | %.1f%% |\n",

@@ -78,9 +78,10 @@ var app = cli.App{
 			Doc: "plan a job, and report sizes, memory, predicted time and the reason for each decision",
 			Details: "FILE is a spec, a plan written by --json, or a Hugging Face model folder. For a folder, --cluster is required; the\n" +
 				"folder need not contain weights. For a spec, --cluster replaces the spec's cluster. If the job does not fit, the plan\n" +
-				"is printed with suggested changes that would make it fit, and the exit code is 3. Ctrl-C ends a search: the best\n" +
-				"result found so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work, aborts\n" +
-				"the command.\n\n" +
+				"is printed with suggested changes that would make it fit, and the exit code is 3. --long prints all decisions with\n" +
+				"their reasons, memory by use and the critical path; --section prints only some of these parts. Ctrl-C ends a search:\n" +
+				"the best result found so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work,\n" +
+				"aborts the command.\n\n" +
 				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. Of a long step\n" +
 				"whose sequences run one after another, only three microbatches are placed and simulated, because each of the others\n" +
 				"takes the same memory and the same time. The times of alternatives and rejected choices are the search's estimates.\n" +
@@ -89,6 +90,7 @@ var app = cli.App{
 				"in which each part waits for the previous one. The parts of a peak add up to its total.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
+				"sppoc plan examples/tiny.sppo --section memory,why",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
 				"sppoc plan Llama-3.1-8B --cluster h100 --nodes 1 --sequence 1M",
 				"sppoc plan examples/tiny.sppo --why-idle",

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/passes/report"
 )
 
@@ -30,6 +33,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, for sppoc build")
 	set := cli.JobFlags(flags)
 	options := passFlags(flags)
+	long := flags.Bool("long", false, "print the full report: all sections")
+	sections := flags.StringSlice("section", nil, "print only these `SECTIONS` of the full report")
+	cli.Words(flags, "section", report.SectionNames())
 	idle := flags.Bool("why-idle", false, "also report changes that would shorten a step, and the causes of the longest waits")
 	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits if all other settings stay as in the spec, and the resource that limits its length")
 	fewest := flags.Bool("min-gpus", false, "find the smallest number of GPUs on which the job fits, and the additional "+
@@ -38,10 +44,15 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		switch {
 		case *longest && *fewest:
 			return cli.Usagef("plan: use either --max-sequence or --min-gpus, not both")
+		case *asJSON && (*long || len(*sections) > 0):
+			return cli.Usagef("plan: --long and --section are for the report, which --json replaces")
 		case *asJSON && *idle:
 			return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
 		case *asJSON && (*longest || *fewest):
 			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
+		}
+		if err := knownSections(*sections); err != nil {
+			return err
 		}
 		set := set()
 		for _, question := range []struct {
@@ -65,7 +76,7 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if *asJSON {
 			err = job.Plan.WriteJSON(&out)
 		} else {
-			err = report.Write(&out, job.Plan)
+			err = writeReport(&out, job.Plan, whole, *long, *sections)
 			if err == nil && *idle && whole {
 				var text string
 				text, err = whyIdle(job)
@@ -83,6 +94,32 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		w.End()
 		return cli.DoesNotFit(advice)
 	}
+}
+
+// knownSections returns an error if one of the names is not that of a section.
+func knownSections(names []string) error {
+	for _, name := range names {
+		if !slices.Contains(report.SectionNames(), name) {
+			return cli.Usagef("plan: there is no section %q; the sections are %s", name, strings.Join(report.SectionNames(), ", "))
+		}
+	}
+	return nil
+}
+
+// writeReport writes the requested sections of the report of a plan. Without a request, it writes the summary of a whole plan,
+// and all sections if the passes stopped before the end.
+func writeReport(w io.Writer, p *plan.Plan, whole, long bool, sections []string) error {
+	switch {
+	case len(sections) > 0:
+		return report.WriteSections(w, p, sections)
+	case long || !whole:
+		return report.Write(w, p)
+	}
+	if err := report.WriteSummary(w, p); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "Details: --long, or --section %s\n", strings.Join(report.SectionNames(), ","))
+	return err
 }
 
 // planned plans a job. If all passes have run, it also places the plan, simulates the program, and returns true for

@@ -73,7 +73,7 @@ func TestTerminal(t *testing.T) {
 		code int    // -1: 0 or 1, depending on what was found in time
 		want string // regular expression
 	}{
-		{[]string{"plan", job}, 0, `(?s)It fits.*search = stopped`},
+		{[]string{"plan", job}, 0, `(?s)fits +yes.*the search was stopped`},
 		{[]string{"plan", job, "--max-sequence"}, -1, `tokens fit \(\d+\), with\r\n.*--set .*\r\nthe search was stopped; more may fit|stopped before it found`},
 		{[]string{"plan", job, "--min-gpus"}, -1, `are enough; the search was stopped|are enough: dp |stopped before it found`},
 		{[]string{"build", job, "-o", out}, 0, ``},

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"math"
 
 	"sppo.dev/ir"
 )
@@ -15,13 +14,46 @@ type Alternative struct {
 	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
 }
 
+// Search describes a search for the open values of a schedule.
+type Search struct {
+	Candidates int        `json:"candidates"`        // complete or not
+	Planned    int        `json:"planned"`           // of the candidates: those whose time and memory were computed
+	StepS      ir.Seconds `json:"step_s"`            // estimated time of the chosen plan; times of other candidates compare with it
+	Within     float64    `json:"within"`            // an upper bound on how much longer the chosen plan takes than the best one, relative to the best one
+	Limited    bool       `json:"limited"`           // the search stopped at its limit before it had considered all candidates
+	Stopped    bool       `json:"stopped,omitempty"` // the user stopped the search
+
+	AllGPUs *Rejection `json:"all_gpus,omitempty"` // the best plan found on all GPUs, if the chosen plan leaves some idle
+}
+
 // Rejection is a value that solve rejected for one dimension, with the reason.
 type Rejection struct {
 	Key       string     `json:"key"`
 	Value     string     `json:"value"`
-	StepS     ir.Seconds `json:"step_s,omitempty"`    // the shortest time of all candidates that may fit, or a lower bound on it; 0: none can fit
-	Bound     bool       `json:"bound,omitempty"`     // StepS is a lower bound
+	Planned   int        `json:"planned"`             // number of candidates with this value whose time and memory were computed
+	StepS     ir.Seconds `json:"step_s,omitempty"`    // the shortest time of those that fit; 0: none does
+	BoundS    ir.Seconds `json:"bound_s,omitempty"`   // a lower bound on the time of the other candidates; 0: there are none
 	Shortfall *Shortfall `json:"shortfall,omitempty"` // the smallest shortfall of the candidates that do not fit
+}
+
+// Untried returns the rejected value that is most worth pinning if the search has not proved its plan the best, or nil: no
+// plan with it was found to fit, and its lower bound is among the lowest. Of these, the values that determine the structure
+// of the schedule come first.
+func (p *Plan) Untried() *Rejection {
+	const near = 1.05
+	lowest := p.Search.StepS
+	open := func(r *Rejection) bool { return r.StepS == 0 && r.BoundS > 0 && r.BoundS < p.Search.StepS }
+	for i := range p.Rejected {
+		if r := &p.Rejected[i]; open(r) {
+			lowest = min(lowest, r.BoundS)
+		}
+	}
+	for i := range p.Rejected {
+		if r := &p.Rejected[i]; open(r) && r.BoundS <= near*lowest {
+			return r
+		}
+	}
+	return nil
 }
 
 // Shortfall returns the largest shortfall of a placed plan, or nil if it fits.
@@ -49,37 +81,23 @@ func (r *Rejection) Missing() ir.Bytes {
 	return r.Shortfall.Bytes
 }
 
-// Slower returns how many percent longer a step with the rejected value takes than a step of the plan, rounded
-// to tenths; a negative result means that it is faster. If Bound is set, it takes at least that much longer, or
-// is at most that much faster.
-func (r *Rejection) Slower(step ir.Seconds) float64 {
-	return math.Round(1000*float64(r.StepS/step-1)) / 10
-}
-
-// Than describes how a rejected value compares with the plan, whose step takes the given time, or the shortfall
-// if the value does not fit.
-func (r *Rejection) Than(step ir.Seconds) string {
+// InWords returns the best time found with a rejected value and the number of plans that were tried. If none was tried or
+// none fits, it returns a lower bound on the time or the shortfall. A value that might still be faster than the plan, whose
+// step takes the given time, is marked as not tried.
+func (r *Rejection) InWords(step ir.Seconds) string {
 	switch {
-	case r.StepS <= 0 && r.Shortfall != nil:
+	case r.StepS > 0:
+		return fmt.Sprintf("%s, best of %d", r.StepS, r.Planned)
+	case r.BoundS >= step:
+		return fmt.Sprintf("at least %s", r.BoundS)
+	case r.BoundS > 0 && r.Planned == 0:
+		return fmt.Sprintf("not tried, at least %s", r.BoundS)
+	case r.BoundS > 0:
+		return fmt.Sprintf("none of %d tried fits, others at least %s", r.Planned, r.BoundS)
+	case r.Shortfall != nil:
 		return r.Shortfall.String()
-	case r.StepS <= 0:
-		return "not possible"
-	case step <= 0: // the plan is not complete
-		return r.StepS.String()
 	}
-	switch slower := r.Slower(step); {
-	case slower > 0 && r.Bound:
-		return fmt.Sprintf("at least %.1f%%", slower)
-	case slower > 0:
-		return fmt.Sprintf("%.1f%%", slower)
-	case slower < 0 && r.Bound:
-		return fmt.Sprintf("at most %.1f%% faster", -slower)
-	case slower < 0:
-		return fmt.Sprintf("%.1f%% faster", -slower)
-	case r.Bound:
-		return "no faster"
-	}
-	return "as fast"
+	return "not possible"
 }
 
 // Shortfall is a memory shortfall.

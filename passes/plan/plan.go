@@ -60,8 +60,9 @@ type Plan struct {
 	Documents      *Documents   `json:"documents,omitempty"` // if sequences have several documents
 	Decisions      []Decision   `json:"decisions"`
 
-	Alternatives []Alternative `json:"alternatives"` // the next best plans of solve's search
-	Rejected     []Rejection   `json:"rejected"`     // rejected values, with reasons
+	Search       *Search       `json:"search,omitempty"` // nil: every value was given
+	Alternatives []Alternative `json:"alternatives"`     // the next best plans of solve's search
+	Rejected     []Rejection   `json:"rejected"`         // rejected values, with reasons
 
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
 }

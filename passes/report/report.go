@@ -30,20 +30,13 @@ func rightInWords(p *plan.Plan) string {
 		"in the last tasks of those stages", last-1, least, most)
 }
 
-// Write writes a plan as text: the decisions, the time of a step, the memory of each stage, any
-// shortfalls, and the reason for each decision.
+// Write writes all sections of the report of a plan. If the passes stopped before the end, sections on what they have not
+// decided are empty.
 func Write(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
-	reportJob(p, &b)
-	if len(p.Time.BusyS) > 0 { // otherwise the passes stopped before the end
-		reportStages(p, &b)
-		reportTotals(p, &b)
+	for i := range Sections {
+		Sections[i].write(p, &b)
 	}
-	reportPath(p, &b)
-	reportMemory(p, &b)
-	reportFit(p, &b)
-	reportSearch(p, &b)
-	reportReasons(p, &b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -57,18 +50,22 @@ func table(b *strings.Builder, rows func(line func(cells ...string))) {
 	_ = t.Flush() // writing to a Builder cannot fail
 }
 
-func reportJob(p *plan.Plan, b *strings.Builder) {
-	par := p.Parallel
+// title writes what is trained, and on which cluster.
+func title(p *plan.Plan, b *strings.Builder) {
 	fmt.Fprintf(b, "%s on %s: %s parameters, %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name,
 		thousands(p.Parameters.Trained+p.Parameters.Frozen), words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
-	m := p.Model
+}
+
+func reportJob(p *plan.Plan, b *strings.Builder) {
+	title(p, b)
+	par, m := p.Parallel, p.Model
 	table(b, func(line func(...string)) {
 		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d KV heads), ffn %d, vocabulary %d, %s",
 			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
 		if p.Tuned() {
 			line("training", trainedInWords(p))
 		}
-		line("ranks", fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP))
+		line("ranks", ranksInWords(p))
 		line("subsequences", subsequencesInWords(p))
 		if p.LayerOrder() {
 			line("order", OrderInWords(p))
@@ -82,7 +79,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if words := cachesInWords(p); words != "" {
 			line("K and V", words)
 		}
-		if again := shareRecomputed(p); again > 0 {
+		if _, _, again := Shares(p); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
 		}
 		if n := p.Schedule.LossChunk; n > 0 {
@@ -221,26 +218,11 @@ func offloadInWords(p *plan.Plan) string {
 	return fmt.Sprintf("%s: from %.1f%% to %.1f%% of the type-1 bytes of each subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
 }
 
-// shareRecomputed returns the share of all type-1 bytes that the backward pass recomputes.
-func shareRecomputed(p *plan.Plan) float64 {
-	g := p.Graph()
-	var again, all ir.Bytes
-	for _, stage := range p.Offload.Placement {
-		for i, placement := range stage {
-			sizes := plan.UnitSizes(g.Layer, p.Size(i))
-			for at := range len(placement) {
-				n := sizes[at%len(sizes)]
-				if all += n; placement[at] == plan.PlacementRecompute {
-					again += n
-				}
-			}
-		}
-	}
-	return float64(again) / float64(max(1, all))
-}
-
 // reportStages lists the times of each stage and, once codegen has placed the plan, its memory.
 func reportStages(p *plan.Plan, b *strings.Builder) {
+	if len(p.Time.BusyS) == 0 {
+		return
+	}
 	makespan := p.Time.StepS - p.Time.OptimizerS
 	table(b, func(line func(...string)) {
 		head := []string{"stage", "layers", "busy", "idle"}
@@ -286,6 +268,9 @@ func ofCapacity(n, capacity ir.Bytes) string {
 }
 
 func reportTotals(p *plan.Plan, b *strings.Builder) {
+	if len(p.Time.BusyS) == 0 {
+		return
+	}
 	t := p.Time
 	table(b, func(line func(...string)) {
 		source := "estimated"
@@ -361,6 +346,12 @@ func reportPath(p *plan.Plan, b *strings.Builder) {
 		}
 	})
 	b.WriteByte('\n')
+}
+
+// reportAllMemory lists what uses the memory of each stage, and reports whether it fits.
+func reportAllMemory(p *plan.Plan, b *strings.Builder) {
+	reportMemory(p, b)
+	reportFit(p, b)
 }
 
 // reportMemory lists what uses the memory of each stage at its peak, and the largest buffers of the fullest
@@ -473,7 +464,7 @@ const mostRejected = 6
 // reportSearch lists the other candidates that solve has considered.
 func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
-		b.WriteString("Next best plans, by estimated step time (this plan: " + p.Time.EstimateS.String() + "); memory figures are upper bounds:\n")
+		b.WriteString("Next best plans, by estimated step time (this plan: " + p.Search.StepS.String() + "); memory figures are upper bounds:\n")
 		table(b, func(line func(...string)) {
 			for i := range p.Alternatives {
 				a := &p.Alternatives[i]
@@ -485,14 +476,14 @@ func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Rejected) == 0 {
 		return
 	}
-	b.WriteString("Rejected, with the estimated slowdown or the smallest memory shortfall:\n")
+	fmt.Fprintf(b, "Rejected, with the best estimate of the plans tried (this plan: %s), a lower bound, or the smallest shortfall:\n", p.Search.StepS)
 	table(b, func(line func(...string)) {
 		for first := 0; first < len(p.Rejected); {
 			end := first
 			var words []string
 			for end < len(p.Rejected) && p.Rejected[end].Key == p.Rejected[first].Key {
 				r := &p.Rejected[end]
-				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.Than(p.Time.EstimateS)))
+				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.InWords(p.Search.StepS)))
 				end++
 			}
 			if more := len(words) - mostRejected; more > 0 {

@@ -55,6 +55,14 @@ type node struct {
 	wanted   wanted     // order in a search that ignores time
 }
 
+// fits reports whether a complete candidate fits, according to its placement or, if it is not placed, its memory bound.
+func (n *node) fits() bool {
+	if n.plan.Memory.Placed {
+		return n.plan.Memory.Fits
+	}
+	return !n.unfit && n.need.Shortfall(n.plan.Memory) == nil
+}
+
 // time returns the step time of a complete candidate.
 func (n *node) time() ir.Seconds { return n.plan.Time.StepS }
 
@@ -106,6 +114,8 @@ type search struct {
 	gap      float64
 	ended    bool    // the search ended before all candidates were considered
 	proved   float64 // upper bound on how much faster than the winner an unevaluated candidate may be
+
+	whole *plan.Rejection // the best plan on all GPUs, if the winner leaves some idle
 }
 
 func newSearch(c *pass.Context, p *plan.Plan) *search {
@@ -124,15 +134,31 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	if !found {
 		winner = s.weigh(s.closest(s.request.Schedule))
 	}
-	if winner != nil && !s.timeless && winner.need.Shortfall(winner.plan.Memory) == nil {
-		s.proved = s.distance(winner)
-	}
-	if !found || s.timeless {
+	if winner == nil || s.timeless {
 		return winner, nil
 	}
-	alternatives = s.others(winner)
+	if !found {
+		s.fits(winner) // placement may show that it fits although its bound does not
+	} else if alternatives = s.others(winner); len(alternatives) > 0 {
+		if faster := s.fastest(winner, alternatives[:1]); faster != winner {
+			winner, alternatives[0] = faster, winner
+		}
+	}
+	if found {
+		winner = s.offloadsLess(winner)
+	}
+	if winner.fits() {
+		s.proved = s.distance(winner)
+	}
+	if !found {
+		return winner, nil
+	}
 	for _, n := range slices.Concat(s.frontier, alternatives) {
-		s.note(n, nil)
+		var shortfall *plan.Shortfall
+		if n.plan != nil && !n.fits() {
+			shortfall = n.need.Shortfall(n.plan.Memory)
+		}
+		s.note(n, shortfall)
 	}
 	return winner, alternatives
 }
@@ -195,55 +221,9 @@ func (s *search) weigh(n *node) *node {
 // weighing returns a copy of a candidate in which the offload pass decides the placements that the request
 // leaves open.
 func (s *search) weighing(n *node) *node {
-	w := &node{schedule: n.schedule, level: n.level, number: n.number, weighed: true}
+	w := &node{schedule: n.schedule, level: len(dimensions), number: n.number, weighed: true}
 	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
 	return w
-}
-
-// others returns the best candidate found in each class other than the winner's. Once a class has a candidate
-// that fits, no others of that class are evaluated.
-func (s *search) others(winner *node) []*node {
-	best := map[string]*node{class(winner): winner}
-	take := func(n *node) {
-		if shortfall := n.need.Shortfall(n.plan.Memory); shortfall != nil {
-			s.reject(n, *shortfall)
-		} else if b := best[class(n)]; b == nil || b != winner && n.time() < b.time() {
-			best[class(n)] = n
-		}
-	}
-	for _, n := range s.frontier {
-		if n.plan != nil {
-			take(n)
-		}
-	}
-	var rest frontier
-	until := s.impatience() + othersShare
-	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(until) && !s.context.Options.Stopped(); {
-		switch n := heap.Pop(&s.frontier).(*node); {
-		case s.regrids(n):
-			rest = append(rest, n) // belongs to the class of the candidate with the usual grid
-		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: s.bare(n.schedule)})] != nil:
-			rest = append(rest, n) // would not add a class
-		case n.level < len(dimensions):
-			s.advance(n)
-		case n.plan != nil: // planned already
-			take(n)
-			rest = append(rest, n)
-		case !n.weighed && best[class(n)] == nil && s.evaluate(n):
-			take(n)
-		default:
-			rest = append(rest, n)
-		}
-	}
-	s.frontier = append(s.frontier, rest...)
-	var out []*node
-	for _, n := range best {
-		if n != winner {
-			out = append(out, n)
-		}
-	}
-	slices.SortFunc(out, func(a, b *node) int { return cmp.Or(cmp.Compare(a.time(), b.time()), cmp.Compare(a.number, b.number)) })
-	return out[:min(len(out), mostAlternatives)]
 }
 
 // push computes the bound of a candidate and queues it, unless it cannot fit.
@@ -342,6 +322,7 @@ func (s *search) strip(n *node) {
 	need, fits := e.Memory().Within(p.Memory)
 	if text := dimensions[len(dimensions)-1].text(&n.schedule); fits && (text == "" || text == "none") {
 		n = &node{schedule: schedule, level: len(dimensions), bound: s.slackened(n.bound), number: n.number, plan: p, need: &need}
+		s.count(n)
 	}
 	n.bare, n.tight = p, !fits
 	heap.Push(&s.frontier, n)
@@ -389,6 +370,7 @@ func (s *search) finish(n *node) bool {
 	}
 	need := e.Memory().Footprint()
 	n.plan, n.need = p, &need
+	s.count(n)
 	return true
 }
 
@@ -476,8 +458,27 @@ func (s *search) reject(n *node, shortfall plan.Shortfall) {
 	}
 }
 
-// note records the time or the shortfall of a candidate under each value that it pins.
+// note records the time, a lower bound on it, or the shortfall of a candidate under each value that it pins.
 func (s *search) note(n *node, shortfall *plan.Shortfall) {
+	s.eachVerdict(n, func(v *plan.Rejection) {
+		switch t := s.timeOf(n); {
+		case shortfall != nil:
+			if v.Shortfall == nil || shortfall.Bytes < v.Shortfall.Bytes {
+				v.Shortfall = shortfall
+			}
+		case n.plan == nil && (v.BoundS == 0 || t < v.BoundS):
+			v.BoundS = t
+		case n.plan != nil && (v.StepS == 0 || t < v.StepS):
+			v.StepS = t
+		}
+	})
+}
+
+// count records that a candidate has been planned.
+func (s *search) count(n *node) { s.eachVerdict(n, func(v *plan.Rejection) { v.Planned++ }) }
+
+// eachVerdict calls a function for the record of each open value that a candidate pins.
+func (s *search) eachVerdict(n *node, do func(*plan.Rejection)) {
 	for i := range dimensions {
 		d := &dimensions[i]
 		if i >= n.level && !d.wide || d.text(&s.request.Schedule) != "" {
@@ -492,17 +493,10 @@ func (s *search) note(n *node, shortfall *plan.Shortfall) {
 		if value == "" {
 			continue // decided by the offload pass
 		}
-		v := values[value]
-		if v == nil {
-			v = &plan.Rejection{Key: d.key, Value: value}
-			values[value] = v
+		if values[value] == nil {
+			values[value] = &plan.Rejection{Key: d.key, Value: value}
 		}
-		switch t := s.timeOf(n); {
-		case shortfall != nil && (v.Shortfall == nil || shortfall.Bytes < v.Shortfall.Bytes):
-			v.Shortfall = shortfall
-		case shortfall == nil && (v.StepS == 0 || t < v.StepS):
-			v.StepS, v.Bound = t, n.plan == nil
-		}
+		do(values[value])
 	}
 }
 
@@ -527,7 +521,8 @@ func class(n *node) string {
 
 // choose writes the result of the search into the plan.
 func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
-	if s.ended && winner.need.Shortfall(winner.plan.Memory) != nil {
+	p.Search = &plan.Search{Candidates: s.made, Planned: s.exact, StepS: winner.plan.Time.StepS, Within: s.proved, Limited: s.ended, Stopped: s.context.Options.Stopped(), AllGPUs: s.whole}
+	if s.ended && !winner.fits() {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
 			"none of %d candidates was found to fit (%d of them were planned in full); the search stopped at its limit", s.made, s.exact))
 	}
@@ -566,7 +561,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 		}
 		found := s.rejections(d, value)
 		if value == "" { // the offload pass explains its own decisions
-			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 })
+			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 || r.BoundS > 0 })
 			p.Rejected = append(p.Rejected, found...)
 			continue
 		}
@@ -614,22 +609,26 @@ func (s *search) pinOnly(p *plan.Plan) bool {
 	return true
 }
 
-// rejections returns the rejected values of a dimension, fastest first. Values that cannot fit are last.
+// rejections returns the rejected values of a dimension: first those with plans that fit, fastest first, then those with
+// lower bounds on the time, and then those that cannot fit.
 func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	var out []plan.Rejection
 	for value, v := range s.verdicts[d.key] {
 		if value != taken {
-			if v.StepS > 0 {
+			if v.StepS > 0 || v.BoundS > 0 {
 				v.Shortfall = nil
 			}
 			out = append(out, *v)
 		}
 	}
-	slices.SortFunc(out, func(a, b plan.Rejection) int {
-		if (a.StepS > 0) != (b.StepS > 0) {
-			return cmp.Compare(b.StepS, a.StepS)
+	last := func(t ir.Seconds) ir.Seconds { // unknown times come last
+		if t == 0 {
+			return unreachable
 		}
-		return cmp.Or(cmp.Compare(a.StepS, b.StepS), cmp.Compare(a.Missing(), b.Missing()), cmp.Compare(a.Value, b.Value))
+		return t
+	}
+	slices.SortFunc(out, func(a, b plan.Rejection) int {
+		return cmp.Or(cmp.Compare(last(a.StepS), last(b.StepS)), cmp.Compare(last(a.BoundS), last(b.BoundS)), cmp.Compare(a.Missing(), b.Missing()), cmp.Compare(a.Value, b.Value))
 	})
 	return out
 }
@@ -641,24 +640,10 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible
 	}
-	if winner.need.Shortfall(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
+	if !winner.fits() {
 		return "auto: nothing fits; this choice has the smallest shortfall"
 	}
 	next := &others[0]
-	setting := key + " = " + next.Value
-	step := winner.plan.Time.StepS
-	than := next.Than(step)
-	switch slower := next.Slower(step); {
-	case next.StepS == 0:
-		return fmt.Sprintf("auto: nothing else fits; with %s, %s", setting, than)
-	case slower > 0:
-		return fmt.Sprintf("auto: the fastest by estimate; a step takes %s longer with %s", than, setting)
-	case slower < 0 && next.Bound:
-		return fmt.Sprintf("auto: the fastest found; %s could be %s", setting, than)
-	case slower < 0: // by less than the accuracy of estimates
-		return fmt.Sprintf("auto: %s is only %s", setting, than)
-	case next.Bound:
-		return fmt.Sprintf("auto: the fastest by estimate; %s cannot be faster", setting)
-	}
-	return "auto: tied for fastest with " + setting
+	return fmt.Sprintf("auto: %s; %s = %s: %s", map[bool]string{true: "nothing else fits", false: "the fastest found"}[next.StepS == 0 && next.BoundS == 0],
+		key, next.Value, next.InWords(winner.plan.Time.StepS))
 }

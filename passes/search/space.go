@@ -53,7 +53,7 @@ var dimensions = []dimension{
 	number("schedule.microbatch", func(s *lang.Schedule) *int { return &s.Microbatch }, (*space).microbatches),
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
-	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
+	detail(number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages)),
 	refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	widely("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),

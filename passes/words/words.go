@@ -26,6 +26,14 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// Are returns the form of "be" that suits a count.
+func Are(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}
+
 // List joins items with spaces.
 func List[T any](items []T) string {
 	return strings.Trim(fmt.Sprint(items), "[]")

@@ -1,0 +1,33 @@
+package report
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes/plan"
+)
+
+// TestWarnings checks that the summary warns of idle GPUs, with the reason, and of plans that may be faster, with the value to
+// pin.
+func TestWarnings(t *testing.T) {
+	p := &plan.Plan{Cluster: lang.Cluster{Nodes: 1, GPUsPerNode: 3}, Parallel: plan.Parallel{DP: 1, PP: 2, SP: 1}}
+	check := func(want ...string) {
+		t.Helper()
+		got := Warnings(p)
+		if !slices.EqualFunc(got, want, strings.Contains) {
+			t.Errorf("warnings %q, want %q", got, want)
+		}
+	}
+	check("1 of the 3 GPUs is idle: the spec sets sp, dp and pp")
+	p.Search = &plan.Search{StepS: 40, Within: 0.45, AllGPUs: &plan.Rejection{Value: "dp 3 x pp 1 x sp 1", StepS: 41}}
+	p.Rejected = []plan.Rejection{{Key: "schedule.dp", Value: "3", Planned: 2, BoundS: 30}, {Key: "schedule.pp", Value: "1", Planned: 1, StepS: 41, BoundS: 20},
+		{Key: "schedule.keep", Value: "[k, v]", BoundS: 29}, {Key: "schedule.zero", Value: "1", BoundS: 50}}
+	check("on all of them (dp 3 x pp 1 x sp 1), a step takes 41.0 s, by estimate", "up to 31% faster; none with schedule.dp=3 was found: try --set schedule.dp=3")
+	p.Search.AllGPUs = &plan.Rejection{BoundS: 35}
+	p.Rejected = p.Rejected[2:]
+	check("may exist that takes at least 35.0 s", "try --set schedule.keep='[k, v]'")
+	p.Search.Within, p.Parallel.DP, p.Parallel.PP = 0.04, 3, 1
+	check()
+}
