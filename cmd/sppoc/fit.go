@@ -73,7 +73,15 @@ func needs(job *cli.Job) (string, error) {
 		return "", err
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)
-	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
+	return fmt.Sprintf("%s a step%s, %s of device memory, %s of host memory", job.Plan.Time.StepS, inHours(job.Plan.Time.StepS), device, host), nil
+}
+
+// inHours repeats a time of more than an hour in hours, in parentheses.
+func inHours(t ir.Seconds) string {
+	if t < 3600 {
+		return ""
+	}
+	return fmt.Sprintf(" (%.1f hours)", float64(t)/3600)
 }
 
 // foreseen describes the estimated time and the memory bound of a step. Suggestions are not built, because building

@@ -84,24 +84,54 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	if fits == 0 {
 		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
 	}
+	needed, err := s.fastest(fits)
+	if err != nil {
+		return "", err
+	}
 	text := fmt.Sprintf("%s tokens fit (%d), with\n  %s\n", tokens(fits*s.grid), fits*s.grid, settings(s.best))
 	if s.best.LayerOrder() {
 		text += "order: " + report.OrderInWords(s.best) + "\n"
 	}
-	text += fmt.Sprintf("%s tokens do not fit: %s\n", tokens(over*s.grid), s.lacking)
+	text += needed + "\n" + fmt.Sprintf("%s tokens do not fit: %s\n", tokens(over*s.grid), s.lacking)
 	return text + s.limits(over), nil
+}
+
+// fastest keeps the fastest plan found for the longest length that fits, and describes the time and the memory of its step.
+// The search for lengths takes the first plan that fits, which may be slow.
+func (s *sequenceSearch) fastest(steps int64) (string, error) {
+	s.watch.Say("the fastest plan for %s tokens", tokens(steps*s.grid))
+	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
+	job, err := cli.OpenPlan(s.file, set, s.watch.Options(pass.Options{}))
+	if err != nil || shortfall(job) != "" { // a search by time may miss the plan that fits
+		if job, err = cli.OpenPlan(s.file, append(set, pins(s.best)...), s.watch.Options(pass.Options{})); err != nil {
+			return "", err
+		}
+	}
+	if err := job.Measure(); err != nil {
+		return "", cli.Wrong(err)
+	}
+	s.best = job.Plan
+	return needs(job)
 }
 
 // settings returns the overrides that pin the result of the search.
 func settings(p *plan.Plan) string {
-	var out []string
+	out := pins(p)
+	for i := range out {
+		out[i] = "--set " + quoted(out[i])
+	}
+	return strings.Join(out, " ")
+}
+
+// pins returns the values of a plan's schedule as overrides.
+func pins(p *plan.Plan) (out []string) {
 	keys, values := search.Pins(p.Schedule)
 	for i, key := range keys {
 		if values[i] != "" {
-			out = append(out, "--set "+quoted(key+"="+values[i]))
+			out = append(out, key+"="+values[i])
 		}
 	}
-	return strings.Join(out, " ")
+	return out
 }
 
 // limits describes, for a length that does not fit, the contents of device memory, whether host memory is full,
