@@ -208,17 +208,3 @@ func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32
 	}
 	return nil
 }
-
-// read writes rows row0 to row1-1 and columns col0 to col1-1 of the part to a rectangle with cols columns that starts at
-// (row, col).
-func (p *located) read(file io.ReaderAt, row0, row1, col0, col1, row, col, cols int64, out []float32, buffer []byte) (_ []byte, err error) {
-	in := p.in.From(file)
-	if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // the rows are contiguous in the file and in the result
-		return in.Float32s(out[(row0-row)*cols:(row1-row)*cols], (row0-p.row)*p.cols, buffer)
-	}
-	for r := row0; r < row1 && err == nil; r++ {
-		at := (r-row)*cols + col0 - col
-		buffer, err = in.Float32s(out[at:at+col1-col0], (r-p.row)*p.cols+col0-p.col, buffer)
-	}
-	return buffer, err
-}
