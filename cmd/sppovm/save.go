@@ -282,7 +282,11 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			if err := r.setAside(damaged); err != nil {
 				return false, err
 			}
-			r.show.say("resumed from %s", path)
+			tell := r.show.say
+			if len(damaged) > 0 {
+				tell = r.show.warn
+			}
+			tell("resumed from %s", path)
 			return true, nil
 		case errors.As(err, new(*vm.MismatchError)):
 			return false, r.restored(err)

@@ -70,7 +70,7 @@ func TestSaveEvery(t *testing.T) {
 func TestResumeAuto(t *testing.T) {
 	inBase(t)
 	alone(t, "tiny.sppo", "-q", "--save", "whole")
-	args := []string{"tiny.sppo", "--save", "dir", "--save-every", "1", "--save-wait", "--resume", "auto"}
+	args := []string{"tiny.sppo", "-q", "--save", "dir", "--save-every", "1", "--save-wait", "--resume", "auto"} // -q hides no warning
 	if code, _, text := runs(t, append(args, "--steps", "3")...); code != cli.Done || !strings.Contains(text, "no checkpoint in dir: starting from the beginning") {
 		t.Fatalf("exit %d\n%s", code, text)
 	}
