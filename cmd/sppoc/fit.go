@@ -84,11 +84,12 @@ func inHours(t ir.Seconds) string {
 	return fmt.Sprintf(" (%.1f hours)", float64(t)/3600)
 }
 
-// foreseen describes the estimated time and the memory bound of a step. Suggestions are not built, because building
-// a plan may take longer than finding it.
+// foreseen describes the estimated time and the memory bound of a step. Both are upper limits: the search for a suggestion is
+// short, and a longer one may find a faster plan. Suggestions are not built, because building a plan may take longer than
+// finding it.
 func foreseen(p *plan.Plan) string {
 	device, host := cli.Peaks(bounded(p))
-	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
+	return fmt.Sprintf("estimated at most %s a step, %s of device memory, %s of host memory", p.Time.StepS, device, host)
 }
 
 // bounded returns the placed memory of a plan, or its memory bound if the plan is not placed.
