@@ -61,20 +61,26 @@ type holder struct {
 // are written, so no rank writes more than its share of the state. All processes of a job compute the same
 // assignment.
 func divide(p *ir.Program) ([][]savedPart, error) {
-	holders := map[[2]int][]holder{} // by tensor and role
-	for r := range p.Ranks {
-		code := &p.Codes[p.Ranks[r].Code]
-		for i := range code.States {
-			s := &code.States[i]
-			key := [2]int{int(s.Tensor), int(s.Role)}
-			holders[key] = append(holders[key], holder{r, rectangleOf(s, p.Ranks[r].Consts)})
+	type key struct{ code, tensor, role int }
+	states := map[key][]*ir.State{}
+	for c := range p.Codes {
+		for i := range p.Codes[c].States {
+			s := &p.Codes[c].States[i]
+			k := key{c, int(s.Tensor), int(s.Role)}
+			states[k] = append(states[k], s)
 		}
 	}
+	var candidates []holder // of one entry at a time, because there may be millions
 	parts, load := make([][]savedPart, len(p.Ranks)), make([]int64, len(p.Ranks))
 	entries := entriesOf(p)
 	for i := range entries {
 		e := &entries[i]
-		candidates := holders[[2]int{e.tensor, int(e.role)}]
+		candidates = candidates[:0]
+		for r := range p.Ranks {
+			for _, s := range states[key{int(p.Ranks[r].Code), e.tensor, int(e.role)}] {
+				candidates = append(candidates, holder{r, rectangleOf(s, p.Ranks[r].Consts)})
+			}
+		}
 		slices.SortStableFunc(candidates, func(a, b holder) int {
 			return cmp.Or(cmp.Compare(a.held.rows*a.held.cols, b.held.rows*b.held.cols), cmp.Compare(load[a.rank], load[b.rank]))
 		})
