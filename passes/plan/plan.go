@@ -492,7 +492,7 @@ func (p *Plan) MostLag() int {
 }
 
 // turnsOfLayer is the number of turns of a ring that need as many instructions as a layer without a ring.
-const turnsOfLayer = 10
+const turnsOfLayer = 4
 
 // LayerVisits returns the number of layer forwards that a step of a replica has, or, in a ring, a multiple of it with
 // as many instructions.
