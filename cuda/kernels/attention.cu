@@ -95,7 +95,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
     float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
     if (accumulate) { // keys handled earlier count as one key with score lse and value o
-        largest = *log_sum, total = 1;
+        largest = fmaxf(*log_sum, LOWEST), total = 1; // lse is minus infinity if there were none
         UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
     }
     for (i64 key = begin; key < end; key += 32) {

@@ -90,7 +90,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     clear<DIM / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled earlier count as one key with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
-        soft.largest[half] = lse[at] * (LOG2E / scale), soft.total[half] = t == 0;
+        soft.largest[half] = fmaxf(lse[at] * (LOG2E / scale), LEAST), soft.total[half] = t == 0; // lse is minus infinity if there were none
         UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 2; e++)
             sum[c][2 * half + e] = as_float(o[at * DIM + 8 * c + 2 * t + e]);
     }

@@ -97,7 +97,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     clear<D / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled earlier count as one key with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
-        largest[half] = lse[at] * (LOG2E / scale), total[half] = 1;
+        largest[half] = fmaxf(lse[at] * (LOG2E / scale), LEAST), total[half] = 1; // lse is minus infinity if there were none
         UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
             sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
     }

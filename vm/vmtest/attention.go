@@ -246,8 +246,8 @@ func (b *blocks) hides() bool { return b.Window > 0 || b.Positions != nil }
 func (b *blocks) before(s *suite) (o, lse *value) {
 	o, lse = s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
 	if b.hides() {
-		for i := range lse.data {
-			lse.data[i] = -1e30
+		for i := range lse.data { // minus infinity is what a block writes for a query that sees none of its keys
+			lse.data[i] = []float64{math.Inf(-1), -1e30}[i%2]
 		}
 	}
 	return o, lse

@@ -238,10 +238,12 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
 	Fill(rowMax, -math.MaxFloat32) // finite: a query might see no keys in the first block
 	clear(sum)
-	if accumulate { // keys handled earlier count as one key with score lse and value o
+	if accumulate { // keys handled earlier count as one key with score lse and value o, or as none if lse is -Inf
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
 		for j := range f.nq {
-			rowMax[j], sum[j] = lse[f.lseAt(f.q0+j)], 1
+			if before := lse[f.lseAt(f.q0+j)]; !math.IsInf(float64(before), -1) {
+				rowMax[j], sum[j] = before, 1
+			}
 		}
 	}
 
