@@ -438,6 +438,23 @@ func TestStages(t *testing.T) {
 	}
 }
 
+// The commands of docs/gpu.md name stages that exist.
+func TestFirstHour(t *testing.T) {
+	page, err := os.ReadFile("../../docs/gpu.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile(`(?m)^    OUT=\w .*check\.sh (.+)$`).FindAllStringSubmatch(string(page), -1)
+	for _, c := range commands {
+		if plan, err := choose(strings.Fields(c[1])); err != nil || len(plan) < 4 {
+			t.Errorf("%s: %d stages, %v", c[1], len(plan), err)
+		}
+	}
+	if len(commands) != 3 {
+		t.Errorf("%d commands", len(commands))
+	}
+}
+
 // Without a GPU, the last lines say why and name the report.
 func TestWithoutGPU(t *testing.T) {
 	_, out, status := measured(t, bundle(t), "no GPU", "devices")
