@@ -67,7 +67,7 @@ func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 			return err
 		})
 		if w.Stopped() {
-			return rows, fmt.Errorf("stopped after %d of %d", i, len(variants))
+			return rows, cli.Stopped("stopped after %d of %d", i, len(variants))
 		}
 		if hopeless(err) {
 			return nil, err

@@ -29,7 +29,7 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 			if few >= 0 {
 				text += fmt.Sprintf("; %s are not enough", fleets[few])
 			}
-			return "", fmt.Errorf("%s", text)
+			return "", cli.Stopped("%s", text)
 		}
 		if enough == len(fleets)-1 {
 			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))

@@ -79,7 +79,7 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 		return fmt.Sprintf("%s tokens fit (%d), with\n  %s\nthe search was stopped; more may fit\n", tokens(fits*s.grid), fits*s.grid, settings(s.best)), nil
 	}
 	if s.watch.Stopped() {
-		return "", fmt.Errorf("%s: the search was stopped before it found a sequence that fits", s.file)
+		return "", cli.Stopped("%s: the search was stopped before it found a sequence that fits", s.file)
 	}
 	if fits == 0 {
 		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))

@@ -20,22 +20,12 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
 
 	"sppo.dev/cmd/internal/cli"
 )
 
-func main() {
-	// The first signal makes a search return its best result so far; later signals have their default effect.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(ctx, stop)
-	env := &cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}
-	code := app.Main(env, os.Args[1:])
-	stop()
-	os.Exit(code)
-}
+func main() { cli.Run(&app, os.Interrupt) }
 
 var app = cli.App{
 	Name: "sppoc",
@@ -80,8 +70,8 @@ var app = cli.App{
 				"folder need not contain weights. For a spec, --cluster replaces the spec's cluster. If the job does not fit, the plan\n" +
 				"is printed with suggested changes that would make it fit, and the exit code is 3. --long prints all decisions with\n" +
 				"their reasons, memory by use and the critical path; --section prints only some of these parts. Ctrl-C ends a search:\n" +
-				"the best result found so far is printed, and the exit code is 0 if it fits. A second Ctrl-C, or one during other work,\n" +
-				"aborts the command.\n\n" +
+				"the best result found so far is printed, and the exit code is 130. A second Ctrl-C, or one during other work, aborts\n" +
+				"the command.\n\n" +
 				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. Of a long step\n" +
 				"whose sequences run one after another, only three microbatches are placed and simulated, because each of the others\n" +
 				"takes the same memory and the same time. The times of alternatives and rejected choices are the search's estimates.\n" +

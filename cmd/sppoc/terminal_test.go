@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
+	"sppo.dev/cmd/internal/cli"
 )
 
 // progress matches one state of the progress line: the text between a carriage return and the sequence that clears
@@ -70,14 +72,13 @@ func TestTerminal(t *testing.T) {
 	}
 	for _, c := range []struct {
 		args []string
-		code int    // -1: 0 or 1, depending on what was found in time
 		want string // regular expression
 	}{
-		{[]string{"plan", job}, 0, `(?s)fits +yes.*the search was stopped`},
-		{[]string{"plan", job, "--max-sequence"}, -1, `tokens fit \(\d+\), with\r\n.*--set .*\r\nthe search was stopped; more may fit|stopped before it found`},
-		{[]string{"plan", job, "--min-gpus"}, -1, `are enough; the search was stopped|are enough: dp |stopped before it found`},
-		{[]string{"build", job, "-o", out}, 0, ``},
-		{[]string{"compare", "../../examples/tiny.sppo", job}, 1, `(?s)tiny.*4.*stopped after 1 of 2`},
+		{[]string{"plan", job}, `(?s)fits +yes.*the search was stopped`},
+		{[]string{"plan", job, "--max-sequence"}, `tokens fit \(\d+\), with\r\n.*--set .*\r\nthe search was stopped; more may fit|stopped before it found`},
+		{[]string{"plan", job, "--min-gpus"}, `are enough; the search was stopped|are enough: dp |stopped before it found`},
+		{[]string{"build", job, "-o", out}, ``},
+		{[]string{"compare", "../../examples/tiny.sppo", job}, `(?s)tiny.*4.*stopped after 1 of 2`},
 	} {
 		args := c.args
 		for _, s := range set {
@@ -85,8 +86,8 @@ func TestTerminal(t *testing.T) {
 		}
 		t.Run(strings.Join(c.args[:1], " ")+" "+c.args[len(c.args)-1], func(t *testing.T) {
 			lines, rest, code := terminal(t, args...)
-			if code != c.code && (c.code >= 0 || code > 1) || !regexp.MustCompile(c.want).MatchString(rest) || strings.Contains(rest, `\u00`) {
-				t.Errorf("%v: exit %d, want %d with %q:\n%s", c.args, code, c.code, c.want, rest)
+			if code != cli.Interrupted || !regexp.MustCompile(c.want).MatchString(rest) || strings.Contains(rest, `\u00`) {
+				t.Errorf("%v: exit %d, want %d with %q:\n%s", c.args, code, cli.Interrupted, c.want, rest)
 			}
 			if len(lines) == 0 || lines[len(lines)-1] != "" {
 				t.Errorf("%v: the progress line is not cleared at the end: %q", c.args, lines)

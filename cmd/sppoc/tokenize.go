@@ -121,7 +121,7 @@ func stoppedOr(err error, how string) error {
 	var path *fs.PathError
 	switch {
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("stopped: %s", how)
+		return cli.Stopped("stopped: %s", how)
 	case errors.As(err, &path):
 		return err
 	}

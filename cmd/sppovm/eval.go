@@ -218,7 +218,7 @@ func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 		return err
 	})
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("stopped after %d of %d windows", done, windows)
+		return cli.Stopped("stopped after %d of %d windows", done, windows)
 	}
 	switch _, tokens := e.losses.Mean(); {
 	case err != nil:

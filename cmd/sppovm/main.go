@@ -24,7 +24,6 @@
 package main
 
 import (
-	"context"
 	"os"
 	"os/signal"
 	"syscall"
@@ -32,14 +31,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-func main() {
-	// The first signal asks the run to stop after the current step; later signals have their default effect.
-	ctx, stop := signal.NotifyContext(context.Background(), stopping()...)
-	context.AfterFunc(ctx, stop)
-	code := app.Main(&cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:])
-	stop()
-	os.Exit(code)
-}
+func main() { cli.Run(&app, stopping()...) }
 
 // stopping lists the signals that end a run after the current step. They come from a user, a scheduler that
 // reclaims the machine, a terminal that closes, or Slurm's early warning (--signal=USR1@120). A signal that is
@@ -110,9 +102,9 @@ var app = cli.App{
 				"checkpoint: one that has a file with a wrong checksum or size, or lacks a file. All processes must find the damage;\n" +
 				"then the checkpoint is renamed to step-N.damaged. If all checkpoints are damaged, starting again from the beginning\n" +
 				"needs --start-over. Any other error in reading a checkpoint ends the run.\n\n" +
-				"After Ctrl-C, the run finishes the current step, writes a checkpoint if --save is given, and stops; a second Ctrl-C\n" +
-				"aborts it. Ctrl-C in one process stops all of them. SIGTERM, SIGHUP and SIGUSR1 have the same effect; with\n" +
-				"--signal=USR1@120, Slurm sends SIGUSR1 two minutes before the time limit.",
+				"After Ctrl-C, the run finishes the current step, writes a checkpoint if --save is given, and stops with exit code\n" +
+				"130; a second Ctrl-C aborts it. Ctrl-C in one process stops all of them. SIGTERM, SIGHUP and SIGUSR1 have the same\n" +
+				"effect, with exit code 0; with --signal=USR1@120, Slurm sends SIGUSR1 two minutes before the time limit.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",

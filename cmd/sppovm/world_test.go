@@ -480,7 +480,8 @@ func TestJobsAtOnePlace(t *testing.T) {
 }
 
 // The signals of a user, a scheduler, a closing terminal and Slurm's early warning may arrive at any process.
-// All processes then stop after the same step, with a checkpoint and exit code 0.
+// All processes then stop after the same step, with a checkpoint and exit code 0, or 130 for the process
+// that a user interrupts.
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
 	for i, stop := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
@@ -495,7 +496,11 @@ func TestProcessInterrupted(t *testing.T) {
 		all[who].Process.Signal(stop)
 		out := end(t, all)
 		for i, p := range all {
-			if p.code != cli.Done || p.errs.Len() > 0 {
+			want := cli.Done
+			if i == who && stop == syscall.SIGINT {
+				want = cli.Interrupted
+			}
+			if p.code != want || p.errs.Len() > 0 {
 				t.Errorf("%s: process %d: exit %d\n%s", stop, i, p.code, p.errs.String())
 			}
 		}

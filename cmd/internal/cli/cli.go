@@ -2,6 +2,7 @@
 // and functions that open every kind of input file.
 //
 //	cli.go       the type of the table, dispatch, help
+//	main.go      runs an app as a process
 //	exit.go      exit codes and error reports
 //	choice.go    flags that accept one of several words, and hints for completion
 //	complete.go  completion of command lines; the shells' scripts are in completion/
@@ -271,6 +272,6 @@ func (a *App) overview() string {
 		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, all[i].Name, all[i].Doc)
 	}
 	fmt.Fprintf(&b, "\n%s help COMMAND prints flags and examples.\n", a.Name)
-	fmt.Fprintf(&b, "Exit codes: %d success, %d failure, %d invalid input, %d job does not fit.\n", Done, Failed, BadInput, NoFit)
+	fmt.Fprintf(&b, "Exit codes: %d success, %d failure, %d invalid input, %d job does not fit, %d interrupted by Ctrl-C.\n", Done, Failed, BadInput, NoFit, Interrupted)
 	return b.String()
 }

@@ -15,6 +15,8 @@ const (
 	Failed   = 1
 	BadInput = 2
 	NoFit    = 3
+
+	Interrupted = 130 // as the shell reports a command that Ctrl-C has ended
 )
 
 // exit is an error with an exit code. Without a wrapped error there is nothing left to print.
@@ -46,6 +48,11 @@ func Usagef(format string, args ...any) error { return Wrong(fmt.Errorf(format, 
 
 // DoesNotFit marks an error as a memory shortfall.
 func DoesNotFit(err error) error { return &exit{NoFit, err} }
+
+// Stopped returns an error about work that the user has stopped before it had a result.
+func Stopped(format string, args ...any) error {
+	return &exit{Interrupted, fmt.Errorf(format, args...)}
+}
 
 // Silent returns an error for a failure that the output has already explained.
 func Silent(code int) error { return &exit{code: code} }

@@ -122,7 +122,7 @@ func (a *App) manual(m *Manual) {
 	for _, s := range []struct {
 		code int
 		what string
-	}{{Done, "done"}, {Failed, "failed"}, {BadInput, "the input is wrong"}, {NoFit, "the job does not fit"}} {
+	}{{Done, "done"}, {Failed, "failed"}, {BadInput, "the input is wrong"}, {NoFit, "the job does not fit"}, {Interrupted, "interrupted by Ctrl-C"}} {
 		m.Term(fmt.Sprint(s.code), s.what+".")
 	}
 	if len(a.Pages) > 0 {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -40,7 +39,7 @@ const (
 )
 
 // errStopped is the error of work that the user has stopped.
-var errStopped = errors.New("stopped at the user's request")
+var errStopped = Stopped("stopped at the user's request")
 
 // NewWatch returns a Watch for a command. End must be called before anything else is printed.
 func NewWatch(env *Env) *Watch {
