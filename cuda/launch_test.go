@@ -3,6 +3,7 @@ package cuda
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -11,8 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sppo.dev/cuda/cublas"
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/library"
+	"sppo.dev/cuda/nccl"
 	"sppo.dev/cuda/nvrtc"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -172,3 +175,18 @@ type refusedCode struct{ fixedCode }
 func (c refusedCode) image(string, int) ([]byte, error) { return []byte("of another release"), nil }
 
 func (c refusedCode) compiled(string, int) ([]byte, error) { return []byte(c.fixedCode), nil }
+
+// A missing library's message names a package for each release of CUDA whose library would be opened.
+func TestMissingLibrariesNameTheirPackages(t *testing.T) {
+	for want, packages := range map[*library.Wanted][]string{
+		&nvrtc.Wanted:  {"nvidia-cuda-nvrtc ", "nvidia-cuda-nvrtc-cu12 "},
+		&cublas.Wanted: {"nvidia-cublas ", "nvidia-cublas-cu12 "},
+		&nccl.Wanted:   {"nvidia-nccl-cu13 ", "nvidia-nccl-cu12 "},
+	} {
+		for i, name := range packages {
+			if release := fmt.Sprintf("(CUDA %d", 13-i); !strings.Contains(want.Get, name+release) {
+				t.Errorf("%s: %q does not name %s%s", want.Name, want.Get, name, release)
+			}
+		}
+	}
+}

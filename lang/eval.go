@@ -104,6 +104,7 @@ type evaluator struct {
 	src    *sourceText
 	scope  *scope
 	calls  []callType
+	takes  *number  // numbers that the key accepts; nil: any
 	enum   []string // names that stand for themselves in the expression, even if they are also bound
 	report func(*Diagnostic)
 }
@@ -218,23 +219,30 @@ func (e *evaluator) number(n *factorNode) (value, bool) {
 	u := unit{1, dimCount}
 	if unitName != "" {
 		if u, ok = units[unitName]; !ok {
-			e.fail(UnknownUnit, at, unitHint(unitName), "unknown unit `%s`", unitName)
+			e.fail(UnknownUnit, at, e.unitHint(unitName), "unknown unit `%s`", unitName)
 			return value{}, false
 		}
 	}
 	return value{kind: isNumber, num: u.of(x), dim: u.dim, at: at}, true
 }
 
-func unitHint(name string) string {
-	for _, known := range sortedKeys(units) {
-		if strings.EqualFold(known, name) {
-			return "did you mean `" + known + "`?"
+// unitHint suggests the unit that the user may have meant, among those of the key's dimension if it has one.
+func (e *evaluator) unitHint(name string) string {
+	known, hint := sortedKeys(units), "units are"
+	if e.takes != nil {
+		known, hint = unitsOf(e.takes.dim), "units of "+e.takes.dim.String()+" are"
+	}
+	for _, unit := range known {
+		if strings.EqualFold(unit, name) {
+			return "did you mean `" + unit + "`?"
 		}
 	}
-	if near := nearest(name, sortedKeys(units)); near != "" {
+	if near := nearest(name, known); near != "" {
 		return "did you mean `" + near + "`?"
 	}
-	hint := "units are"
+	if e.takes != nil {
+		return hint + " " + joinAnd(known)
+	}
 	for _, d := range dimensions {
 		for _, u := range unitsOf(d.dim) {
 			hint += " " + u

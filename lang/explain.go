@@ -28,6 +28,9 @@ func Explain(word string) (string, error) {
 			matches = append(matches, explainKey(k))
 		}
 	}
+	if t := FindTerm(word); t != nil && len(matches) > 0 {
+		matches = append([]string{t.explain()}, matches...)
+	}
 	if len(matches) > 0 {
 		return strings.Join(matches, "\n"), nil
 	}

@@ -87,7 +87,7 @@ func TestWordsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "text": "one token per byte"} {
+	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "rank": "One GPU of a job", "text": "one token per byte"} {
 		if text, err := Explain(word); err != nil || !strings.Contains(text, part) {
 			t.Errorf("%s: %v\n%s", word, err, text)
 		}
@@ -97,7 +97,7 @@ func TestWordsAreExplained(t *testing.T) {
 // The hint for a unit written in the wrong letter case names the unit as it should be written.
 func TestUnitsInOtherLetters(t *testing.T) {
 	for word, want := range map[string]string{"k": "K", "m": "M", "kib": "KiB", "GIB": "GiB"} {
-		if got := unitHint(word); got != "did you mean `"+want+"`?" {
+		if got := (&evaluator{}).unitHint(word); got != "did you mean `"+want+"`?" {
 			t.Errorf("%s: %s", word, got)
 		}
 	}

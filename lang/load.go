@@ -579,7 +579,7 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 		if k == nil { // reported by nameBlocks
 			continue
 		}
-		e := &evaluator{src: ref.src, scope: sc, calls: k.takes.calls, enum: k.takes.allNames(), report: l.report}
+		e := &evaluator{src: ref.src, scope: sc, calls: k.takes.calls, enum: k.takes.allNames(), takes: k.takes.number, report: l.report}
 		v, good := e.expr(entry.Value)
 		ok = ok && good
 		values[entry.Key] = namedValue{entry.Key, at, v}
@@ -761,7 +761,7 @@ func allKeys(string) bool { return true }
 // written returns the value that the user gave a key; flags take precedence.
 func (l *loader) written(k *Key, values map[string]namedValue) (value, bool) {
 	if f := l.flag(k.Path()); f != nil {
-		e := &evaluator{src: f.src, scope: l.global, calls: k.takes.calls, enum: k.takes.allNames(), report: l.report}
+		e := &evaluator{src: f.src, scope: l.global, calls: k.takes.calls, enum: k.takes.allNames(), takes: k.takes.number, report: l.report}
 		v, ok := e.expr(f.node.Value)
 		if !ok {
 			v = value{kind: isBad}
@@ -833,7 +833,7 @@ func (k *Key) valueOf(text string) value {
 	if bad >= 0 {
 		panic("internal: default of " + k.Path() + " does not parse")
 	}
-	e := &evaluator{src: src, calls: k.takes.calls, enum: k.takes.allNames(), report: fail}
+	e := &evaluator{src: src, calls: k.takes.calls, enum: k.takes.allNames(), takes: k.takes.number, report: fail}
 	v, _ := e.expr(n)
 	v, _ = k.takes.fit(k.Name, v, fail)
 	return v

@@ -27,7 +27,7 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 		if s.watch.Stopped() {
 			text := fmt.Sprintf("%s: the search was stopped before it found a number of GPUs that suffices", file)
 			if few >= 0 {
-				text += fmt.Sprintf("; %s are not enough", fleets[few])
+				text += fmt.Sprintf("; %s %s not enough", fleets[few], fleets[few].are())
 			}
 			return "", cli.Stopped("%s", text)
 		}
@@ -38,16 +38,16 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 	}
 	enough, few = s.smallest(fleets, enough, few)
 	if s.watch.Stopped() {
-		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may suffice\n", fleets[enough]), nil
+		return fmt.Sprintf("%s %s enough; the search was stopped, and fewer may suffice\n", fleets[enough], fleets[enough].are()), nil
 	}
 	s.watch.Say("the fastest plan on %s", fleets[enough])
 	words, err := s.plan(fleets[enough])
 	if err != nil {
 		return "", err
 	}
-	text := fmt.Sprintf("%s are enough: %s\n", fleets[enough], words)
+	text := fmt.Sprintf("%s %s enough: %s\n", fleets[enough], fleets[enough].are(), words)
 	if few >= 0 {
-		text += fmt.Sprintf("%s are not enough: %s\n", fleets[few], s.lacking(fleets, few))
+		text += fmt.Sprintf("%s %s not enough: %s\n", fleets[few], fleets[few].are(), s.lacking(fleets, few))
 	}
 	return text, nil
 }
@@ -63,6 +63,14 @@ func (f fleet) String() string {
 		return fmt.Sprintf("%d of the %ss of a node", f.gpus, f.unit)
 	}
 	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
+}
+
+// are returns the verb for the fleet.
+func (f fleet) are() string {
+	if f.nodes*f.gpus == 1 {
+		return "is"
+	}
+	return "are"
 }
 
 // fleetsOf lists the fleets to try, smallest first: first each number of GPUs that divides the number in a node,

@@ -42,10 +42,11 @@ var app = cli.App{
 		{
 			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format, Files: cli.SpecFiles,
 			Doc:      "format a spec in the standard style",
+			Details:  "If FILE is -, fmt formats standard input.",
 			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
 		},
 		{
-			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
+			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: -1, Setup: explain, Words: explained,
 			Doc:      "explain a key, a value, a term, an opcode, a pass or an error code",
 			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
 		},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -50,12 +51,15 @@ func format(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, files []string) error {
 		other := false
 		err := each(env, files, func(file string) error {
-			if err := cli.IsSpec(file); err != nil {
+			if file == "-" && *write {
+				return cli.Usagef("-w rewrites files, but - is standard input")
+			}
+			before, err := cli.ReadSpec(file)
+			if err != nil {
 				return err
 			}
-			before, err := lang.ReadFile(file)
-			if err != nil {
-				return cli.Wrong(err)
+			if file == "-" {
+				file = "standard input"
 			}
 			after, err := lang.FormatFile(file, before)
 			if err != nil {
@@ -85,11 +89,7 @@ func format(flags *pflag.FlagSet) cli.Action {
 // example, is both a key and a pass.
 func explain(*pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
-		word := ""
-		if len(args) > 0 {
-			word = args[0]
-		}
-		text, err := explanation(word)
+		text, err := explanation(strings.Join(args, " "))
 		if err != nil {
 			return cli.Wrong(err)
 		}
@@ -99,25 +99,62 @@ func explain(*pflag.FlagSet) cli.Action {
 }
 
 func explanation(word string) (string, error) {
-	spec, err := lang.Explain(word)
 	if word == "" {
+		spec, err := lang.Explain(word)
 		return spec + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
 			"\nopcodes\n" + cli.Wrap(strings.Join(ir.Opcodes(), ", "), "    "), err
 	}
-	opcode, _ := ir.Explain(word)
-	var found []string
-	for _, text := range []string{spec, wrapped(passes.Explain(word)), opcode} {
-		if text != "" {
-			found = append(found, strings.TrimRight(text, "\n")+"\n")
+	for _, form := range forms(word) {
+		spec, _ := lang.Explain(form)
+		opcode, _ := ir.Explain(form)
+		var found []string
+		for _, text := range []string{spec, wrapped(passes.Explain(form)), opcode} {
+			if text != "" {
+				found = append(found, strings.TrimRight(text, "\n")+"\n")
+			}
 		}
-	}
-	if len(found) > 0 {
-		return strings.Join(found, "\n"), nil
+		if len(found) > 0 {
+			return strings.Join(found, "\n"), nil
+		}
 	}
 	if near := lang.Nearest(word, explained()); near != "" {
 		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
 	}
+	if words := similar(word); len(words) > 0 {
+		return "", fmt.Errorf("unknown word %q; similar words are %s", word, strings.Join(words, ", "))
+	}
 	return "", fmt.Errorf("unknown word %q; sppoc explain lists the known words", word)
+}
+
+// forms returns the forms in which a word or a phrase of a report may be explained: as it is, in small letters, with
+// its words joined, in the singular, and at last its first word alone.
+func forms(word string) []string {
+	small := strings.ToLower(word)
+	out := []string{word, small, strings.ReplaceAll(small, " ", "-"), strings.ReplaceAll(small, " ", "_")}
+	for _, form := range out[1:] {
+		out = append(out, strings.TrimSuffix(form, "s"), strings.TrimSuffix(form, "es"))
+		if stem, ok := strings.CutSuffix(form, "ies"); ok {
+			out = append(out, stem+"y")
+		}
+	}
+	first, _, _ := strings.Cut(small, " ")
+	return append(out, first, strings.TrimSuffix(first, "s"))
+}
+
+// similar lists the first of the known words that contain a word, or a part of it.
+func similar(word string) (out []string) {
+	const shortest, most = 3, 6
+	for _, part := range append([]string{word}, strings.FieldsFunc(word, func(r rune) bool { return strings.ContainsRune(" -_/.", r) })...) {
+		for _, known := range explained() {
+			if len(part) >= shortest && strings.Contains(known, strings.ToLower(part)) && strings.Contains(part, ".") == strings.Contains(known, ".") && !slices.Contains(out, known) {
+				out = append(out, known)
+			}
+		}
+		if len(out) > 0 {
+			break
+		}
+	}
+	return out[:min(len(out), most)]
 }
 
 // wrapped breaks lines that are too long for a terminal.

@@ -12,6 +12,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/corpus/prepare"
+	"sppo.dev/passes/words"
 	"sppo.dev/tokenizer"
 )
 
@@ -50,7 +51,7 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return stoppedOr(err, "the same command continues after the last complete shard")
 		}
-		fmt.Fprintf(env.Stdout, "%s: %d tokens of type %s in %d documents\n", job.Dir, m.Tokens, m.Type, m.Documents)
+		fmt.Fprintf(env.Stdout, "%s: %s of type %s in %s\n", job.Dir, words.Plural(m.Tokens, "token"), m.Type, words.Plural(m.Documents, "document"))
 		options := ""
 		if m.Masks {
 			options = ", masks = on"

@@ -12,6 +12,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
 	"sppo.dev/ir"
+	"sppo.dev/passes/words"
 	"sppo.dev/vm/sim"
 )
 
@@ -54,8 +55,8 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		err = cli.WriteFile(*out, func(w io.Writer) error { return trace.Write(w, job.Program, timeline, chosen) })
 		w.End()
 		if err == nil {
-			fmt.Fprintf(env.Stderr, "%s: simulated %s of %d ranks in %s; wrote %d of them to %s\n",
-				env.Name, section, len(job.Program.Ranks), timeline.Makespan, len(chosen), *out)
+			fmt.Fprintf(env.Stderr, "%s: simulated %s of %s in %s; wrote %d of them to %s\n",
+				env.Name, section, words.Plural(len(job.Program.Ranks), "rank"), timeline.Makespan, len(chosen), *out)
 		}
 		return err
 	}

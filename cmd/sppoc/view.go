@@ -20,6 +20,7 @@ import (
 	"sppo.dev/cmd/internal/trace"
 	"sppo.dev/infile"
 	"sppo.dev/ir"
+	"sppo.dev/passes/words"
 	"sppo.dev/vm/sim"
 )
 
@@ -68,7 +69,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		w.End()
-		fmt.Fprintf(env.Stderr, "%s: %s; %s shows %d instructions of %d ranks\n", env.Name, p.source(), *out, p.spans, p.ranks)
+		fmt.Fprintf(env.Stderr, "%s: %s; %s shows %s of %s\n", env.Name, p.source(), *out, words.Plural(p.spans, "instruction"), words.Plural(p.ranks, "rank"))
 		return nil
 	}
 }
@@ -193,7 +194,7 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, title, program, t, chosen) })
 	watch.End()
 	if err == nil {
-		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %d ranks\n", env.Name, out, len(chosen))
+		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %s\n", env.Name, out, words.Plural(len(chosen), "rank"))
 	}
 	return err
 }

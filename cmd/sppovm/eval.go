@@ -18,6 +18,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
+	"sppo.dev/passes/words"
 	"sppo.dev/vm"
 	"sppo.dev/vm/world"
 )
@@ -242,7 +243,7 @@ func (e *evaluating) report(env *cli.Env) error {
 	if e.evalFlags.json {
 		return json.NewEncoder(env.Stdout).Encode(result)
 	}
-	fmt.Fprintf(env.Stdout, "loss %.6f, perplexity %.4f over %d tokens in %d windows of %d (%s)\n", loss, math.Exp(loss), tokens, windows, sequence, result.Split)
+	fmt.Fprintf(env.Stdout, "loss %.6f, perplexity %.4f over %s in %s of %d (%s)\n", loss, math.Exp(loss), words.Plural(tokens, "token"), words.Plural(windows, "window"), sequence, result.Split)
 	fmt.Fprintln(env.Stdout, "     positions  loss")
 	for _, b := range result.Positions {
 		at := strconv.FormatInt(b.First, 10)
@@ -252,7 +253,7 @@ func (e *evaluating) report(env *cli.Env) error {
 		fmt.Fprintf(env.Stdout, "%14s  %.6f\n", at, float64(b.Loss))
 	}
 	if left > 0 {
-		fmt.Fprintf(env.Stdout, "%d tokens at the end do not fill a window\n", left)
+		fmt.Fprintf(env.Stdout, "left at the end, too short for a window: %s\n", words.Plural(left, "token"))
 	}
 	return nil
 }

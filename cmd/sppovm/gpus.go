@@ -61,7 +61,7 @@ func (f *probeFlags) openCUDA(b *bench) error {
 		b.facts.Ranks = len(cards)
 	}
 	shared := int64((b.facts.Ranks + len(cards) - 1) / len(cards))
-	b.scale, b.about = probe.GPU, fmt.Sprintf("cuda, %s, %d ranks", m.Describe(), b.facts.Ranks)
+	b.scale, b.about = probe.GPU, fmt.Sprintf("cuda, %s, %s", m.Describe(), count(b.facts.Ranks, "rank"))
 	b.facts.DeviceMemory, b.facts.HostMemory = max(cards[0].Memory-deviceReserve, cards[0].Memory/2)/shared, hostMemory()*3/4
 	if c := sheetOf(cards[0].Name); c != nil {
 		b.facts.PeakBF16, b.facts.PeakF32, b.facts.PeakSource = c.PeakBF16, c.PeakF32, "not measured: taken from "+c.Name+".sppo, which is shipped"

@@ -144,7 +144,7 @@ func (f *probeFlags) open() (*bench, error) {
 		return nil, err
 	}
 	b.facts.Processors, b.Rounds, b.Pulse = c.threads, cmp.Or(f.rounds, cpuRounds), cpu.NewPulse(c.threads).Take
-	b.about, b.close = fmt.Sprintf("%s, %d ranks", c.name, b.facts.Ranks), c.close
+	b.about, b.close = fmt.Sprintf("%s, %s", c.name, count(b.facts.Ranks, "rank")), c.close
 	b.Open = func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return c.device, c.transport, nil }
 	return b, nil
 }

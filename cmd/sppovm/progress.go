@@ -152,7 +152,7 @@ func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble f
 		s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(math.NaN()), DevicePeak: device, HostPeak: host, BubbleRatio: number(math.NaN())})
 		return
 	}
-	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
+	summary := fmt.Sprintf("done: %s in %s, last loss %.4f", count(steps-s.first, "step"), time.Since(s.began).Round(100*time.Millisecond), loss)
 	if s.evalStep == steps { // an older loss would be mistaken for the current one
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}

@@ -15,6 +15,7 @@ import (
 	"sppo.dev/infile"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/words"
 	"sppo.dev/sample"
 	"sppo.dev/tokenizer"
 	"sppo.dev/vm"
@@ -254,6 +255,6 @@ func (f *sampleFlags) write(env *cli.Env, s *sampleSource) error {
 		how = fmt.Sprintf("; the model takes sequences of at most %d", s.most)
 	}
 	seconds := time.Since(began).Seconds()
-	say("%d tokens in %.1f s after a prompt of %d%s", n, seconds, len(prompt), how)
+	say("%s in %.1f s after a prompt of %d%s", words.Plural(n, "token"), seconds, len(prompt), how)
 	return err
 }

@@ -24,7 +24,7 @@ var Wanted = library.Wanted{
 	Name:  "NVIDIA's matrix products (libcublasLt)",
 	Files: []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"},
 	Wheel: "cublas",
-	Get:   "pip install nvidia-cublas-cu12, or install a CUDA toolkit; without it our own, slower kernels compute products",
+	Get:   "pip install nvidia-cublas (CUDA 13) or nvidia-cublas-cu12 (CUDA 12, for drivers before 580), or install a CUDA toolkit; without it our own, slower kernels compute products",
 }
 
 type function int

@@ -23,7 +23,7 @@ var Wanted = library.Wanted{
 	Name:  "NVIDIA's collectives (libnccl)",
 	Files: []string{"libnccl.so.2", "libnccl.so"},
 	Wheel: "nccl",
-	Get:   "pip install nvidia-nccl-cu12, or install the package libnccl2; release 2.18 or later",
+	Get:   "pip install nvidia-nccl-cu13 (CUDA 13) or nvidia-nccl-cu12 (CUDA 12, for drivers before 580), or install the package libnccl2; release 2.18 or later",
 }
 
 type function int

@@ -24,7 +24,7 @@ var Wanted = library.Wanted{
 		"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so",
 	},
 	Wheel: "cuda_nvrtc",
-	Get:   "pip install nvidia-cuda-nvrtc-cu12, or install a CUDA toolkit of release 12 or later; libnvrtc-builtins must be in the same folder",
+	Get:   "pip install nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12 (CUDA 12, for drivers before 580), or install a CUDA toolkit of either release; libnvrtc-builtins must be in the same folder",
 }
 
 type function int

@@ -19,7 +19,7 @@ func Tokens(n int64) string {
 }
 
 // Plural formats a count followed by its noun.
-func Plural(n int, noun string) string {
+func Plural[N int | int32 | int64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

@@ -49,19 +49,27 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
 		}
 	}
+	text, err := ReadSpec(file)
+	if err != nil {
+		return nil, err
+	}
+	if file == "-" {
+		file = "standard input"
+	}
+	spec, err := sppo.Parse(file, text, set...)
+	return spec, Wrong(err)
+}
+
+// ReadSpec reads the text of a specification; "-" means standard input.
+func ReadSpec(file string) ([]byte, error) {
 	if err := errors.Join(IsSpec(file), exists(file)); err != nil {
 		return nil, err
 	}
 	if file == "-" {
-		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one extra byte, to detect a larger file
-		if err != nil {
-			return nil, err
-		}
-		spec, err := sppo.Parse("standard input", text, set...)
-		return spec, Wrong(err)
+		return io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one extra byte, to detect a larger file
 	}
-	spec, err := sppo.Load(file, set...)
-	return spec, Wrong(err)
+	text, err := lang.ReadFile(file)
+	return text, Wrong(err)
 }
 
 // IsSpec refuses files whose extension shows that they are not specs. Parsed as specs, they would cause an

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/passes/words"
 )
 
 //go:embed report.html
@@ -73,8 +74,8 @@ func about(r *Run) []string {
 		return nil
 	}
 	return []string{
-		fmt.Sprintf("%s parameters, %d sequences of %d tokens a step", short(float64(r.Parameters)), r.Batch, r.Sequence),
-		fmt.Sprintf("%d ranks = %d replicas × %d stages × %d ranks of a stage", r.Ranks, r.DP, r.PP, r.SP),
+		fmt.Sprintf("%s parameters, %s of %s a step", short(float64(r.Parameters)), words.Plural(r.Batch, "sequence"), words.Plural(r.Sequence, "token")),
+		fmt.Sprintf("%s = %s × %s × %s per stage", words.Plural(r.Ranks, "rank"), words.Plural(r.DP, "replica"), words.Plural(r.PP, "stage"), words.Plural(r.SP, "rank")),
 		"device " + r.Device, r.Version,
 	}
 }
