@@ -126,7 +126,7 @@ func attentionGrad(c *call) {
 	own := make([]element, a.dim)
 	a.each(func(x query) {
 		out := do[x.at*a.dim:][:a.dim]
-		delta := zero
+		var delta element
 		if deltas.len() > 0 {
 			delta = deltas.at(x.at)
 		} else {
