@@ -71,7 +71,7 @@ func TestReportWordsAreExplained(t *testing.T) {
 		labels = append(labels, sim.Sort(sort).String())
 	}
 	var out bytes.Buffer
-	if code := app.Main(&cli.Env{Context: t.Context(), Stdout: &out, Stderr: &out}, []string{"plan", "testdata/base/tiny.sppo"}); code != cli.Done {
+	if code := app.Main(&cli.Env{Context: t.Context(), Stdout: &out, Stderr: &out}, []string{"plan", "testdata/base/tiny.sppo", "--long"}); code != cli.Done {
 		t.Fatal(out.String())
 	}
 	text, _, _ := strings.Cut(out.String(), "Largest buffers")
