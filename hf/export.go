@@ -37,6 +37,7 @@ type Export struct {
 	Tensors []ir.Tensor
 	From    *Model // provides config, names, types and other files: a folder, or the model described by Config
 	Config  []byte // the config.json if there is no folder
+	Edited  []byte // replaces the folder's config.json; nil: it is copied
 	DType   string // type of all weights; empty: as in From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
@@ -262,7 +263,10 @@ func (e *Export) config() ([]byte, error) {
 	if e.Config != nil {
 		return withType(e.Config, typeNames[exportTypes[e.DType]])
 	}
-	text, err := infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
+	text, err := e.Edited, error(nil)
+	if text == nil {
+		text, err = infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
+	}
 	if err != nil || e.DType == "" {
 		return text, err
 	}

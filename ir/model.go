@@ -88,6 +88,22 @@ func (m *Model) identity() (traits [][2]string) {
 	return traits
 }
 
+// WithPositionsOf returns the model with the position settings of another: the frequencies of rotary positions and the
+// windows of attention. Weights do not depend on them, so a run may change them to train on longer sequences. If the two
+// models have different kinds of positions, the model is returned unchanged.
+func (m Model) WithPositionsOf(other *Model) Model {
+	if m.Positions != "rope" || other.Positions != m.Positions {
+		return m
+	}
+	to, from := reflect.ValueOf(&m).Elem(), reflect.ValueOf(other).Elem()
+	for i := range to.NumField() {
+		if key := jsonKey(to.Type().Field(i)); strings.HasPrefix(key, "rope_") || key == "windows" {
+			to.Field(i).Set(from.Field(i))
+		}
+	}
+	return m
+}
+
 // jsonKey returns the name of a field in JSON.
 func jsonKey(f reflect.StructField) string {
 	key, _, _ := strings.Cut(f.Tag.Get("json"), ",")

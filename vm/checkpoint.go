@@ -211,7 +211,7 @@ func (j *Job) Division() store.Division {
 // manifest describes a checkpoint of the job's current state, without its shards.
 func (j *Job) manifest() *store.Manifest {
 	m := &store.Manifest{
-		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
+		Program: j.program.Name, Model: j.program.Model, Step: j.step, Sequence: j.program.Run.Sequence, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
 		Made: j.Division(),
 	}
 	for _, e := range entriesOf(j.program) {
@@ -411,7 +411,12 @@ func (j *Job) acceptsModel(c *Checkpoint) error {
 	case c.Model.IsZero():
 		return fmt.Errorf("of program %q does not name its model, but this program is of model %q", c.Program, j.program.Model.Name)
 	}
-	return fmt.Errorf("of program %q is of a different model: it has %s, but this program has %s", c.Program, theirs, mine)
+	hint := ""
+	moved := j.program.Model.WithPositionsOf(&c.Model)
+	if a, _ := moved.Difference(&c.Model); a == "" {
+		hint = "; to change positions, start a run with --weights from the folder that sppovm export writes"
+	}
+	return fmt.Errorf("of program %q is of a different model: it has %s, but this program has %s%s", c.Program, theirs, mine, hint)
 }
 
 // statesOf lists the kinds of optimizer state among the entries, in words.

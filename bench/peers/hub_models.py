@@ -4,6 +4,7 @@
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python bench/peers/hub_models.py hf/testdata/models
     venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
+    venv/bin/python bench/peers/hub_models.py --tokens 96 --measure FOLDER...    # the same for sequences of this length
     venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each generates after the first of expected.json
 
 Each folder contains config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean, and the
@@ -125,6 +126,9 @@ def main(out):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--tokens":
+        TOKENS = int(sys.argv[2])
+        del sys.argv[1:3]
     if sys.argv[1] == "--measure":
         for folder in sys.argv[2:]:
             print(json.dumps(expected(folder)))

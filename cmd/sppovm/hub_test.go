@@ -94,6 +94,108 @@ func TestEvalEqualsTransformers(t *testing.T) {
 	}
 }
 
+// longRecipes lists ways to extend the context of a model with a maximum of 64 tokens.
+var longRecipes = []struct {
+	name, folder string
+	set          []string
+	config       []string // parts of the exported config
+}{
+	{"theta", "llama", []string{"model.rope_theta=500000"}, []string{`"rope_theta": 500000.0`, `"rope_type": "default"`}},
+	{"yarn", "qwen3", []string{"model.rope_scaling=yarn", "model.rope_factor=2", "model.rope_original=64"},
+		[]string{`"rope_type": "yarn"`, `"factor": 2.0`, `"original_max_position_embeddings": 64`}},
+	{"window", "mistral-window", []string{"model.window=40"}, []string{`"sliding_window": 40`}},
+	{"length", "llama", nil, []string{`"dtype": "bfloat16"`}}, // only longer sequences
+}
+
+// TestLongContextRecipe follows the recipe of docs/hub.md: other position settings, training on sequences of 80 and then of
+// 96 tokens, which is beyond the 64 of the folder's config, evaluation by position, and export. The exported config has
+// the position settings and the new limit. The losses of the exported folder at the new length are those of the checkpoint
+// and, if SPPO_HUB_PYTHON names a Python that has transformers, those of transformers.
+func TestLongContextRecipe(t *testing.T) {
+	const first, second = 80, 96
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	python := os.Getenv("SPPO_HUB_PYTHON")
+	if python == "" {
+		t.Log("SKIPPED: SPPO_HUB_PYTHON names no Python with transformers, so its losses are not compared")
+	}
+	for _, recipe := range longRecipes {
+		t.Run(recipe.name, func(t *testing.T) {
+			folder := filepath.Join(here, "../../hf/testdata/models", recipe.folder)
+			held := make([]int, second+1)
+			for i := range held {
+				held[i] = (i*i*7 + 3*i + i/5) % 37
+			}
+			hubJob(t, folder, held)
+			set := []string{"--set", "model.dtype=f32", "--set", "schedule.subsequences=2", "--set", "schedule.pp=1", "--set", "schedule.sp=1"}
+			for _, s := range recipe.set {
+				set = append(set, "--set", s)
+			}
+			run := func(args ...string) string {
+				_, text := sppovm(t, t.Context(), append(append([]string{"run", "job.sppo", "--steps", "4"}, args...), set...)...)
+				return text
+			}
+			text := run("--weights", folder, "--sequence", fmt.Sprint(first), "--save", "one.ckpt")
+			if !strings.Contains(text, "sequences of 80 tokens are longer than max_position_embeddings = 64") {
+				t.Errorf("the run does not say that its sequences are longer than the model's:\n%s", text)
+			}
+			if changed := strings.Contains(text, "but the program has"); changed != (len(recipe.set) > 0) {
+				t.Errorf("the run says wrongly whether positions differ from the folder's:\n%s", text)
+			}
+			sppovm(t, t.Context(), "export", "one.ckpt", "-o", "one", "--dtype", "f32")
+			text = run("--weights", "one", "--sequence", fmt.Sprint(second), "--save", "two.ckpt")
+			if !strings.Contains(text, "longer than max_position_embeddings = 80") || strings.Contains(text, "but the program has") {
+				t.Errorf("the second run starts from the settings of the first:\n%s", text)
+			}
+			sppovm(t, t.Context(), "export", "two.ckpt", "-o", "two", "--dtype", "f32")
+			config := string(mustRead(t, "two/config.json"))
+			for _, part := range append(recipe.config[:len(recipe.config):len(recipe.config)], `"max_position_embeddings": 96`) {
+				if part = strings.ReplaceAll(part, "bfloat16", "float32"); !strings.Contains(config, part) {
+					t.Errorf("the exported config lacks %s:\n%s", part, config)
+				}
+			}
+			evaluate := func(of ...string) (evaluation, []float32) {
+				args := append(append([]string{"job.sppo", "--sequence", fmt.Sprint(second), "--token-losses", "losses.bin",
+					"--set", `train.data=tokens("held.bin",type=uint16,shuffle=off)`}, of...), set...)
+				return evalOf(t, args...), tokenLosses(t, "losses.bin")
+			}
+			ours, losses := evaluate("--resume", "two.ckpt")
+			if last := ours.Positions[len(ours.Positions)-1]; last.Last != second-1 {
+				t.Errorf("losses by position end at %d", last.Last)
+			}
+			again, same := evaluate("--weights", "two")
+			if again.Loss != ours.Loss || fmt.Sprint(same) != fmt.Sprint(losses) {
+				t.Errorf("the exported folder has loss %v, the checkpoint %v", again.Loss, ours.Loss)
+			}
+			if python == "" {
+				return
+			}
+			command := exec.Command(python, filepath.Join(here, "../../bench/peers/hub_models.py"), "--tokens", fmt.Sprint(second), "--measure", "two")
+			var errs bytes.Buffer
+			command.Stderr = &errs
+			out, err := command.Output()
+			var want expectedModel
+			if err == nil {
+				err = json.Unmarshal(out, &want)
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, errs.String())
+			}
+			var stream []byte
+			for _, token := range want.Tokens {
+				stream = binary.LittleEndian.AppendUint16(stream, uint16(token))
+			}
+			if err := os.WriteFile("held.bin", stream, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			ours, losses = evaluate("--resume", "two.ckpt")
+			checkHeld(t, "at the new length", ours, losses, want)
+		})
+	}
+}
+
 // hubJob writes a job that trains the model of a folder, and two streams of tokens: the held-out text, and the
 // training data, which has the tokens of that text in another order.
 func hubJob(t *testing.T, folder string, held []int) {

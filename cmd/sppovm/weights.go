@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,10 +33,17 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	if err != nil {
 		return nil, cli.Wrong(err)
 	}
-	if err := sameModel(model, &p.Model, p.Run.Sequence, "the program"); err != nil {
+	changed, err := sameModel(model, &p.Model, p.Run.Sequence, "the program")
+	if err != nil {
 		return nil, cli.Wrong(err)
 	}
 	w := &startWeights{}
+	if changed != "" {
+		w.notices = append(w.notices, changed)
+	}
+	if most := model.Context(); most > 0 && p.Run.Sequence > most {
+		w.notices = append(w.notices, fmt.Sprintf("sequences of %d tokens are longer than max_position_embeddings = %d of %s; the export will have the new limit", p.Run.Sequence, most, f.weights))
+	}
 	defer func() {
 		if err != nil {
 			w.Close()
@@ -49,7 +57,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 		if w.adapter, err = model.OpenAdapter(f.adapter, p.Tensors, &of); err != nil {
 			return nil, cli.Wrong(err)
 		}
-		w.notices = model.Notices[before:]
+		w.notices = append(w.notices, model.Notices[before:]...)
 	}
 	for i := range p.Tensors {
 		if name := p.Tensors[i].Name; !f.cast && !hf.IsAdapter(name) && w.Wider(name, vm.Precision(p, i)) {
@@ -65,7 +73,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 type startWeights struct {
 	*hf.Weights
 	adapter *hf.Weights // nil: none
-	notices []string    // about the adapter
+	notices []string    // about positions and about the adapter
 }
 
 // Has reports whether there are values for a tensor.
@@ -99,21 +107,25 @@ func (w *startWeights) Close() error {
 }
 
 // sameModel compares the model of a folder with that of a program or a checkpoint. The two may store weights in
-// different types.
-func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) error {
+// different types, and have different position settings, which changed describes.
+func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) (changed string, err error) {
 	l, err := model.Lang(sequence, other.DType)
 	var d lang.Diagnostics
 	if errors.As(err, &d) {
-		return fmt.Errorf("%s: %w", model.Dir, d[0])
+		return "", fmt.Errorf("%s: %w", model.Dir, d[0])
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	mine, base := ir.Model(l), ir.Model(lang.Model(*other).Base())
-	if a, b := mine.Difference(&base); a != "" {
-		return fmt.Errorf("%s is a different model from %s: it has %s, but %s has %s", model.Dir, whose, a, whose, b)
+	moved := mine.WithPositionsOf(&base)
+	if a, b := moved.Difference(&base); a != "" {
+		return "", fmt.Errorf("%s is a different model from %s: it has %s, but %s has %s", model.Dir, whose, a, whose, b)
 	}
-	return nil
+	if a, b := mine.Difference(&base); a != "" {
+		changed = fmt.Sprintf("%s has %s, but %s has %s", model.Dir, a, whose, b)
+	}
+	return changed, nil
 }
 
 // load sets the weights to those in the folder and, if there is one, in the adapter.
@@ -131,9 +143,9 @@ func (r *training) load(ctx context.Context, w *startWeights) error {
 	r.show.say("loaded %s", r.f.weights)
 	if w.adapter != nil {
 		r.show.say("loaded the adapter %s", r.f.adapter)
-		for _, notice := range w.notices {
-			r.show.warn("note: %s", notice)
-		}
+	}
+	for _, notice := range w.notices {
+		r.show.warn("note: %s", notice)
 	}
 	return nil
 }
@@ -149,7 +161,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 	var f exportFlags
 	flags.StringVarP(&f.out, "output", "o", "", "write to this `FOLDER`, which must be empty or must not exist")
 	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER` instead of the one that the run started from")
-	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in tokens, if the run did not start from a folder")
+	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in `TOKENS`; default: that of the folder, or the length of the run's sequences if they are longer")
 	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights (default: as in the --from folder or the folder that the run started from)", hf.ExportTypes...)
 	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT format")
 	flags.BoolVar(&f.merge, "merge", false, "write the entire model, with the adapters merged into its matrices")
@@ -159,6 +171,9 @@ func export(flags *pflag.FlagSet) cli.Action {
 		}
 		if f.adapter && (f.merge || f.dtype != "") {
 			return cli.Usagef("export: --adapter writes no weights of the model, so --merge and --dtype do not apply")
+		}
+		if flags.Changed("sequence") && f.sequence <= 0 {
+			return cli.Usagef("--sequence %d: it must be 1 or more", f.sequence)
 		}
 		if err := hf.CheckTarget(f.out); err != nil {
 			return cli.Wrong(err)
@@ -173,7 +188,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		if f.from == "" && c.Origin == "" {
 			e.From, e.Config, err = f.describe(c)
 		} else {
-			e.From, err = f.origin(c)
+			e.From, e.Edited, err = f.origin(c)
 		}
 		if err != nil {
 			return cli.Wrong(err)
@@ -188,10 +203,8 @@ func export(flags *pflag.FlagSet) cli.Action {
 
 // describe returns a model and its config for a run that did not start from a folder.
 func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
-	sequence := f.sequence
+	sequence := cmp.Or(f.sequence, c.Sequence)
 	switch {
-	case sequence < 0:
-		return nil, nil, fmt.Errorf("--sequence is %d, which is not a number of tokens", sequence)
 	case c.Model.Positions == lang.PositionsLearned:
 		sequence = sequenceOf(c)
 	case sequence == 0:
@@ -217,30 +230,36 @@ func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export)
 	return e.Write(ctx, f.out)
 }
 
-// origin returns the model of the folder that provides everything in the export except the values of tensors.
-func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
+// origin returns the model of the folder that provides everything in the export except the values of tensors. If the run
+// has changed position settings or the length of sequences, it also returns the config.json with these changes.
+func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	dir := f.from
 	if dir == "" {
 		dir = c.Origin
 	}
 	switch _, err := os.Stat(dir); {
 	case err != nil && f.from == "":
-		return nil, fmt.Errorf("the run started from %s, which does not exist: name a folder of the same model with --from", dir)
+		return nil, nil, fmt.Errorf("the run started from %s, which does not exist: name a folder of the same model with --from", dir)
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
-		return nil, err
+	if _, err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
+		return nil, nil, err
 	}
 	w, err := model.OpenWeights(hf.OfAdapter(c.Weights(), false)) // provides the types and names of tensors
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return model, w.Close()
+	if err := w.Close(); err != nil {
+		return nil, nil, err
+	}
+	base := ir.Model(lang.Model(c.Model).Base())
+	config, err := model.WithPositions(&base, cmp.Or(f.sequence, max(model.Context(), c.Sequence)))
+	return model, config, err
 }
 
 // sequenceOf returns a sequence length that the checkpoint's model supports.

@@ -27,18 +27,19 @@ const Format = 3
 // any other program for the same model can continue from the checkpoint, no matter how it divides the model among
 // ranks.
 type Manifest struct {
-	Format  int                  `json:"format"`
-	Program string               `json:"program"`
-	Model   ir.Model             `json:"model"` // names and shapes of tensors do not determine the computation
-	Step    int64                `json:"step"`
-	Skipped int64                `json:"skipped"`         // number of steps that left the weights unchanged
-	Norms   []float32            `json:"norms,omitempty"` // gradient norms of the last updates, oldest first
-	Seed    int64                `json:"seed"`
-	Origin  string               `json:"origin,omitempty"` // source of the weights that the run started from
-	Data    []corpus.Fingerprint `json:"data,omitempty"`   // fingerprints of token files
-	Made    Division             `json:"made"`
-	Tensors []Tensor             `json:"tensors"`
-	Shards  []Shard              `json:"shards"`
+	Format   int                  `json:"format"`
+	Program  string               `json:"program"`
+	Model    ir.Model             `json:"model"` // names and shapes of tensors do not determine the computation
+	Step     int64                `json:"step"`
+	Sequence int64                `json:"sequence,omitempty"` // tokens per sequence in the last steps
+	Skipped  int64                `json:"skipped"`            // number of steps that left the weights unchanged
+	Norms    []float32            `json:"norms,omitempty"`    // gradient norms of the last updates, oldest first
+	Seed     int64                `json:"seed"`
+	Origin   string               `json:"origin,omitempty"` // source of the weights that the run started from
+	Data     []corpus.Fingerprint `json:"data,omitempty"`   // fingerprints of token files
+	Made     Division             `json:"made"`
+	Tensors  []Tensor             `json:"tensors"`
+	Shards   []Shard              `json:"shards"`
 }
 
 // Division describes how the job that wrote a checkpoint was divided: into replicas, stages, and ranks per stage.
