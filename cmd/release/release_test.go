@@ -130,7 +130,7 @@ func TestArchive(t *testing.T) {
 	alone.Dir = "/"
 	if os.Getuid() != 0 {
 		t.Log("not run with nothing else around it: that needs root")
-	} else if text, err := alone.CombinedOutput(); err != nil || !strings.Contains(string(text), "done: 1 steps") {
+	} else if text, err := alone.CombinedOutput(); err != nil || !strings.Contains(string(text), "done: 1 step in") {
 		t.Errorf("sppovm alone: %v: %s", err, text)
 	}
 }
