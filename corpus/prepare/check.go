@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 
 	"sppo.dev/corpus"
 )
@@ -31,9 +31,9 @@ func Check(ctx context.Context, name string, o corpus.Options, vocab int) (*corp
 			}
 			return ctx.Err()
 		})
-		var path *fs.PathError
+		var system syscall.Errno // a damaged file can cause other errors of its path, such as a negative offset
 		switch {
-		case ctx.Err() != nil || errors.As(err, &path):
+		case ctx.Err() != nil || errors.As(err, &system):
 			return nil, err
 		case err != nil:
 			out.Damage = append(out.Damage, fmt.Errorf("%s: %w", in.Name, err))

@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -161,6 +162,16 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 			err = fmt.Errorf("row %d: the file is damaged: %v", row, r)
 		}
 	}()
+	var end [8]byte // the size of the footer, for which the library allocates up to 4 GiB before it reads, and a magic number
+	if in.size < int64(len(end)) {
+		return fmt.Errorf("it has %d bytes, too few for a parquet file", in.size)
+	}
+	if _, err := f.ReadAt(end[:], in.size-int64(len(end))); err != nil {
+		return err
+	}
+	if n := int64(binary.LittleEndian.Uint32(end[:])); n > in.size-int64(len(end)) {
+		return fmt.Errorf("the file is damaged or truncated: its footer should have %d bytes, but the file has %d", n, in.size)
+	}
 	file, err := parquet.OpenFile(f, in.size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return err
@@ -169,7 +180,11 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 	if !ok {
 		var names []string
 		for _, path := range file.Schema().Columns() {
-			names = append(names, strings.Join(path, "."))
+			name := strings.Join(path, ".")
+			if quoted := fmt.Sprintf("%.80q", name); quoted != `"`+name+`"` {
+				name = quoted // long, or with characters that do not belong in a message
+			}
+			names = append(names, name)
 		}
 		slices.Sort(names)
 		return fmt.Errorf("there is no column %q: it has %s", field, strings.Join(names[:min(len(names), 20)], ", "))

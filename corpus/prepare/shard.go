@@ -56,6 +56,9 @@ func (j *Job) readRecords() ([]record, error) {
 		if err == nil && r.Name != name {
 			err = fmt.Errorf("it is the record of %q", r.Name)
 		}
+		if err == nil && (r.Next.Input < 0 || r.Next.Skip < 0 || r.Tokens < 0 || r.Documents < 0) {
+			err = fmt.Errorf("%d tokens in %d documents, continued at document %d of file %d, are impossible", r.Tokens, r.Documents, r.Next.Skip, r.Next.Input)
+		}
 		if err == nil {
 			var info fs.FileInfo
 			if info, err = os.Stat(filepath.Join(j.Dir, name+".bin")); err == nil && info.Size() != r.Tokens*int64(j.width()) {
