@@ -21,7 +21,7 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// Passes lists all passes in the order of a default run.
+// Passes lists all passes in their order.
 var Passes = [...]pass.Pass{
 	{
 		Name: "solve", Run: search.Run, Check: search.Check,
@@ -88,7 +88,7 @@ var Passes = [...]pass.Pass{
 	},
 }
 
-// Names returns the names of all passes in default order. Each instruction refers to the pass that
+// Names returns the names of all passes in their order. Each instruction refers to the pass that
 // decided it.
 func Names() []string {
 	names := make([]string, len(Passes))
@@ -121,14 +121,14 @@ func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
 // Run refines a new plan pass by pass, checks it after each pass, and predicts its cost. If the user's request
 // is wrong, the error is of type lang.Diagnostics. The argument sp may be nil for a plan without its spec.
 func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
-	order, err := order(o)
-	if err != nil {
+	if err := known(o); err != nil {
 		return err
 	}
 	c := newContext(sp, o)
 	c.Untimed = o.Fitting
 	var ran []*pass.Pass
-	for _, pass := range order {
+	for i := range Passes {
+		pass := &Passes[i]
 		if pass.Run == nil {
 			break
 		}
@@ -158,37 +158,19 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	return nil
 }
 
-// order returns the passes to run. It returns an error for an unknown or repeated name, for a required pass
-// that is switched off, and for a pass that does not come after the passes that it needs.
-func order(o pass.Options) ([]*pass.Pass, error) {
-	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
+// known returns an error for an unknown pass, and for a required one that is switched off.
+func known(o pass.Options) error {
+	for _, name := range slices.Concat(o.Disable, o.PrintAfter, []string{o.StopAfter}) {
 		if name != "" && name != "all" && Find(name) == nil {
-			return nil, fmt.Errorf("there is no pass %q; the passes are %s", name, strings.Join(Names(), ", "))
+			return fmt.Errorf("there is no pass %q; the passes are %s", name, strings.Join(Names(), ", "))
 		}
 	}
 	for _, name := range o.Disable {
 		if p := Find(name); p == nil || p.Required() {
-			return nil, fmt.Errorf("pass %s cannot be switched off, because later passes need its result", name)
+			return fmt.Errorf("pass %s cannot be switched off, because later passes need its result", name)
 		}
 	}
-	names := o.Passes
-	if len(names) == 0 {
-		names = Names()
-	}
-	var order []*pass.Pass
-	for i, name := range names {
-		p := Find(name)
-		if p == nil || slices.Contains(names[:i], name) {
-			return nil, fmt.Errorf("pass %q is listed twice or unknown", name)
-		}
-		for _, before := range p.After {
-			if !slices.Contains(names[:i], before.Name) {
-				return nil, fmt.Errorf("pass %s needs %s before it: %s", name, before.Name, before.Reason)
-			}
-		}
-		order = append(order, p)
-	}
-	return order, nil
+	return nil
 }
 
 func print(o pass.Options, pass *pass.Pass, p *plan.Plan) error {

@@ -18,42 +18,15 @@
 // For example, a stage of two layers in the middle of a pipeline runs two subsequences, with lag and ahead
 // values of 1:
 //
-//	F0.0  Begin  Visit 0  Visit 1  End
-//	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
+//	F0.0  Begin  Visit 0 held  Visit 1 held  End
+//	F0.1  Begin  Visit 0 held  Release F0.0 0  Visit 1 held  Release F0.0 1  End
 //	B0.1  Release F0.1 0  Release F0.1 1  Reload B0.1 1  Begin
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
-// Slots that the ranks of all stages share (mux) also appear in the list of every rank. slot.go defines their
-// actions.
+// Slots that the ranks of all stages share (mux) also appear in the list of every rank. ACTIONS.md describes all
+// actions; sppoc dump --format actions prints the lists of a job.
 package schedule
-
-// Op is the kind of an action.
-type Op uint8
-
-// Actions of one rank. Each names a task and, if it concerns a layer, the layer's index in the task's
-// stage.
-const (
-	Begin     Op = iota // waits for the task's input
-	StageIn             // begins to copy the input of the rank's next task from the host
-	CachesIn            // begins to copy K and V of the stage's layers from the host for the rank's next task
-	Embedding           // runs the embedding in the direction of the task
-	Head                // runs the head with the loss, forward and backward
-	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
-	Release             // ends the time allowed for a forward layer's copies to the host: the next user of the bytes waits for the copies
-	Reload              // issues the copies that reload a layer for a backward
-	End                 // passes the result on, on the device or by a message
-	StageOut            // like End, but the result goes to the host if its tensor is placed there
-)
-
-// Action is one entry of a schedule.
-type Action struct {
-	Op    Op
-	Held  bool  // for a forward's Visit: whether its offloaded tensors keep their device bytes until a Release
-	Task  int32 // index among the tasks of the rank
-	Layer int32 // index among the layers of the task's stage
-	Of    int32 // for End and StageOut: the index of the task that reads the result; -1: none on this rank
-}
 
 // List is the schedule of one rank.
 type List struct {

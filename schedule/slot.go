@@ -2,37 +2,17 @@ package schedule
 
 import "slices"
 
-// Actions of a shared slot. Their fields have special meanings. Task is the rank's first task in the slot or,
-// for FirstHalf, SecondHalf and End, the piece. Layer is a round, except for the two halves. Of is the stage
-// or, for Lend, the slot whose new helpers get the weights.
-//
-// Actions marked "all ranks" come in the same order in the list of every rank, so code that reads the lists may
-// treat each as a single action. Codegen issues the messages of every rank in this order, so the job cannot
-// deadlock.
+// slot lists the actions of a shared slot. Codegen issues the messages of every rank in the order of the common
+// actions, so the job cannot deadlock.
 //
 // A layer of a piece has two halves. The first is the part before attention or, in the backward pass, before the
 // gradients of K and V are used. Then rows of K and V, or contributions to their gradients, are exchanged. The
 // second half is the rest of the layer. Every rank alternates between the stages that it works for. For each
 // stage it runs the second half of one layer and the first half of the next, so messages for one stage are in
 // flight during the work for other stages.
-const (
-	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and distributes its pieces
-	HandIn                              // all ranks: sends gradients of pieces to the rank with the embedding
-	Lend                                // all ranks: sends weights of a layer of each stage to new helpers
-	Exchange                            // all ranks: sends rows of K and V, or their gradients, to the ranks that read them
-	Return                              // all ranks: each helper sends weight gradients to the previous rank
-	Enter                               // gathers the weights of a layer of the rank's own stage
-	Leave                               // reduces weight gradients at the end of a visit
-	FirstHalf                           // runs a layer up to the exchange
-	SecondHalf                          // runs the rest of the layer
-)
-
-// Common reports whether an action is common to all ranks.
-func (op Op) Common() bool { return HandOut <= op && op <= Return }
-
-// slot lists the actions of a shared slot. Weights are sent to helpers during the previous slot or,
-// in the first slot of a pass, during the previous layer. In the last backward slot of a stage,
-// helpers return their weight gradients after each layer.
+//
+// Weights are sent to helpers during the previous slot or, in the first slot of a pass, during the previous layer.
+// In the last backward slot of a stage, helpers return their weight gradients after each layer.
 func (w *writer) slot(first, end int) {
 	t, place := w.tasks[first], int32(first)
 	number, rounds := t.Slot(), slices.Max(w.Layers)

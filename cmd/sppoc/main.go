@@ -100,16 +100,18 @@ var app = cli.App{
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
-			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
+			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json|actions]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
 			Doc: "print a program, or the result of a pass",
 			Details: "FILE is a program, a spec or a plan; specs and plans are compiled first. With --rank, dump prints the code of one\n" +
-				"rank, with the rank's constants filled in and with each instruction's number and addresses.",
+				"rank, with the rank's constants filled in and with each instruction's number and addresses. With --format actions, dump\n" +
+				"prints the schedule of every pipeline rank: its tasks in order, each with its actions (schedule/ACTIONS.md).",
 			Examples: []string{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",
 				"sppoc dump examples/tiny.sppo --after partition",
 				"sppoc dump examples/tiny.sppo --after place --rank 0",
 				"sppoc dump tiny.sppb --rank 0 --format json",
+				"sppoc dump examples/tiny.sppo --format actions",
 			},
 		},
 		{

@@ -21,9 +21,8 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 	o := &passes.Options{}
 	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after every pass (all), before the result")
 	flags.StringVar(&o.StopAfter, "stop-after", "", "stop after this `PASS`")
-	flags.StringSliceVar(&o.Passes, "passes", nil, "run only these `PASSES`, in this order")
 	flags.StringSliceVar(&o.Disable, "disable", nil, "skip these `PASSES`")
-	for _, name := range []string{"print-after", "stop-after", "passes", "disable"} {
+	for _, name := range []string{"print-after", "stop-after", "disable"} {
 		cli.Words(flags, name, passes.Names())
 	}
 	return o

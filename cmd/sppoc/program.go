@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -15,7 +16,9 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/passes/report"
+	"sppo.dev/passes/walk"
 	"sppo.dev/passes/words"
 )
 
@@ -141,10 +144,10 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	flags.IntVar(&f.rank, "rank", -1, "print only this rank's code")
 	cli.Choice(flags, &f.section, "section", "", "print only this section: init, step or eval", sectionNames()...)
 	cli.Choice(flags, &f.after, "after", "", "print the plan or program as it is after this pass", passes.Names()...)
-	cli.Choice(flags, &f.format, "format", "text", "text or json", "text", "json")
+	cli.Choice(flags, &f.format, "format", "text", "text, json or actions", "text", "json", "actions")
 	set := cli.JobFlags(flags)
 	return func(env *cli.Env, args []string) error {
-		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
+		if pass := passes.Find(f.after); pass != nil && pass.Run != nil || f.format == "actions" {
 			return dumpPlan(env, args[0], set(), f)
 		}
 		w := cli.NewWatch(env)
@@ -158,10 +161,10 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// dumpPlan prints the plan as it is after the pass that --after names.
+// dumpPlan prints the plan, or the schedules written from it, as they are after the pass that --after names.
 func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 	if cli.IsProgram(file) {
-		return cli.Usagef("%s is a program: --after needs a spec or a plan", file)
+		return cli.Usagef("%s is a program: --after %s and --format actions need a spec or a plan", file, cmp.Or(f.after, "PASS"))
 	}
 	w := cli.NewWatch(env)
 	defer w.End()
@@ -171,10 +174,39 @@ func dumpPlan(env *cli.Env, file string, set []string, f dumpFlags) error {
 		return err
 	}
 	w.End()
-	if f.format == "json" {
+	switch f.format {
+	case "json":
 		return job.Plan.WriteJSON(env.Stdout)
+	case "actions":
+		return dumpActions(env.Stdout, job.Plan, f)
 	}
 	return report.Write(env.Stdout, job.Plan)
+}
+
+// dumpActions prints the schedule of every pipeline rank, or of the one to which --rank belongs.
+func dumpActions(w io.Writer, p *plan.Plan, f dumpFlags) error {
+	par := &p.Parallel
+	switch {
+	case len(p.Tasks) == 0:
+		return cli.Usagef("after pass %s, tasks have no order yet: use --after schedule or a later pass", f.after)
+	case f.rank >= par.Ranks() || f.rank < -1:
+		return cli.Usagef("--rank %d: the plan has ranks 0 to %d", f.rank, par.Ranks()-1)
+	case f.section != "":
+		return cli.Usagef("--section is for programs; schedules are of the step alone")
+	}
+	pipeline := walk.Pipeline(p)
+	for i, tasks := range p.Tasks {
+		if f.rank >= 0 && i != f.rank/par.SP%par.PP {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "# pipeline rank %d\n", i); err != nil {
+			return err
+		}
+		if err := pipeline.Write(i, p.Offload.Lag, p.Offload.Ahead, nil).Print(w, tasks); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // asAfter removes from a program what the code-generation passes after the given one added: the events (from the

@@ -61,7 +61,6 @@ func (c *Context) Forget() { c.estimates = nil }
 
 // Options select the passes to run and the intermediate plans to print.
 type Options struct {
-	Passes     []string  // instead of the default order; empty: all
 	Disable    []string  // passes to skip
 	PrintAfter []string  // print the plan after these; "all" means every pass
 	StopAfter  string    // run no pass after this one

@@ -147,7 +147,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	switch {
 	case len(set) > 0:
 		return nil, Usagef("%s is a plan: --set, --cluster, --nodes and --sequence need a spec", file)
-	case len(o.Passes)+len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
+	case len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
 		return nil, Usagef("%s is a plan: its passes have already run", file)
 	}
 	data, err := infile.Read(file, maxPlan)
