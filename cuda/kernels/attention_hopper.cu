@@ -42,12 +42,12 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
 }
 
 // scores begins the product of a warpgroup's queries with a tile of keys.
-template <int DIM> DEV void scores(float (*p)[4], const unsigned char *queries, const unsigned char *keys) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<DIM, 128>(queries, 0, 16 * s), by_rows<DIM, 128>(keys, 0, 16 * s), s > 0);
+template <int DIM> DEV void scores(float (*p)[4], u32 queries, u32 keys) {
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<DIM, 128>(queries, 16 * s), by_rows<DIM, 128>(keys, 16 * s), s > 0);
     products_commit();
 }
 // weigh begins to add the product of probabilities with a tile of values.
-template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsigned char *values) {
+template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], u32 values) {
     UNROLL for (int s = 0; s < 8; s++) gather<DIM>(sum, p[s], by_columns<DIM, 128>(values, 16 * s));
     products_commit();
 }
@@ -79,7 +79,7 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
 // soon(t) waits for a tile ends the basic block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
+    const u32 mine = start_of(x.queries) + group * UNITS(64 * ROW_BYTES), keys = start_of(x.keys), values = start_of(x.values);
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
@@ -107,7 +107,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     };
     way.first();
     products_begin();
-    scores<DIM>(p, mine, x.keys);
+    scores<DIM>(p, mine, keys);
     products_wait<0>();
     settle<16>(p);
     way.keys_used(0);
@@ -120,8 +120,8 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         settle<16>(p), settle<DIM / 8>(sum), settle<8>(weights);
         way.turn(group);
         products_begin();
-        scores<DIM>(p, mine, x.keys + tile % 2 * TILE_BYTES(128));
-        weigh<DIM>(sum, weights, x.values + (tile + 1) % 2 * TILE_BYTES(128));
+        scores<DIM>(p, mine, keys + tile % 2 * UNITS(TILE_BYTES(128)));
+        weigh<DIM>(sum, weights, values + (tile + 1) % 2 * UNITS(TILE_BYTES(128)));
         way.pass(group ^ 1);
         products_wait<1>();
         settle<16>(p);
@@ -137,7 +137,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     way.before(x.tiles);
     settle<DIM / 8>(sum), settle<8>(weights);
     products_begin();
-    weigh<DIM>(sum, weights, x.values + (x.tiles + 1) % 2 * TILE_BYTES(128));
+    weigh<DIM>(sum, weights, values + (x.tiles + 1) % 2 * UNITS(TILE_BYTES(128)));
     products_wait<0>();
     settle<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {

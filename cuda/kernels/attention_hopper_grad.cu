@@ -13,15 +13,15 @@
 
 // compare begins two products [64,64]: for d, a warpgroup's rows of the first kept tile are multiplied by the first
 // tile of a pair; for e, its rows of the second kept tile by the second tile.
-template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned char *kept, const unsigned char *pair) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 0, 16 * s), by_rows<DIM, 64>(pair, 0, 16 * s), s > 0);
+template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], u32 kept, u32 pair) {
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(pair, 16 * s), s > 0);
     products_commit();
-    const unsigned char *const other = kept + TILE_BYTES(128), *const beside = pair + TILE_BYTES(64);
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<DIM, 128>(other, 0, 16 * s), by_rows<DIM, 64>(beside, 0, 16 * s), s > 0);
+    kept += UNITS(TILE_BYTES(128)), pair += UNITS(TILE_BYTES(64));
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(pair, 16 * s), s > 0);
     products_commit();
 }
 // add begins to add the product of weights [64,64] with a tile of 64 tokens.
-template <int DIM> DEV void add(float (*sum)[4], const u32 (*weights)[4], const unsigned char *tile) {
+template <int DIM> DEV void add(float (*sum)[4], const u32 (*weights)[4], u32 tile) {
     UNROLL for (int s = 0; s < 4; s++) gather<DIM>(sum, weights[s], by_columns<DIM, 64>(tile, 16 * s));
 }
 DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
@@ -72,7 +72,7 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
 // needed. soon(t) also keeps ptxas from hoisting the wait for products above the exponentials (see attend).
 template <int DIM, class O, class Way>
 DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
+    const u32 mine = start_of(x.kept) + group * UNITS(64 * ROW_BYTES), pairs = start_of(x.pairs);
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
@@ -88,7 +88,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
         way.before(tile);
         settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum), settle<4>(changes);
         products_begin();
-        compare<DIM>(p, dp, mine, x.pairs + tile % 3 * PAIR);
+        compare<DIM>(p, dp, mine, pairs + tile % 3 * UNITS(PAIR));
     };
     const auto weigh = [&](int tile) {
         const i64 key = x.key(tile);
@@ -114,7 +114,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     as_weights(changes, p);
     for (int tile = 1; tile < x.tiles; tile++) {
         turn(tile);
-        add<DIM>(sum, changes, x.pairs + (tile - 1) % 3 * PAIR);
+        add<DIM>(sum, changes, pairs + (tile - 1) % 3 * UNITS(PAIR));
         products_commit();
         products_wait<2>();
         settle<8>(p);
@@ -130,7 +130,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     }
     settle<DIM / 8>(sum), settle<4>(changes);
     products_begin();
-    add<DIM>(sum, changes, x.pairs + (x.tiles - 1) % 3 * PAIR);
+    add<DIM>(sum, changes, pairs + (x.tiles - 1) % 3 * UNITS(PAIR));
     products_commit();
     products_wait<0>();
     settle<DIM / 8>(sum);
@@ -147,7 +147,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
 // one pair to the next. The other warpgroup fills the gaps.
 template <int DIM, class Way>
 DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
+    const u32 mine = start_of(x.kept) + group * UNITS(64 * ROW_BYTES), pairs = start_of(x.pairs);
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     if (accumulate && x.tiles == 0) return;
@@ -163,7 +163,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
     int base = 0; // first query of the tile
     for (int tile = 0; tile < x.tiles; tile++) {
-        const unsigned char *const pair = x.pairs + tile % 3 * PAIR;
+        const u32 pair = pairs + tile % 3 * UNITS(PAIR);
         const float *const log_sum = x.stats + tile % 3 * 128 + 2 * t, *const del = log_sum + 64;
         float p[8][4], dp[8][4];
         u32 weights[4][4], changes[4][4];
@@ -193,7 +193,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
         }
         settle<4>(weights);
         products_begin();
-        add<DIM>(sum_v, weights, pair + TILE_BYTES(64));
+        add<DIM>(sum_v, weights, pair + UNITS(TILE_BYTES(64)));
         products_commit();
         products_wait<1>(); // for the second
         settle<8>(dp);

@@ -123,17 +123,20 @@ DEV void turn_pass(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn + 1
 #endif
 
 // Descriptors of a tile of ROWS tokens. The layout repeats every eight rows of a panel. by_rows describes 16
-// elements of each token, starting at `element`. by_columns describes all elements of 16 tokens; panels follow
-// each other.
-template <int DIM> DEV u64 descriptor(const unsigned char *at, u64 leading) {
-    return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | (u64)(8 * ROW_BYTES) >> 4 << 32 | (u64)(PANEL == 64 ? 1 : 2) << 62;
+// elements of each token, starting at `element`. by_columns describes all elements of 16 tokens, starting at `token`;
+// panels follow each other. Both take a tile's start from start_of: the upper word of a descriptor is constant, and
+// the lower word, with the start and the distance `leading` of neighbouring panels, is one addition away.
+DEV u32 start_of(const unsigned char *tile) { return (shared_address(tile) & 0x3ffff) >> 4; }
+// UNITS converts bytes into the units of descriptors.
+#define UNITS(bytes) ((bytes) >> 4)
+template <int DIM> DEV u64 descriptor(u32 start, int from, int leading) {
+    const u32 upper = UNITS(8 * ROW_BYTES) | (PANEL == 64 ? 1u : 2u) << 30;
+    return (u64)upper << 32 | (start + (UNITS(from) | UNITS(leading) << 16));
 }
-template <int DIM, int ROWS> DEV u64 by_rows(const unsigned char *tile, int token, int element) {
-    return descriptor<DIM>(tile + element / PANEL * (ROWS * ROW_BYTES) + token * ROW_BYTES + element % PANEL * 2, 16);
+template <int DIM, int ROWS> DEV u64 by_rows(u32 tile, int element) {
+    return descriptor<DIM>(tile, element / PANEL * (ROWS * ROW_BYTES) + element % PANEL * 2, 16);
 }
-template <int DIM, int ROWS> DEV u64 by_columns(const unsigned char *tile, int token) {
-    return descriptor<DIM>(tile + token * ROW_BYTES, ROWS * ROW_BYTES);
-}
+template <int DIM, int ROWS> DEV u64 by_columns(u32 tile, int token) { return descriptor<DIM>(tile, token * ROW_BYTES, ROWS * ROW_BYTES); }
 
 // warpgroup returns the number of a thread's warpgroup in a form that tells the compiler that all lanes of a warp
 // agree.
