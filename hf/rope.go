@@ -47,6 +47,9 @@ func (m *Model) rotations(c *config) (full, local, both *config) {
 			c.failf("rope_scaling", "is not supported next to rope_parameters without %s", fullAttention)
 		}
 		members := maps.Clone(full.members)
+		if !c.has("rope_parameters") {
+			members["rope_type"] = json.RawMessage(`"default"`) // transformers does not look for the older name, type
+		}
 		maps.Copy(members, scaling.members)
 		full.used = scaling.used // the members of both are read as those of one
 		scaling.members = members
@@ -97,7 +100,9 @@ func (m *Model) kind(p *config) (kind, key string) {
 	if !p.present(key) {
 		return "default", key
 	}
-	p.skip("type")
+	if string(p.members["type"]) == string(p.members[key]) {
+		p.skip("type")
+	}
 	kind = p.word(key)
 	if m.arch.modelType == phi3 && (kind == "su" || kind == lang.ScalingYarn) {
 		if name := "original_max_position_embeddings"; kind == "su" && !p.present(name) {

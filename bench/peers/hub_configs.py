@@ -223,6 +223,7 @@ CASES = [
     ("gpt2", dict(_num_labels=1, id2label={"0": "LABEL_0"}, n_ctx=32, task_specific_params={"text-generation": {"do_sample": True}})),
     ("gpt2", dict(num_hidden_layers=1)), ("gpt2", dict(scale_attn_by_inverse_layer_idx=True)), ("gpt2", dict(reorder_and_upcast_attn=True)),
     ("mistral3", dict()), ("mistral3", dict(tie_word_embeddings=False)),
+    ("gemma3_text", dict(layer_types=[FULL, FULL], rope_scaling={k: v for k, v in YARN.items() if k != "rope_type"} | dict(type="yarn"))),
 ]
 SMALL = dict(vocab_size=37, pad_token_id=None, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=64)
