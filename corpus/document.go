@@ -7,20 +7,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"unicode/utf8"
+
+	"sppo.dev/tokenizer"
 )
 
 const (
 	maxLine = 1 << 28 // bytes of a line of jsonl
-	// maxPiece is the maximum number of bytes of text that are tokenized at a time. A longer text file is cut
-	// after line breaks; no token spans a cut.
-	maxPiece = 16 << 20
+	// Text cuts a text file into pieces of this many bytes, or of up to maxPiece bytes if it finds no place to cut.
+	usualPiece = 1 << 20
+	maxPiece   = 16 << 20
 )
 
-// Document is a document or a part of one. Each part is tokenized on its own. Ends is set for the last part.
+// Document is a document or a part of one. Each part is tokenized on its own, but see Before. Ends is set for the
+// last part.
 type Document struct {
 	Text   string
+	Before string // if not empty, the text follows a cut by Cut, and this is the character before it
 	Ends   bool
 	Masked bool // the labels of its tokens do not count
+}
+
+// Encode appends the IDs of the document to ids.
+func (d *Document) Encode(ids []uint32, t *tokenizer.Tokenizer) ([]uint32, error) {
+	if d.Before == "" {
+		return t.Encode(ids, d.Text, false)
+	}
+	return t.EncodeNext(ids, d.Before, d.Text)
 }
 
 // Fields names the fields of a document in jsonl: a text, and a prompt before it, whose labels do not count. A
@@ -31,33 +45,44 @@ type Fields struct{ Text, Prompt, Segments string }
 // Masks reports whether some labels do not count.
 func (f Fields) Masks() bool { return f.Prompt != "" || f.Segments != "" }
 
-// Text reads a text file, which is one document, in pieces.
-func Text(in io.Reader, yield func(Document) error) error {
-	r := bufio.NewReaderSize(in, 1<<16)
-	buf := make([]byte, 0, 1<<16)
+// Text reads a text file, which is one document, in pieces. The function cut returns the last place where a text can be
+// cut without a change to its tokens, or 0, like the method Cut of tokenizers. If there is none in 16 MiB of text, the
+// text is cut after its last line break, so that no token spans the cut.
+func Text(in io.Reader, cut func([]byte) int, yield func(Document) error) error {
+	buf, want, before := []byte(nil), usualPiece, ""
 	for {
-		n := min(cap(buf)-len(buf), maxPiece-len(buf))
-		got, err := io.ReadFull(r, buf[len(buf):len(buf)+n])
-		buf = buf[:len(buf)+got]
+		have := len(buf)
+		buf = slices.Grow(buf, want-have)[:want]
+		got, err := io.ReadFull(in, buf[have:])
+		buf = buf[:have+got]
 		switch {
 		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-			return yield(Document{Text: string(buf), Ends: true})
+			return yield(Document{Text: string(buf), Before: before, Ends: true})
 		case err != nil:
 			return err
-		case len(buf) < maxPiece:
-			buf = append(make([]byte, 0, min(maxPiece, 2*cap(buf))), buf...)
+		}
+		end, next := cut(buf), ""
+		switch {
+		case end > 0:
+			_, n := utf8.DecodeLastRune(buf[:end])
+			next = string(buf[end-n : end])
+		case want < maxPiece:
+			want *= 2
 			continue
+		default:
+			if end = bytes.LastIndexByte(buf, '\n') + 1; end == 0 {
+				return errUncut
+			}
 		}
-		end := bytes.LastIndexByte(buf, '\n') + 1
-		if end == 0 {
-			end = len(buf)
-		}
-		if err := yield(Document{Text: string(buf[:end])}); err != nil {
+		if err := yield(Document{Text: string(buf[:end]), Before: before}); err != nil {
 			return err
 		}
-		buf = buf[:copy(buf, buf[end:])]
+		buf, want, before = append(make([]byte, 0, usualPiece), buf[end:]...), max(usualPiece, 2*(len(buf)-end)), next
 	}
 }
+
+var errUncut = fmt.Errorf("%d MiB of text have no line break and no place where this tokenizer allows cutting them without "+
+	"changing tokens: add line breaks, or store the text as several documents in jsonl", maxPiece>>20)
 
 // Lines reads jsonl: each line that is not blank is an object with the fields of one document. Errors name the
 // line and the byte at which it starts.

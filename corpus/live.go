@@ -39,7 +39,7 @@ func (r *reader) openText(s *stream, name string) error {
 	starts := startList{}
 	take := func(d Document) error {
 		var err error
-		if ids, err = r.tok.Encode(ids[:0], d.Text, false); err != nil {
+		if ids, err = d.Encode(ids[:0], r.tok); err != nil {
 			return err
 		}
 		if d.Ends && r.AppendEOS {
@@ -56,7 +56,7 @@ func (r *reader) openText(s *stream, name string) error {
 	if strings.HasSuffix(name, ".jsonl") {
 		err = Lines(in, Fields{Text: r.Field}, take)
 	} else {
-		err = Text(in, take)
+		err = Text(in, r.tok.Cut, take)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

@@ -10,7 +10,10 @@ import (
 )
 
 // normalizer rewrites a piece of text.
-type normalizer func(e *encoder, s string) (string, error)
+type normalizer struct {
+	rewrite func(e *encoder, s string) (string, error)
+	cross   crossing
+}
 
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
@@ -32,17 +35,17 @@ func readNormalizer(out []normalizer, raw json.RawMessage, where string, depth i
 		return nil, err
 	}
 	if form, ok := forms[n.Type]; ok {
-		return append(out, func(_ *encoder, s string) (string, error) { return normalForm(form, s), nil }), nil
+		return append(out, normalizer{func(_ *encoder, s string) (string, error) { return normalForm(form, s), nil }, crossForm(form)}), nil
 	}
 	switch n.Type {
 	case "Sequence":
 		return readSequence(out, n.Normalizers, where+".normalizers", depth, readNormalizer)
 	case "Prepend":
-		return append(out, func(_ *encoder, s string) (string, error) { return n.Prepend + s, nil }), nil
+		return append(out, normalizer{func(_ *encoder, s string) (string, error) { return n.Prepend + s, nil }, keeps}), nil
 	case "ByteLevel":
-		return append(out, func(_ *encoder, s string) (string, error) { return mapBytes(s), nil }), nil
+		return append(out, normalizer{func(_ *encoder, s string) (string, error) { return mapBytes(s), nil }, crossBytes}), nil
 	case "Strip":
-		return append(out, func(_ *encoder, s string) (string, error) {
+		return append(out, normalizer{func(_ *encoder, s string) (string, error) {
 			if n.Left {
 				s = strings.TrimLeftFunc(s, unicode.IsSpace)
 			}
@@ -50,13 +53,13 @@ func readNormalizer(out []normalizer, raw json.RawMessage, where string, depth i
 				s = strings.TrimRightFunc(s, unicode.IsSpace)
 			}
 			return s, nil
-		}), nil
+		}, crossStrip}), nil
 	case "Replace":
 		p, err := readPattern(n.Pattern, where+".pattern")
 		if err != nil {
 			return nil, err
 		}
-		return append(out, func(e *encoder, s string) (string, error) { return p.replace(e, s, n.Content) }), nil
+		return append(out, normalizer{func(e *encoder, s string) (string, error) { return p.replace(e, s, n.Content) }, p.crossReplace(n.Content)}), nil
 	}
 	return nil, unsupported(where, n.Type, "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, ByteLevel and Sequence")
 }

@@ -15,6 +15,7 @@ type pattern struct {
 	text   string // used if regexp is nil
 	regexp *regexp2.Regexp
 	source string // the expression as the file has it, and where it is
+	shape  *shape
 }
 
 // span is a range of bytes of a text. Its flag reports whether the pattern matched there.
@@ -41,7 +42,7 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	}
 	switch {
 	case p.String != nil && p.Regex == nil:
-		return pattern{text: *p.String}, nil
+		return pattern{text: *p.String, shape: textShape(*p.String)}, nil
 	case p.Regex == nil || p.String != nil:
 		return pattern{}, fmt.Errorf(`%s: it is neither {"String": ...} nor {"Regex": ...}`, where)
 	}
@@ -49,29 +50,30 @@ func readPattern(raw json.RawMessage, where string) (pattern, error) {
 	if err != nil {
 		return pattern{}, fmt.Errorf("%s: %w", where, err)
 	}
-	return pattern{regexp: compiled, source: fmt.Sprintf("%s: expression %.200q", where, *p.Regex)}, nil
+	compiled.source = fmt.Sprintf("%s: expression %.200q", where, *p.Regex)
+	return compiled, nil
 }
 
 // compile compiles an expression in Oniguruma's Ruby syntax, after translating it to the syntax of regexp2.
-func compile(expression string) (re *regexp2.Regexp, err error) {
+func compile(expression string) (p pattern, err error) {
 	if len(expression) > maxPattern {
-		return nil, fmt.Errorf("the expression has %d bytes; the limit is %d", len(expression), maxPattern)
+		return p, fmt.Errorf("the expression has %d bytes; the limit is %d", len(expression), maxPattern)
 	}
 	translated, err := translate(expression)
 	if err != nil {
-		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
+		return p, fmt.Errorf("expression %.200q: %w", expression, err)
 	}
 	defer func() {
 		if r := recover(); r != nil { // the compiler may panic on a hostile expression
-			re, err = nil, fmt.Errorf("expression %.200q: %v", expression, r)
+			p, err = pattern{}, fmt.Errorf("expression %.200q: %v", expression, r)
 		}
 	}()
-	re, err = regexp2.Compile(translated, regexp2.Multiline, regexp2.OptionMaxBacktrackingStackSize(maxStack))
+	re, err := regexp2.Compile(translated, regexp2.Multiline, regexp2.OptionMaxBacktrackingStackSize(maxStack))
 	if err != nil {
-		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
+		return p, fmt.Errorf("expression %.200q: %w", expression, err)
 	}
 	re.MatchTimeout = maxMatch
-	return re, nil
+	return pattern{regexp: re, shape: shapeOf(translated)}, nil
 }
 
 // translator rewrites constructs that the two syntaxes interpret differently, and refuses those that only one supports.

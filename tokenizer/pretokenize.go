@@ -9,7 +9,10 @@ import (
 )
 
 // preTokenizer appends the parts of a piece that the model processes separately.
-type preTokenizer func(e *encoder, out []piece, p piece) ([]piece, error)
+type preTokenizer struct {
+	split func(e *encoder, out []piece, p piece) ([]piece, error)
+	cross crossing
+}
 
 // gpt2 is the expression that ByteLevel uses to split text.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
@@ -58,15 +61,16 @@ func readPreTokenizer(out []preTokenizers, raw json.RawMessage, where string, de
 		if find, err = readPattern(p.Pattern, where+".pattern"); err == nil {
 			behave, err = readBehavior(p.Behavior, where)
 		}
-		one.steps = []preTokenizer{splitBy(find, behave, p.Invert)}
+		plain := !p.Invert && (p.Behavior == "Isolated" || p.Behavior == "Removed")
+		one.steps = []preTokenizer{{splitBy(find, behave, p.Invert), find.crossSplit(plain)}}
 	case "Digits":
 		behave := contiguous
 		if p.Individual {
 			behave = isolated
 		}
-		one.steps = []preTokenizer{func(e *encoder, out []piece, p piece) ([]piece, error) {
+		one.steps = []preTokenizer{{func(e *encoder, out []piece, p piece) ([]piece, error) {
 			return cut(out, p, behave(digits(e, p.text))), nil
-		}}
+		}, crossDigits(p.Individual)}}
 	case "Metaspace":
 		one.steps, err = metaspace(&p, where)
 		one.first = p.PrependScheme == "first"
@@ -79,19 +83,20 @@ func readPreTokenizer(out []preTokenizers, raw json.RawMessage, where string, de
 func byteLevel(p *preTokenizerJSON) (preTokenizers, error) {
 	out := preTokenizers{byteLevel: true}
 	if p.AddPrefixSpace == nil || *p.AddPrefixSpace {
-		out.steps = append(out.steps, func(_ *encoder, out []piece, p piece) ([]piece, error) {
+		out.steps = append(out.steps, preTokenizer{func(_ *encoder, out []piece, p piece) ([]piece, error) {
 			if !strings.HasPrefix(p.text, " ") {
 				p.text = " " + p.text
 			}
 			return append(out, p), nil
-		})
+		}, keeps})
 	}
 	if p.UseRegex == nil || *p.UseRegex {
-		re, err := compile(gpt2)
+		find, err := compile(gpt2)
 		if err != nil {
 			return out, err
 		}
-		out.steps = append(out.steps, splitBy(pattern{regexp: re, source: fmt.Sprintf("expression %.200q", gpt2)}, isolated, false))
+		find.source = fmt.Sprintf("expression %.200q", gpt2)
+		out.steps = append(out.steps, preTokenizer{splitBy(find, isolated, false), find.crossSplit(true)})
 	}
 	return out, nil
 }
@@ -168,7 +173,7 @@ func cut(out []piece, p piece, spans []span) []piece {
 	return out
 }
 
-func splitBy(find pattern, behave behavior, invert bool) preTokenizer {
+func splitBy(find pattern, behave behavior, invert bool) func(e *encoder, out []piece, p piece) ([]piece, error) {
 	return func(e *encoder, out []piece, p piece) ([]piece, error) {
 		spans, err := find.spans(e, p.text)
 		if invert {
@@ -233,7 +238,7 @@ func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 		return nil, fmt.Errorf("%s: prepend_scheme %.40q is not first, never or always", where, scheme)
 	}
 	find, split := pattern{text: by}, p.Split == nil || *p.Split
-	return []preTokenizer{func(e *encoder, out []piece, p piece) ([]piece, error) {
+	return []preTokenizer{{func(e *encoder, out []piece, p piece) ([]piece, error) {
 		p.text = strings.ReplaceAll(p.text, " ", by)
 		if (scheme == "always" || scheme == "first" && p.first) && !strings.HasPrefix(p.text, by) {
 			p.text = by + p.text
@@ -243,7 +248,7 @@ func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 		}
 		spans, err := find.spans(e, p.text)
 		return cut(out, p, mergedWithNext(spans)), err
-	}}, nil
+	}, crossMetaspace(by, split)}}, nil
 }
 
 // byteChars maps bytes to the characters that represent them in byte-level vocabularies: printable bytes to themselves,

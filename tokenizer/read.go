@@ -188,10 +188,10 @@ func (t *Tokenizer) readPreTokenizer(raw json.RawMessage, m *bpe) error {
 			t.tokens = copied(m.vocab)
 			m.byteLevel()
 		default:
-			t.split = append(t.split, func(_ *encoder, out []piece, p piece) ([]piece, error) {
+			t.split = append(t.split, preTokenizer{func(_ *encoder, out []piece, p piece) ([]piece, error) {
 				p.text = mapBytes(p.text)
 				return append(out, p), nil
-			})
+			}, crossBytes})
 		}
 	}
 	if m.missing != "" && (!m.level || slices.Min(m.bytes[:]) < 0) {
@@ -246,7 +246,7 @@ func (t *Tokenizer) addTokens(all []addedToken) error {
 		text := a.Content
 		for _, n := range t.normalize {
 			var err error
-			if text, err = n(&encoder{}, text); err != nil {
+			if text, err = n.rewrite(&encoder{}, text); err != nil {
 				return fmt.Errorf("added_tokens[%d]: %w", i, err)
 			}
 		}

@@ -191,7 +191,7 @@ func TestCharacters(t *testing.T) {
 				if kind == "quote" {
 					text = []rune{'\'', r}
 				}
-				ok, err := re.MatchRunes(text)
+				ok, err := re.regexp.MatchRunes(text)
 				return ok && err == nil
 			}
 		}

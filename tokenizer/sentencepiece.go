@@ -88,7 +88,7 @@ func ReadSentencePiece(data []byte) (*Tokenizer, error) {
 		t.eos = f.eos
 	}
 	t.model = m
-	t.normalize = []normalizer{func(_ *encoder, s string) (string, error) { return f.normalize(s), nil }}
+	t.normalize = []normalizer{{func(_ *encoder, s string) (string, error) { return f.normalize(s), nil }, f.cross}}
 	t.decode = []decoder{func(tokens []string) []string { return f.decode(tokens, t.added.special) }}
 	return t, nil
 }

@@ -8,6 +8,9 @@
 // The stages of Encode are those of the tokenizers library: extract added tokens, normalize, pre-tokenize,
 // apply the model, post-process. A file's settings for truncation and padding are ignored, because they
 // apply to a batch, not to a single text.
+//
+// Long texts can be cut where Cut finds that this changes no ID: border.go says what each stage does at a place between
+// two characters, and shape.go what a regular expression can match there.
 package tokenizer
 
 import (
@@ -15,6 +18,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Tokenizer is immutable after it has been read. Its methods are safe for concurrent use.
@@ -34,11 +38,15 @@ type Tokenizer struct {
 	hash      string
 	size      int
 	encoders  sync.Pool
+	cuts      sync.Map // known results of canCut, by border: at most maxCuts
+	known     atomic.Int64
 }
 
 // model turns one piece of pre-tokenized text into IDs.
 type model interface {
 	encode(e *encoder, ids []uint32, piece string) []uint32
+	// joins reports whether the IDs of a piece with a border are those of the two sides.
+	joins(at border) bool
 }
 
 // piece is a part of the text on its way to the model.
@@ -103,7 +111,7 @@ func (t *Tokenizer) pieces(e *encoder, text string) error {
 	e.each(func(out []piece, p piece) []piece {
 		for _, n := range t.normalize {
 			var err error
-			if p.text, err = n(e, p.text); err != nil {
+			if p.text, err = n.rewrite(e, p.text); err != nil {
 				failed = errors.Join(failed, err)
 			}
 		}
@@ -111,7 +119,7 @@ func (t *Tokenizer) pieces(e *encoder, text string) error {
 	})
 	for _, s := range t.split {
 		e.each(func(out []piece, p piece) []piece {
-			out, err := s(e, out, p)
+			out, err := s.split(e, out, p)
 			failed = errors.Join(failed, err)
 			return out
 		})

@@ -55,6 +55,9 @@ func (t *Trainer) Add(text string) error {
 	return nil
 }
 
+// Cut is like the method of tokenizers: the words of a text are those of the parts on both sides of a cut.
+func (t *Trainer) Cut(text []byte) int { return t.tok.Cut(text) }
+
 // Join adds the counts of another trainer.
 func (t *Trainer) Join(other *Trainer) {
 	for word, n := range other.words {

@@ -25,7 +25,7 @@ func Check(ctx context.Context, name string, o corpus.Options, vocab int) (*corp
 	for i := range inputs {
 		in := &inputs[i]
 		out.Files++
-		err := in.each(corpus.Fields{Text: o.Field}, func(d corpus.Document, _ int64) error {
+		err := in.each(corpus.Fields{Text: o.Field}, func(text []byte) int { return len(text) }, func(d corpus.Document, _ int64) error {
 			if d.Ends {
 				out.Documents++
 			}

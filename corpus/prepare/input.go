@@ -102,8 +102,9 @@ func (c *counter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// each calls yield for every document, with the number of bytes read from the file so far.
-func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read int64) error) error {
+// each calls yield for every document, with the number of bytes read from the file so far. Text files are cut with the
+// function cut; see corpus.Text.
+func (in *Input) each(fields corpus.Fields, cut func([]byte) int, yield func(d corpus.Document, read int64) error) error {
 	f, _, err := infile.Open(in.Name)
 	if err != nil {
 		return err
@@ -128,7 +129,7 @@ func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read i
 	if fields.Masks() {
 		return errOnlyLines
 	}
-	return corpus.Text(r, give)
+	return corpus.Text(r, cut, give)
 }
 
 var errOnlyLines = errors.New("prompts and segments are only read from jsonl")

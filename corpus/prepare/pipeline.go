@@ -143,7 +143,7 @@ func (r *run) read(ctx context.Context, from place, send func(*batch) error) err
 			return c.add(d, place{i, seen}, before+read)
 		}
 		if i >= from.Input {
-			if err := in.each(r.fields(), take); err != nil {
+			if err := in.each(r.fields(), r.Tokenizer.Cut, take); err != nil {
 				return fmt.Errorf("%s: %w", in.Name, err)
 			}
 			if err := in.unchanged(); err != nil {
@@ -157,8 +157,9 @@ func (r *run) read(ctx context.Context, from place, send func(*batch) error) err
 }
 
 func (r *run) tokenize(b *batch) {
-	for _, d := range b.documents {
-		ids, err := r.Tokenizer.Encode(make([]uint32, 0, len(d.Text)/3+2), d.Text, false)
+	for i := range b.documents {
+		d := &b.documents[i]
+		ids, err := d.Encode(make([]uint32, 0, len(d.Text)/3+2), r.Tokenizer)
 		if err != nil {
 			b.err = err
 			return

@@ -10,8 +10,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/metrics"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	kgzip "github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -299,7 +302,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// A text longer than one piece stays one document, and each piece ends at the end of a line.
+// A text that cannot be cut without changing tokens is cut after line breaks, and stays one document.
 func TestLongText(t *testing.T) {
 	var b strings.Builder
 	for i := 0; b.Len() < 40<<20; i++ {
@@ -307,17 +310,130 @@ func TestLongText(t *testing.T) {
 	}
 	var got []string
 	ends := 0
-	err := corpus.Text(strings.NewReader(b.String()), func(d corpus.Document) error {
+	err := corpus.Text(strings.NewReader(b.String()), func([]byte) int { return 0 }, func(d corpus.Document) error {
 		got = append(got, d.Text)
 		if d.Ends {
 			ends++
-		} else if !strings.HasSuffix(d.Text, "\n") {
+		} else if !strings.HasSuffix(d.Text, "\n") || d.Before != "" {
 			t.Error("a piece ends inside a line")
 		}
 		return nil
 	})
 	if err != nil || strings.Join(got, "") != b.String() || ends != 1 || len(got) != 3 {
 		t.Errorf("%d pieces, %d ends, %v", len(got), ends, err)
+	}
+}
+
+// oneLine returns a text without line breaks of at least n bytes.
+func oneLine(r *rand.Rand, n int) string {
+	words := strings.Fields("the of 12 1984 naïve 你好，世界。 return x, don't <tool> word (and) ... 🙂 Straße e\u0301 ▁ ﬁne \xff")
+	b := make([]byte, 0, n+32)
+	for len(b) < n {
+		b = append(append(b, words[r.IntN(len(words))]...), []string{" ", " ", "  ", "", "\t"}[r.IntN(5)]...)
+	}
+	return string(b)
+}
+
+// A text of one line has the same tokens whether it is tokenized in pieces or as a whole, with every tokenizer.
+func TestOneLine(t *testing.T) {
+	dir := filepath.Join("..", "..", "tokenizer", "testdata", "reference")
+	names, err := filepath.Glob(filepath.Join(dir, "*.[jm]*"))
+	if err != nil || len(names) < 13 {
+		t.Fatal(names, err)
+	}
+	text := oneLine(rand.New(rand.NewPCG(1, 2)), 9<<17)
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".json") && !strings.HasSuffix(name, ".model") {
+			continue
+		}
+		tok := open(t, filepath.Base(name))
+		want, err := tok.Encode(nil, text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []uint32
+		parts := 0
+		err = corpus.Text(strings.NewReader(text), tok.Cut, func(d corpus.Document) (err error) {
+			parts++
+			got, err = d.Encode(got, tok)
+			return err
+		})
+		if err != nil || parts != 2 || !slices.Equal(got, want) {
+			t.Errorf("%s: %d parts with %d tokens rather than %d, %v", name, parts, len(got), len(want), err)
+		}
+	}
+	whole, parts := tokenizer.NewTrainer(), tokenizer.NewTrainer()
+	if err := whole.Add(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := corpus.Text(strings.NewReader(text), parts.Cut, func(d corpus.Document) error { return parts.Add(d.Text) }); err != nil {
+		t.Fatal(err)
+	}
+	a, errA := whole.Train(600, nil)
+	b, errB := parts.Train(600, nil)
+	if errA != nil || errB != nil || !bytes.Equal(a, b) {
+		t.Errorf("the tokenizers differ: %v, %v", errA, errB)
+	}
+}
+
+// peak calls f and returns the largest size of the heap that it saw meanwhile.
+func peak(f func()) (most uint64) {
+	stop, done := make(chan bool), make(chan bool)
+	go func() {
+		defer close(done)
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		for {
+			metrics.Read(sample)
+			most = max(most, sample[0].Value.Uint64())
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	f()
+	close(stop)
+	<-done
+	return most
+}
+
+// Memory does not grow with the length of a line.
+func TestOneLineMemory(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "a.txt")
+	text := oneLine(rand.New(rand.NewPCG(1, 2)), 1<<20)
+	if err := os.WriteFile(name, []byte(strings.Repeat(text, 20)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	files, err := Inputs([]string{name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range []func() error{
+		func() error {
+			_, err := (&Job{Inputs: files, Dir: filepath.Join(dir, "out"), Tokenizer: open(t, "llama2.json"), EOS: -1, Workers: 2}).Run(t.Context())
+			return err
+		},
+		func() error {
+			_, err := (&Training{Inputs: files, Dir: filepath.Join(dir, "tok"), Vocab: 300, Workers: 2}).Run(t.Context())
+			return err
+		},
+	} {
+		var err error
+		if most := peak(func() { err = f() }); err != nil || most > 300<<20 {
+			t.Errorf("%d: at most %d MiB at a time, %v", i, most>>20, err)
+		} else {
+			t.Logf("%d: at most %d MiB at a time", i, most>>20)
+		}
+	}
+}
+
+// A line in which no place to cut is found is refused.
+func TestLineWithoutCut(t *testing.T) {
+	err := corpus.Text(strings.NewReader(strings.Repeat("ACGT", 5<<20)), open(t, "gpt2.json").Cut, func(corpus.Document) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "16 MiB of text have no line break and no place") {
+		t.Error(err)
 	}
 }
 

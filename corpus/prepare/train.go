@@ -89,7 +89,7 @@ func (t *Training) count(ctx context.Context, out *TrainingResult) (*tokenizer.T
 			}
 		})
 	}
-	err := t.read(ctx, texts, out)
+	err := t.read(ctx, trainers[0].Cut, texts, out)
 	close(texts)
 	wait.Wait()
 	for i := range workers {
@@ -105,14 +105,14 @@ func (t *Training) count(ctx context.Context, out *TrainingResult) (*tokenizer.T
 
 var errEnough = errors.New("enough text")
 
-func (t *Training) read(ctx context.Context, texts chan<- string, out *TrainingResult) error {
+func (t *Training) read(ctx context.Context, cut func([]byte) int, texts chan<- string, out *TrainingResult) error {
 	var size, before int64
 	for _, in := range t.Inputs {
 		size += in.size
 	}
 	for i := range t.Inputs {
 		in := &t.Inputs[i]
-		err := in.each(corpus.Fields{Text: t.Field}, func(d corpus.Document, read int64) error {
+		err := in.each(corpus.Fields{Text: t.Field}, cut, func(d corpus.Document, read int64) error {
 			if t.Limit > 0 && out.Text+int64(len(d.Text)) > t.Limit {
 				return errEnough
 			}
