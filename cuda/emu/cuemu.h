@@ -123,6 +123,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
     static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>, most);                \
     extern "C" void name params
 #define KERNEL(name, params) KERNEL_OF(256, name, params)
+#define KERNEL_HALF(name, params) KERNEL_OF(128, name, params)
 #define KERNEL_PAIR(name, params) KERNEL_OF(256, name, params)
 #define KERNEL_WIDE(name, params) KERNEL_OF(512, name, params)
 #define KERNEL_THREE(name, params) KERNEL_OF(384, name, params)
@@ -134,6 +135,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
     type(&name)[n] = *(type(*)[n])(emu::block.fixed + at_##name)
 #define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
 #define UNROLL
+#define UNROLL_BY(n)
 #define HERE emu::Site at = emu::Site::current()
 
 #define threadIdx (emu::fiber->thread)

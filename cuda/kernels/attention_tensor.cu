@@ -1,10 +1,18 @@
-// Attention and its gradient in bf16 on tensor cores, for head dimensions 64, 96 and 128. Arguments, masks and layout
-// are those of attention.cu. A block has 4 warps, each with 16 rows of a product. Tiles are in dynamic shared memory,
-// with D + 8 elements per row. The block loops over tiles in two slots: one is filled while the other is used. Scores
-// stay in registers, because the accumulator of one product has the layout of an operand of the next. Scores, sums of
-// probabilities and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
+// Attention and its gradient in bf16 on tensor cores, for the head dimensions at the end of this file. Arguments, masks
+// and layout are those of attention.cu. A block has 4 warps, each with 16 rows of a product. Tiles are in dynamic shared
+// memory, with D + 8 elements per row. The block loops over tiles in two slots: one is filled while the other is used.
+// Scores stay in registers, because the accumulator of one product has the layout of an operand of the next. Scores, sums
+// of probabilities and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
+//
+// Wide heads fill the registers with sums. Their tiles are smaller, so that a block needs at most 99 KiB of shared memory,
+// the limit of most GPUs. Beyond 192 elements, queries stay in shared memory. Beyond 128, the sums for dk and for dv do
+// not fit side by side, so that different blocks compute them; both compute the scores.
 #include "common.cuh"
 #include "attention.cuh"
+
+// Tokens per tile, by head dimension; tensorSharedBytes in table_attention.go computes the same.
+#define TILE(D) ((D) <= 128 ? 64 : 32)
+#define GRAD_TILE(D) ((D) <= 128 ? 32 : 16)
 
 // load_tile begins to load ROWS tokens of a head into shared memory, with zeros past the last token.
 template <int ROWS, int D>
@@ -53,7 +61,7 @@ template <int COLUMNS, int D> DEV void multiply(float (*sum)[4], const u32 (*a)[
 }
 // multiply_tile does the same with 16 rows of another tile: sum[16, COLUMNS] += rows[16, D] tile[COLUMNS, D]^T.
 template <int COLUMNS, int D> DEV void multiply_tile(float (*sum)[4], const bf16 *rows, const bf16 *tile) {
-    UNROLL for (int s = 0; s < D / 16; s++) {
+    UNROLL_BY(D <= 128 ? D / 16 : 4) for (int s = 0; s < D / 16; s++) {
         u32 a[4], b[4];
         frag_a(a, rows, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
         UNROLL for (int c = 0; c < COLUMNS / 16; c++) {
@@ -78,20 +86,23 @@ template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weight
 template <int D, class O>
 DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const places = (bf16 *)memory; // keys, then values
+    constexpr int T = TILE(D);
+    constexpr bool registers = D <= 192;
+    bf16 *const own = (bf16 *)memory, *const places = registers ? own : own + 64 * (D + 8); // keys, then values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // the lane's rows: row, row+8
     const float factor = 1.0f / sqrtf((float)D), scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)D);
     u32 query[D / 16][4];
-    own_rows<D>(query, places, q, first, s.n, b, s.batch, h, s.heads);
-    const auto place = [&](i64 key) { return places + key / 64 % 2 * (2 * 64 * (D + 8)); };
+    if constexpr (registers) own_rows<D>(query, own, q, first, s.n, b, s.batch, h, s.heads);
+    else load_tile<64, D>(own, q, first, s.n, b, s.batch, h, s.heads);
+    const auto place = [&](i64 key) { return places + key / T % 2 * (2 * T * (D + 8)); };
     const auto bring = [&](i64 key) {
-        load_tile<64, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<64, D>(place(key) + 64 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, D>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
-    const i64 begin = s.first_tile(first, 64);
+    const i64 begin = s.first_tile(first, T);
     bring(begin);
     float sum[D / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
     clear<D / 8>(sum);
@@ -101,25 +112,26 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
         UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
             sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
     }
-    for (i64 key = begin; key < end; key += 64) {
+    for (i64 key = begin; key < end; key += T) {
         tiles_here();
-        if (key + 64 < end) bring(key + 64);
-        const bf16 *const ks = place(key), *const vs = ks + 64 * (D + 8);
-        float p[8][4];
-        clear<8>(p);
-        multiply<64, D>(p, query, ks);
-        if (SOFTCAP) bound<8>(p, s, factor);
+        if (key + T < end) bring(key + T);
+        const bf16 *const ks = place(key), *const vs = ks + T * (D + 8);
+        float p[T / 8][4];
+        clear<T / 8>(p);
+        if constexpr (registers) multiply<T, D>(p, query, ks);
+        else multiply_tile<T, D>(p, own, ks);
+        if (SOFTCAP) bound<T / 8>(p, s, factor);
         UNROLL for (int half = 0; half < 2; half++) {
-            const int first_seen = hidden(s, row + 8 * half, key, 64, 2 * t), last = visible(s, row + 8 * half, key, 64, 2 * t);
+            const int first_seen = hidden(s, row + 8 * half, key, T, 2 * t), last = visible(s, row + 8 * half, key, T, 2 * t);
             float m = largest[half];
-            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
+            UNROLL for (int c = 0; c < T / 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
                 if (8 * c + e % 2 > last || 8 * c + e % 2 < first_seen) p[c][e] = MINUS_INFINITY;
                 m = fmaxf(m, p[c][e]);
             }
             m = row_max(m);
             const float old = exp2f((largest[half] - m) * scale);
             float part = 0;
-            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
+            UNROLL for (int c = 0; c < T / 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
                 p[c][e] = exp2f(p[c][e] * scale - m * scale);
                 part += p[c][e];
             }
@@ -127,7 +139,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
             largest[half] = m;
             UNROLL for (int c = 0; c < D / 8; c++) sum[c][2 * half] *= old, sum[c][2 * half + 1] *= old;
         }
-        gather<64, D>(sum, p, vs);
+        gather<T, D>(sum, p, vs);
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
@@ -143,21 +155,24 @@ template <int D, class O>
 DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                       const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ds = (bf16 *)memory, *const places = ds + 64 * (D + 8); // keys, then values
+    constexpr int T = GRAD_TILE(D);
+    constexpr bool registers = D <= 128;
+    bf16 *const ds = (bf16 *)memory, *const own = ds + 64 * (D + 8), *const places = registers ? own : own + 64 * (D + 8); // keys, then values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g;
     const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
     u32 query[D / 16][4]; // dout stays in shared memory: registers do not suffice for both
-    own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
+    if constexpr (registers) own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
+    else load_tile<64, D>(own, q, first, s.n, b, s.batch, h, s.heads);
     load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
-    const auto place = [&](i64 key) { return places + key / 32 % 2 * (2 * 32 * (D + 8)); };
+    const auto place = [&](i64 key) { return places + key / T % 2 * (2 * T * (D + 8)); };
     const auto bring = [&](i64 key) {
-        load_tile<32, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<32, D>(place(key) + 32 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, D>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
-    const i64 begin = s.first_tile(first, 32);
+    const i64 begin = s.first_tile(first, T);
     bring(begin);
     float sum[D / 8][4], log_sum[2], del[2];
     clear<D / 8>(sum);
@@ -165,26 +180,27 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
         log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
     }
-    for (i64 key = begin; key < end; key += 32) {
+    for (i64 key = begin; key < end; key += T) {
         tiles_here();
-        if (key + 32 < end) bring(key + 32);
-        const bf16 *const ks = place(key), *const vs = ks + 32 * (D + 8);
-        float p[4][4], dp[4][4];
-        clear<4>(p), clear<4>(dp);
-        multiply<32, D>(p, query, ks);
-        multiply_tile<32, D>(dp, ds, vs);
-        if (SOFTCAP) bound<4>(p, s, factor);
+        if (key + T < end) bring(key + T);
+        const bf16 *const ks = place(key), *const vs = ks + T * (D + 8);
+        float p[T / 8][4], dp[T / 8][4];
+        clear<T / 8>(p), clear<T / 8>(dp);
+        if constexpr (registers) multiply<T, D>(p, query, ks);
+        else multiply_tile<T, D>(p, own, ks);
+        multiply_tile<T, D>(dp, ds, vs);
+        if (SOFTCAP) bound<T / 8>(p, s, factor);
         int first_seen[2], last[2]; // visible columns of each row, relative to the lane's first
         UNROLL for (int half = 0; half < 2; half++) {
-            first_seen[half] = hidden(s, row + 8 * half, key, 32, 2 * t);
-            last[half] = row + 8 * half < s.n ? visible(s, row + 8 * half, key, 32, 2 * t) : -1;
+            first_seen[half] = hidden(s, row + 8 * half, key, T, 2 * t);
+            last[half] = row + 8 * half < s.n ? visible(s, row + 8 * half, key, T, 2 * t) : -1;
         }
-        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
+        UNROLL for (int c = 0; c < T / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
             const bool seen = 8 * c + e % 2 <= last[e / 2] && 8 * c + e % 2 >= first_seen[e / 2];
             const float change = SOFTCAP ? (dp[c][e] - del[e / 2]) * slope(p[c][e], inverse) : dp[c][e] - del[e / 2];
             p[c][e] = seen ? exp2f(p[c][e] * (left * LOG2E) - log_sum[e / 2]) * change : 0.0f;
         }
-        gather<32, D>(sum, p, ks);
+        gather<T, D>(sum, p, ks);
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
@@ -195,34 +211,35 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
 }
 
 // A block handles 64 keys and loops over all queries that see them, over all heads of the group. Products are
-// transposed: rows are the warp's 16 keys, columns are queries.
-template <int D>
-DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
-                       const float *delta, const Heads &s, i64 accumulate) {
+// transposed: rows are the warp's 16 keys, columns are queries. OF_K and OF_V say which results the block computes. The
+// free elements at the end of a row hold the query's lse, or its delta in rows of dout.
+template <int D, bool OF_K, bool OF_V>
+DEV void change_keys(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
+                     const float *delta, const Heads &s, i64 accumulate, i64 block) {
     DYNAMIC_SHARED(memory);
+    constexpr int T = GRAD_TILE(D);
     bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (D + 8); // queries, then dout
-    float *const statistics = (float *)(places + 4 * 32 * (D + 8)); // lse and delta for the queries of each slot
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)blockIdx.x * 64, row = first + warp * 16 + g;
+    const i64 first = block * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
-    const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
+    const i64 start = max(first - s.prefix, (i64)0) / T * T;
     const i64 stop = max(s.end_of_queries(first + 64), start);
-    const int each = (int)((stop - start + 31) / 32), tiles = each * (int)group;
+    const int each = (int)((stop - start + T - 1) / T), tiles = each * (int)group;
     if (accumulate && tiles == 0) return;
     const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
     const auto bring = [&](int tile) {
-        const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)32;
-        bf16 *const to = places + tile % 2 * (2 * 32 * (D + 8));
-        load_tile<32, D>(to, q, base, s.n, b, s.batch, h, s.heads);
-        load_tile<32, D>(to + 32 * (D + 8), dout, base, s.n, b, s.batch, h, s.heads);
-        if (threadIdx.x < 64) {
-            const i64 query = base + threadIdx.x % 32, at = (min(query, s.n - 1) * s.batch + b) * s.heads + h;
-            copy_word(statistics + tile % 2 * 64 + threadIdx.x, (threadIdx.x < 32 ? lse : delta) + at, query < s.n);
+        const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)T;
+        bf16 *const to = places + tile % 2 * (2 * T * (D + 8));
+        load_tile<T, D>(to, q, base, s.n, b, s.batch, h, s.heads);
+        load_tile<T, D>(to + T * (D + 8), dout, base, s.n, b, s.batch, h, s.heads);
+        if (threadIdx.x < 2 * T) {
+            const i64 query = base + threadIdx.x % T, at = (min(query, s.n - 1) * s.batch + b) * s.heads + h;
+            copy_word(to + threadIdx.x * (D + 8) + D, (threadIdx.x < T ? lse : delta) + at, query < s.n);
         }
     };
     if (tiles > 0) {
         load_tile<64, D>(ks, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
-        load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
+        if (OF_K) load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
         bring(0);
     }
     float sum_k[D / 8][4], sum_v[D / 8][4];
@@ -231,37 +248,47 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     for (int tile = 0; tile < tiles; tile++) {
         tiles_here();
         if (tile + 1 < tiles) bring(tile + 1);
-        const bf16 *const qs = places + tile % 2 * (2 * 32 * (D + 8)), *const ds = qs + 32 * (D + 8);
-        const float *const stats = statistics + tile % 2 * 64;
-        const i64 base = start + tile % each * (i64)32;
-        float p[4][4], dp[4][4];
-        clear<4>(p), clear<4>(dp);
-        multiply_tile<32, D>(p, ks, qs);
-        multiply_tile<32, D>(dp, vs, ds);
-        if (SOFTCAP) bound<4>(p, s, factor);
-        const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
-        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // end of the queries that see the row
-        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
+        const bf16 *const qs = places + tile % 2 * (2 * T * (D + 8)), *const ds = qs + T * (D + 8);
+        const i64 base = start + tile % each * (i64)T;
+        float p[T / 8][4], dp[T / 8][4];
+        clear<T / 8>(p), clear<T / 8>(dp);
+        multiply_tile<T, D>(p, ks, qs);
+        if (OF_K) multiply_tile<T, D>(dp, vs, ds);
+        if (SOFTCAP) bound<T / 8>(p, s, factor);
+        const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)T);
+        const int until = (int)min(row - s.prefix - base + s.window, (i64)T); // end of the queries that see the row
+        UNROLL for (int c = 0; c < T / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
             const bool visible = column < queries && column >= see + 8 * (e / 2) && (PACKED ? base + column < ends[e / 2] : column < until + 8 * (e / 2));
             const float of_score = SOFTCAP ? slope(p[c][e], inverse) : 1.0f;
-            p[c][e] = visible ? exp2f((p[c][e] * left - stats[column]) * LOG2E) : 0.0f;
-            dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
+            p[c][e] = visible ? exp2f((p[c][e] * left - *(const float *)(qs + column * (D + 8) + D)) * LOG2E) : 0.0f;
+            if (!OF_K) continue;
+            dp[c][e] = p[c][e] * (dp[c][e] - *(const float *)(ds + column * (D + 8) + D));
             if (SOFTCAP) dp[c][e] *= of_score;
         }
-        gather<32, D>(sum_v, p, ds);
-        gather<32, D>(sum_k, dp, qs);
+        if (OF_V) gather<T, D>(sum_v, p, ds);
+        if (OF_K) gather<T, D>(sum_k, dp, qs);
     }
     UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
         const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * D + 8 * c + 2 * t + e % 2;
         if (r >= s.keys) continue;
-        dk[at] = accumulate ? dk[at] + sum_k[c][e] * factor : sum_k[c][e] * factor;
-        dv[at] = accumulate ? dv[at] + sum_v[c][e] : sum_v[c][e];
+        if (OF_K) dk[at] = accumulate ? dk[at] + sum_k[c][e] * factor : sum_k[c][e] * factor;
+        if (OF_V) dv[at] = accumulate ? dv[at] + sum_v[c][e] : sum_v[c][e];
     }
 }
+template <int D>
+DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
+                       const float *delta, const Heads &s, i64 accumulate) {
+    if constexpr (D <= 128) change_keys<D, true, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x);
+    else if (blockIdx.x % 2 == 0) change_keys<D, true, false>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
+    else change_keys<D, false, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
+}
 
-#define RESULTS(S, D, O)                                                                                                          KERNEL(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
-#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
+#define RESULTS(S, D, O)                                                                                                          KERNEL_HALF(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL_HALF(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
+#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL_HALF(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
 ATTENTION(64)
+ATTENTION(80)
 ATTENTION(96)
 ATTENTION(128)
+ATTENTION(192)
+ATTENTION(256)

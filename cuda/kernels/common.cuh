@@ -2,9 +2,10 @@
 // replaces the CUDA compiler's built-ins (see cuda/emu).
 //
 // Every kernel argument is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional and consist of whole
-// warps, at most 256 threads by default. KERNEL_PAIR limits registers so that a multiprocessor holds two blocks,
-// KERNEL_WIDE so that it holds two blocks of up to 512 threads, and KERNEL_THREE so that it holds one block of
-// three warpgroups. Warp operations name all 32 lanes, so no thread of a kernel that uses them returns early.
+// warps, at most 256 threads by default. KERNEL_HALF is for blocks of at most 128 threads. KERNEL_PAIR limits registers
+// so that a multiprocessor holds two blocks, KERNEL_WIDE so that it holds two blocks of up to 512 threads, and
+// KERNEL_THREE so that it holds one block of three warpgroups. Warp operations name all 32 lanes, so no thread of a
+// kernel that uses them returns early.
 
 // Attention sources are compiled several times, into separate modules. With SOFTCAP 1 the kernels cap scores; with
 // PACKED 1 a sequence holds several documents. Each option costs time and registers. With these options, the
@@ -35,6 +36,7 @@
 
 #ifndef CUDA_EMULATOR
 #define KERNEL(name, params) extern "C" __global__ void __launch_bounds__(256) name params
+#define KERNEL_HALF(name, params) extern "C" __global__ void __launch_bounds__(128) name params
 #define KERNEL_PAIR(name, params) extern "C" __global__ void __launch_bounds__(256, 2) name params
 #define KERNEL_WIDE(name, params) extern "C" __global__ void __launch_bounds__(512, 2) name params
 #define KERNEL_THREE(name, params) extern "C" __global__ void __launch_bounds__(384, 1) name params
@@ -43,6 +45,8 @@
 #define SHARED(type, name, n) __shared__ __align__(16) type name[n]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define UNROLL _Pragma("unroll")
+#define PRAGMA(words) _Pragma(#words)
+#define UNROLL_BY(n) PRAGMA(unroll (n))
 #endif
 
 typedef long long i64;

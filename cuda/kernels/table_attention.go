@@ -10,7 +10,7 @@ import (
 )
 
 // tensorDims lists the head dimensions that attention_tensor.cu supports, in bf16.
-var tensorDims = []int64{64, 96, 128}
+var tensorDims = []int64{64, 80, 96, 128, 192, 256}
 
 // OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which take probabilities as
 // bf16, too.
@@ -95,7 +95,11 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	if result != "" {
 		kernel += "_" + b.types(result)
 	}
-	l := b.launch(kernel, [3]int64{ceil(tokens, 64), heads, s.batch}, args...)
+	blocks := ceil(tokens, 64)
+	if name == "_dkv" && s.dim > 128 {
+		blocks *= 2 // different blocks compute dk and dv
+	}
+	l := b.launch(kernel, [3]int64{blocks, heads, s.batch}, args...)
 	l.Source, l.Block = "attention_tensor.cu", 128
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
 	s.vary(l)
@@ -116,19 +120,25 @@ func (s *attentionShape) vary(l *Launch) {
 	}
 }
 
-// tensorSharedBytes returns the size of the shared memory of a kernel on tensor cores. In the forward pass, it
-// holds two pairs of tiles of 64 tokens. For dq, it holds two pairs of tiles of 32 keys and a tile of 64
-// queries. For dk and dv, it holds two tiles of 64 keys and two pairs of tiles of 32 queries with their
-// statistics. Rows have 8 extra elements to avoid bank conflicts.
+// tensorSharedBytes returns the size of the shared memory of a kernel on tensor cores, whose tiles have fewer tokens
+// for wide heads. In the forward pass, it holds two pairs of tiles of keys and values; for dq, also a tile of 64 rows
+// of the gradient of o. The widest heads have a tile of 64 queries, too, which others have in registers. For dk and dv,
+// it holds two tiles of 64 keys and two pairs of tiles of queries. Rows have 8 extra elements to avoid bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
-	row := 2 * (dim + 8)
-	switch name {
-	case "_dq":
-		return (2*2*32 + 64) * row
-	case "_dkv":
-		return (2*64+2*2*32)*row + 2*2*32*4
+	row, wide := 2*(dim+8), dim > 128
+	pairs := int64(2 * 2 * 64)
+	if wide {
+		pairs /= 2
 	}
-	return 2 * 2 * 64 * row
+	switch {
+	case name == "_dkv" || name == "_dq" && wide:
+		return (2*64 + pairs/2) * row
+	case name == "_dq":
+		return (64 + pairs/2) * row
+	case dim > 192:
+		return (64 + pairs) * row
+	}
+	return pairs * row
 }
 
 func attention(b *binder) {
