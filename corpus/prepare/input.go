@@ -194,7 +194,10 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 		return fmt.Errorf("column %q does not contain text", field)
 	}
 	done := int64(0)
-	for _, group := range file.RowGroups() {
+	for i, group := range file.RowGroups() {
+		if err := checkPages(f, in.size, &file.Metadata().RowGroups[i].Columns[column.ColumnIndex].MetaData); err != nil {
+			return err
+		}
 		chunk := group.ColumnChunks()[column.ColumnIndex]
 		n := max(1, group.NumRows())
 		start := row
