@@ -44,6 +44,9 @@ var partInfo = [NumParts]struct{ name, key string }{
 
 func (p Part) String() string { return partInfo[p].name }
 
+// Key returns the part's name in JSON.
+func (p Part) Key() string { return partInfo[p].key }
+
 // operandParts lists the operands that determine the use of a buffer. A matmul with a transposed
 // first factor computes the gradient of a weight. In any other matmul, the second factor is a
 // weight.
@@ -136,8 +139,8 @@ func (u *use) settle() {
 	}
 }
 
-// parts returns the use of each buffer of a code.
-func (c *Code) parts() []Part {
+// Parts returns the use of each buffer of a code.
+func (c *Code) Parts() []Part {
 	uses := make([]use, len(c.Buffers))
 	for b := range uses {
 		uses[b].part = PartWorking
@@ -234,7 +237,7 @@ func (p *Parts) UnmarshalJSON(text []byte) error {
 }
 
 // MarshalText implements encoding.TextMarshaler. It returns the part's key.
-func (p Part) MarshalText() ([]byte, error) { return []byte(partInfo[p].key), nil }
+func (p Part) MarshalText() ([]byte, error) { return []byte(p.Key()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (p *Part) UnmarshalText(text []byte) error {
@@ -256,7 +259,7 @@ func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	if lives == nil {
 		lives = c.lives()
 	}
-	parts := c.parts()
+	parts := c.Parts()
 	for a := range peaks {
 		peaks[a] = c.peak(Arena(a), parts, lives)
 	}

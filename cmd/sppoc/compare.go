@@ -181,6 +181,8 @@ type result struct {
 	Error        string   `json:"error,omitempty"`
 	Batch        int64    `json:"batch"`    // sequences per step
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
+
+	capacity [ir.NumArenas]ir.Bytes
 }
 
 // job returns the file's name without its folder or extension.
@@ -244,7 +246,8 @@ func (v *variant) simulate() (result, error) {
 			c.Subsequences = max(c.Subsequences, int(code.Sections[ir.SectionStep][pc].Prov.Subsequence)+1)
 		}
 	}
-	c.Fits = c.DevicePeak <= ir.Bytes(p.Machine.DeviceMemory) && c.HostPeak <= p.Machine.HostMemoryPerRank()
+	c.capacity = capacityOf(p)
+	c.Fits = c.DevicePeak <= c.capacity[ir.Device] && c.HostPeak <= c.capacity[ir.Host]
 	return c, nil
 }
 

@@ -10,8 +10,11 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/codegen"
+	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
 )
 
 const examplesReport = "../../examples/REPORT.md"
@@ -106,6 +109,7 @@ func exampleRow(t *testing.T, file string) string {
 	if err := job.Simulate(); err != nil {
 		t.Fatal(err)
 	}
+	memoryWithinPlaced(t, file, job)
 	var screen strings.Builder
 	if err := writeReport(&screen, p, true, false, nil); err != nil {
 		t.Fatal(err)
@@ -119,4 +123,31 @@ func exampleRow(t *testing.T, file string) string {
 		strings.TrimPrefix(file, "../../examples/"), p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Subsequences.N,
 		lengths[0], lengths[len(lengths)-1], device, p.Memory.DeviceCapacityBytes, host, p.Memory.HostCapacityBytes,
 		map[bool]string{true: "yes", false: "no"}[p.Memory.Fits], p.Time.StepS, 100*p.Time.BubbleRatio, p.Throughput.TGS, 100*p.Throughput.MFU)
+}
+
+// memoryWithinPlaced checks that no rank of the simulated step ever holds more bytes than its plan has placed.
+func memoryWithinPlaced(t *testing.T, file string, job *cli.Job) {
+	t.Helper()
+	program := job.Program
+	if program == nil {
+		var err error
+		if program, err = codegen.Build(job.Plan); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step, err := sim.Run(program, ir.SectionStep, sim.Options{Spans: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range step.Ranks {
+		r := step.Ranks[i].Index
+		for a := range ir.NumArenas {
+			placed := program.Codes[program.Ranks[r].Code].Arenas[a]
+			for _, l := range step.Memory(r, a) {
+				if n := l.Bytes(); n > placed || slices.Min(l.Parts[:]) < 0 {
+					t.Fatalf("%s: rank %d holds %s of %s memory at %s, placed are %s: %v", file, r, n, a, l.At, placed, l.Parts)
+				}
+			}
+		}
+	}
 }

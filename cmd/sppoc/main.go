@@ -150,10 +150,11 @@ var app = cli.App{
 			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
 			Doc: "simulate one or two programs and draw their timelines",
 			Details: "Each FILE is a program, a spec or a plan. The output is a single HTML file that works offline. It shows the streams\n" +
-				"and the memory of one rank per stage on a common time axis, with zoom, search and the spec line for every instruction.\n" +
+				"of one rank per stage and its memory by use on a common time axis, with zoom, search and the spec line for every\n" +
+				"instruction. A red line marks the capacity, unless the memory in use is less than a third of it.\n" +
 				"If two programs have the same ranks, each rank of the second is drawn below the same rank of the first. TRACE is a\n" +
 				"measured timeline of FILE, written by sppovm run --profile; it is drawn below the simulation. If OUT ends in .svg, the\n" +
-				"output is a figure of one program, suitable for printing.",
+				"output is a figure of one program, suitable for printing; --theme dark suits a dark page.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",

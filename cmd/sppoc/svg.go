@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
@@ -14,12 +16,13 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Dimensions of a figure, in pixels.
+// Dimensions of a figure, in pixels. It is as wide as a page of text, so that it is not scaled down there.
 const (
-	figureLabels = 110
-	figurePlot   = 1000
-	figureRow    = 12
+	figureLabels = 92
+	figurePlot   = 800
+	figureRow    = 13
 	figureTitle  = 22
+	figureLetter = 5.2 // the average width of a letter of 9 pixels
 )
 
 // showNames gives the colour name and the meaning of each kind of span, in the order of the kinds' numbers.
@@ -29,32 +32,96 @@ var showNames = [...][2]string{
 	{"exposed", "exposed transfer"}, {"collwait", "waiting for collective"}, {"weights", "deferred weight gradients"},
 }
 
-// colour returns a colour of the page's light theme.
-func colour(name string) string {
-	m := regexp.MustCompile(`--` + name + `: (#[0-9a-f]+);`).FindStringSubmatch(pageStyle)
-	if m == nil {
-		panic("internal: the page has no colour " + name)
+// useColour returns the name of the colour of a use of memory.
+func useColour(part ir.Part) string { return "use-" + part.Key() }
+
+// palettes holds the colours of the page, by theme and by name.
+var palettes = func() map[string]map[string]string {
+	all := map[string]map[string]string{}
+	light, dark, _ := strings.Cut(pageStyle, `:root[data-theme="dark"]`)
+	for theme, text := range map[string]string{"light": light, "dark": dark} {
+		all[theme] = map[string]string{}
+		for _, m := range regexp.MustCompile(`--([a-z0-9_-]+): (#[0-9a-f]{6});`).FindAllStringSubmatch(text, -1) {
+			all[theme][m[1]] = m[2]
+		}
 	}
-	return m[1]
-}
+	return all
+}()
 
 // figure is an SVG that grows downwards.
 type figure struct {
-	body strings.Builder
-	y    int
+	theme   string
+	body    strings.Builder
+	y       int
+	seen    [len(showNames)]bool // the kinds of spans that occur
+	used    [ir.NumParts]bool    // the uses of memory that occur
+	limited bool                 // a row shows its capacity
+}
+
+// colour returns a colour of the page.
+func (f *figure) colour(name string) string {
+	c := palettes[f.theme][name]
+	if c == "" {
+		panic("internal: the page has no colour " + name)
+	}
+	return c
+}
+
+// shade returns a colour mixed with the background, as the page does.
+func (f *figure) shade(name string) string {
+	c, back := channels(f.colour(name)), channels(f.colour("back"))
+	for i := range c {
+		c[i] = 0.7*c[i] + 0.3*back[i]
+	}
+	return fmt.Sprintf("#%02x%02x%02x", int(c[0]+0.5), int(c[1]+0.5), int(c[2]+0.5))
+}
+
+// ink returns black or white, whichever contrasts more with a colour.
+func ink(colour string) string {
+	if luminance(colour) > 0.18 {
+		return "#111111"
+	}
+	return "#ffffff"
+}
+
+// luminance returns the relative luminance of a colour, from 0 to 1.
+func luminance(colour string) float64 {
+	c := channels(colour)
+	for i := range c {
+		c[i] = math.Pow(c[i]/255, 2.2)
+	}
+	return 0.2126*c[0] + 0.7152*c[1] + 0.0722*c[2]
+}
+
+// channels returns the red, green and blue of a colour.
+func channels(colour string) (c [3]float64) {
+	for i := range c {
+		n, err := strconv.ParseUint(colour[1+2*i:3+2*i], 16, 8)
+		if err != nil {
+			panic("internal: " + err.Error())
+		}
+		c[i] = float64(n)
+	}
+	return c
 }
 
 func (f *figure) text(x, y int, anchor, style, text string) {
-	fmt.Fprintf(&f.body, `<text x="%d" y="%d" text-anchor="%s" style="%s">%s</text>`+"\n", x, y, anchor, style, html.EscapeString(text))
+	if style != "" {
+		style = ` style="` + style + `"`
+	}
+	fmt.Fprintf(&f.body, `<text x="%d" y="%d" text-anchor="%s"%s>%s</text>`+"\n", x, y, anchor, style, html.EscapeString(text))
 }
+
+// small is the style of secondary text.
+func (f *figure) small() string { return "font-size:9px;fill:" + f.colour("soft") }
 
 func (f *figure) write(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	width := figureLabels + figurePlot + 20
-	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="10" fill="%s">`+"\n",
-		width, f.y+8, width, f.y+8, colour("text"))
-	fmt.Fprintf(b, `<defs><pattern id="hatch" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="4" fill="%s"/></pattern></defs>`+"\n", colour("bubble"))
-	fmt.Fprintf(b, `<rect width="100%%" height="100%%" fill="%s"/>`+"\n", colour("back"))
+	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11" fill="%s">`+"\n",
+		width, f.y+8, width, f.y+8, f.colour("text"))
+	fmt.Fprintf(b, `<defs><pattern id="hatch" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="4" fill="%s"/></pattern></defs>`+"\n", f.colour("bubble"))
+	fmt.Fprintf(b, `<rect width="100%%" height="100%%" fill="%s"/>`+"\n", f.colour("back"))
 	if _, err := b.WriteString(f.body.String()); err != nil {
 		return err
 	}
@@ -62,30 +129,45 @@ func (f *figure) write(w io.Writer) error {
 	return b.Flush()
 }
 
-// legend lists the kinds of spans that occur.
-func (f *figure) legend(seen [len(showNames)]bool) {
-	x := figureLabels
+// legend lists the kinds of spans and the uses of memory that occur.
+func (f *figure) legend() {
 	f.y += 18
-	for k, n := range showNames {
-		if !seen[k] {
-			continue
-		}
-		wide := 30 + 6*len(n[1])
+	x := figureLabels
+	add := func(fill, text string) {
+		wide := 24 + 11*len(text)/2
 		if x+wide > figureLabels+figurePlot {
-			x, f.y = figureLabels, f.y+14
+			x, f.y = figureLabels, f.y+16
 		}
-		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="9" height="9" fill="%s"/>`+"\n", x, f.y-9, fill(k))
-		f.text(x+13, f.y-1, "start", "", n[1])
+		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="9" height="9" fill="%s"/>`+"\n", x, f.y-9, fill)
+		f.text(x+13, f.y-1, "start", "", text)
 		x += wide
+	}
+	for k, n := range showNames {
+		if f.seen[k] {
+			add(f.fill(k), n[1])
+		}
+	}
+	if slices.Contains(f.used[:], true) {
+		x, f.y = figureLabels, f.y+18
+		f.text(figureLabels-6, f.y-1, "end", "", "memory")
+	}
+	for part := range ir.PartGaps {
+		if f.used[part] {
+			add(f.colour(useColour(part)), part.String())
+		}
+	}
+	if f.limited {
+		add("none", "capacity")
+		fmt.Fprintf(&f.body, `<path d="M%d %d.5h9" stroke="%s"/>`+"\n", x-24-11*len("capacity")/2, f.y-4, f.colour("limit"))
 	}
 	f.y += 4
 }
 
-func fill(kind int) string {
+func (f *figure) fill(kind int) string {
 	if kind == showBubble {
 		return "url(#hatch)"
 	}
-	return colour(showNames[kind][0])
+	return f.colour(showNames[kind][0])
 }
 
 // axis marks round times below all rows.
@@ -106,35 +188,106 @@ func (f *figure) axis(makespan ir.Seconds) {
 	}
 	for at := 0.0; at <= float64(makespan)*(1+1e-9); at += step {
 		x := figureLabels + int(pixels(ir.Seconds(at), makespan))
-		fmt.Fprintf(&f.body, `<path d="M%d %dv4" stroke="%s"/>`+"\n", x, f.y-10, colour("soft"))
+		fmt.Fprintf(&f.body, `<path d="M%d %dv4" stroke="%s"/>`+"\n", x, f.y-10, f.colour("soft"))
 		f.text(x, f.y+4, "middle", "", fmt.Sprintf("%.4g %s", at/unit, name))
 	}
 	f.y += 6
 }
 
-// timelineFigure draws the timelines of the given ranks for print.
-func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
-	f := &figure{y: figureTitle}
+// timelineFigure draws the timelines of the given ranks, with their memory, for print.
+func timelineFigure(w io.Writer, theme, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
+	f := &figure{theme: theme, y: figureTitle}
 	f.text(figureLabels, 14, "start", "font-size:12px;font-weight:600",
 		fmt.Sprintf("%s, simulated on %s: %s a step, MFU %.1f%%, bubble %.1f%%", title, p.Machine.Name, t.Makespan, 100*t.MFU(), 100*t.BubbleRatio()))
-	var seen [len(showNames)]bool
+	height := max(2*figureRow, 8*figureRow/len(ranks))
+	top := topOfMemory(p, ranks)
 	for _, r := range ranks {
 		code := &p.Codes[p.Ranks[r].Code]
 		spans := t.Rank(r).Spans
 		kinds := spanKinds(code, spans)
-		f.y += 6
-		f.text(4, f.y+9, "start", "font-weight:600", fmt.Sprintf("rank %d", r))
+		f.y += 8
+		f.text(4, f.y+10, "start", "font-weight:600", fmt.Sprintf("rank %d", r))
 		f.tasks(code, spans, t.Makespan)
 		for s := range ir.NumStreams {
-			if f.stream(code, spans, kinds, s, t.Makespan, &seen) {
-				f.text(figureLabels-6, f.y+9, "end", "", s.String())
+			if f.stream(code, spans, kinds, s, t.Makespan) {
+				f.text(figureLabels-6, f.y+10, "end", "", s.String())
 				f.y += figureRow
+			}
+		}
+		for a := range ir.NumArenas {
+			if code.Arenas[a] > 0 {
+				f.y += 3
+				f.memory(t.Memory(r, a), t.Makespan, height, top[a])
+				f.text(figureLabels-6, f.y+height/2, "end", "", a.String()+" memory")
+				f.text(figureLabels-6, f.y+height/2+11, "end", f.small(), fmt.Sprintf("%s of %s", code.Arenas[a], capacityOf(p)[a]))
+				f.y += height
 			}
 		}
 	}
 	f.axis(t.Makespan)
-	f.legend(seen)
+	f.legend()
 	return f.write(w)
+}
+
+// memoryScale is the top of a row of memory, and whether that is the capacity.
+type memoryScale struct {
+	top      ir.Bytes
+	capacity bool
+}
+
+// topOfMemory returns the scale of each arena's rows: up to the capacity, unless the ranks would fill less than a
+// third of it, and otherwise up to the highest byte in use. The page has the same rule.
+func topOfMemory(p *ir.Program, ranks []int) (top [ir.NumArenas]memoryScale) {
+	for a, capacity := range capacityOf(p) {
+		most := ir.Bytes(1)
+		for _, r := range ranks {
+			most = max(most, p.Codes[p.Ranks[r].Code].Arenas[a])
+		}
+		top[a] = memoryScale{max(most, capacity), true}
+		if most < capacity/3 {
+			top[a] = memoryScale{most, false}
+		}
+	}
+	return top
+}
+
+// memory stacks the uses of an arena over time. A pixel column shows the moment with the most bytes in use.
+func (f *figure) memory(levels []sim.Level, makespan ir.Seconds, height int, scale memoryScale) {
+	columns := make([]*sim.Level, figurePlot)
+	for i := range levels {
+		end := makespan
+		if i+1 < len(levels) {
+			end = levels[i+1].At
+		}
+		last := min(int(math.Ceil(pixels(end, makespan))), figurePlot)
+		for c := int(pixels(levels[i].At, makespan)); c < last; c++ {
+			if columns[c] == nil || levels[i].Bytes() > columns[c].Bytes() {
+				columns[c] = &levels[i]
+			}
+		}
+	}
+	base := float64(f.y + height)
+	for part := int(ir.PartGaps) - 1; part >= 0; part-- { // each covers the ones before it
+		path, at, was := "", 0, 0.0
+		for c, l := range columns {
+			var n ir.Bytes
+			for i := range part + 1 {
+				n += l.Parts[i]
+			}
+			f.used[part] = f.used[part] || 2*float64(l.Parts[part])*float64(height) >= float64(scale.top) // half a pixel
+			if up := math.Round(2*float64(n)/float64(scale.top)*float64(height)) / 2; up != was {
+				path += fmt.Sprintf("h%dv%g", c-at, was-up)
+				at, was = c, up
+			}
+		}
+		if path != "" {
+			fmt.Fprintf(&f.body, `<path d="M%d %g%sH%dV%gz" fill="%s"/>`+"\n", figureLabels, base, path, figureLabels+figurePlot, base, f.colour(useColour(ir.Part(part))))
+		}
+	}
+	if scale.capacity {
+		f.limited = true
+		fmt.Fprintf(&f.body, `<path d="M%d %d.5h%d" stroke="%s"/>`+"\n", figureLabels, f.y, figurePlot, f.colour("limit"))
+	}
 }
 
 // taskNames selects the properties that the names of tasks contain: those that differ among the tasks of the ranks
@@ -194,19 +347,15 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 			return
 		}
 		name, light := names.of(of)
-		opacity := 1.0
+		look := f.fill(kind)
 		if light {
-			opacity = 0.6
+			look = f.shade(showNames[kind][0])
 		}
 		x, width := figureLabels+pixels(from, makespan), pixels(to-from, makespan)
-		fmt.Fprintf(&f.body, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" fill-opacity="%g"/>`+"\n",
-			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), opacity)
-		if width > float64(6*len(name)+2) {
-			ink := "font-size:9px"
-			if kind == showForward && !light { // the only bar that is too dark for black text
-				ink += ";fill:" + colour("back")
-			}
-			f.text(int(x+width/2), f.y+figureRow-3, "middle", ink, name)
+		fmt.Fprintf(&f.body, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n",
+			x, f.y+1, max(width-0.5, 0.2), figureRow-2, look)
+		if width > figureLetter*float64(len(name)+strings.Count(name, "@"))+1 { // @ is twice as wide
+			f.text(int(x+width/2), f.y+figureRow-3, "middle", "font-size:9px;fill:"+ink(look), name)
 		}
 	}
 	for pc := range code.Sections[ir.SectionStep] {
@@ -222,14 +371,14 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 		to = spans[pc].End
 	}
 	draw()
-	f.text(figureLabels-6, f.y+9, "end", "", "tasks")
+	f.text(figureLabels-6, f.y+10, "end", "", "tasks")
 	f.y += figureRow
 }
 
 // stream draws the row of a stream, and reports whether anything was drawn. Each pixel column stands for a short
 // interval. Its colour is that of the kind of span that takes most of the interval, and its height shows how busy
 // the stream is.
-func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
+func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds) bool {
 	cells := make([][len(showNames)]float64, figurePlot)
 	any := false
 	for pc := range spans {
@@ -237,7 +386,7 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 		if code.Sections[ir.SectionStep][pc].Stream != s || k == showNothing || spans[pc].End <= spans[pc].Begin {
 			continue
 		}
-		any, seen[k] = true, true
+		any, f.seen[k] = true, true
 		at, end := pixels(spans[pc].Begin, makespan), pixels(spans[pc].End, makespan)
 		for at < end {
 			i := min(int(at), len(cells)-1)
@@ -252,6 +401,7 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 	if !any {
 		return false
 	}
+	var bars [len(showNames)]strings.Builder
 	from, kind, level := 0, -1, 0
 	for i := 0; i <= len(cells); i++ {
 		k, l := -1, 0
@@ -263,10 +413,14 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 		}
 		if kind >= 0 {
 			h := float64(figureRow-2) * float64(level) / 4
-			fmt.Fprintf(&f.body, `<rect x="%d" y="%g" width="%d" height="%g" fill="%s"/>`+"\n",
-				figureLabels+from, float64(f.y+figureRow-1)-h, i-from, h, fill(kind))
+			fmt.Fprintf(&bars[kind], "M%d %dh%dv-%gh-%dz", figureLabels+from, f.y+figureRow-1, i-from, h, i-from)
 		}
 		from, kind, level = i, k, l
+	}
+	for k := range bars {
+		if bars[k].Len() > 0 {
+			fmt.Fprintf(&f.body, `<path d="%s" fill="%s"/>`+"\n", &bars[k], f.fill(k))
+		}
 	}
 	return true
 }
@@ -290,20 +444,26 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	return kind, max(1, int(4*min(busy, 1)+0.5))
 }
 
-// comparisonFigure draws a bar for each line that compare prints. The length of a bar shows the tokens per second
-// and rank.
+// comparisonFigure draws two bars for each line that compare prints: one as long as the tokens per second and rank,
+// and beside it the peaks of memory, in a frame as wide as the capacity.
 func comparisonFigure(w io.Writer, rows []result) error {
-	f := &figure{y: figureTitle}
-	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens per second and rank, simulated")
+	const gap, frame = 130, 120 // for the note of a bar, and the width of a frame
+	f := &figure{theme: "light"}
 	most, names, same := 0.0, 0, oneJob(rows)
-	if same && len(rows[0].Set) > 0 {
-		f = &figure{y: figureTitle}
-		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens per second and rank, simulated")
-	}
 	for i := range rows {
 		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label(same)))
 	}
 	left := 16 + 6*names
+	right := figureLabels + figurePlot - 2*frame - 10
+	title := "tokens per second and rank, simulated"
+	if same && len(rows[0].Set) > 0 {
+		title = rows[0].job() + ": " + title
+	}
+	f.text(10, 14, "start", "font-size:12px;font-weight:600", title)
+	for a := range ir.NumArenas {
+		f.text(right+int(a)*(frame+20), 30, "start", f.small(), a.String()+" memory")
+	}
+	f.y = 34
 	for i := range rows {
 		r := &rows[i]
 		f.y += 18
@@ -312,15 +472,34 @@ func comparisonFigure(w io.Writer, rows []result) error {
 			f.text(left, f.y, "start", "", r.Error)
 			continue
 		}
-		width := int(r.TGS / most * float64(figureLabels+figurePlot-left-180))
-		look := colour("forward")
+		width := int(r.TGS / most * float64(right-left-gap))
+		look := f.colour("forward")
 		note := fmt.Sprintf("%s, MFU %.1f%%, m = %d", cli.Short(r.TGS), 100*r.MFU, r.Batch)
 		if !r.Fits {
-			look, note = colour("bubble"), note+", does not fit"
+			look, note = f.colour("bubble"), note+", does not fit"
 		}
 		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="%d" height="12" fill="%s"/>`+"\n", left, f.y-10, width, look)
-		f.text(left+width+6, f.y, "start", "", note)
+		f.text(left+width+6, f.y, "start", f.small(), note)
+		for a, n := range [ir.NumArenas]ir.Bytes{ir.Device: r.DevicePeak, ir.Host: r.HostPeak} {
+			f.peak(right+a*(frame+20), frame, n, r.capacity[a])
+		}
 	}
 	f.y += 6
 	return f.write(w)
+}
+
+// peak draws the peak of an arena in a frame that ends at the capacity.
+func (f *figure) peak(x, frame int, n, capacity ir.Bytes) {
+	look, share := f.colour("memory"), float64(n)/float64(max(capacity, 1))
+	if share > 1 {
+		look, share = f.colour("exposed"), 1
+	}
+	fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="%.1f" height="12" fill="%s"/>`+"\n", x, f.y-10, share*float64(frame), look)
+	fmt.Fprintf(&f.body, `<rect x="%d.5" y="%d.5" width="%d" height="11" fill="none" stroke="%s"/>`+"\n", x, f.y-10, frame-1, f.colour("line"))
+	fmt.Fprintf(&f.body, `<path d="M%d.5 %dv14" stroke="%s"/>`+"\n", x+frame-1, f.y-11, f.colour("limit"))
+	style := "font-size:9px"
+	if share == 1 {
+		style += ";fill:" + ink(look)
+	}
+	f.text(x+frame/2, f.y-1, "middle", style, fmt.Sprintf("%s of %s", n, capacity))
 }

@@ -2,80 +2,72 @@ package main
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
-	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir/irtest"
 )
 
-// timeline lists the two versions of the README's picture; the value is true for the one with dark colours.
-var timeline = map[string]bool{"../../docs/timeline.svg": false, "../../docs/timeline-dark.svg": true}
+// pictures lists the documents' pictures by the name of their file: the spec and the ranks.
+var pictures = map[string][2]string{"timeline": {"paper/gpt-7b-512k.sppo", "0,24"}, "memory": {"long/llama-8b-1m.sppo", "stages"}}
 
-// The README's picture is what view currently draws; -update rewrites it. The dark version has the page's dark
-// colours.
-func TestTimelineInREADME(t *testing.T) {
-	out := filepath.Join(t.TempDir(), "timeline.svg")
-	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
-	if code := app.Main(env, []string{"view", "../../examples/paper/gpt-7b-512k.sppo", "-o", out}); code != cli.Done {
-		t.Fatalf("exit %d", code)
-	}
-	light, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, dark := range timeline {
-		want := light
-		if dark {
-			want = inDarkColours(t, light)
-		}
-		if irtest.Update() {
-			if err := os.WriteFile(name, want, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := os.ReadFile(name)
+// The documents' pictures are what view currently draws; -update rewrites them.
+func TestPictures(t *testing.T) {
+	for name, of := range pictures {
+		spec := of[0]
+		job, step, ranks, err := simulated(nil, "../../examples/"+spec, nil, of[1])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what view draws; go test ./cmd/sppoc -update rewrites it", name)
-		}
-		if len(got) > 200e3 {
-			t.Errorf("%s has %d bytes", name, len(got))
+		for theme, end := range map[string]string{"light": ".svg", "dark": "-dark.svg"} {
+			written := "../../docs/" + name + end
+			var out bytes.Buffer
+			if err := timelineFigure(&out, theme, strings.TrimSuffix(filepath.Base(spec), ".sppo"), job.Program, step, ranks); err != nil {
+				t.Fatal(err)
+			}
+			want := out.Bytes()
+			if irtest.Update() {
+				if err := os.WriteFile(written, want, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := os.ReadFile(written)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s is not what view draws; go test ./cmd/sppoc -update rewrites it", written)
+			}
+			if len(got) > 120e3 {
+				t.Errorf("%s has %d bytes", written, len(got))
+			}
 		}
 	}
 }
 
-// inDarkColours replaces each light colour of the page with the dark colour of the same name.
-func inDarkColours(t *testing.T, svg []byte) []byte {
-	t.Helper()
-	light, dark, ok := strings.Cut(pageStyle, `:root[data-theme="dark"]`)
-	if !ok {
-		t.Fatal("the page has no dark colours")
-	}
-	darkOf := map[string]string{}
-	variable := regexp.MustCompile(`--([a-z0-9]+): (#[0-9a-f]+);`)
-	for _, m := range variable.FindAllStringSubmatch(dark, -1) {
-		darkOf[m[1]] = m[2]
-	}
-	replace := map[string]string{}
-	for _, m := range variable.FindAllStringSubmatch(light, -1) {
-		if was := replace[m[2]]; was != "" && was != darkOf[m[1]] {
-			t.Fatalf("two light colours are %s", m[2])
+// In both themes, all text contrasts with what is behind it: the background, or the bar that contains a task's name.
+func TestContrast(t *testing.T) {
+	for theme := range palettes {
+		f := &figure{theme: theme}
+		for _, name := range []string{"text", "soft"} {
+			if c := contrast(f.colour(name), f.colour("back")); c < 4.5 {
+				t.Errorf("%s: the contrast of %s is %.1f", theme, name, c)
+			}
 		}
-		replace[m[2]] = darkOf[m[1]]
-	}
-	svg = bytes.ReplaceAll(svg, []byte(`font-size:9px"`), []byte(`font-size:9px;fill:`+colour("back")+`"`)) // names inside bars
-	return regexp.MustCompile(`#[0-9a-f]{6}`).ReplaceAllFunc(svg, func(c []byte) []byte {
-		d := replace[string(c)]
-		if d == "" {
-			t.Fatalf("%s is no colour of the page", c)
+		for _, kind := range taskKinds {
+			for _, bar := range []string{f.fill(kind), f.shade(showNames[kind][0])} {
+				if c := contrast(ink(bar), bar); c < 4.5 {
+					t.Errorf("%s: the contrast of a name on %s is %.1f", theme, bar, c)
+				}
+			}
 		}
-		return []byte(d)
-	})
+	}
+}
+
+// contrast returns the contrast ratio of two colours, as WCAG defines it, from 1 to 21.
+func contrast(a, b string) float64 {
+	x, y := luminance(a)+0.05, luminance(b)+0.05
+	return max(x, y) / min(x, y)
 }

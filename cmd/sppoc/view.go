@@ -40,6 +40,8 @@ func view(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "output", "html", "svg")
 	cli.Words(flags, "ranks", rankWords)
 	svg := flags.Bool("svg", false, "draw a figure suitable for printing, as if the output ended in .svg")
+	var theme string
+	cli.Choice(flags, &theme, "theme", "light", "colours of a figure: light or dark; a page follows the browser", "light", "dark")
 	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {
@@ -50,7 +52,9 @@ func view(flags *pflag.FlagSet) cli.Action {
 		}
 		switch ext := strings.ToLower(filepath.Ext(*out)); {
 		case ext == ".svg" || *svg:
-			return draw(env, files, set(), *ranks, *out)
+			return draw(env, files, set(), *ranks, theme, *out)
+		case flags.Changed("theme"):
+			return cli.Usagef("view: --theme is for figures, such as -o timeline.svg; a page follows the browser")
 		case ext != "" && ext != ".html" && ext != ".htm":
 			return cli.Usagef("cannot write %s: the output must end in .html for a page or .svg for a figure", *out)
 		}
@@ -101,24 +105,25 @@ func (p *page) source() string {
 type column [3]any
 
 type pageProgram struct {
-	Name     string     `json:"name"`
-	Machine  string     `json:"machine"`
-	Measured bool       `json:"measured"` // otherwise simulated
-	Makespan float64    `json:"makespan"`
-	TGS      float64    `json:"tgs"`
-	MFU      float64    `json:"mfu"`
-	Bubble   float64    `json:"bubble"`
-	Exposed  float64    `json:"exposed"`
-	Critical string     `json:"critical"`
-	Streams  []string   `json:"streams"`
-	Ops      []string   `json:"ops"`
-	Passes   []string   `json:"passes"`
-	Lines    []string   `json:"lines"`
-	Results  []string   `json:"results"` // names of buffers
-	Path     pagePath   `json:"path"`    // the critical path
-	Sums     any        `json:"sums"`    // sums along the path
-	Codes    []pageCode `json:"codes"`
-	Ranks    []pageRank `json:"ranks"`
+	Name     string      `json:"name"`
+	Machine  string      `json:"machine"`
+	Measured bool        `json:"measured"` // otherwise simulated
+	Makespan float64     `json:"makespan"`
+	TGS      float64     `json:"tgs"`
+	MFU      float64     `json:"mfu"`
+	Bubble   float64     `json:"bubble"`
+	Exposed  float64     `json:"exposed"`
+	Critical string      `json:"critical"`
+	Streams  []string    `json:"streams"`
+	Ops      []string    `json:"ops"`
+	Passes   []string    `json:"passes"`
+	Lines    []string    `json:"lines"`
+	Results  []string    `json:"results"` // names of buffers
+	Uses     [][2]string `json:"uses"`    // by number: the colour and the name of each use of memory
+	Path     pagePath    `json:"path"`    // the critical path
+	Sums     any         `json:"sums"`    // sums along the path
+	Codes    []pageCode  `json:"codes"`
+	Ranks    []pageRank  `json:"ranks"`
 }
 
 // pageCode has a column for each property of its instructions.
@@ -174,12 +179,14 @@ type pageMemory struct {
 	Parts    [][2]any `json:"parts"`   // name and bytes
 	Largest  [][3]any `json:"largest"` // name, part and bytes
 
+	// The columns describe changes, first to last: the time, the use, and the bytes of this use from then on.
 	At    column `json:"at"`
+	Use   column `json:"use"`
 	Bytes column `json:"bytes"`
 }
 
 // draw writes a figure of one job.
-func draw(env *cli.Env, files, set []string, ranks, out string) error {
+func draw(env *cli.Env, files, set []string, ranks, theme, out string) error {
 	if len(files) > 1 {
 		return cli.Usagef("view: a figure shows one program; use a page to compare two")
 	}
@@ -191,7 +198,7 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	}
 	program := job.Program
 	title := strings.TrimSuffix(filepath.Base(files[0]), ".sppo")
-	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, title, program, t, chosen) })
+	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, theme, title, program, t, chosen) })
 	watch.End()
 	if err == nil {
 		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %s\n", env.Name, out, words.Plural(len(chosen), "rank"))
@@ -270,6 +277,9 @@ func (p *page) put(name, machine string, t *sim.Timeline) {
 	for op := range ir.Ops {
 		x.Ops = append(x.Ops, ir.Ops[op].Name)
 	}
+	for part := range ir.PartGaps {
+		x.Uses = append(x.Uses, [2]string{useColour(part), part.String()})
+	}
 	shown := map[int32]int{} // index among the shown codes, by code
 	for _, r := range chosen {
 		code := program.Ranks[r].Code
@@ -295,23 +305,38 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 		begin[pc], end[pc] = float64(s.Begin), float64(s.End)
 	}
 	x.Begin, x.End = addColumn(p, "f64", begin), addColumn(p, "f64", end)
-	capacity := [ir.NumArenas]ir.Bytes{ir.Device: ir.Bytes(p.last.Machine.DeviceMemory), ir.Host: p.last.Machine.HostMemoryPerRank()}
+	capacity := capacityOf(p.last)
 	for a := range ir.NumArenas {
-		var at, held []float64
-		for _, l := range t.Memory(r, a) {
-			at, held = append(at, float64(l.At)), append(held, float64(l.Bytes))
-		}
 		code := p.last.Ranks[r].Code
-		m := pageMemory{
-			Arena: a.String(), Placed: p.last.Codes[code].Arenas[a], Capacity: capacity[a],
-			At: addColumn(p, "f64", at), Bytes: addColumn(p, "f64", held),
-		}
+		m := pageMemory{Arena: a.String(), Placed: p.last.Codes[code].Arenas[a], Capacity: capacity[a]}
 		m.fill(&p.peaks[code][a])
+		p.levels(&m, t.Memory(r, a))
 		x.Memory = append(x.Memory, m)
 	}
 	p.spans += len(spans)
 	p.ranks++
 	return x
+}
+
+// capacityOf returns the memory that a rank has.
+func capacityOf(p *ir.Program) [ir.NumArenas]ir.Bytes {
+	return [ir.NumArenas]ir.Bytes{ir.Device: ir.Bytes(p.Machine.DeviceMemory), ir.Host: p.Machine.HostMemoryPerRank()}
+}
+
+// levels adds the columns of an arena's changes.
+func (p *page) levels(m *pageMemory, levels []sim.Level) {
+	var at, held []float64
+	var use []uint8
+	var last ir.Parts
+	for _, l := range levels {
+		for part, n := range l.Parts {
+			if n != last[part] {
+				at, use, held = append(at, float64(l.At)), append(use, uint8(part)), append(held, float64(n))
+			}
+		}
+		last = l.Parts
+	}
+	m.At, m.Use, m.Bytes = addColumn(p, "f64", at), addColumn(p, "u8", use), addColumn(p, "f64", held)
 }
 
 // fill records the contents of the memory at its peak.

@@ -81,6 +81,21 @@ func TestViewInBrowser(t *testing.T) {
 			[]string{"all 2 ranks, the whole step", "computematmul312", "part 2 ranks, ", "us, from "}},
 		{tiny, "", detail + `for (let y = 40; y < 600 && !detail().includes("at the peak"); y += 8) { mouse("pointerdown", 700, y); mouse("pointerup", 700, y); }
 			says("memory", detail())`, []string{"at the peak, in forward microbatch 1 subsequence 1 stage 0 layer 0: weights 45.2 KiB, optimizer 90.4 KiB", "gaps 7.20 KiB", "embed.m (optimizer) 16.0 KiB"}},
+		// The uses of memory add up to the bytes in use, which never exceed the highest placed byte.
+		{tiny, "", `const tip = document.getElementById("tip"), open = () => tip.style.display === "block"; let y = 40;
+			const over = () => { mouse("pointermove", 700, y, { pointerType: "mouse" }); return open(); };
+			const bytes = text => { const [n, u] = text.split(" "); return n * 1024 ** ["B", "KiB", "MiB"].indexOf(u); };
+			while (y < 900 && !(over() && tip.textContent.includes("device memory"))) y += 4;
+			const [head, uses, placed] = tip.textContent.split("\n"); says("tip", tip.textContent);
+			const [, now, most] = head.match(/: ([\d.]+ \w+) in use, at most ([\d.]+ \w+)/), sum = uses.split(", ").reduce((s, u) => s + bytes(u.match(/[\d.]+ \w+$/)[0]), 0);
+			says("sum", Math.abs(sum / bytes(now) - 1) < 0.01 && bytes(now) <= bytes(most)); says("placed", bytes(most) <= bytes(placed.match(/byte: ([\d.]+ \w+)/)[1]));
+			for (const close of [() => mouse("pointerleave", 700, y), () => key("Escape"), () => mouse("pointercancel", 700, y), () => key("w"), () => dispatchEvent(new Event("blur")),
+				() => mouse("pointerdown", 700, y, { pointerType: "touch" }), () => mouse("wheel", 700, y, { deltaY: -10, ctrlKey: true })]) { over(); const was = open(); close(); says("closed", was && !open()); mouse("pointerup", 700, y); key("0"); }
+			mouse("pointermove", 700, y, { pointerType: "touch" }); says("touched", open())`,
+			[]string{"tip rank 0, device memory at ", "weights 45.2 KiB, optimizer 90.4 KiB", "placed byte: 231 KiB of 1.00 GiB", "sum true", "placed true",
+				"closed true; closed true; closed true; closed true; closed true; closed true; closed true; touched false"}},
+		// Rows fill the page.
+		{append(tiny, "--ranks", "0"), "", `const [rows, room] = canvas.dataset.rows.split(" "); says("filled", rows <= room && rows > room - 12); says("legend", document.getElementById("legend").textContent)`, []string{"filled true", "legend forward", "memoryweights", "saved activations"}},
 	} {
 		page := viewOf(t, c.args...)
 		act(t, page, c.acts)
@@ -197,6 +212,10 @@ func TestFigure(t *testing.T) {
 			Width string  `xml:"width,attr"`
 			Fill  string  `xml:"fill,attr"`
 		} `xml:"rect"`
+		Paths []struct {
+			D    string `xml:"d,attr"`
+			Fill string `xml:"fill,attr"`
+		} `xml:"path"`
 		Texts []string `xml:"text"`
 	}
 	if err := xml.Unmarshal(data, &svg); err != nil {
@@ -210,13 +229,33 @@ func TestFigure(t *testing.T) {
 			t.Errorf("a bar from %g, %g wide", r.X, width)
 		}
 	}
+	move := regexp.MustCompile(`M(\d+) [\d.]+h(\d+)`)
+	for _, p := range svg.Paths {
+		filled[p.Fill] = true
+		for _, m := range move.FindAllStringSubmatch(p.D, -1) {
+			x, _ := strconv.Atoi(m[1])
+			width, _ := strconv.Atoi(m[2])
+			if x < figureLabels || x+width > figureLabels+figurePlot {
+				t.Errorf("a bar from %d, %d wide", x, width)
+			}
+		}
+	}
+	f := &figure{theme: "light"}
 	for kind := range showNames {
-		if want := kind != showExposed; filled[fill(kind)] != want {
+		if want := kind != showExposed; filled[f.fill(kind)] != want {
 			t.Errorf("%s: drawn %v", showNames[kind][1], !want)
 		}
 	}
-	if !strings.Contains(strings.Join(svg.Texts, " "), "simulated on") {
-		t.Error("the figure does not say that it is simulated")
+	text := strings.Join(svg.Texts, " ")
+	for _, want := range []string{"simulated on", "device memory", "host memory", " KiB of 1.00 GiB", "saved activations"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the figure does not say %q", want)
+		}
+	}
+	for _, part := range []ir.Part{ir.PartWeights, ir.PartOptimizer, ir.PartGradients, ir.PartKV, ir.PartSaved, ir.PartWorking} {
+		if !filled[f.colour(useColour(part))] {
+			t.Errorf("memory: no %s", part)
+		}
 	}
 }
 

@@ -10,7 +10,8 @@
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
 //	share.go     the same if ranks share processors or copy bandwidth dynamically: one clock for all
 //	device.go    the same as a vm.Device, driven by the interpreter loop of package vm
-//	timeline.go  results: times, waits, bubble, memory
+//	timeline.go  results: times, waits, bubble
+//	memory.go    the bytes in use over time, by use
 //	path.go      the cause of each instruction's wait, and the critical path
 //	measured.go  the same analysis of a measurement
 //

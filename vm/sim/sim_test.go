@@ -507,31 +507,139 @@ func TestMemory(t *testing.T) {
 	checkMemory(t, p)
 	_, p = compile(t, "tiny.sppo", "schedule.offload=full", "schedule.recompute=full", "model.hidden=256", "train.batch=1", "schedule.pp=1", "schedule.subsequences=1")
 	checkMemory(t, p)
+	_, p = compile(t, "tiny.sppo", "schedule.offload=none", "schedule.sp=4", "schedule.pp=1", "schedule.sp_mode=megatron", "model.vocab=4096")
+	checkMemory(t, p)
 	s := &script{}
 	s.work(ir.Compute, 2) // 2 buffers of 2 bytes, 0 .. 2
 	s.work(ir.Compute, 3) // 2 of 3, 2 .. 5
-	want := []sim.Level{{At: 0, Bytes: 4}, {At: 2, Bytes: 6}, {At: 5, Bytes: 0}}
+	working := func(at ir.Seconds, n ir.Bytes) sim.Level {
+		return sim.Level{At: at, Parts: ir.Parts{ir.PartWorking: n}}
+	}
+	want := []sim.Level{working(0, 4), working(2, 6), working(5, 0)}
 	if diff := cmp.Diff(want, run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device)); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// checkMemory compares the bytes that ranks hold over time with the size of their arenas.
+// An instruction may write over a part of a buffer that is in use for the sake of its other bytes. No byte counts
+// twice, neither then nor when the buffers' lives end.
+func TestMemoryOfPartsTakenOver(t *testing.T) {
+	s := &script{}
+	whole, sum := s.bytes(8), s.bytes(2)
+	half := func(n ir.Bytes) ir.View { v := whole; v.Offset, v.Shape[0] = n, 4; return v }
+	taken := s.bytes(4)
+	s.code.Buffers[taken.Buffer].Offset = s.code.Buffers[whole.Buffer].Offset + 4
+	s.add(ir.CopyD2D, ir.Compute, []ir.View{half(0), half(4)})                                                 // 0 .. 4: 8
+	s.add(ir.CopyD2D, ir.Compute, []ir.View{taken, half(0)})                                                   // 4 .. 8: 4 of 8, and 4
+	s.add(ir.CopyD2D, ir.Compute, []ir.View{sum, func() ir.View { v := half(0); v.Shape[0] = 2; return v }()}) // 8 .. 10: 4 of 8, and 2
+	var got []ir.Bytes
+	for _, l := range run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device) {
+		got = append(got, l.Bytes())
+	}
+	if want := []ir.Bytes{8, 8, 6, 0}; !slices.Equal(got, want) {
+		t.Errorf("in use: %v, want %v", got, want)
+	}
+}
+
+// checkMemory compares the bytes that ranks hold over time with the size of their arenas, and at some times with
+// those of the buffers whose life includes that time, painted in the order in which they begin.
 func checkMemory(t *testing.T, p *ir.Program) {
 	t.Helper()
 	tl := run(t, p, sim.Options{Spans: true})
 	for r := range p.Ranks {
 		code := &p.Codes[p.Ranks[r].Code]
+		lives := livesOf(code, tl.Rank(r).Spans, tl.Makespan)
 		for a := range ir.NumArenas {
 			highest := ir.Bytes(0)
-			for _, l := range tl.Memory(r, a) {
-				highest = max(highest, l.Bytes)
+			curve := tl.Memory(r, a)
+			for i, l := range curve {
+				highest = max(highest, l.Bytes())
+				if want := paint(code, a, lives, l.At); i%97 == 0 && want != l.Parts {
+					t.Fatalf("rank %d at %s: %s memory has %v, want %v", r, l.At, a, l.Parts, want)
+				}
 			}
 			if highest > code.Arenas[a] || highest < code.Arenas[a]/2 {
 				t.Errorf("rank %d holds up to %d bytes of %s memory, placed are %d", r, highest, a, code.Arenas[a])
 			}
 		}
 	}
+}
+
+// livesOf returns the time from the first use of each buffer in the step to the last; for one that other sections
+// use, too, the whole step.
+func livesOf(code *ir.Code, spans []sim.Span, end ir.Seconds) map[uint32]sim.Span {
+	lives, others := map[uint32]sim.Span{}, map[uint32]bool{}
+	for pc, in := range code.Sections[ir.SectionStep] {
+		for _, v := range in.Args {
+			l, ok := lives[v.Buffer]
+			if s := spans[pc]; v.Present() && ok {
+				lives[v.Buffer] = sim.Span{Begin: min(l.Begin, s.Begin), End: max(l.End, s.End)}
+			} else if v.Present() {
+				lives[v.Buffer] = s
+			}
+		}
+	}
+	for s := range code.Sections {
+		for _, in := range code.Sections[s] {
+			for _, v := range in.Args {
+				others[v.Buffer] = others[v.Buffer] || v.Present() && ir.Section(s) != ir.SectionStep
+			}
+		}
+	}
+	for _, s := range code.States {
+		if s.Role != ir.RoleGrad && s.View.Present() {
+			lives[s.View.Buffer], others[s.View.Buffer] = sim.Span{}, true
+		}
+	}
+	for _, x := range code.Results {
+		if x.Name != ir.ResultLosses {
+			lives[x.View.Buffer], others[x.View.Buffer] = sim.Span{}, true
+		}
+	}
+	for b := range lives {
+		if others[b] {
+			lives[b] = sim.Span{End: end}
+		}
+	}
+	return lives
+}
+
+// paint returns what the bytes of an arena are used for at a time.
+func paint(code *ir.Code, a ir.Arena, lives map[uint32]sim.Span, at ir.Seconds) (sum ir.Parts) {
+	var live []uint32
+	var edges []ir.Bytes
+	for b, l := range lives {
+		if x := &code.Buffers[b]; x.Arena == a && l.Begin <= at && at < l.End {
+			live = append(live, b)
+			edges = append(edges, x.Offset, x.Offset+x.Size)
+		}
+	}
+	slices.SortFunc(live, func(x, y uint32) int {
+		if lives[x].Begin < lives[y].Begin {
+			return -1
+		}
+		return 1
+	})
+	slices.Sort(edges)
+	edges = slices.Compact(edges)
+	parts := code.Parts()
+	used := make([]ir.Part, len(edges))
+	for i := range used {
+		used[i] = ir.NumParts
+	}
+	for _, b := range live {
+		from, _ := slices.BinarySearch(edges, code.Buffers[b].Offset)
+		to, _ := slices.BinarySearch(edges, code.Buffers[b].Offset+code.Buffers[b].Size)
+		for i := from; i < to; i++ {
+			used[i] = parts[b]
+		}
+	}
+	for i, part := range used {
+		if part != ir.NumParts {
+			sum[part] += edges[i+1] - edges[i]
+		}
+	}
+	return sum
 }
 
 // The simulation also agrees with the prediction for the unmodified jobs of the paper. With collectives across

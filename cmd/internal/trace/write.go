@@ -123,7 +123,7 @@ func (x *writer) rank(r int) {
 	}
 	for a := range ir.NumArenas {
 		for _, l := range x.timeline.Memory(r, a) {
-			x.event(`{"ph":"C","pid":%d,"name":"%s memory","ts":%s,"args":{"bytes":%d}}`, r, a, micros(nanos(l.At)), l.Bytes)
+			x.event(`{"ph":"C","pid":%d,"name":"%s memory","ts":%s,"args":{"bytes":%d}}`, r, a, micros(nanos(l.At)), l.Bytes())
 		}
 	}
 }

@@ -17,13 +17,14 @@
     ["exposed", "exposed transfer"], ["collwait", "waiting for collective"], ["weights", "deferred weight gradients"],
   ];
   const BUBBLE = 7, EXPOSED = 8, HIDDEN = 255;
+  const uses = head.programs[0].uses; // of memory
   const phases = ["init", "forward", "backward", "optimizer", "eval", "weights"];
   const taskLetters = { 1: "F", 2: "B", 5: "W" }; // by phase, as in plans
   const taskKinds = { 1: 0, 2: 1, 5: 10 };
 
   // rows
-  const labelWidth = 160, axisHeight = 24, streamHeight = 15, memoryHeight = 30, titleHeight = 22, gap = 6;
-  const rows = [], seen = new Set(), most = {}; // most: the largest arena of each kind, one scale for all
+  const labelWidth = 160, axisHeight = 24, streamHeight = 15, memoryHeight = 44, titleHeight = 22, gap = 6, foot = 6;
+  const rows = [], seen = new Set(), used = new Set(), scales = {}; // one scale for all arenas of a kind
   let makespan = 0, spanCount = 0;
   const addRow = (row, least) => { row.least = least; rows.push(row); };
   const ranks = [];
@@ -33,9 +34,14 @@
     p.path = { rank: array(p.path.rank), pc: array(p.path.pc), begin: array(p.path.begin), end: array(p.path.end) };
     for (const r of p.ranks) {
       r.program = p; r.rows = {}; ranks.push(r);
-      for (const m of r.memory) most[m.arena] = Math.max(most[m.arena] || 1, m.placed);
+      for (const m of r.memory) {
+        const s = scales[m.arena] ||= { most: 1, capacity: 0 };
+        s.most = Math.max(s.most, m.placed); s.capacity = Math.max(s.capacity, m.capacity);
+      }
     }
   }
+  // A memory row reaches up to the capacity, unless less than a third of it would be filled. Figures have the same rule.
+  for (const s of Object.values(scales)) { s.limit = s.most >= s.capacity / 3; s.top = s.limit ? Math.max(s.most, s.capacity) : s.most; }
   const shown = p => p.ranks.map(r => r.rank).join();
   if (head.programs.every(p => shown(p) === shown(head.programs[0]))) ranks.sort((a, b) => a.rank - b.rank); // stable: the same rank of both, one below the other
   for (const r of ranks) {
@@ -55,11 +61,27 @@
       addRow(r.rows[s] = { rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
     });
     for (const m of r.memory) {
-      const bytes = array(m.bytes), at = array(m.at);
-      let peak = 0;
-      for (const b of bytes) if (b > peak) peak = b;
-      if (peak > 0) addRow({ rank: r, label: m.arena + " memory", memory: m, at, bytes, peak }, memoryHeight);
+      const levels = levelsOf(p, m);
+      if (levels.peak > 0) addRow({ rank: r, label: m.arena + " memory", memory: m, ...levels }, memoryHeight);
     }
+  }
+  // levelsOf turns the changes of an arena into levels: from each time on, the bytes of each use, and their sum.
+  function levelsOf(p, m) {
+    const at = array(m.at), use = array(m.use), changed = array(m.bytes);
+    let n = 0, sum = 0, peak = 0;
+    for (let i = 0; i < at.length; i++) if (!i || at[i] !== at[i - 1]) n++;
+    const times = new Float64Array(n), bytes = new Float64Array(n), now = new Float64Array(p.uses.length), stack = [];
+    n = -1;
+    for (let i = 0; i < at.length; i++) {
+      if (!i || at[i] !== at[i - 1]) { times[++n] = at[i]; for (const s of stack) s.bytes[n] = now[s.use]; }
+      const u = use[i];
+      let s = stack.find(s => s.use === u);
+      if (!s) { stack.push(s = { use: u, bytes: new Float64Array(times.length) }); used.add(u); }
+      sum += changed[i] - now[u];
+      now[u] = s.bytes[n] = changed[i]; bytes[n] = sum;
+      if (i + 1 === at.length || at[i + 1] !== at[i]) peak = Math.max(peak, sum);
+    }
+    return { at: times, bytes, stack: stack.sort((a, b) => a.use - b.use), peak };
   }
   // tasksOf finds the runs of one task on a compute stream, as a plan lists them.
   function tasksOf(r, list) {
@@ -78,19 +100,24 @@
     return out;
   }
   function idle(kind) { return kind >= BUBBLE && kind < 10; }
-  // layout divides the available height among the rows, up to two and a half times the height that they need.
+  // layout divides the available height among the rows: rows of spans grow to twice the height that they need, and
+  // memory takes the rest. What remains without memory goes to the rows of spans.
   let contentHeight = 0;
   function layout() {
-    let fixed = 4, least = 0, top = 4;
-    for (const row of rows) if (row.title) fixed += row.least + gap; else least += row.least;
-    const stretch = Math.max(1, Math.min(2.5, (height - axisHeight - 4 - fixed) / least));
+    let fixed = 4, spans = 0, memory = 0, top = 4;
+    rows.forEach((row, i) => { if (row.title) fixed += row.least + (i ? gap : 0); else if (row.memory) memory += row.least; else spans += row.least; });
+    const free = height - axisHeight - fixed - foot;
+    let wide = Math.max(1, free / (spans + memory));
+    if (memory) wide = Math.min(2, wide);
+    const tall = memory ? Math.max(1, (free - wide * spans) / memory) : 1;
     rows.forEach((row, i) => {
       if (row.title && i) top += gap;
       row.y = top;
-      row.height = row.title ? row.least : Math.floor(row.least * stretch);
+      row.height = row.title ? row.least : Math.floor(row.least * (row.memory ? tall : wide));
       top += row.height;
     });
-    contentHeight = top;
+    contentHeight = top + foot;
+    canvas.dataset.rows = contentHeight + " " + (height - axisHeight);
   }
 
   // view
@@ -102,25 +129,40 @@
   const timeAt = px => from + (px - labelWidth) / plot() * (to - from);
   function look() {
     const style = getComputedStyle(document.documentElement);
-    for (const n of ["back", "panel", "text", "soft", "line", "grid", "memory", "mark", ...kinds.map(k => k[0])]) colours[n] = style.getPropertyValue("--" + n).trim();
+    for (const n of ["back", "panel", "text", "soft", "line", "grid", "mark", "limit", ...kinds.map(k => k[0]), ...uses.map(u => u[0])]) colours[n] = style.getPropertyValue("--" + n).trim();
     $("legend").innerHTML = "";
-    kinds.forEach(([name, text], k) => {
-      if (!seen.has(k)) return;
+    const entry = (colour, text, hatched) => {
       const e = document.createElement("span"), i = document.createElement("i");
-      i.style.background = colours[name];
-      if (name === "bubble" || name === "exposed") i.style.backgroundImage = "repeating-linear-gradient(135deg, transparent 0 2px, " + colours.back + " 2px 4px)";
+      i.style.background = colour;
+      if (hatched) i.style.backgroundImage = "repeating-linear-gradient(135deg, transparent 0 2px, " + colours.back + " 2px 4px)";
       e.append(i, text);
       $("legend").append(e);
-    });
+      return i;
+    };
+    kinds.forEach(([name, text], k) => { if (seen.has(k)) entry(colours[name], text, k === BUBBLE || k === EXPOSED); });
+    if (used.size) {
+      const more = document.createElement("span"), b = document.createElement("b");
+      more.className = "more"; b.append("memory");
+      $("legend").append(more, b);
+    }
+    uses.forEach(([name, text], u) => { if (used.has(u)) entry(colours[name], text); });
+    if (Object.values(scales).some(s => s.limit)) { const i = entry(colours.limit, "capacity"); i.style.height = "2px"; i.style.verticalAlign = "3px"; }
     inks = kinds.map(([name]) => ink(colours[name]));
+    shades = kinds.map(([name]) => shade(colours[name]));
     hatches = kinds.map(([name], k) => k === BUBBLE || k === EXPOSED ? hatch(colours[name]) : colours[name]);
     queue();
   }
-  let hatches = [], inks = [];
+  let hatches = [], inks = [], shades = [];
+  const channels = colour => [1, 3, 5].map(i => parseInt(colour.slice(i, i + 2), 16));
   // ink returns black or white, whichever contrasts more with a colour.
   function ink(colour) {
-    const [r, g, b] = [1, 3, 5].map(i => (parseInt(colour.slice(i, i + 2), 16) / 255) ** 2.2);
+    const [r, g, b] = channels(colour).map(c => (c / 255) ** 2.2);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111" : "#fff";
+  }
+  // shade mixes a colour with the background, for every second task.
+  function shade(colour) {
+    const back = channels(colours.back);
+    return "#" + channels(colour).map((c, i) => Math.round(0.7 * c + 0.3 * back[i]).toString(16).padStart(2, "0")).join("");
   }
   function hatch(colour) {
     const c = document.createElement("canvas"), d = c.getContext("2d");
@@ -169,6 +211,8 @@
     if (pathShown) drawPath();
     if (range) drawRange();
     g.restore();
+    const page = height - axisHeight, whole = contentHeight;
+    if (whole > page + 0.5) { g.fillStyle = colours.soft; g.globalAlpha = 0.5; g.fillRect(width - 5, axisHeight + page * scroll / whole, 4, page * page / whole); g.globalAlpha = 1; }
     g.fillStyle = colours.panel; g.fillRect(0, 0, width, axisHeight);
     g.fillStyle = colours.soft; g.textAlign = "center";
     for (const t of grid) { const text = moment(t, step, Math.max(Math.abs(to), step)), half = g.measureText(text).width / 2; g.fillText(text, Math.min(x(t), width - half - 3), axisHeight / 2); }
@@ -201,10 +245,11 @@
       if (t.end < from || t.begin > to) continue;
       const b = Math.max(x(t.begin), labelWidth - 2), w = Math.max(0.6, Math.min(x(t.end), width + 2) - b - (x(t.end) - x(t.begin) > 4 ? 0.7 : 0));
       const c = row.rank.code, kind = taskKinds[c.phase[t.pc]], many = manyOf(row.rank), light = (many.micro && !many.sub ? c.micro : c.sub)[t.pc] % 2;
-      g.globalAlpha = light ? 0.6 : 1; g.fillStyle = colours[kinds[kind][0]]; g.fillRect(b, y, w, row.height - 2); g.globalAlpha = 1;
+      const look = light ? shades[kind] : colours[kinds[kind][0]];
+      g.fillStyle = look; g.fillRect(b, y, w, row.height - 2);
       if (selected && selected.task === t) { g.strokeStyle = colours.mark; g.lineWidth = 2; g.strokeRect(b, y + 1, Math.max(w, 3), row.height - 4); }
       const text = taskLabel(row.rank, t.pc);
-      if (g.measureText(text).width < w - 4) { g.fillStyle = light ? colours.text : inks[kind]; g.fillText(text, Math.max(b, labelWidth) + 2, y + row.height / 2 - 1); }
+      if (g.measureText(text).width < w - 4) { g.fillStyle = ink(look); g.fillText(text, Math.max(b, labelWidth) + 2, y + row.height / 2 - 1); }
     }
     g.restore();
   }
@@ -298,22 +343,32 @@
     }
     g.font = "11px system-ui, sans-serif";
   }
-  // drawMemory draws for each pixel the most bytes held during it.
+  // drawMemory stacks the uses of memory. Each pixel shows the moment with the most bytes in use during it.
   function drawMemory(row, y) {
-    const { at, bytes, peak, memory } = row, h = row.height - 4, base = y + row.height - 2, scale = h / most[memory.arena];
+    const { at, bytes, stack, memory } = row, h = row.height - 6, base = y + row.height - 3, s = scales[memory.arena], scale = h / s.top;
     g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText(`${bytesText(memory.placed)} of ${bytesText(memory.capacity)}`, 28, y + row.height / 2 + 7);
     g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
-    const end = Math.min(width, x(row.rank.program.makespan));
-    let i = levelAt(row, from), column = labelWidth, highest = bytes[i];
-    g.fillStyle = colours.memory; g.beginPath(); g.moveTo(column, base);
-    const upTo = px => { g.lineTo(column, base - highest * scale); g.lineTo(px, base - highest * scale); };
+    const end = Math.min(width, x(row.rank.program.makespan)), first = levelAt(row, from);
+    const runs = []; // pixel from which a level is shown, and the level
+    let i = first, column = Math.max(labelWidth, x(at[first])), highest = first;
     for (i++; i < at.length && x(at[i]) < end; i++) {
       const px = Math.floor(Math.max(labelWidth, x(at[i])));
-      if (px > column) { upTo(px); column = px; highest = bytes[i]; } else highest = Math.max(highest, bytes[i]);
-      if (i + 1 >= at.length || x(at[i + 1]) >= px + 1) { upTo(px + 1); column = px + 1; highest = bytes[i]; }
+      if (px > column) { runs.push(column, highest); column = px; highest = i; } else if (bytes[i] > bytes[highest]) highest = i;
+      if (i + 1 >= at.length || x(at[i + 1]) >= px + 1) { runs.push(column, highest); column = px + 1; highest = i; }
     }
-    upTo(end);
-    g.lineTo(end, base); g.closePath(); g.fill();
+    runs.push(column, highest, end, -1);
+    const sums = new Float64Array(runs.length / 2);
+    for (let k = 0; k + 1 < sums.length; k++) sums[k] = bytes[runs[2 * k + 1]];
+    for (let u = stack.length - 1; u >= 0; u--) { // each covers a part of the ones before it
+      g.fillStyle = colours[uses[stack[u].use][0]]; g.beginPath(); g.moveTo(runs[0], base);
+      for (let k = 0; k + 1 < sums.length; k++) {
+        const top = base - sums[k] * scale;
+        g.lineTo(runs[2 * k], top); g.lineTo(runs[2 * k + 2], top);
+        sums[k] -= stack[u].bytes[runs[2 * k + 1]];
+      }
+      g.lineTo(end, base); g.closePath(); g.fill();
+    }
+    if (s.limit) { g.fillStyle = colours.limit; g.fillRect(labelWidth, Math.round(base - memory.capacity * scale), plot(), 1); }
     g.restore();
   }
   // levelAt returns the memory level at a time.
@@ -355,9 +410,10 @@
     return `\nat the peak, in ${m.when}: ${part}\nthe largest: ` + m.largest.map(([name, of, n]) => `${name} (${of}) ${bytesText(n)}`).join(", ");
   }
   function describeMemory(row, t) {
-    const m = row.memory;
-    return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${moment(t, (to - from) / plot())}, at most ${bytesText(row.peak)}\n` +
-      `highest placed byte: ${bytesText(m.placed)} of ${bytesText(m.capacity)}`;
+    const m = row.memory, i = levelAt(row, t), n = t < row.at[0] || t > row.rank.program.makespan ? 0 : row.bytes[i];
+    const parts = n ? row.stack.filter(s => s.bytes[i] > 0).map(s => `${uses[s.use][1]} ${bytesText(s.bytes[i])}`) : [];
+    return `rank ${row.rank.rank}, ${row.label} at ${moment(t, (to - from) / plot())}: ${bytesText(n)} in use, at most ${bytesText(row.peak)}\n` +
+      (parts.length ? parts.join(", ") + "\n" : "") + `highest placed byte: ${bytesText(m.placed)} of ${bytesText(m.capacity)}`;
   }
   // causeOf returns the last dependency of an instruction: the listed one, or its predecessor on the stream.
   function causeOf(r, pc) {
@@ -483,6 +539,7 @@
     a = Math.min(Math.max(a, -0.01 * makespan), whole - w);
     from = a; to = a + w;
     canvas.dataset.shown = from + " " + to;
+    hideTip();
     queue();
   }
   const zoom = (factor, t = (from + to) / 2) => show(t - (t - from) * factor, t + (to - t) * factor);
@@ -493,7 +550,8 @@
     const [b, e] = s.task ? [s.task.begin, s.task.end] : [s.rank.begin[s.pc], s.rank.end[s.pc]];
     show(b - (e - b) * 0.1, e + (e - b) * 0.1);
   }
-  function scrollTo(y) { scroll = Math.max(0, Math.min(y, contentHeight - height + axisHeight + 10)); queue(); }
+  function scrollTo(y) { scroll = Math.max(0, Math.min(y, contentHeight - height + axisHeight)); hideTip(); queue(); }
+  function hideTip() { $("tip").style.display = "none"; }
   canvas.addEventListener("wheel", e => {
     e.preventDefault();
     const fits = contentHeight <= height - axisHeight; // nothing to scroll
@@ -502,7 +560,7 @@
     else scrollTo(scroll + e.deltaY);
   }, { passive: false });
   let drag = null;
-  canvas.addEventListener("pointerdown", e => { drag = { measure: e.shiftKey, x: e.offsetX, y: e.offsetY, from, to, scroll, moved: false }; canvas.setPointerCapture(e.pointerId); canvas.focus(); });
+  canvas.addEventListener("pointerdown", e => { hideTip(); drag = { measure: e.shiftKey, x: e.offsetX, y: e.offsetY, from, to, scroll, moved: false }; canvas.setPointerCapture(e.pointerId); canvas.focus(); });
   canvas.addEventListener("pointermove", e => {
     const tip = $("tip");
     if (drag) {
@@ -511,16 +569,19 @@
       if (drag.moved && drag.measure) {
         const [a, b] = [drag.x, e.offsetX].sort((p, q) => p - q).map(px => Math.min(makespan, Math.max(0, timeAt(px))));
         if (b > a) { range = { a, b }; selected = null; $("detail").textContent = describeRange(); fillTable(); queue(); }
-      } else if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); tip.style.display = "none"; }
+      } else if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); }
       return;
     }
+    if (e.pointerType === "touch") return; // a finger does not hover: a tap selects
     pointer = e.offsetX > labelWidth ? e.offsetX : null;
     const s = spanAt(e.offsetX, e.offsetY);
     tip.style.display = s ? "block" : "none";
     if (s) { tip.textContent = s.says; tip.style.left = Math.min(e.offsetX + 14, Math.max(0, width - tip.offsetWidth - 8)) + "px"; tip.style.top = Math.min(e.offsetY + 16, Math.max(0, height - tip.offsetHeight - 8)) + "px"; }
   });
   canvas.addEventListener("pointerup", e => { if (drag && !drag.moved) select(spanAt(e.offsetX, e.offsetY)); drag = null; });
-  canvas.addEventListener("pointerleave", () => { pointer = null; $("tip").style.display = "none"; });
+  canvas.addEventListener("pointercancel", () => { drag = null; hideTip(); });
+  canvas.addEventListener("pointerleave", () => { pointer = null; hideTip(); });
+  addEventListener("blur", hideTip);
   canvas.addEventListener("dblclick", e => { const s = spanAt(e.offsetX, e.offsetY); if (s) frame(s); });
 
   // search: every word must occur in the instruction's name, buffer, stream, phase or spec line.
@@ -564,7 +625,7 @@
   $("search").addEventListener("keydown", e => { if (e.key === "Enter") go(e.shiftKey ? -1 : 1); if (e.key === "Escape") canvas.focus(); e.stopPropagation(); });
   const keys = {
     w: () => zoom(0.7, here()), s: () => zoom(1 / 0.7, here()), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7, here()), "-": () => zoom(1 / 0.7, here()),
-    0: () => frame(null), f: () => frame(selected), Escape: () => select(null), n: () => go(1), p: () => go(-1),
+    0: () => frame(null), f: () => frame(selected), Escape: () => { hideTip(); select(null); }, n: () => go(1), p: () => go(-1),
     c: follow, b: back, x: togglePath, t: toggleTable,
     ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), ArrowUp: () => scrollTo(scroll - 60), ArrowDown: () => scrollTo(scroll + 60),
   };
