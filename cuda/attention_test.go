@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
@@ -339,7 +337,7 @@ func TestBits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, _ := useFake(t), emu.Need(t)
+	fake := useFake(t)
 	broken, choose := buildPlanted(t)
 	open := func(o Options) *Machine {
 		m, err := open(o, fixedCode(broken.Path))
@@ -394,96 +392,13 @@ func TestAttentionForTheCard(t *testing.T) {
 	}
 }
 
-// planted lists errors in the kernels for Hopper. In a source, after some text, one expression stands for another.
-// The operation, head dimension and way to load tiles are those of a trial that must report the error as described.
-var planted = []struct {
-	name, source, after, right, wrong string
-	op                                ir.Op
-	dim                               int64
-	threads                           bool
-	want                              string
-}{
-	{"another head size", "attention_hopper.cu", "const float scale = SOFTCAP ? LOG2E : LOG2E / sqrtf(", "(float)DIM", "64.0f",
-		ir.Attention, 96, false, "o of attention_bulk_96_f"},
-	{"parity of a reused slot", "attention_hopper.cu", "barrier_wait(barriers + KEYS_HERE + tile % 2, ", "tile / 2 & 1", "tile / 2 & 1 & (tile < 4)",
-		ir.Attention, 64, false, "o of attention_bulk_64_f"},
-	{"no fence between proxies", "attention_hopper.cu", "METHOD void soon(int tile) const {\n        ", "copies_done()", "copies_here()",
-		ir.Attention, 64, true, "o of attention_hopper_64_f"},
-	{"stride of a descriptor", "attention_hopper.cu", "gather<DIM>(sum, p[s], ", "by_columns<DIM, 128>(values, 16 * s)", "by_columns<DIM, 64>(values, 16 * s)",
-		ir.Attention, 128, false, "o of attention_bulk_128_f"},
-	{"factor of dk", "attention_hopper_grad.cu", "add_pair(dk + at, ", "sum_k[c][2 * half] * factor", "sum_k[c][2 * half]",
-		ir.AttentionGrad, 64, false, "dk of attention_bulk_dkv_64"},
-	{"slot of a pair", "attention_hopper_grad.cu", "const unsigned char *const pair = ", "x.pairs + tile % 3 * PAIR", "x.pairs + tile % 2 * PAIR",
-		ir.AttentionGrad, 128, true, "dk of attention_hopper_dkv_128"},
-	{"parity of a reused pair", "attention_hopper_grad.cu", "barrier_wait(barriers + PAIR_HERE + tile % 3, ", "tile / 3 & 1", "tile / 3 & 1 & (tile < 6)",
-		ir.AttentionGrad, 64, false, "d. of attention_bulk_d"},
-}
-
-// buildPlanted compiles the attention kernels with all planted errors. The function that it returns selects one by its
-// number, counted from 1, or none.
-func buildPlanted(t *testing.T) (library *emu.Library, choose func(number int)) {
-	t.Helper()
-	sources := map[string]string{"choice.cu": "int planted;\nKERNEL(choose, (long long number)) { planted = (int)number; }\n"}
-	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
-		sources[name] = "extern int planted;\n" + kernels.Text(name)
-	}
-	for i, p := range planted {
-		before, after, found := strings.Cut(sources[p.source], p.after+p.right)
-		if !found {
-			t.Fatalf("%s: %s has no %q", p.name, p.source, p.after+p.right)
-		}
-		sources[p.source] = fmt.Sprintf("%s%s(planted == %d ? %s : %s)%s", before, p.after, i+1, p.wrong, p.right, after)
-	}
-	folder, err := emu.Folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if library, err = emu.BuildSources(folder, sources); err != nil {
-		t.Fatal(err)
-	}
-	return library, func(number int) {
-		if err := library.Launch("choose", [3]int64{1, 1, 1}, 32, 0, []uint64{uint64(number)}, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// The trial reports each planted error, with the kernel, the operand and the first wrong block.
-func TestTrial(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out of -short: kernels on the processor take their time")
-	}
-	fake, _ := useFake(t), emu.Need(t)
-	broken, choose := buildPlanted(t)
-	for i, p := range planted {
-		fake.reset(1, 1<<30, 0) // a kernel that faults leaves the driver unusable
-		m, err := open(Options{OwnProducts: true}, fixedCode(broken.Path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		shape := m.tried
-		shape.dim = p.dim
-		choose(i + 1)
-		began := time.Now()
-		text, err := m.try(m.gpus[0], kernels.Card{Hopper: true, CopyEngine: !p.threads}, p.op, shape)
-		choose(0)
-		t.Logf("%s, heads of %d, %v: %s%v", p.name, p.dim, time.Since(began), text, err)
-		if err == nil && (!regexp.MustCompile("^"+p.want).MatchString(text) || !strings.Contains(text, "the first wrong block begins at row")) {
-			t.Errorf("%s: %q", p.name, text)
-		}
-	}
-	if n := fake.live(); n != 0 {
-		t.Errorf("%d things were not given back", n)
-	}
-}
-
 // If the kernels for a card compute wrong results on it, portable kernels replace those that failed their trial, and
 // only those. A note names them.
 func TestFailedKernelsAreReplaced(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
 	}
-	fake, _ := useFake(t), emu.Need(t)
+	fake := useFake(t)
 	broken, choose := buildPlanted(t)
 	choose(5) // only dk of heads of 64 is tried
 	defer choose(0)

@@ -18,6 +18,7 @@ import (
 type fake struct {
 	reset func(gpus int32, memory int64, delayMicros int32)
 	fail  func(at int64, code int32)
+	seed  func(seed uint64)
 	calls func() int64
 	live  func() int64
 	stubs string // a library of kernels
@@ -95,6 +96,7 @@ func bindFake() (*fake, string) {
 	purego.RegisterLibFunc(&f.reset, handle, "fake_reset")
 	purego.RegisterLibFunc(&f.fail, handle, "fake_fail")
 	purego.RegisterLibFunc(&f.calls, handle, "fake_calls")
+	purego.RegisterLibFunc(&f.seed, handle, "fake_seed")
 	purego.RegisterLibFunc(&f.live, handle, "fake_live")
 	if handle, err = purego.Dlopen(nccl, purego.RTLD_NOW); err != nil {
 		return nil, err.Error()

@@ -89,7 +89,7 @@ var rehearsed = []struct {
 	args []string
 	call int
 }{
-	{[]string{"devices"}, 4}, {[]string{"nccl"}, 60}, {[]string{"attention"}, 150}, {[]string{"products"}, 400}, {[]string{"memory"}, 400},
+	{[]string{"devices"}, 4}, {[]string{"nccl"}, 60}, {[]string{"primitives"}, 150}, {[]string{"attention"}, 150}, {[]string{"products"}, 400}, {[]string{"memory"}, 400},
 	{[]string{"probe"}, 300}, {[]string{"layers", "8b-128k"}, 150}, {[]string{"trial"}, 150}, {[]string{"conformance"}, 1500}, {[]string{"training"}, 2000},
 }
 

@@ -29,6 +29,7 @@ var stages = []stage{
 	{"first", "libraries, correct attention, three measurements of attention speed, five opcodes", nil, firstTasks},
 	{"devices", "driver, GPUs and libraries found", nil, deviceTasks},
 	{"trial", "each attention kernel against the CPU and the portable ones, with bounded waits", nil, trialTasks},
+	{"primitives", "each building block of the attention kernels against exact results", nil, primitiveTasks},
 	{"bits", "each attention kernel for the card 200 times: equal bits", nil, bitsTasks},
 	{"grow", "touches host memory, which some virtual machines only then get", nil, growTasks},
 	{"attention", "attention, forward and backward, with each kind of kernel", nil, attentionTasks},
@@ -46,12 +47,12 @@ var stages = []stage{
 
 // usual lists the stages that run if the command line names none. The most important come first, in case time
 // runs out.
-const usual = "grow first bits conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
+const usual = "grow first primitives bits conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"layers 8b-128k-none layers 8b-128k-full layers 8b-128k-streamed schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
 // testsKernels are the stages that test or time the kernels for the card. Once a test of those kernels has
 // failed, the other stages use portable kernels, because otherwise they could not run attention.
-var testsKernels = []string{"first", "trial", "bits", "attention"}
+var testsKernels = []string{"first", "trial", "primitives", "bits", "attention"}
 
 const (
 	mostStage = 5 * time.Minute
@@ -82,6 +83,10 @@ func trialTasks(string) []task {
 		testTask("attention against the CPU", "cuda.test", "^TestGPUAttention$", 50*time.Second, checked),
 		testTask("attention over many tokens", "cuda.test", "^TestGPUAttentionOfManyTokens$", 30*time.Second, checked),
 	}
+}
+
+func primitiveTasks(string) []task {
+	return []task{testTask("building blocks", "cuda.test", "^TestGPUPrimitives$", 60*time.Second, checked)}
 }
 
 func bitsTasks(string) []task {

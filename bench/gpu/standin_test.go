@@ -137,6 +137,7 @@ var standInTests = map[string][]testing.InternalTest{
 	"cuda.test": {
 		{Name: "TestGPUAttention", F: within("for the card a, 2 heads of 96", "for the card b", "portable a")},
 		{Name: "TestGPUAttentionOfManyTokens", F: within("a", "b", "c")},
+		{Name: "TestGPUPrimitives", F: within("primitive_ring", "primitive_rows_64_128")},
 		{Name: "TestGPUBits", F: within("attention, heads of 64", "attention_grad, heads of 64")},
 		{Name: "TestGPUConformance", F: within("cuBLASLt/matmul", "cuBLASLt/gelu", "own products/matmul", "own products/bias_grad", "own products/adamw")},
 		{Name: "TestGPUTrainingIsThatOfTheCPU", F: within("a", "b", "c")},
@@ -238,6 +239,7 @@ func TestFaultsCostOneResult(t *testing.T) {
 		{"peer", "peers", "7b-128k", "PyTorch"},
 		{"NCCL/a", "nccl", "", "NCCL/a"},
 		{"Bits/attention_grad", "bits", "", "Bits/attention_grad"},
+		{"Primitives/primitive_rows", "primitives", "", "Primitives/primitive_rows"},
 		{"touch", "grow", "", "host memory"},
 	} {
 		args := slices.DeleteFunc([]string{c.stage, c.name}, func(s string) bool { return s == "" })

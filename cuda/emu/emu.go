@@ -93,7 +93,7 @@ func Build(folder string, extra map[string]string) (*Library, error) {
 	return BuildSources(folder, sources)
 }
 
-// BuildSources is like Build, but compiles only the given sources.
+// BuildSources is like Build, but compiles only the given sources. A name that ends in .cuh replaces a header.
 func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	compiler, err := exec.LookPath("g++")
 	if err != nil {
@@ -102,7 +102,8 @@ func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	texts := map[string]string{"cuemu.h": header, "scheduler.inc": scheduler}
 	maps.Copy(texts, kernels.Headers())
 	maps.Copy(texts, sources)
-	return build(folder, compiler, texts, append(slices.Sorted(maps.Keys(sources)), "scheduler.inc"))
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(sources)), func(name string) bool { return filepath.Ext(name) == ".cuh" })
+	return build(folder, compiler, texts, append(names, "scheduler.inc"))
 }
 
 // -O1 compiles in a quarter of -O2's time; the other options keep arithmetic as written.

@@ -26,6 +26,7 @@ static int devices = 1, retained[DEVICES];
 static int64_t memory_total = 1 << 30, memory_used;
 static int64_t calls, fail_at;
 static int fail_code, delay_us, fault;
+static uint64_t seed; // of the emulator, for all launches
 static char fault_text[256];
 static __thread uintptr_t current;
 
@@ -128,7 +129,7 @@ static void fail(const char *what) {
 static void launch(struct Work *w) {
     void *params[64];
     for (int i = 0; i < 64; i++) params[i] = &w->arguments[i];
-    const char *wrong = w->kernel->launch(w->kernel->kernel, w->grid[0], w->grid[1], w->grid[2], w->threads, w->shared, params, 0);
+    const char *wrong = w->kernel->launch(w->kernel->kernel, w->grid[0], w->grid[1], w->grid[2], w->threads, w->shared, params, seed);
     if (wrong) {
         pthread_mutex_lock(&lock);
         fail(wrong);
@@ -620,11 +621,18 @@ void fake_reset(int gpus, int64_t memory, int delay) {
     pthread_mutex_lock(&lock);
     devices = gpus, memory_total = memory, delay_us = delay;
     calls = fail_at = fault = 0;
+    seed = 0;
     pthread_mutex_unlock(&lock);
 }
 void fake_fail(int64_t at, int code) {
     pthread_mutex_lock(&lock);
     calls = 0, fail_at = at, fail_code = code;
+    pthread_mutex_unlock(&lock);
+}
+// fake_seed permutes the order of lanes, copies and products in later launches, unless it is 0.
+void fake_seed(uint64_t s) {
+    pthread_mutex_lock(&lock);
+    seed = s;
     pthread_mutex_unlock(&lock);
 }
 int64_t fake_calls(void) {

@@ -42,11 +42,17 @@ func Headers() map[string]string {
 
 // Target returns the only architecture that a source supports, such as 90a, or "" if it supports all.
 func Target(source string) string {
-	if source = plain(source); source == hopperSource || source == hopperGradSource {
+	if source = plain(source); source == hopperSource || source == hopperGradSource || source == HopperPrimitives {
 		return "90a"
 	}
 	return ""
 }
+
+// Sources of the building blocks of attention, which only tests launch: for all architectures, and for Hopper.
+const (
+	Primitives       = "primitives.cu"
+	HopperPrimitives = "primitives_hopper.cu"
+)
 
 // Card describes capabilities beyond those of the oldest supported GPU.
 type Card struct {
