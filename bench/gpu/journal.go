@@ -38,6 +38,7 @@ const (
 	kindProgram = "program" // Facts about the program that the task runs
 	kindProbe   = "probe"   // a line from sppovm probe --json
 	kindPeer    = "peer"    // Peer
+	kindTool    = "tool"    // a line of text from one of NVIDIA's tools
 	kindClocks  = "clocks"  // Clocks
 	kindEnd     = "end"     // End
 )

@@ -9,6 +9,7 @@
 //	references.go
 //	            jobs that train as on the CPU
 //	touch.go    host memory that grows with use
+//	tools.go    compute-sanitizer and ncu
 //	report.go   from the journal to the report
 //	goals.go    the goals, and how the report compares with them
 //	*.sppo      models whose layers are timed

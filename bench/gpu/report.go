@@ -29,6 +29,13 @@ type Report struct {
 	Layers   []Layers          `json:"layers"`
 	Machine  json.RawMessage   `json:"machine,omitempty"`
 	Peers    []Peer            `json:"peers"`
+	Tools    []Tool            `json:"tools,omitempty"`
+}
+
+// Tool holds the lines that sum up what one of NVIDIA's tools reports.
+type Tool struct {
+	Name  string   `json:"name"`
+	Lines []string `json:"lines"`
 }
 
 // Task is the result of a part of a stage.
@@ -190,6 +197,10 @@ func (r *reader) report() *Report {
 		case "training":
 			if t := r.training(p); t.Steps > 0 {
 				x.Training = append(x.Training, t)
+			}
+		case "tools":
+			if lines := objectsOf[string](r, p, kindTool); len(lines) > 0 {
+				x.Tools = append(x.Tools, Tool{p.task, lines})
 			}
 		case "layers":
 			if slices.Contains(layerNames(), p.task) {

@@ -47,6 +47,9 @@ type task struct {
 	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
 	last  func(results *part) error                           // judges the task's results
 	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind means no result
+
+	refused  *regexp.Regexp // matches a line that says that the program does not work on this machine, so that the task is skipped
+	optional bool           // if it is skipped, the check has not failed
 }
 
 var (
@@ -81,7 +84,9 @@ func (c *check) task(stage string, t task) {
 		if errors.Is(err, errSkipped) {
 			end.Status = "skipped"
 		}
-		c.failed = append(c.failed, stage+": "+t.name)
+		if end.Status == "failed" || !t.optional {
+			c.failed = append(c.failed, stage+": "+t.name)
+		}
 	}
 	end.Seconds = time.Since(began).Seconds()
 	c.journal.add(stage, t.name, kindEnd, end)
@@ -95,6 +100,7 @@ type running struct {
 	stage    string
 	deadline time.Time
 	tail     []string // last lines of the current process
+	refusal  string   // a line that says that the program does not work here
 	met      bool     // a line contained the required text
 	told     string   // the last line that gives the reason
 	results  part     // if the task judges them
@@ -126,6 +132,9 @@ func (r *running) run() error {
 		return r.runTests()
 	}
 	err := r.process(nil, r.line)
+	if r.refusal != "" {
+		return fmt.Errorf("%w: %s", errSkipped, r.refusal)
+	}
 	if err == nil && r.must != "" && !r.met {
 		err = fmt.Errorf("no line contains %q; %s", r.must, r.told)
 	}
@@ -140,6 +149,9 @@ func (r *running) line(line string) {
 	r.met = r.met || strings.Contains(line, r.must)
 	if strings.HasPrefix(line, r.cause) {
 		r.told = line
+	}
+	if r.refused != nil && r.refusal == "" && r.refused.MatchString(line) {
+		r.refusal = strings.TrimSpace(line)
 	}
 	if r.kind != "" && json.Valid([]byte(line)) && strings.HasPrefix(line, "{") {
 		r.add(r.kind, json.RawMessage(line))

@@ -42,17 +42,18 @@ var stages = []stage{
 	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
 	{"peers", "the same layers in PyTorch", peerNames(), peerTasks},
 	{"nccl", "NCCL with one rank", nil, ncclTasks},
+	{"tools", "compute-sanitizer on small attention, ncu on the attention kernels for the card", nil, toolTasks},
 	{"report", "all results of the folder in one file; written after every stage", nil, nil},
 }
 
 // usual lists the stages that run if the command line names none. The most important come first, in case time
 // runs out.
 const usual = "grow first primitives bits conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
-	"layers 8b-128k-none layers 8b-128k-full layers 8b-128k-streamed schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
+	"tools layers 8b-128k-none layers 8b-128k-full layers 8b-128k-streamed schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
 // testsKernels are the stages that test or time the kernels for the card. Once a test of those kernels has
 // failed, the other stages use portable kernels, because otherwise they could not run attention.
-var testsKernels = []string{"first", "trial", "primitives", "bits", "attention"}
+var testsKernels = []string{"first", "trial", "primitives", "bits", "attention", "tools"}
 
 const (
 	mostStage = 5 * time.Minute
@@ -105,14 +106,17 @@ func growTasks(string) []task {
 
 // figures returns a task that runs the subtests of TestGPUFigures that match a pattern.
 func figures(name, pattern string, limit time.Duration) task {
-	t := testTask(name, "cuda.test", "^TestGPUFigures$/"+pattern, limit, "SPPO_GPU_FIGURES="+figureSize())
+	t := testTask(name, "cuda.test", "^TestGPUFigures$/"+pattern, limit, figuresVariable+"="+figureSize())
 	t.kind = kindFigure
 	return t
 }
 
+// figuresVariable is the size of what cuda.test measures.
+const figuresVariable = "SPPO_GPU_FIGURES"
+
 // figureSize returns "gpu", or the size for a rehearsal without a GPU.
 func figureSize() string {
-	if size := os.Getenv("SPPO_GPU_FIGURES"); size != "" {
+	if size := os.Getenv(figuresVariable); size != "" {
 		return size
 	}
 	return "gpu"

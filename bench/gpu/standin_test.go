@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,7 +27,7 @@ const (
 )
 
 // programs are the executable files of the bundle.
-var programs = []string{"cuda.test", "e2e.test", "sppoc", "sppovm", "python3", "gpu"}
+var programs = []string{"compute-sanitizer", "ncu", "cuda.test", "e2e.test", "sppoc", "sppovm", "python3", "gpu"}
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
@@ -101,6 +102,18 @@ func standIn(role string, args []string) int {
 		return command(context.Background(), args, os.Stdout, os.Stderr)
 	case strings.HasSuffix(role, ".test"):
 		testing.Main(regexp.MatchString, standInTests[role], nil, nil) // it ends the process
+	case role == "compute-sanitizer":
+		say("sanitizer 1", "========= COMPUTE-SANITIZER")
+		if strings.Contains(os.Getenv(faultVariable), "unsupported") {
+			fmt.Println("========= Error: Device not supported. Please refer to the documentation")
+			return 1
+		}
+		summary := map[string]string{"racecheck": "RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)"}[args[1]]
+		say("sanitizer 2", "========= "+cmp.Or(summary, "ERROR SUMMARY: 0 errors"))
+	case role == "ncu":
+		kernel := args[slices.Index(args, "-k")+1]
+		say("ncu 1", "  "+strings.Trim(kernel, "regx:^$")+" (128, 16, 1)x(384, 1, 1)")
+		say("ncu 2", "    Duration   us   512.3")
 	case role == "python3":
 		say("peer", `{"name":"7b-128k","by":"PyTorch","way":"plain","step_s":2}`)
 	case role == "sppoc":
@@ -241,6 +254,8 @@ func TestFaultsCostOneResult(t *testing.T) {
 		{"Bits/attention_grad", "bits", "", "Bits/attention_grad"},
 		{"Primitives/primitive_rows", "primitives", "", "Primitives/primitive_rows"},
 		{"touch", "grow", "", "host memory"},
+		{"sanitizer 2", "tools", "", "SUMMARY"},
+		{"ncu 2", "tools", "", "Duration"},
 	} {
 		args := slices.DeleteFunc([]string{c.stage, c.name}, func(s string) bool { return s == "" })
 		right, out, status := measured(t, files, "", args...)
@@ -462,6 +477,29 @@ func TestWithoutGPU(t *testing.T) {
 	_, out, status := measured(t, bundle(t), "no GPU", "devices")
 	want := regexp.MustCompile(`failed +\S+ s  devices  no line contains "GPU 0: "; cuda  the driver is missing: install it\n.*\.json\nfailed: devices: devices\n$`)
 	if status != 1 || !want.MatchString(out) {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+// A tool that finds errors fails the check; one that the machine does not have, or does not support, is skipped, and the
+// report says why.
+func TestTools(t *testing.T) {
+	files := bundle(t)
+	got, out, status := measured(t, files, "unsupported", "tools")
+	if status != 0 || strings.Count(out, "skipped ") != 3 || !strings.Contains(out, "memcheck  skipped: ========= Error: Device not supported") ||
+		!slices.Contains(got, `tools, ncu, dq: "Duration   us   512.3"`) {
+		t.Errorf("status %d\n%s\n%s", status, out, got)
+	}
+	for _, name := range []string{"compute-sanitizer", "ncu"} {
+		if err := os.Remove(filepath.Join(files, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if findTool("ncu") != "ncu" || findTool("compute-sanitizer") != "compute-sanitizer" {
+		t.Skip("SKIPPED: this machine has the tools")
+	}
+	_, out, status = measured(t, files, "", "tools")
+	if status != 0 || strings.Count(out, "skipped ") != 6 || !strings.Contains(out, "skipped: ncu is neither in PATH nor in /usr/local/cuda") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }
