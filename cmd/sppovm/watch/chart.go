@@ -84,7 +84,8 @@ func (s scale) at(v float64) float64 {
 	return s.begin + (v-low)/(high-low)*(s.end-s.begin)
 }
 
-// ticks returns about five round values within the scale.
+// ticks returns about five round values within the scale. On a logarithmic scale that contains fewer than three powers
+// of ten and their multiples by 2 and 5, they are evenly spaced.
 func (s scale) ticks() []float64 {
 	if s.log {
 		var out []float64
@@ -95,7 +96,9 @@ func (s scale) ticks() []float64 {
 				}
 			}
 		}
-		return out
+		if len(out) > 2 {
+			return out
+		}
 	}
 	if s.high <= s.low {
 		return []float64{s.low}

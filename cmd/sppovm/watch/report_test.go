@@ -8,6 +8,9 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -219,5 +222,62 @@ func TestThin(t *testing.T) {
 	}
 	if got := fmt.Sprint(thin([]point{{X: 1, Y: math.NaN()}, {X: 2, Y: 3}})); got != "[{2 3 3 3}]" {
 		t.Error(got)
+	}
+}
+
+// A logarithmic axis has at least two labels, however narrow its range.
+func TestTicksOfNarrowLogarithms(t *testing.T) {
+	for _, s := range []scale{{low: 1.3, high: 2.6, log: true}, {low: 2.1, high: 4.9, log: true}, {low: 0.9, high: 70, log: true}} {
+		ticks := s.ticks()
+		for _, v := range ticks {
+			if v < s.low*0.999 || v > s.high*1.001 {
+				t.Errorf("%g is not from %g to %g", v, s.low, s.high)
+			}
+		}
+		if len(ticks) < 2 {
+			t.Errorf("from %g to %g there are only %v", s.low, s.high, ticks)
+		}
+	}
+}
+
+// In a real browser, a chart's tooltip stays within the window. It closes when the pointer leaves, on Escape, when the
+// page scrolls and when the window loses the focus.
+func TestTooltipInBrowser(t *testing.T) {
+	browser, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("no chromium: the page is not tried in a browser")
+	}
+	log, err := Read(strings.NewReader(linesOf(t, &Run{Name: "job", Steps: 2}, &Step{Step: 1, Loss: 2}, &Step{Step: 2, Loss: 1})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page bytes.Buffer
+	if err := Report(&page, "job", log); err != nil {
+		t.Fatal(err)
+	}
+	page.WriteString(`<script>
+		const chart = document.querySelector("svg[data-lines]"), box = chart.getBoundingClientRect(), open = () => tip.style.display === "block";
+		const over = y => chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 60, clientY: y }));
+		over(innerHeight - 2);
+		const inside = tip.getBoundingClientRect().bottom <= innerHeight, text = tip.textContent.replace(/\n/g, ", ");
+		const closed = [() => chart.dispatchEvent(new PointerEvent("pointerleave")), () => dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" })),
+			() => dispatchEvent(new Event("scroll")), () => dispatchEvent(new Event("blur")), () => dispatchEvent(new PointerEvent("pointercancel"))]
+			.map(close => { over(box.top + 20); const was = open(); close(); return was && !open(); });
+		document.title = [inside, text, ...closed].join("; ");
+	</script>`)
+	file := filepath.Join(t.TempDir(), "report.html")
+	if err := os.WriteFile(file, page.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), browser, "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir="+t.TempDir(),
+		"--window-size=900,700", "--virtual-time-budget=2000", "--dump-dom", "file://"+file)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err != nil {
+		t.Skipf("chromium does not run here: %v", err)
+	}
+	title := regexp.MustCompile(`<title>(.*?)</title>`).FindStringSubmatch(string(out))
+	if want := "true; step 1, training: 2; true; true; true; true; true"; title == nil || title[1] != want {
+		t.Errorf("the page reports %q, want %q", title, want)
 	}
 }
