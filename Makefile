@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -74,6 +74,12 @@ gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: b
 
 gpu-check: gpu-bundle ## on a machine with a GPU: compare it with the cpu, then measure its speed, into bench/gpu
 	rm -rf out/gpu-results; OUT=out/gpu-results bash out/gpu/check.sh; status=$$?; cp out/gpu-results/20*.json bench/gpu/; exit $$status
+
+# PLANTED prints the rows that tests log, or everything if a test fails.
+PLANTED = awk '{ all = all $$0 "\n" } sub(/.*PLANTED/, "") { rows = rows $$0 "\n" } /^(FAIL|--- FAIL)/ { bad = 1 } END { if (bad || !rows) { printf "%s", all; exit 1 } printf "| stage | planted error | report |\n| --- | --- | --- |\n%s", rows }'
+
+gpu-planted: ## plant errors in kernels, driver and cpu device, and print how the checks of gpu-check report each
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu 2>&1 | $(PLANTED)
 
 engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernetes; installs what is missing
 	bash bench/engines/check.sh out/engines

@@ -19,6 +19,7 @@ type fake struct {
 	reset func(gpus int32, memory int64, delayMicros int32)
 	fail  func(at int64, code int32)
 	seed  func(seed uint64)
+	plant func(mistake int32) // one of fake.c
 	calls func() int64
 	live  func() int64
 	stubs string // a library of kernels
@@ -97,6 +98,7 @@ func bindFake() (*fake, string) {
 	purego.RegisterLibFunc(&f.fail, handle, "fake_fail")
 	purego.RegisterLibFunc(&f.calls, handle, "fake_calls")
 	purego.RegisterLibFunc(&f.seed, handle, "fake_seed")
+	purego.RegisterLibFunc(&f.plant, handle, "fake_plant")
 	purego.RegisterLibFunc(&f.live, handle, "fake_live")
 	if handle, err = purego.Dlopen(nccl, purego.RTLD_NOW); err != nil {
 		return nil, err.Error()

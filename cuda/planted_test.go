@@ -3,13 +3,19 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
 )
 
 // The tests in this file plant errors and require that the checks of bench/gpu see them. `make gpu-planted` prints
@@ -50,6 +56,9 @@ var planted = []struct {
 		ir.AttentionGrad, 64, false, "d. of attention_bulk_d"},
 }
 
+// plantedVariable, if set, selects the first mistake of a library when a process opens it.
+const plantedVariable = "SPPO_PLANTED"
+
 // plant compiles sources and headers with all mistakes. The function that it returns selects one by its number, counted
 // from 1, or none.
 func plant(t *testing.T, names []string, mistakes []mistake) (library *emu.Library, choose func(number int)) {
@@ -65,7 +74,7 @@ func plant(t *testing.T, names []string, mistakes []mistake) (library *emu.Libra
 		}
 		texts[m.source] = fmt.Sprintf("%s%s(planted == %d ? %s : %s)%s", before, m.after, i+1, m.wrong, m.right, after)
 	}
-	texts["choice.cu"] = "int planted;\nKERNEL(choose, (long long number)) { planted = (int)number; }\n"
+	texts["choice.cu"] = "#include <cstdlib>\nint planted = getenv(\"" + plantedVariable + "\") != nullptr;\nKERNEL(choose, (long long number)) { planted = (int)number; }\n"
 	folder, err := emu.Folder()
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +121,7 @@ func TestPlantedTrial(t *testing.T) {
 		text, err := m.try(m.gpus[0], kernels.Card{Hopper: true, CopyEngine: !p.threads}, p.op, shape)
 		choose(0)
 		if err != nil {
-			text = err.Error()
+			text = fmt.Sprintf("the trial of %s of heads of %d failed: %v", ir.Ops[p.op].Name, p.dim, err)
 		}
 		if err == nil && (!regexp.MustCompile("^"+p.want).MatchString(text) || !strings.Contains(text, "the first wrong block begins at row")) {
 			t.Errorf("%s: %q", p.name, text)
@@ -188,4 +197,70 @@ func wrongPrimitive(t *testing.T, fake *fake, library *emu.Library, seed uint64)
 		}
 	}
 	return nil
+}
+
+// plantedCopies lists errors that the stand-in driver makes: those of fake.c, in their order.
+var plantedCopies = []string{"stale pinned memory: copies to it have no effect the second time", "copies that are not waited for"}
+
+// A training check that streams activations, keys and values from the host sees wrong copies.
+func TestPlantedCopies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	fake, emulated, dir := useFake(t), emu.Need(t), wordsFolder(t)
+	at := slices.IndexFunc(trainings, func(c training) bool { return c.name == "K and V from the host" })
+	c := trainings[at]
+	p := trainingProgram(t, c.family, c.dtype, c.requests...)
+	p.Run.Steps = emulatedSteps
+	want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range append([]string{""}, plantedCopies...) {
+		fake.reset(1, 1<<30, 0)
+		fake.plant(int32(i))
+		m := fake.open(t, Options{OwnProducts: true})
+		m.code = fixedCode(emulated.Path)
+		within(t, func() {
+			got, err := losses(p, dir, m.New, m)
+			if err == nil {
+				_, err = probe.SameTraining(got, want, false)
+			}
+			if (err != nil) != (i > 0) {
+				t.Errorf("%q: %v", name, err)
+			} else if i > 0 {
+				told(t, "training", name, c.name+": "+err.Error())
+			}
+		})
+	}
+	fake.reset(1, 1<<30, 0)
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// The conformance stage reports a wrong kernel by its opcode. It runs in a process of its own, as in the check.
+func TestPlantedConformance(t *testing.T) {
+	useFake(t)
+	m := mistake{"epsilon of layernorm left out", "norm.cu", "1.0f / sqrtf(block_sum(squares) / (float)cols + ", "eps", "0.0f"}
+	library, _ := plant(t, []string{"norm.cu", "columns.cu"}, []mistake{m})
+	kernelsFolder := t.TempDir()
+	image := func(string, []string) ([]byte, error) { return []byte(library.Path), nil }
+	if err := KeepKernels(kernelsFolder, []string{"90", "90a"}, image); err != nil {
+		t.Fatal(err)
+	}
+	for _, chosen := range []string{"", "1"} {
+		cmd := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestGPUConformance$/^own_products$/^layernorm$")
+		cmd.Env = append(os.Environ(), KernelsVariable+"="+kernelsFolder)
+		if chosen != "" {
+			cmd.Env = append(cmd.Env, plantedVariable+"="+chosen)
+		}
+		out, err := cmd.CombinedOutput()
+		report := regexp.MustCompile(`(?m)/(layernorm/f32)\n +cases\.go:\d+: (.*)$`).FindStringSubmatch(string(out))
+		if (err != nil) != (chosen != "") || err != nil && report == nil {
+			t.Errorf("planted %q: %v\n%s", chosen, err, out)
+		} else if err != nil {
+			told(t, "conformance", m.name, report[1]+": "+report[2])
+		}
+	}
 }

@@ -158,6 +158,22 @@ func TestGoalsAreMissed(t *testing.T) {
 	}
 }
 
+// Layers whose losses show a wrong copy or a model that computes something else miss a goal.
+func TestPlantedLosses(t *testing.T) {
+	for name, change := range map[string]map[[3]string]string{
+		"a loss that offload changes by 0.11%":     {{"layers", "7b-32k-full", kindRun}: strings.ReplaceAll(steps9("2.02"), `"loss":9`, `"loss":9.01`)},
+		"a loss below the logarithm of vocabulary": {{"layers", "7b-128k", kindRun}: strings.ReplaceAll(steps9("4"), `"loss":9`, `"loss":7`)},
+	} {
+		r := report(t, change)
+		at := slices.IndexFunc(r.Goals, func(g Goal) bool { return g.Name == "losses of layers" })
+		if g := r.Goals[at]; g.Met {
+			t.Errorf("%s: the goal is met", name)
+		} else {
+			told(t, "layers", name, fmt.Sprintf("goal not met: %s: %.3g times what is allowed", g.Name, g.Got))
+		}
+	}
+}
+
 // A journal that broke off in the middle of a line and of a task is read as far as possible, and lines added
 // later are unaffected. If a figure was measured twice, the last one is used.
 func TestJournalIsReadAfterAKill(t *testing.T) {

@@ -108,6 +108,7 @@ struct Stream {
     struct Work *first, *last;
     uint64_t issued, done;
     struct Graph *graph; // graph that captures it
+    int computes;        // it has launched a kernel
 };
 // A graph contains the work that captured streams received, in the order in which they received it.
 struct Node {
@@ -121,6 +122,24 @@ struct Graph {
     struct Stream *origin;
     struct Node *first, *last;
 };
+
+// Errors that tests plant. STALE: a copy to pinned memory has no effect if an earlier one had the same target, which then
+// keeps its old contents. UNAWAITED: copies take long, and streams with kernels do not wait for events.
+enum { STALE = 1, UNAWAITED };
+static int planted;
+static struct Target {
+    uintptr_t at;
+    struct Target *next;
+} *targets;
+static int lost(uintptr_t to) { // requires the lock
+    if (planted != STALE || memory(to)->kind != HOST_MEMORY) return 0;
+    for (struct Target *t = targets; t; t = t->next)
+        if (t->at == to) return 1;
+    struct Target *t = malloc(sizeof *t);
+    *t = (struct Target){to, targets};
+    targets = t;
+    return 0;
+}
 
 static void fail(const char *what) {
     if (!fault) snprintf(fault_text, sizeof fault_text, "%s", what);
@@ -151,12 +170,14 @@ static void *serve(void *p) {
         if (w->kind == COPY && !fault) {
             if (!inside(w->to, w->size) || !inside(w->from, w->size)) {
                 fail("a copy outside of memory");
-            } else {
+            } else if (w->size && !lost(w->to)) {
                 pthread_mutex_unlock(&lock);
+                if (planted == UNAWAITED) nanosleep(&(struct timespec){0, 20000000}, NULL);
                 memmove((void *)w->to, (void *)w->from, w->size);
                 pthread_mutex_lock(&lock);
             }
         } else if (w->kind == LAUNCH && !fault) {
+            s->computes = 1;
             pthread_mutex_unlock(&lock);
             launch(w);
             pthread_mutex_lock(&lock);
@@ -168,7 +189,7 @@ static void *serve(void *p) {
             if (w->event->passed < w->number) w->event->passed = w->number;
             clock_gettime(CLOCK_MONOTONIC, &w->event->time);
         } else if (w->kind == WAIT) {
-            while (w->event->passed < w->number) pthread_cond_wait(&changed, &lock);
+            while (w->event->passed < w->number && !(planted == UNAWAITED && s->computes)) pthread_cond_wait(&changed, &lock);
         }
         s->first = w->next;
         s->done++;
@@ -621,7 +642,8 @@ void fake_reset(int gpus, int64_t memory, int delay) {
     pthread_mutex_lock(&lock);
     devices = gpus, memory_total = memory, delay_us = delay;
     calls = fail_at = fault = 0;
-    seed = 0;
+    seed = planted = 0;
+    for (struct Target *next; targets; targets = next) next = targets->next, free(targets);
     pthread_mutex_unlock(&lock);
 }
 void fake_fail(int64_t at, int code) {
@@ -633,6 +655,11 @@ void fake_fail(int64_t at, int code) {
 void fake_seed(uint64_t s) {
     pthread_mutex_lock(&lock);
     seed = s;
+    pthread_mutex_unlock(&lock);
+}
+void fake_plant(int error) {
+    pthread_mutex_lock(&lock);
+    planted = error;
     pthread_mutex_unlock(&lock);
 }
 int64_t fake_calls(void) {
