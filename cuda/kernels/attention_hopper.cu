@@ -79,7 +79,7 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
 // soon(t) waits for a tile ends the basic block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const u32 mine = start_of(x.queries) + group * UNITS(64 * ROW_BYTES), keys = start_of(x.keys), values = start_of(x.values);
+    const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
@@ -107,7 +107,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     };
     way.first();
     products_begin();
-    scores<DIM>(p, mine, keys);
+    scores<DIM>(p, start_of(mine), start_of(x.keys));
     products_wait<0>();
     settle<16>(p);
     way.keys_used(0);
@@ -120,8 +120,8 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         settle<16>(p), settle<DIM / 8>(sum), settle<8>(weights);
         way.turn(group);
         products_begin();
-        scores<DIM>(p, mine, keys + tile % 2 * UNITS(TILE_BYTES(128)));
-        weigh<DIM>(sum, weights, values + (tile + 1) % 2 * UNITS(TILE_BYTES(128)));
+        scores<DIM>(p, start_of(mine), start_of(x.keys + tile % 2 * TILE_BYTES(128)));
+        weigh<DIM>(sum, weights, start_of(x.values + (tile + 1) % 2 * TILE_BYTES(128)));
         way.pass(group ^ 1);
         products_wait<1>();
         settle<16>(p);
@@ -137,7 +137,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     way.before(x.tiles);
     settle<DIM / 8>(sum), settle<8>(weights);
     products_begin();
-    weigh<DIM>(sum, weights, values + (x.tiles + 1) % 2 * UNITS(TILE_BYTES(128)));
+    weigh<DIM>(sum, weights, start_of(x.values + (x.tiles + 1) % 2 * TILE_BYTES(128)));
     products_wait<0>();
     settle<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
