@@ -62,6 +62,7 @@ const (
 	OrderRestore = "restore" // load a checkpoint
 	OrderSave    = "save"    // copy the state and start to write the copy; if Round is 1, write without copying
 	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
+	OrderFinite  = "finite"  // look for values of the state that are not finite; the answer names the first
 	OrderClose   = "close"
 	OrderDisk    = "disk" // never sent; stands for this process's own use of the files at a path
 )
@@ -70,7 +71,7 @@ const (
 var inWords = map[string]string{
 	OrderReady: "loading the program", OrderLoad: "loading the weights", OrderRead: "reading a rank's values", OrderWrite: "writing a rank's values",
 	OrderPeaks: "the end of the run", OrderAsk: "a question to all processes", OrderVerify: "verifying the checkpoint", OrderRestore: "loading the checkpoint",
-	OrderSave: "saving the checkpoint to", OrderSaved: "saving the checkpoint to", OrderClose: "the end of the run", OrderDisk: "access to",
+	OrderSave: "saving the checkpoint to", OrderSaved: "saving the checkpoint to", OrderFinite: "checking the weights", OrderClose: "the end of the run", OrderDisk: "access to",
 }
 
 // together carries out an order on the ranks of this process while the followers carry it out on theirs. It ends
@@ -204,6 +205,9 @@ func (j *Job) obey(o Order) ([]byte, error) {
 		return nil, j.saveHere(context.Background(), o.Question, o.Round == 1)
 	case OrderSaved:
 		return json.Marshal(j.savedHere(o.Round == 1))
+	case OrderFinite:
+		name, err := j.ruinedHere()
+		return []byte(name), err
 	case OrderClose:
 		return nil, j.Close()
 	case OrderAsk:

@@ -39,7 +39,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	cli.Choice(flags, &f.split, "split", vm.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", vm.SplitNames...)
 	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32; NaN where the label is masked")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
-	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")

@@ -128,6 +128,24 @@ func TestProvenWeights(t *testing.T) {
 	}
 }
 
+// Weights that the last update makes NaN or infinite are not saved, and the run fails, although no loss shows it. This holds in
+// several processes, too.
+func TestRuinedByLastUpdate(t *testing.T) {
+	inBase(t)
+	args := []string{"tiny.sppo", "-q", "--set", "train.steps=30", "--set", "train.optimizer.lr=1e21", "--set", "train.optimizer.weight_decay=1e20", "--set", "train.warmup=0",
+		"--set", "train.eval_batch=0", "--steps", "1"}
+	code, _, text := runs(t, args...)
+	if code != cli.Failed || !strings.Contains(text, "sppovm: the run ends with weights that may not be finite: after step 1, the ") || !strings.Contains(text, " is not finite; try") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	args = append(args, "--save", "dir")
+	all := launchAll(t, 2, inWorld(t, 2, args...))
+	end(t, all)
+	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "sppovm: no checkpoint after step 1: after step 1, the ") || len(namesIn(t, "dir")) > 0 {
+		t.Errorf("exit %d, %v\n%s", all[0].code, namesIn(t, "dir"), text)
+	}
+}
+
 // A run that trains nothing, or that ruins its weights, fails even if it is short and saves nothing.
 func TestNothingTrained(t *testing.T) {
 	inBase(t)

@@ -585,7 +585,23 @@ func (r *training) stopped(err error) error {
 	return r.end(context.Background())
 }
 
+// examine looks for weights that are not finite if no loss shows that those after the last step are good.
+func (r *training) examine() error {
+	step := r.job.Steps()
+	if r.sick != "" || r.proven >= step || step == r.show.first || r.f.device == "field" {
+		return nil
+	}
+	name, err := r.job.Ruined()
+	if name != "" {
+		r.sick = fmt.Sprintf("after step %d, the %s is not finite", step, name)
+	}
+	return err
+}
+
 func (r *training) end(ctx context.Context) error {
+	if err := r.examine(); err != nil {
+		return err
+	}
 	if err := r.saver.last(ctx); err != nil {
 		return err
 	}

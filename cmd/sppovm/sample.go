@@ -47,7 +47,7 @@ func sampling(flags *pflag.FlagSet) cli.Action {
 	flags.Int64Var(&f.choice.Seed, "seed", 1, "seed for sampling")
 	flags.Int64Var(&f.sequence, "sequence", 0, "length of the training sequences, in tokens; selects the longrope frequencies; 0: the length of this text")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
-	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
 	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {
 		cli.Files(flags, name)
 	}

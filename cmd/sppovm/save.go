@@ -313,12 +313,12 @@ func (r *training) mayStart(damaged []*vm.DamagedError) error {
 	dir := r.f.saves.dir
 	const what = "no other checkpoint in %s is undamaged: repair one, or start from the beginning with --start-over"
 	if len(damaged) > 0 {
-		return cli.Wrong(fmt.Errorf("%w; "+what, damaged[0], dir))
+		return fmt.Errorf("%w; "+what, damaged[0], dir)
 	}
 	var aside []string
 	err := r.job.OnDisk(dir, func() (err error) { aside, err = store.SetAsideIn(dir); return err })
 	if err == nil && len(aside) > 0 {
-		err = cli.Wrong(fmt.Errorf("%s is damaged; "+what, filepath.Join(dir, aside[len(aside)-1]), dir))
+		err = fmt.Errorf("%s is damaged; "+what, filepath.Join(dir, aside[len(aside)-1]), dir)
 	}
 	return err
 }

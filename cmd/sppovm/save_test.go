@@ -186,7 +186,7 @@ func TestStartOver(t *testing.T) {
 	}
 	const remedy = "no other checkpoint in dir is undamaged: repair one, or start from the beginning with --start-over\n"
 	code, _, text := runs(t, args...)
-	if code != cli.BadInput || text != "sppovm: checkpoint dir/step-3: is not a checkpoint: it has no manifest.json; "+remedy {
+	if code != cli.Failed || text != "sppovm: checkpoint dir/step-3: is not a checkpoint: it has no manifest.json; "+remedy {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 	if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
@@ -202,7 +202,7 @@ func TestStartOver(t *testing.T) {
 	if err := os.RemoveAll("dir/step-3"); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, text := runs(t, args...); code != cli.BadInput || text != "sppovm: dir/step-3.damaged is damaged; "+remedy {
+	if code, _, text := runs(t, args...); code != cli.Failed || text != "sppovm: dir/step-3.damaged is damaged; "+remedy {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 }
@@ -297,6 +297,33 @@ func TestUnwritable(t *testing.T) {
 	}
 	if steps, err := store.Steps("moved"); err != nil || len(steps) == 0 || steps[0] != 1 {
 		t.Errorf("the checkpoints that were there are %v: %v", steps, err)
+	}
+}
+
+// If the parent of the folder for checkpoints is removed during training, nothing makes it: the error names it.
+func TestRemovedParent(t *testing.T) {
+	inBase(t)
+	if err := os.Mkdir("parent", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	all := launchAll(t, 1, func(int) []string {
+		return []string{"tiny.sppo", "--json", "--set", "train.steps=1000000", "--save", "parent/dir", "--save-every", "50"}
+	})
+	afterLines(t, all[0], 2)
+	if err := os.RemoveAll("parent"); err != nil {
+		t.Fatal(err)
+	}
+	afterLines(t, all[0], 200)
+	all[0].Process.Signal(os.Interrupt)
+	end(t, all)
+	text := all[0].errs.String()
+	for _, want := range []string{": parent/dir and its parent folder are gone; is a file system not mounted? ", "; the run continues"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if _, err := os.Stat("parent"); all[0].code != cli.Failed || err == nil {
+		t.Errorf("exit %d, %v", all[0].code, err)
 	}
 }
 

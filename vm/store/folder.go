@@ -181,7 +181,11 @@ func (f *Folder) Begin(step int64) (string, error) {
 // again makes a folder that has been removed, and locks it. It does not make the folder's parent: if that is missing,
 // too, a file system is probably not mounted.
 func (f *Folder) again() error {
-	if err := os.Mkdir(f.Dir, 0o777); err != nil {
+	err := os.Mkdir(f.Dir, 0o777)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s and its parent folder are gone; is a file system not mounted? %w", f.Dir, err)
+	}
+	if err != nil {
 		return err
 	}
 	before := f.lock
