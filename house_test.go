@@ -46,7 +46,7 @@ var levels = []struct {
 	{"passes/memory", 4, "passes/plan passes/walk passes/strategy ir graph schedule"},
 	{"passes/estimate", 5, "passes/plan passes/walk passes/memory lang ir ir/cost graph schedule"},
 	{"passes/pass", 6, "passes/plan passes/walk passes/estimate ir lang graph"},
-	{"passes/report", 6, "passes/plan passes/memory passes/words ir"},
+	{"passes/report", 6, "passes/plan passes/memory passes/words ir lang"},
 	{"passes/partition", 7, "passes/plan passes/estimate passes/pass passes/words lang ir"},
 	{"passes/mux", 7, "passes/plan passes/strategy passes/pass lang"},
 	{"passes/offload", 8, "passes/plan passes/memory passes/estimate passes/pass passes/mux ir ir/cost graph"},

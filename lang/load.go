@@ -186,7 +186,7 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 		}
 		return
 	}
-	imported := &sourceText{name: fullName, text: string(text), dir: path.Dir(strings.TrimPrefix(fullName, shippedPrefix))}
+	imported := &sourceText{name: fullName, text: string(text), dir: path.Dir(strings.TrimPrefix(fullName, ShippedPrefix))}
 	if fromShipped || l.isInside(fullName) {
 		l.loadText(imported, fullName, fromShipped, depth+1)
 		return
@@ -235,8 +235,8 @@ func parseHidden(src *sourceText) (file *fileNode, line int) {
 	return file, 0
 }
 
-// shippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.
-const shippedPrefix = "shipped:"
+// ShippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.
+const ShippedPrefix = "shipped:"
 
 // readImport looks next to the importing file first, then among the shipped files.
 func (l *loader) readImport(src *sourceText, name string, shipped bool) (text []byte, fullName string, fromShipped bool, err error) {
@@ -262,7 +262,7 @@ func (l *loader) readImport(src *sourceText, name string, shipped bool) (text []
 		inShipped = path.Clean(name)
 		text, err = fs.ReadFile(l.opts.Shipped, inShipped)
 	}
-	return text, shippedPrefix + inShipped, true, err
+	return text, ShippedPrefix + inShipped, true, err
 }
 
 func orErr(err, otherwise error) error {
@@ -345,7 +345,7 @@ func (l *loader) selectBlock(src *sourceText, n *entryNode) {
 		if !slices.Contains(l.namesOf(n.Key), call.Name) && slices.Contains(Shipped(l.opts.Shipped, n.Key), call.Name) {
 			dir := shippedFolders[n.Key]
 			if text, err := fs.ReadFile(l.opts.Shipped, dir+"/"+call.Name+".sppo"); err == nil {
-				name := shippedPrefix + dir + "/" + call.Name + ".sppo"
+				name := ShippedPrefix + dir + "/" + call.Name + ".sppo"
 				l.loadText(&sourceText{name: name, text: string(text), dir: dir}, name, true, 1)
 			}
 		}
@@ -675,8 +675,8 @@ func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fa
 		sc.names[name] = &binding{value: v, given: true, at: at, bad: !ok}
 	case arg != nil:
 		sc.names[name] = arg
-	case fallback != nil:
-		e := &evaluator{src: ref.src, scope: l.global, report: l.report}
+	case fallback != nil: // may use the parameters before it
+		e := &evaluator{src: ref.src, scope: sc, report: l.report}
 		v, ok := e.expr(fallback)
 		sc.names[name] = &binding{value: v, at: at, bad: !ok}
 	default:

@@ -395,3 +395,19 @@ func TestRootOfHidden(t *testing.T) {
 		}
 	}
 }
+
+func TestParameterDefaults(t *testing.T) {
+	for call, want := range map[string]int64{
+		"h100()":                  2e12,
+		"h100(gpus_per_node = 2)": 5e11,
+		"h100(gpus_per_node = 2, host_memory = 7GB)": 7e9,
+	} {
+		s, err := Load("dir/a.sppo", Options{Shipped: shipped, Set: []string{"cluster=" + call, "model.dtype=bf16"}, ReadFile: readFrom(map[string]string{"dir/a.sppo": exampleBase})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := int64(float64(s.Cluster.HostMemory)/0.95 + 0.5); got != want {
+			t.Errorf("%s has %d bytes of host memory, want %d", call, got, want)
+		}
+	}
+}

@@ -27,7 +27,7 @@ const (
 var records = []record{
 	{
 		name: "ALST, 1 GPU", job: "Llama-3.1-8B on one H100", claim: "500K tokens", source: alst,
-		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1)", sequence: 500_000,
+		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1, host_memory = 2TB)", sequence: 500_000,
 		why: "Weights, gradients and optimizer state take 18 bytes per parameter, 135 GiB in total, but the device has " +
 			"only 75.6 GiB. Optimizer state, master weights and activations are kept on the host. The abstract gives " +
 			"no speed.",

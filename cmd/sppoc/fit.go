@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -22,11 +23,11 @@ const (
 	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit suggests single changes to a spec that would make its job fit. First come changes that keep the job as
-// it is, such as leaving one pinned value of the schedule to the search; of these, it suggests those with the
-// fastest plans. Then come more machines, a smaller data type and shorter sequences. If no single change suffices,
-// all pinned values are left to the search together. Every suggestion is known to fit, either from its memory bound
-// or because it was placed.
+// adviseFit suggests single changes to a spec that would make its job fit, the cheapest first. First come changes that
+// keep the job and its machines as they are, such as leaving one pinned value of the schedule to the search; of these,
+// it suggests those with the fastest plans. Then come more host memory, more machines, a smaller data type and shorter
+// sequences, each by as little as suffices. If no single change suffices, all pinned values are left to the search
+// together. Every suggestion is known to fit, either from its memory bound or because it was placed.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -58,7 +59,7 @@ func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if line := tryAll(w, job, set); line != "" {
 		return fmt.Errorf("%s does not fit, nor does any single change make it fit; together these would\n  %s", file, line)
 	}
-	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
+	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, more host memory, eight times the nodes or an eighth of the sequence", file)
 }
 
 // way is a change that makes a job fit.
@@ -230,27 +231,64 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 	return changes
 }
 
-// otherChanges returns overrides that change the job, grouped by kind. From each group, the first change that makes
-// the job fit is enough.
+// otherChanges returns overrides that change the job, grouped by kind, cheapest first. From each group, the first and
+// smallest change that makes the job fit is enough.
 func otherChanges(job *cli.Job) (groups [][]string) {
-	nodes, s := job.Spec.Cluster.Nodes, job.Plan.Train.Sequence
-	var more, shorter []string
-	for times := 2; times <= 8; times *= 2 {
-		more = append(more, fmt.Sprintf("cluster.nodes=%d", times*nodes))
-		shorter = append(shorter, "train.sequence="+tokens(s/int64(times)))
+	c, s := job.Spec.Cluster, job.Plan.Train.Sequence
+	device, host := lacks(&job.Plan.Memory)
+	if c.Parallelism > 0 { // users choose how much of this computer's memory a CPU rank gets
+		groups = append(groups, larger("cluster.device_memory", c.DeviceMemory, int64(device)))
 	}
-	if job.Spec.Cluster.Parallelism > 0 { // users choose how much of this computer's memory a CPU rank gets
-		var memory []string
-		for times := int64(2); times <= 16; times *= 2 {
-			memory = append(memory, "cluster.device_memory="+size(times*int64(job.Spec.Cluster.DeviceMemory)))
-		}
-		groups = append(groups, memory)
+	if _, used := cli.Peaks(&job.Plan.Memory); float64(used) > fullHost*float64(job.Plan.Memory.HostCapacityBytes) {
+		groups = append(groups, larger("cluster.host_memory", c.HostMemory, int64(c.GPUsPerNode)*int64(device+host)))
 	}
-	groups = append(groups, more)
+	if c.Nodes == 1 && c.Parallelism == 0 {
+		groups = append(groups, counts("cluster.gpus_per_node", c.GPUsPerNode, mostPerNode))
+	}
+	groups = append(groups, counts("cluster.nodes", c.Nodes, 8*c.Nodes))
 	if job.Plan.Model.DType == "f32" {
 		groups = append(groups, []string{"model.dtype=bf16"})
 	}
+	var shorter []string
+	for _, eighths := range []int64{7, 6, 5, 4, 3, 2, 1} {
+		if s*eighths%8 == 0 {
+			shorter = append(shorter, "train.sequence="+tokens(s*eighths/8))
+		}
+	}
 	return append(groups, shorter)
+}
+
+const (
+	fullHost    = 0.8 // share of host memory in use from which more of it may help
+	mostPerNode = 8   // GPUs in the nodes that vendors sell
+)
+
+// lacks returns the bytes that the fullest ranks of a plan lack on the device and on the host.
+func lacks(m *plan.Memory) (device, host ir.Bytes) {
+	device, host = cli.Peaks(m)
+	return max(0, device-m.DeviceCapacityBytes), max(0, host-m.HostCapacityBytes)
+}
+
+// larger returns overrides that add to a memory the bytes that it lacks, and then more, in sizes that people ask for.
+func larger(key string, has, lacking int64) (changes []string) {
+	for _, quarters := range []int64{4, 5, 6, 8, 12, 16} {
+		changes = append(changes, key+"="+size(roundUp(has+lacking*quarters/4)))
+	}
+	return slices.Compact(changes)
+}
+
+// roundUp rounds a number of bytes up to six binary digits.
+func roundUp(n int64) int64 {
+	unit := int64(1) << max(0, bits.Len64(uint64(n))-6)
+	return (n + unit - 1) / unit * unit
+}
+
+// counts returns overrides with larger numbers of machines, each by one or by about a third larger than the one before it.
+func counts(key string, has, most int) (changes []string) {
+	for n := has + 1; n <= most; n = max(n+1, n*4/3) {
+		changes = append(changes, fmt.Sprintf("%s=%d", key, n))
+	}
+	return changes
 }
 
 // quoted quotes an argument for a shell if necessary.

@@ -317,7 +317,7 @@ func flight(t *testing.T, text string, set []string) string {
 	m := job.Plan.Memory
 	device, host := cli.Peaks(&m)
 	if !m.Fits {
-		return fmt.Sprintf("does not fit\t%s\t\t\t%s\t%s\t%s", spent, device, host, followed(t, job, set))
+		return fmt.Sprintf("does not fit\t%s\t\t\t%s\t%s\t%s", spent, device, host, fmt.Sprintf("%d hints followed", followed(t, job, set)))
 	}
 	estimate := job.Plan.Time.StepS
 	before := processorTime()
@@ -372,8 +372,8 @@ func searchLimit(gpus int) time.Duration {
 }
 
 // followed checks that every hint makes the job fit, and returns the number of hints.
-func followed(t *testing.T, job *cli.Job, set []string) string {
-	hints := 0
+func followed(t *testing.T, job *cli.Job, set []string) (hints int) {
+	t.Helper()
 	for _, line := range strings.Split(adviseFit(nil, job, set).Error(), "\n") {
 		changes, ok := strings.CutPrefix(line, "  --set ")
 		if !ok {
@@ -393,7 +393,7 @@ func followed(t *testing.T, job *cli.Job, set []string) string {
 			t.Errorf("the hint %q does not fit: %v", changes, err)
 		}
 	}
-	return fmt.Sprintf("%d hints followed", hints)
+	return hints
 }
 
 // processorTime returns the CPU time used by this process.

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/words"
@@ -65,6 +66,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if p.Tuned() {
 			line("training", trainedInWords(p))
 		}
+		line("cluster", clusterInWords(p))
 		line("ranks", ranksInWords(p))
 		line("subsequences", subsequencesInWords(p))
 		if p.LayerOrder() {
@@ -91,6 +93,18 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		}
 	})
 	b.WriteByte('\n')
+}
+
+// clusterInWords describes the memory of the cluster, and names the shipped file that assumes the host memory if the spec
+// does not give it.
+func clusterInWords(p *plan.Plan) string {
+	c := p.Cluster
+	text := fmt.Sprintf("%s of %s of %s; %s of host memory per node", words.Plural(c.Nodes, "node"),
+		words.Plural(c.GPUsPerNode, c.Unit()), ir.Bytes(c.DeviceMemory), ir.Bytes(c.HostMemory))
+	if at, _, _ := strings.Cut(p.Lines["cluster.host_memory"], ": "); strings.HasPrefix(at, lang.ShippedPrefix) {
+		text += ", assumed by " + at
+	}
+	return text
 }
 
 // OrderInWords describes layer order, in which virtual stages are groups of layers.
@@ -285,7 +299,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		if words := documentsInWords(p); words != "" {
 			line("documents", words)
 		}
-		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
+		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*max(0, t.BubbleRatio), 100*max(0, t.IdleShare)))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
 		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% model FLOPs utilization (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})

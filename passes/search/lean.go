@@ -8,7 +8,6 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
@@ -132,14 +131,29 @@ func (s *search) keepLean() bool {
 	return len(lean) > 0
 }
 
-// closest returns the plan to report for a root if nothing fits: the evaluated candidate with the smallest
-// shortfall, or another candidate that needs less memory, if one is found in time. The latter may even fit, if
-// the search by time ended early.
-func (s *search) closest(root lang.Schedule) *node {
-	b := *s.bounds
-	b.timeless, b.work = true, 0
-	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}, nearest: true}
-	all.push(&node{schedule: root})
+// closest returns the plan to report if nothing fits: the evaluated candidate with the smallest shortfall, or another
+// candidate that needs less memory, if one is found in time. The latter may even fit, if the search by time ended early.
+func (s *search) closest() *node {
+	n := s.weigh(s.closestWith(false))
+	if n == nil {
+		return nil
+	}
+	shortfall := n.need.Shortfall(n.plan.Memory)
+	if shortfall == nil || s.fits(n) { // placement may show that it fits although its bound does not
+		return n
+	}
+	s.least, s.lacking = n, *shortfall
+	return s.closestWith(true)
+}
+
+// closestWith is like closest. With split set, it considers only candidates whose saved activations fill the host, and
+// otherwise stay on the device: other policies leave one of the two empty.
+func (s *search) closestWith(split bool) *node {
+	c := *s.context
+	c.Options.Progress, c.Options.Fitting = nil, split
+	all := newSearch(&c, s.request)
+	all.nearest, all.timeless = true, true
+	all.push(&node{schedule: s.request.Schedule})
 	defer func() { s.work += all.work }()
 	for all.frontier.Len() > 0 {
 		if all.impatience() > closestPatience || s.context.Options.Stopped() {
@@ -151,14 +165,19 @@ func (s *search) closest(root lang.Schedule) *node {
 		switch {
 		case n.level < len(dimensions):
 			all.advance(n)
+			continue
 		case !n.wanted.lean:
 			all.lean(n)
-		case all.evaluate(n):
-			if shortfall := n.need.Shortfall(n.plan.Memory); s.least == nil || shortfall == nil || shortfall.Bytes < s.lacking.Bytes {
-				return n
-			}
-			return s.least
+			continue
 		}
+		n = &node{schedule: n.schedule, level: len(dimensions)}
+		if !s.finish(n) {
+			continue
+		}
+		if shortfall := n.need.Shortfall(n.plan.Memory); s.least == nil || shortfall == nil || shortfall.Bytes < s.lacking.Bytes {
+			return n
+		}
+		return s.least
 	}
 	return s.least
 }

@@ -132,7 +132,7 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	}
 	found := winner != nil
 	if !found {
-		winner = s.weigh(s.closest(s.request.Schedule))
+		winner = s.closest()
 	}
 	if winner == nil || s.timeless {
 		return winner, nil
