@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -80,6 +80,9 @@ PLANTED = awk '{ all = all $$0 "\n" } sub(/.*PLANTED/, "") { rows = rows $$0 "\n
 
 gpu-planted: ## plant errors in kernels, driver and cpu device, and print how the checks of gpu-check report each
 	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu 2>&1 | $(PLANTED)
+
+gpu-drill: ## the first hour of docs/gpu.md on a stand-in for a machine that is lent
+	$(GO) test -count 1 -timeout 40m -v -run '^TestDrill' ./bench/gpu
 
 engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernetes; installs what is missing
 	bash bench/engines/check.sh out/engines

@@ -96,8 +96,9 @@ func standIn(role string, args []string) int {
 	}
 	switch {
 	case role == "gpu":
-		if len(args) == 2 && args[0] == "touch" && reached("touch") {
-			return 1
+		if len(args) == 2 && args[0] == "touch" { // without using that much memory
+			say("touch", "bytes of host memory touched: "+args[1])
+			return 0
 		}
 		return command(context.Background(), args, os.Stdout, os.Stderr)
 	case strings.HasSuffix(role, ".test"):
@@ -118,7 +119,7 @@ func standIn(role string, args []string) int {
 		say("peer", `{"name":"7b-128k","by":"PyTorch","way":"plain","step_s":2}`)
 	case role == "sppoc":
 		p := &ir.Program{Name: "p", Codes: []ir.Code{{Name: "c"}}, Ranks: []ir.Rank{{}}, Lines: []string{""}, Run: ir.Run{Sequence: 8, Batch: 1, Vocab: 148}} // its logarithm is 5
-		say("build", "built")
+		say("build", "built "+strings.Join(args, " "))
 		if err := ir.WriteFile(args[slices.Index(args, "-o")+1], p); err != nil {
 			return 1
 		}
@@ -452,23 +453,6 @@ func TestStages(t *testing.T) {
 		if status := command(t.Context(), args, io.Discard, &errs); status != 2 || errs.Len() == 0 {
 			t.Errorf("%v: status %d, %s", args, status, errs.String())
 		}
-	}
-}
-
-// The commands of docs/gpu.md name stages that exist.
-func TestFirstHour(t *testing.T) {
-	page, err := os.ReadFile("../../docs/gpu.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	commands := regexp.MustCompile(`(?m)^    OUT=\w .*check\.sh (.+)$`).FindAllStringSubmatch(string(page), -1)
-	for _, c := range commands {
-		if plan, err := choose(strings.Fields(c[1])); err != nil || len(plan) < 4 {
-			t.Errorf("%s: %d stages, %v", c[1], len(plan), err)
-		}
-	}
-	if len(commands) != 3 {
-		t.Errorf("%d commands", len(commands))
 	}
 }
 
