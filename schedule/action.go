@@ -37,7 +37,6 @@ const (
 // Action is one entry of a schedule. Ops says what each field means for each kind of action.
 type Action struct {
 	Op    Op
-	Held  bool  // for a forward's layer: whether its offloaded tensors keep their device bytes until a Release
 	Task  int32 // index among the tasks of the rank
 	Layer int32 // index among the layers of the task's stage, or number of a round
 	Of    int32 // a second task, a stage or a slot
@@ -62,8 +61,8 @@ var Ops = [...]OpInfo{
 	CachesIn:  {Name: "CachesIn", Doc: "Begins to copy K and V of the stage's layers from the host.", Task: "the rank's next task"},
 	Embedding: {Name: "Embedding", Doc: "Runs the embedding in the direction of the task."},
 	Head:      {Name: "Head", Doc: "Runs the head with the loss, forward and backward."},
-	Visit: {Name: "Visit", Doc: "Runs a layer in the direction of the task. A forward issues the layer's copies to the host; if the action is held, " +
-		"the offloaded tensors keep their device bytes until a Release.", Layer: "layer of the task's stage"},
+	Visit: {Name: "Visit", Doc: "Runs a layer in the direction of the task. A forward issues the layer's copies to the host; " +
+		"the offloaded tensors keep their device bytes until the Release.", Layer: "layer of the task's stage"},
 	Release: {Name: "Release", Doc: "Ends the time allowed for a layer's copies to the host: the next user of the bytes waits for the copies.",
 		Task: "the forward whose layer was copied", Layer: "layer of its stage"},
 	Reload: {Name: "Reload", Doc: "Issues the copies that reload a layer.", Task: "the backward that needs the layer", Layer: "layer of its stage"},
@@ -92,7 +91,7 @@ func (op Op) Common() bool { return Ops[op].Common }
 func (op Op) String() string { return Ops[op].Name }
 
 // text returns an action in words, given the rank's tasks and the one under which the action is listed: its name, its
-// task if that may be another one, its layer, "held", and what Of refers to.
+// task if that may be another one, its layer, and what Of refers to.
 func (a Action) text(tasks []Task, listed int) string {
 	info := &Ops[a.Op]
 	word := info.Name
@@ -101,9 +100,6 @@ func (a Action) text(tasks []Task, listed int) string {
 	}
 	if info.Layer != "" {
 		word += fmt.Sprintf(" %d", a.Layer)
-	}
-	if a.Held {
-		word += " held"
 	}
 	switch {
 	case info.ofTask && a.Of >= 0:

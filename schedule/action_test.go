@@ -17,7 +17,7 @@ func TestPage(t *testing.T) {
 A schedule lists the work of a pipeline rank: its tasks in order, each with its actions. It is written by
 ` + "`schedule.Pipeline`" + `, and read by the estimates of time and memory and by code generation. ` + "`sppoc dump --format actions`" + ` prints
 the schedules of a job. In its output, an action is followed by its task, unless that is the task of the line, by a layer or
-round, by ` + "`held`" + `, and, after "for" or "of", by what it is for. This page is generated from the table in ` + "`action.go`" + `.
+round, and, after "for" or "of", by what it is for. This page is generated from the table in ` + "`action.go`" + `.
 
 | action | what it does | task | layer | for or of |
 | --- | --- | --- | --- | --- |

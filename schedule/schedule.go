@@ -18,8 +18,8 @@
 // For example, a stage of two layers in the middle of a pipeline runs two subsequences, with lag and ahead
 // values of 1:
 //
-//	F0.0  Begin  Visit 0 held  Visit 1 held  End
-//	F0.1  Begin  Visit 0 held  Release F0.0 0  Visit 1 held  Release F0.0 1  End
+//	F0.0  Begin  Visit 0  Visit 1  End
+//	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
 //	B0.1  Release F0.1 0  Release F0.1 1  Reload B0.1 1  Begin
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
@@ -130,7 +130,7 @@ func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	}
 	w := writer{
 		Pipeline: p, rank: rank, list: reuse, tasks: tasks, links: p.links[rank], lag: lag, ahead: ahead,
-		copies: make([]copies, n), reloaded: make([]int, len(tasks)),
+		released: make([]bool, n), reloaded: make([]int, len(tasks)),
 	}
 	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
 	for i := 0; i < len(tasks); {
@@ -158,18 +158,12 @@ type writer struct {
 	links      []link
 	lag, ahead int
 
-	copies   []copies // of each layer of each task; those of a task start at link.first
-	reloaded []int    // [place]: number of the backward's layers whose reloads have been issued
+	released []bool // of each layer of each task, which start at link.first: whether a forward's copies have been released
+	reloaded []int  // [place]: number of the backward's layers whose reloads have been issued
 
 	turn, turnFirst int        // number and first task of the current turn
 	waiting         []offloads // forwards whose copies are still allowed to run, oldest first
 	leaving         []int      // elements of waiting whose copies end during the current turn
-}
-
-// copies records the actions listed so far for the copies of a forward's layer.
-type copies struct {
-	visit    int32 // the action that issues them
-	released bool
 }
 
 // offloads describes a forward's copies to the host.
@@ -283,11 +277,7 @@ func (w *writer) visit(op Op, i, at int) {
 	if w.tasks[i].Kind != Forward {
 		k = w.layersOf(i) - 1 - at
 	}
-	held := w.tasks[i].Kind == Forward
-	if held {
-		w.copies[int(w.links[i].first)+k].visit = int32(len(w.list.actions))
-	}
-	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
+	w.add(Action{Op: op, Task: int32(i), Layer: int32(k)})
 }
 
 // releaseBeside lists the releases during layer number at of a turn. The copies of a forward's
@@ -301,8 +291,13 @@ func (w *writer) releaseBeside(at int, last bool) {
 	}
 }
 
+// release lists the release of a forward's layer, unless it has been listed.
 func (w *writer) release(forward, k int) {
-	w.copies[int(w.links[forward].first)+k].released = true
+	released := &w.released[int(w.links[forward].first)+k]
+	if *released {
+		return
+	}
+	*released = true
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
@@ -340,13 +335,11 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 	}
 }
 
-// reload lists the reload of a backward's layer. If the reload comes before the Release, the forward's visit
-// does not hold the device bytes, because nothing ends its copies before the reload.
+// reload lists the reload of a backward's layer. If the copies to the host have not been released, they are released
+// first.
 func (w *writer) reload(i, k int) {
 	if f := w.links[i].undone; f >= 0 {
-		if c := &w.copies[int(w.links[f].first)+k]; !c.released {
-			w.list.actions[c.visit].Held = false
-		}
+		w.release(int(f), k)
 	}
 	w.add(Action{Op: Reload, Task: int32(i), Layer: int32(k)})
 }

@@ -445,10 +445,8 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	if k == 0 && r.inputWaits() {
 		r.host -= r.hidden(z)
 	}
-	if a.Held {
-		*r.isLeaving(at, k) = true
-		r.now[TermCopies] += u.offloaded[own]
-	}
+	*r.isLeaving(at, k) = true
+	r.now[TermCopies] += u.offloaded[own]
 }
 
 func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
