@@ -351,3 +351,20 @@ func TestClosestSharesTasks(t *testing.T) {
 		}
 	}
 }
+
+// TestNoneWasFound checks that the report of a search that stopped says that none of its candidates fits only if the
+// winner does not fit once it is placed. Its memory bound may exceed the device although it fits.
+func TestNoneWasFound(t *testing.T) {
+	for _, fits := range []bool{true, false} {
+		winner := &node{plan: &plan.Plan{Memory: plan.Memory{Placed: true, Fits: fits}}, need: &memory.Footprint{Device: []memory.Peak{{Bytes: 1}}, Host: []ir.Bytes{0}}}
+		if winner.need.Shortfall(winner.plan.Memory) == nil {
+			t.Fatal("the bound fits")
+		}
+		p, s := &plan.Plan{}, &search{ended: true, context: &pass.Context{}}
+		s.choose(p, winner, nil)
+		said := slices.ContainsFunc(p.Decisions, func(d plan.Decision) bool { return strings.Contains(d.Why, "was found to fit") })
+		if said == fits {
+			t.Errorf("the plan fits: %t; the search says that none was found to fit: %t", fits, said)
+		}
+	}
+}
