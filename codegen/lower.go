@@ -420,13 +420,16 @@ func (s *stage) receive(t plan.Task) {
 
 // allocateInput creates the buffer of a task's input, which another task produces.
 func (s *stage) allocateInput(t plan.Task) uint32 {
-	layers, name := s.stages[t.Stage], "ln1.in"
-	layer := layers[0]
-	if t.Kind == plan.Backward {
+	layers, name, layer := s.stages[t.Stage], "ln1.in", ir.None
+	switch last := t.Stage == len(s.stages)-1; {
+	case last && (t.Kind == plan.Backward || len(layers) == 0):
+		name = "ln_f.in"
+	case t.Kind == plan.Backward && len(layers) == 0:
+		name = "embed.d.out"
+	case t.Kind == plan.Backward:
 		layer, name = layers[len(layers)-1], "d.out"
-		if t.Stage == len(s.stages)-1 {
-			layer, name = ir.None, "ln_f.in"
-		}
+	default:
+		layer = layers[0]
 	}
 	size, _ := s.hidden(s.plan.SizeOf(t))
 	return s.allocate(s.label(t, layer, name), ir.Device, size)

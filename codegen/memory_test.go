@@ -23,7 +23,7 @@ func TestFootprint(t *testing.T) {
 		{"../examples/tiny.sppo", nil, settings("none", "full", "0.5")},
 		{"../examples/gpt-docs.sppo", nil, settings("none", "full")},
 		{"../examples/llama-docs.sppo", nil, settings("none", "full")},
-		{"../examples/paper/gpt-7b-512k.sppo", []string{"model.layers=8"}, settings("none", "full", "0.5", "carry", "schedule.mux=right", "schedule.mux=right schedule.offload=none schedule.recompute=full", "schedule.mux=right schedule.recompute=selective", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
+		{"../examples/paper/gpt-7b-512k.sppo", []string{"model.layers=8"}, settings("none", "full", "0.5", "carry", "schedule.mux=right", "schedule.mux=right schedule.offload=none schedule.recompute=full", "schedule.mux=right schedule.recompute=selective", "schedule.virtual_stages=2", "schedule.virtual_stages=2 model.layers=7", "schedule.virtual_stages=2 model.layers=6 train.batch=2 schedule.strategy=seq1f1b", "schedule.recompute=keep_attention",
 			"schedule.mux=left", "schedule.mux=left schedule.offload=none", "schedule.mux=on schedule.offload=0.5", "schedule.mux=on schedule.offload=carry schedule.recompute=selective",
 			"schedule.mux=on schedule.zero=3 schedule.sp_mode=ulysses", "schedule.mux=left schedule.zero=2 schedule.sp=4 schedule.dp=2 train.batch=2", "schedule.mux=left schedule.pp=8 schedule.sp=4",
 			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "train.batch=2 schedule.strategy=zb-h1", "train.batch=2 schedule.strategy=zb-h2 schedule.offload=none", "schedule.pp=1 schedule.sp=4",

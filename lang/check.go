@@ -147,6 +147,23 @@ func (c *checker) decay() {
 	}
 }
 
+// MostStages returns the largest number of virtual stages that a model can be divided into. If several of them are on
+// each rank, the first may have only the embedding, and the last only the head.
+func MostStages(layers, pp, virtualStages int) int {
+	if pp > 1 && virtualStages > 1 {
+		return layers + 2
+	}
+	return layers
+}
+
+// ends names the stages without layers.
+func ends(n int64) string {
+	if n > 0 {
+		return ", one for the embedding, and one for the head"
+	}
+	return ""
+}
+
 // sizes checks sp, pp and dp against the model and the cluster. A size that is auto is treated as 1.
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
@@ -160,14 +177,14 @@ func (c *checker) sizes() {
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be a multiple of it: sp = %s; or sp_mode = ring", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
-	if stages := int64(pp) * int64(max(1, s.VirtualStages)); stages > int64(m.Layers) {
+	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
 		words := fmt.Sprintf("pp = %d", pp)
 		if s.VirtualStages > 1 {
 			words = fmt.Sprintf("pp * virtual_stages = %d", stages)
 		}
 		c.fail(c.culprit("schedule.pp", "schedule.virtual_stages"), TooFewLayers,
-			fmt.Sprintf("at most %s, one stage per layer", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(m.Layers), 1)),
-			"%s needs at least %d layers, but the model has %d", words, stages, m.Layers)
+			fmt.Sprintf("at most %s, one stage per layer%s", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(most), 1), ends(most-int64(m.Layers))),
+			"%s needs at least %d layers, but the model has %d", words, stages-most+int64(m.Layers), m.Layers)
 	}
 	gpus := int64(c.Cluster.Nodes) * int64(c.Cluster.GPUsPerNode)
 	if ranks := int64(sp) * int64(pp) * int64(dp); ranks > gpus {

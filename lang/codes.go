@@ -120,7 +120,7 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offload = 1.5\n}\n"},
 	{Code: Indivisible, Doc: "A number is not divisible by another, for example heads by SP ranks or sequences by replicas. The hint names the nearest values that work.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 3\n}\n"},
-	{Code: TooFewLayers, Doc: "There are more pipeline stages than layers.",
+	{Code: TooFewLayers, Doc: "There are more pipeline stages than layers. With virtual stages, the embedding and the head also count as layers.",
 		Example: "import \"base.sppo\"\n\ncluster mine = four(ranks = 16)\n\nschedule s {\n  pp = 8\n}\n"},
 	{Code: TooManyRanks, Doc: "sp * pp * dp is more than the number of devices in the cluster.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 4\n  pp = 2\n}\n"},

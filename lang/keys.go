@@ -687,7 +687,7 @@ var scheduleKeys = []*Key{
 			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries every strategy that could lead to a different plan.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. " +
+		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. `pp * virtual_stages` is at most the number of layers plus 2: the last group may be the head without layers, and the first the embedding. " +
 			"With `order = layer`, it is the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",

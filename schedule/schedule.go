@@ -57,6 +57,8 @@ type Pipeline struct {
 	Shared int   // how many of the first slots the ranks of all stages share, in both passes
 	Staged bool  // results that are read much later are kept on the host, as K and V may be
 	undone []int // [virtual stage]: how many layers, at the end of the stage, its backwards visit
+	frozen int   // how many virtual stages at the start have no backward
+	embeds bool  // whether the backwards of the first stage include the embedding
 	tasks  [][]Task
 	links  [][]link // [rank][task]
 }
@@ -76,9 +78,12 @@ const nearby = 2
 // New prepares the schedules of all ranks, given the tasks of each rank in order. untrained is the number of
 // layers at the start that have no backward.
 func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
-	p := &Pipeline{Layers: layers, tasks: tasks}
+	p := &Pipeline{Layers: layers, embeds: untrained == 0, tasks: tasks}
 	for _, n := range layers {
 		p.undone = append(p.undone, max(0, n-untrained))
+		if untrained > 0 && n <= untrained {
+			p.frozen++
+		}
 		untrained = max(0, untrained-n)
 	}
 	for _, mine := range tasks {
@@ -115,7 +120,7 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 }
 
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
-func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
+func (p *Pipeline) feeds(stage int) bool { return stage > p.frozen }
 
 // Write lists the actions of a rank. lag is the number of tasks by which copies to the host may lag, and
 // ahead the number of backward layers by which reloads are issued in advance. Write overwrites the list
@@ -245,7 +250,10 @@ func (w *writer) task(i, turnEnd int) {
 		}
 		w.reloadUpTo(i, coming, at+w.ahead)
 	}
-	if t.Kind != Forward && t.Stage == 0 && w.undone[0] == layers {
+	if layers == 0 && i+1 == turnEnd {
+		w.releaseBeside(0, true)
+	}
+	if t.Kind != Forward && t.Stage == 0 && w.embeds {
 		w.add(Action{Op: Embedding, Task: place})
 	}
 	w.end(i)

@@ -36,6 +36,9 @@ func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 	for range virtual * 2 {
 		layers = append(layers, 1+r.IntN(4))
 	}
+	if r.IntN(3) == 0 { // only the embedding
+		layers[0] = 0
+	}
 	n, microbatches, late := 1+r.IntN(5), 1+r.IntN(3), r.IntN(3) == 0
 	type run struct{ microbatch, forward, backward, weights int }
 	runs := make([]run, microbatches)
@@ -141,6 +144,29 @@ func TestLag(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestWithoutLayers checks the tasks of stages without layers: copies of other tasks end during them, too, and their
+// backwards pass gradients on.
+func TestWithoutLayers(t *testing.T) {
+	tasks := []Task{
+		{Kind: Forward, Stage: 0}, {Kind: Forward, Stage: 2}, {Kind: Forward, Subsequence: 1, Stage: 0}, {Kind: Forward, Subsequence: 1, Stage: 2},
+		{Kind: Backward, Subsequence: 1, Stage: 2}, {Kind: Backward, Subsequence: 1, Stage: 0},
+	}
+	p := New([][]Task{tasks}, []int{0, 1, 2, 0}, 0)
+	list := p.Write(0, 1, 1, nil)
+	var released []int32
+	for _, a := range list.Of(2) {
+		if a.Op == Release && a.Task == 1 {
+			released = append(released, a.Layer)
+		}
+	}
+	if !slices.Equal(released, []int32{0, 1}) {
+		t.Errorf("%s releases layers %v of %s\n%s", tasks[2], released, tasks[1], text(list, tasks))
+	}
+	if embeds := slices.ContainsFunc(list.Of(5), func(a Action) bool { return a.Op == Embedding }); !embeds || !p.feeds(1) || p.feeds(0) {
+		t.Errorf("the first stage has no gradients of the embedding, or no input for them\n%s", text(list, tasks))
 	}
 }
 

@@ -19,10 +19,11 @@ const InputUnit = 0
 
 // StagesOut reports whether the result of a task stays on the host until another task reads it. The result is
 // placed like the input of the later of the two stages, because that input has the same rows. Gradients are
-// placed like their values, and the head's input is placed like the input of the last stage.
+// placed like their values, and the head's input is placed like the input of the last stage. Without layers, that stage keeps
+// its input on the device.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
-	return p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
+	return p.LayersPerStage[t.Stage] > 0 && p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
 }
 
 // Values of Offload.Caches: where K and V of a layer are kept between its last forward and its first backward.

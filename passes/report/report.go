@@ -257,7 +257,8 @@ func reportStages(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// layerRanges writes the layers of each virtual stage of a rank: "0-3 8-11".
+// layerRanges writes the layers of each virtual stage of a rank: "0-3 8-11". A stage without layers has the embedding or the
+// head.
 func layerRanges(p *plan.Plan, rank int) string {
 	stages := p.StagesOf(rank)
 	if p.LayerOrder() {
@@ -266,9 +267,15 @@ func layerRanges(p *plan.Plan, rank int) string {
 	words := make([]string, len(stages))
 	for i, j := range stages {
 		layers := p.Layers(j)
-		words[i] = fmt.Sprint(layers[0])
-		if n := len(layers); n > 1 {
-			words[i] += fmt.Sprintf("-%d", layers[n-1])
+		switch n := len(layers); {
+		case n == 0 && j == 0:
+			words[i] = "embedding"
+		case n == 0:
+			words[i] = "head"
+		case n == 1:
+			words[i] = fmt.Sprint(layers[0])
+		default:
+			words[i] = fmt.Sprintf("%d-%d", layers[0], layers[n-1])
 		}
 	}
 	return strings.Join(words, " ")

@@ -866,6 +866,9 @@ func count(is bool) int {
 // as possible. If this gains less than 0.1%, layers are distributed evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
+	if p.Model.Layers <= len(even) {
+		return even
+	}
 	balanced := dealLayers(p, of)
 	if of.each != nil {
 		balanced = moveLayers(p, of, balanced)

@@ -202,19 +202,19 @@ func (b *bounds) heldByShare(p *plan.Plan) holding {
 }
 
 // heldByMost returns the bound for a plan whose layers are not assigned to stages yet: some rank has at least
-// an equal share of the layers, and the last rank has at least one in each virtual stage.
+// an equal share of the layers, and the last rank has at least one in each virtual stage that may not be empty.
 func (b *bounds) heldByMost(p *plan.Plan) holding {
 	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
-	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
+	empty := max(0, p.Parallel.Stages()-p.Model.Layers)
+	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages - empty, 1 - min(1, empty), false, true}))
 }
 
 // heldAtLeast returns the bound for a plan whose stages are assigned.
 func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
-	fewest := make([]int, p.Parallel.PP)
+	fewest := slices.Repeat([]int{p.Model.Layers}, p.Parallel.PP)
 	for j, n := range p.LayersPerStage {
-		if home := p.Home(j); fewest[home] == 0 || n < fewest[home] {
-			fewest[home] = n
-		}
+		home := p.Home(j)
+		fewest[home] = min(fewest[home], n)
 	}
 	for rank := range fewest {
 		most = most.fuller(b.holds(p, rankOf{rank, p.LayersOf(rank), fewest[rank], rank == p.Home(0), rank == p.Home(p.Parallel.Stages()-1)}))

@@ -190,8 +190,15 @@ func onGrid(lengths []int64, align int64) bool {
 	return true
 }
 
+// evenLayers distributes layers over stages. If there are fewer layers, the last stage and then the first have none.
 func evenLayers(layers, stages int) []int {
 	per := make([]int, stages)
+	if layers < stages {
+		for i := range layers {
+			per[i+(stages-layers)/2] = 1
+		}
+		return per
+	}
 	for i := range per {
 		per[i] = layers / stages
 		if i < layers%stages {
@@ -243,8 +250,9 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(par.Placement != plan.PlacedRound && par.Placement != plan.PlacedV && par.Placement != "", plan.Fault("schedule.strategy", lang.UnknownName, plan.PlacedRound+" or "+plan.PlacedV,
 		"unknown placement %q of virtual stages", par.Placement))
 	stages := par.PP * par.VirtualStages
-	add(stages > m.Layers, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
-		"%d stages need at least as many layers, but the model has %d", stages, m.Layers))
+	most := mostStages(p)
+	add(stages > most, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", most),
+		"%d stages need at least %d layers, but the model has %d", stages, stages-most+m.Layers, m.Layers))
 	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", par.PP))
 	found = append(found, recomputeProblems(p)...)
 	found = append(found, splitProblems(p)...)
@@ -258,6 +266,16 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(seq%p.RowGrid() != 0, plan.Fault("train.sequence", lang.Indivisible, "sequence = "+words.NearMultiples(seq, p.RowGrid()),
 		"sequence = %d is not divisible by %s", seq, p.GridInWords()))
 	return append(found, gridProblems(p)...)
+}
+
+// mostStages returns the largest number of virtual stages of a plan. It is smaller if the first and
+// the last would be all that a rank has, or if the embedding may be frozen, so that nothing computes its gradient.
+func mostStages(p *plan.Plan) int {
+	par, most := p.Parallel, lang.MostStages(p.Model.Layers, p.Parallel.PP, p.Parallel.VirtualStages)
+	if par.Placement == plan.PlacedV && par.VirtualStages == 2 || p.Tuned() {
+		return min(most, p.Model.Layers+1)
+	}
+	return most
 }
 
 // modelProblems returns problems that the language excludes but an edited plan may have.
@@ -342,6 +360,11 @@ func lengthProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
+// mayBeEmpty reports whether a virtual stage may be without layers: that of the head, and that of the embedding.
+func mayBeEmpty(p *plan.Plan, stage int) bool {
+	return p.Parallel.PP > 1 && p.Parallel.VirtualStages > 1 && (stage == p.Parallel.Stages()-1 || stage == 0 && !p.Tuned())
+}
+
 // Check checks that sizes fit the cluster and the model, and that stages hold all layers.
 func Check(c *pass.Context, p *plan.Plan) error {
 	if err := plan.Plain(sizeProblems(p)); err != nil {
@@ -352,10 +375,15 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	}
 	sum := 0
 	for i, n := range p.LayersPerStage {
-		if n < 1 {
+		if n < 0 || n == 0 && !mayBeEmpty(p, i) {
 			return fmt.Errorf("layers_per_stage: stage %d has %d layers", i, n)
 		}
 		sum += n
+	}
+	for rank := range p.Parallel.PP {
+		if p.LayersOf(rank) == 0 {
+			return fmt.Errorf("layers_per_stage: none of the layers is on the ranks with pipeline rank %d", rank)
+		}
 	}
 	if sum != p.Model.Layers {
 		return fmt.Errorf("layers_per_stage adds up to %d, but the model has %d layers", sum, p.Model.Layers)

@@ -337,7 +337,8 @@ func (sp *space) stages(s *lang.Schedule) []int {
 	if s.Order == plan.OrderLayer {
 		return []int{1}
 	}
-	return upTo(min(sp.cluster.GPUs()/(s.SP*s.DP), sp.model.Layers/max(1, s.VirtualStages)))
+	v := max(1, s.VirtualStages)
+	return upTo(min(sp.cluster.GPUs()/(s.SP*s.DP), lang.MostStages(sp.model.Layers, 2, v)/v))
 }
 
 // strategies returns the values of strategy. On a single stage, all are equivalent to the first.
@@ -378,7 +379,7 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 		slices.Reverse(groups)
 		return groups
 	}
-	known, most := strategy.AnyStages, min(mostVirtualStages, sp.model.Layers/s.PP)
+	known, most := strategy.AnyStages, min(mostVirtualStages, lang.MostStages(sp.model.Layers, s.PP, 2)/s.PP)
 	if st := strategy.Find(s.Strategy); st != nil {
 		known = st.Stages
 	}

@@ -172,6 +172,10 @@ func (q *LoadQueue) Next() (Load, bool) {
 func (q *LoadQueue) nextVisit() {
 	q.task = q.tasks[0]
 	layers := q.plan.Layers(q.task.Stage)
+	if len(layers) == 0 {
+		q.tasks = q.tasks[1:]
+		return
+	}
 	k := q.visit
 	v := VisitKind{Kind: q.task.Kind, Subsequence: q.task.Subsequence}
 	if q.task.Kind == plan.Backward {

@@ -14,7 +14,7 @@ const layerTime = 8
 
 // Times returns when every task of every stage begins and ends in a simplified run of the schedule. In this
 // run, a layer takes layerTime forward and twice that backward; if the work of the subsequences differs
-// clearly, these times are proportional to it. The head runs its FLOPs at the speed of a layer, and messages
+// clearly, these times are proportional to it. A task without layers takes one unit of time. The head runs its FLOPs at the speed of a layer, and messages
 // take no time. If tasks are cut into pieces, these are the times of one piece, and those of an undivided task
 // are multiplied by the number of pieces. All tasks of a shared slot begin and end together; if tasks are
 // shared at the turnaround, so do the tasks of every other slot.
@@ -63,6 +63,7 @@ func (c *Walk) Times(g *graph.Model) (starts, ends []int) {
 		case t.Piece == len(p.Mux.Pieces[t.Subsequence]): // all pieces together take as long as an undivided task
 			cost *= pieces - t.Piece + 1
 		}
+		cost = max(1, cost)
 		free[s.Rank] = start + cost
 		starts[n], ends[n] = start, start+cost
 		if s.Next >= 0 {
