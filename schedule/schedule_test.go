@@ -156,6 +156,8 @@ func TestWithoutLayers(t *testing.T) {
 	}
 	p := New([][]Task{tasks}, []int{0, 1, 2, 0}, 0)
 	list := p.Write(0, 1, 1, nil)
+	var words strings.Builder
+	_ = list.Print(&words, tasks)
 	var released []int32
 	for _, a := range list.Of(2) {
 		if a.Op == Release && a.Task == 1 {
@@ -163,10 +165,10 @@ func TestWithoutLayers(t *testing.T) {
 		}
 	}
 	if !slices.Equal(released, []int32{0, 1}) {
-		t.Errorf("%s releases layers %v of %s\n%s", tasks[2], released, tasks[1], text(list, tasks))
+		t.Errorf("%s releases layers %v of %s\n%s", tasks[2], released, tasks[1], words.String())
 	}
 	if embeds := slices.ContainsFunc(list.Of(5), func(a Action) bool { return a.Op == Embedding }); !embeds || !p.feeds(1) || p.feeds(0) {
-		t.Errorf("the first stage has no gradients of the embedding, or no input for them\n%s", text(list, tasks))
+		t.Errorf("the first stage has no gradients of the embedding, or no input for them\n%s", words.String())
 	}
 }
 
