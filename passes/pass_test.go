@@ -136,7 +136,7 @@ func TestBadRequests(t *testing.T) {
 		words, key string
 		edit       func(*lang.Spec)
 	}{
-		{lang.TooFewLayers, "8 stages need at least as many layers, but the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
+		{lang.TooFewLayers, "8 stages need at least 8 layers, but the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
 		{lang.TooManyRanks, "make 8 ranks, but the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
 		{lang.Indivisible, "4 heads are not divisible by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
 		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
