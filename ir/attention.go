@@ -7,6 +7,27 @@ import (
 
 // This file determines the work of an attention instruction or of its gradient, that is, the query-key pairs.
 
+// HeadKernels lists, in ascending order, the head dimensions whose bf16 attention GPUs compute on tensor cores. Other
+// dimensions, and f32, run on scalar code. Wgmma says that there are also kernels for Hopper's matrix units.
+// The CUDA device, the cost model and the warnings of plans use this table.
+var HeadKernels = []HeadKernel{{64, true}, {80, false}, {96, true}, {128, true}, {192, false}, {256, false}}
+
+// HeadKernel is a row of HeadKernels.
+type HeadKernel struct {
+	Dim   int64
+	Wgmma bool
+}
+
+// HeadKernelOf returns the row of a head dimension, or false if it has none.
+func HeadKernelOf(dim int64) (HeadKernel, bool) {
+	for _, k := range HeadKernels {
+		if k.Dim == dim {
+			return k, true
+		}
+	}
+	return HeadKernel{}, false
+}
+
 // zigzag reports whether an instruction attends to the keys of another member of a ring.
 func (in *Instr) zigzag() bool {
 	a := in.Attr("zigzag")
@@ -115,6 +136,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	w.Flops = Flops(factor * 4 * pairs * float64(s.batch) * float64(in.Arg("q").Cols()))
 	w.Rows = min(s.n, s.keys, s.window)
 	w.DType = in.Arg("q").DType
+	w.HeadDim = int64(in.Attr("head_dim").Bits)
 	return w
 }
 

@@ -197,6 +197,8 @@ type Work struct {
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // number of rows, which determines the efficiency
 	DType DType // element type of the factors of a matmul, which selects the peak rate
+
+	HeadDim int64 // of attention, which selects its kernel
 }
 
 // OpInfo is the row of an opcode and the only place that describes it.

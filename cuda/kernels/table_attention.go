@@ -9,15 +9,18 @@ import (
 	"sppo.dev/ir"
 )
 
-// tensorDims lists the head dimensions that attention_tensor.cu supports, in bf16.
-var tensorDims = []int64{64, 80, 96, 128, 192, 256}
-
 // OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which take probabilities as
 // bf16, too.
-func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
+func OnTensorCores(dim int64) bool {
+	_, ok := ir.HeadKernelOf(dim)
+	return ok
+}
 
-// HopperDims lists the head dimensions that the kernels for Hopper support.
-var HopperDims = []int64{64, 96, 128}
+// OnHopper reports whether the kernels for Hopper support heads of this dimension.
+func OnHopper(dim int64) bool {
+	row, _ := ir.HeadKernelOf(dim)
+	return row.Wgmma
+}
 
 const (
 	hopperSource     = "attention_hopper.cu"
@@ -62,7 +65,7 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
 	s.row = p.Query * s.batch
 	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim)
-	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
+	s.hopper = s.tensor && b.card.Hopper && OnHopper(s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)

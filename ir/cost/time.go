@@ -107,13 +107,13 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	case ir.WorkNone:
 		return 0
 	case ir.WorkMatmul:
-		return c.kernel(w, c.machine.MatmulEfficiency)
+		return c.kernel(w, c.Peak(w.DType)*Efficiency(c.machine.MatmulEfficiency, w.Rows))
 	case ir.WorkAttention:
-		return c.kernel(w, c.machine.AttentionEfficiency)
+		return c.kernel(w, c.attention(w, c.machine.AttentionEfficiency))
 	case ir.WorkAttentionGrad:
-		return c.kernel(w, c.machine.AttentionGradEff)
+		return c.kernel(w, c.attention(w, c.machine.AttentionGradEff))
 	case ir.WorkMemory:
-		return c.kernel(w, nil)
+		return c.kernel(w, c.Peak(w.DType))
 	case ir.WorkD2H:
 		return c.copy(w.Bytes, c.machine.D2HBandwidth)
 	case ir.WorkH2D:
@@ -135,10 +135,33 @@ func (c Model) Peak(d ir.DType) float64 {
 	return c.machine.PeakF32
 }
 
-// kernel returns the larger of the time for arithmetic and the time for memory traffic.
-func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
+// Attention of bf16 heads on GPUs is slower without kernels for the card, and much slower on scalar code. The first
+// share is what `make kernels` demands of the portable kernels for tensor cores, relative to heads of 128; the
+// second is an assumption about the share of the f32 peak.
+const (
+	portableShare = 1.0 / 3
+	scalarShare   = 0.1
+)
+
+// attention returns the FLOP rate of attention, whose heads may lack the kernels for which efficiency holds.
+func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {
+	rate := c.Peak(w.DType) * Efficiency(efficiency, w.Rows)
+	if c.machine.Parallelism > 0 || w.DType != ir.BF16 {
+		return rate
+	}
+	switch row, ok := ir.HeadKernelOf(w.HeadDim); {
+	case !ok:
+		return min(rate, scalarShare*c.machine.PeakF32)
+	case !row.Wgmma:
+		return rate * portableShare
+	}
+	return rate
+}
+
+// kernel returns the larger of the time for arithmetic, at a FLOP rate, and the time for memory traffic.
+func (c Model) kernel(w ir.Work, rate float64) ir.Seconds {
 	t := over(w.Bytes, c.memory(w.Kind))
-	if rate := c.Peak(w.DType) * Efficiency(efficiency, w.Rows); w.Flops > 0 && rate > 0 {
+	if w.Flops > 0 && rate > 0 {
 		t = max(t, ir.Seconds(float64(w.Flops)/rate))
 	}
 	return c.latency(0) + t

@@ -31,8 +31,8 @@ func TestTime(t *testing.T) {
 		{"few rows", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 100, DType: ir.BF16}, Link{}, 4 * ms},
 		{"f32", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 10000, DType: ir.F32}, Link{}, 10 * ms},
 		{"bound by memory", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Bytes: 1e9, Rows: 10000, DType: ir.BF16}, Link{}, 2 * ms},
-		{"attention", ir.Work{Kind: ir.WorkAttention, Flops: 50e9, Rows: 7, DType: ir.BF16}, Link{}, 1 * ms},
-		{"attention_grad", ir.Work{Kind: ir.WorkAttentionGrad, Flops: 50e9, Rows: 7, DType: ir.BF16}, Link{}, 2 * ms},
+		{"attention", ir.Work{Kind: ir.WorkAttention, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128}, Link{}, 1 * ms},
+		{"attention_grad", ir.Work{Kind: ir.WorkAttentionGrad, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128}, Link{}, 2 * ms},
 		{"memory", ir.Work{Kind: ir.WorkMemory, Bytes: 1e9}, Link{}, 2 * ms},
 		{"d2h", ir.Work{Kind: ir.WorkD2H, Bytes: 1e7}, Link{}, 1 * ms},
 		{"h2d", ir.Work{Kind: ir.WorkH2D, Bytes: 1e7}, Link{}, 0.5 * ms},
@@ -153,6 +153,25 @@ func TestParallelism(t *testing.T) {
 	for ranks, want := range map[int]float64{1: 1, 4: 1, 8: 2} {
 		if got := float64(New(same, ranks).Time(moved, Link{}) / New(same, 4).Time(moved, Link{})); math.Abs(got-want) > 1e-12 {
 			t.Errorf("copies of %d ranks on 4 processors: %g times as long, want %g", ranks, got, want)
+		}
+	}
+}
+
+// TestHeadsWithoutKernels checks that attention takes longer where a GPU lacks kernels for the heads, and only there.
+func TestHeadsWithoutKernels(t *testing.T) {
+	seconds := func(dim int64, dtype ir.DType, parallelism float64) ir.Seconds {
+		m := ir.Machine{PeakBF16: 1e15, PeakF32: 6e13, MemoryBandwidth: 1e15, CopyEfficiency: 1, Parallelism: parallelism, SpreadEfficiency: 1,
+			AttentionEfficiency: []ir.CurvePoint{{1, 0.5}}, AttentionGradEff: []ir.CurvePoint{{1, 0.5}}}
+		return New(m, 1).One(ir.Work{Kind: ir.WorkAttention, Flops: 1e15, Rows: 1, DType: dtype, HeadDim: dim}, Link{})
+	}
+	for _, c := range []struct {
+		dim         int64
+		dtype       ir.DType
+		parallelism float64
+		want        ir.Seconds
+	}{{128, ir.BF16, 0, 2}, {256, ir.BF16, 0, 6}, {112, ir.BF16, 0, 1000.0 / 6}, {112, ir.BF16, 4, 2}, {112, ir.F32, 0, 200.0 / 6}} {
+		if got := seconds(c.dim, c.dtype, c.parallelism); math.Abs(float64(got/c.want)-1) > 1e-9 {
+			t.Errorf("heads of %d, %s, parallelism %g: %g s, want %g s", c.dim, c.dtype, c.parallelism, got, c.want)
 		}
 	}
 }

@@ -145,6 +145,9 @@ func Warnings(p *plan.Plan) (out []string) {
 	if idle := p.Cluster.GPUs() - p.Parallel.Ranks(); idle > 0 {
 		out = append(out, fmt.Sprintf("%d of the %s %s idle: %s", idle, words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), words.Are(idle), whyIdle(p)))
 	}
+	if text := scalarHeads(p); text != "" {
+		out = append(out, text)
+	}
 	if p.Search != nil && p.Search.Stopped {
 		out = append(out, "the search was stopped; this is the best plan so far")
 	} else if s := p.Search; s != nil && s.Within > worrying && p.Memory.Shortfall() == nil {
@@ -155,6 +158,19 @@ func Warnings(p *plan.Plan) (out []string) {
 		out = append(out, text)
 	}
 	return out
+}
+
+// scalarHeads returns a sentence if GPUs compute the attention of a bf16 model without tensor cores, or "".
+func scalarHeads(p *plan.Plan) string {
+	dim := p.Model.HeadDim
+	if _, ok := ir.HeadKernelOf(int64(dim)); ok || p.Model.DType != "bf16" || p.Cluster.Unit() != "GPU" {
+		return ""
+	}
+	var dims []int64
+	for _, k := range ir.HeadKernels {
+		dims = append(dims, k.Dim)
+	}
+	return fmt.Sprintf("attention is slow: there are no kernels on tensor cores for heads of %d elements, only for %s", dim, strings.ReplaceAll(words.List(dims), " ", ", "))
 }
 
 // whyIdle returns the reason why a plan leaves GPUs idle.

@@ -30,4 +30,10 @@ func TestWarnings(t *testing.T) {
 	check("may exist that takes at least 35.0 s", "try --set schedule.keep='[k, v]'")
 	p.Search.Within, p.Parallel.DP, p.Parallel.PP = 0.04, 3, 1
 	check()
+	p.Model.DType, p.Model.HeadDim = "bf16", 112
+	check("no kernels on tensor cores for heads of 112 elements, only for 64, 80, 96, 128, 192, 256")
+	p.Cluster.Parallelism = 8
+	check()
+	p.Cluster.Parallelism, p.Model.HeadDim = 0, 80
+	check()
 }
