@@ -115,63 +115,6 @@ func instructions(blocks []block) (out []string) {
 	return out
 }
 
-// overlaps lists, for each kernel, two instructions and how many exponentials there must be between them.
-var overlaps = []struct {
-	kernel, from, to string
-	exponentials     int
-}{
-	{`^attention_(bulk|hopper)_\d+_\w(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0", 64},
-	{`^attention_(bulk|hopper)_dq_\d+_\w(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x2", "WARPGROUP.DEPBAR.LE gsb0, 0x1", 32},
-	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
-}
-
-// manyRegisters matches instructions that use registers above bulkRegisters.
-var manyRegisters = regexp.MustCompile(`\bR(1[7-9]\d|2\d\d)\b`)
-
-// checkOverlap reports a kernel for Hopper in which softmax does not overlap a product, or that spills
-// registers or uses the tensor core instructions of older cards.
-func checkOverlap(t *testing.T, kernel string, code []string) {
-	t.Helper()
-	for _, in := range code {
-		if strings.Contains(in, "LDL") || strings.Contains(in, "STL") || strings.Contains(in, "HMMA") {
-			t.Errorf("%s: %s: registers that lie in memory, or tensor cores in the way of older cards", kernel, in)
-			break
-		}
-	}
-	seen := false
-	for _, o := range overlaps {
-		if !regexp.MustCompile(o.kernel).MatchString(kernel) {
-			continue
-		}
-		seen = true
-		most := 0
-		for i, in := range code {
-			if !strings.HasPrefix(in, o.from) {
-				continue
-			}
-			n := 0
-			for _, in := range code[i+1:] {
-				if strings.HasPrefix(in, o.to) {
-					break
-				}
-				if strings.Contains(in, "MUFU.EX2") {
-					n++
-				}
-			}
-			most = max(most, n)
-		}
-		if most < o.exponentials {
-			t.Errorf("%s: %d exponentials stand between %q and %q, fewer than %d: softmax waits for products", kernel, most, o.from, o.to, o.exponentials)
-		}
-	}
-	if kernel == "primitive_registers" && !slices.ContainsFunc(code, manyRegisters.MatchString) {
-		t.Errorf("%s holds no more registers than it has at its entry", kernel)
-	}
-	if !seen && !strings.HasPrefix(kernel, "primitive_") {
-		t.Errorf("%s: nothing says what should overlap in it", kernel)
-	}
-}
-
 // cost counts the work of a thread in one iteration of a loop that moves vectors of 16 bytes.
 type cost struct {
 	instructions, special, doubles int // in all; on the unit for special functions; in f64
