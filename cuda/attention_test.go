@@ -307,11 +307,8 @@ func TestGPUBits(t *testing.T) {
 	if rehearsed() {
 		launches, shape = 2, smallTrial
 	}
-	for _, row := range ir.HeadKernels {
-		dim := row.Dim
-		if shape.dim = dim; !row.Wgmma {
-			continue
-		}
+	for _, dim := range kernels.HopperDims {
+		shape.dim = dim
 		for _, op := range []ir.Op{ir.Attention, ir.AttentionGrad} {
 			t.Run(fmt.Sprintf("%s, heads of %d", ir.Ops[op].Name, dim), func(t *testing.T) {
 				checkBits(t, func(o Options) *Machine { return needGPU(t, o) }, op, shape, launches)

@@ -16,11 +16,15 @@ func OnTensorCores(dim int64) bool {
 	return ok
 }
 
-// OnHopper reports whether the kernels for Hopper support heads of this dimension.
-func OnHopper(dim int64) bool {
-	row, _ := ir.HeadKernelOf(dim)
-	return row.Wgmma
-}
+// HopperDims lists the head dimensions that the kernels for Hopper support.
+var HopperDims = func() (dims []int64) {
+	for _, k := range ir.HeadKernels {
+		if k.Wgmma {
+			dims = append(dims, k.Dim)
+		}
+	}
+	return dims
+}()
 
 const (
 	hopperSource     = "attention_hopper.cu"
@@ -65,7 +69,7 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
 	s.row = p.Query * s.batch
 	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim)
-	s.hopper = s.tensor && b.card.Hopper && OnHopper(s.dim)
+	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
