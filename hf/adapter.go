@@ -168,6 +168,35 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	})
 }
 
+// Adapted returns a model with the adapters that a folder in PEFT's format has: their rank, alpha and linear maps.
+func (m *Model) Adapted(dir string, base lang.Model) (lang.Model, error) {
+	config, _, err := readAdapterConfig(dir)
+	if err != nil {
+		return base, err
+	}
+	all := base.Adapted(config.Rank, config.Alpha, lang.AllLinear)
+	names, err := m.arch.names.adapters(&all)
+	if err != nil {
+		return base, err
+	}
+	folder, err := safetensors.OpenFile(filepath.Join(dir, AdapterWeights))
+	if err != nil {
+		return base, err
+	}
+	defer folder.Close()
+	var targets []string
+	for _, l := range all.Maps() {
+		_, end, _ := strings.Cut(names.tensors["layer."+l.Tensor()+endA].name, "*")
+		if slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
+			targets = append(targets, l.Name)
+		}
+	}
+	if len(targets) == 0 || config.Rank < 1 {
+		return base, fmt.Errorf("%s has no adapter of a linear map of the model: it is an adapter of another model", dir)
+	}
+	return base.Adapted(config.Rank, config.Alpha, targets...), nil
+}
+
 // OpenAdapter opens a PEFT adapter for a model whose adapters have the same maps, rank and alpha.
 func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ *Weights, err error) {
 	names, err := m.arch.names.adapters(of)
@@ -222,21 +251,29 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 	return w, nil
 }
 
-// acceptsAdapter compares the config of an adapter with the program's.
-func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
+// readAdapterConfig returns the config of an adapter, and all its members.
+func readAdapterConfig(dir string) (config adapterConfig, all map[string]any, err error) {
 	file := filepath.Join(dir, AdapterConfig)
 	text, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s contains no adapter: it has no %s", dir, AdapterConfig)
+		return config, nil, fmt.Errorf("%s contains no adapter: it has no %s", dir, AdapterConfig)
 	}
+	if err == nil {
+		err = errors.Join(json.Unmarshal(text, &all), json.Unmarshal(text, &config))
+		if err != nil {
+			err = fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return config, all, err
+}
+
+// acceptsAdapter compares the config of an adapter with the program's.
+func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
+	config, all, err := readAdapterConfig(dir)
 	if err != nil {
 		return err
 	}
-	var config adapterConfig
-	var all map[string]any
-	if err := errors.Join(json.Unmarshal(text, &all), json.Unmarshal(text, &config)); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
+	file := filepath.Join(dir, AdapterConfig)
 	if config.Type != "LORA" {
 		return fmt.Errorf("%s: peft_type = %q is not supported; use LORA", file, config.Type)
 	}

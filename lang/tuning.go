@@ -70,6 +70,13 @@ func (m Model) Base() Model {
 	return m
 }
 
+// Adapted returns the model with low-rank adapters of some linear maps, which are named as in train.adapter.targets.
+func (m Model) Adapted(rank int, alpha float64, targets ...string) Model {
+	m.Adapter, m.AdapterRank, m.AdapterAlpha = AdapterLoRA, rank, alpha
+	m.AdapterTargets = m.resolve(targets)
+	return m
+}
+
 // LinearMap is a linear map of a layer: its name in PEFT, and its matrices in this compiler. There are several
 // matrices if published models store them as one; these matrices then share the adapter's A.
 type LinearMap struct {

@@ -232,6 +232,22 @@ func expand(patterns []string, dir string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
+// FindFiles returns an error if one of the files that a spec names as data does not exist, or if no file has a name that
+// matches one of its patterns.
+func FindFiles(patterns []string) error {
+	for _, pattern := range patterns {
+		name := resolve(pattern, "")
+		if strings.ContainsAny(name, special) {
+			if _, err := glob(name); err != nil {
+				return fmt.Errorf("data %q: %w", pattern, err)
+			}
+		} else if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("data %q: no such file: %s", pattern, name)
+		}
+	}
+	return nil
+}
+
 // resolve joins a relative pattern to dir. The separators of the result are slashes.
 func resolve(pattern, dir string) string {
 	full := filepath.ToSlash(pattern)

@@ -71,6 +71,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return err
 		}
+		if job.Spec != nil {
+			noteData(env, job.Spec)
+		}
 		var out bytes.Buffer
 		if *asJSON {
 			err = job.Plan.WriteJSON(&out)

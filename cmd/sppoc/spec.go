@@ -13,18 +13,29 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/vm"
 )
 
 func check(flags *pflag.FlagSet) cli.Action {
 	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
 		return each(env, files, func(file string) error {
-			_, err := cli.LoadSpec(file, set())
+			spec, err := cli.LoadSpec(file, set())
+			if err == nil {
+				noteData(env, spec)
+			}
 			if err == nil && cli.IsTerminal(env.Stdout) {
 				fmt.Fprintf(env.Stdout, "%s: ok\n", file)
 			}
 			return err
 		})
+	}
+}
+
+// noteData says which data files do not exist. That is no error: a job may be planned elsewhere than where it runs.
+func noteData(env *cli.Env, spec *lang.Spec) {
+	if err := vm.FindFiles(spec.Train.Data.Files); err != nil {
+		fmt.Fprintf(env.Stderr, "%s: note: %v: the data is needed for a run\n", env.Name, err)
 	}
 }
 

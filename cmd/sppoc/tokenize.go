@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -51,6 +55,8 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return stoppedOr(err, "the same command continues after the last complete shard")
 		}
+		mustWarn(env, job.Inputs)
+		fmt.Fprintf(env.Stdout, "files: %s\n", summary(job.Inputs))
 		fmt.Fprintf(env.Stdout, "%s: %s of type %s in %s\n", job.Dir, words.Plural(m.Tokens, "token"), m.Type, words.Plural(m.Documents, "document"))
 		options := ""
 		if m.Masks {
@@ -103,6 +109,8 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return stoppedOr(err, "nothing was written")
 		}
+		mustWarn(env, job.Inputs)
+		fmt.Fprintf(env.Stdout, "files: %s\n", summary(job.Inputs))
 		if !result.Whole {
 			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, and the rest was ignored: --limit 0 reads all of it\n",
 				env.Name, result.Text>>20)
@@ -113,6 +121,49 @@ func trainTokenizer(flags *pflag.FlagSet) cli.Action {
 		}
 		fmt.Fprintf(env.Stdout, "%s: %d tokens from %d bytes of text, %d distinct words\n", job.Dir, result.Vocab, result.Text, result.Words)
 		return nil
+	}
+}
+
+// summary says what files there are, by the ends of their names, and how large they are.
+func summary(inputs []prepare.Input) string {
+	counts, bytes := map[string]int{}, int64(0)
+	for i := range inputs {
+		name := filepath.Base(inputs[i].Name)
+		_, ending, dotted := strings.Cut(strings.TrimLeft(name, "."), ".")
+		if parts := strings.Split(ending, "."); dotted {
+			ending = "." + parts[len(parts)-1]
+			if packed := ending == ".gz" || ending == ".zst"; packed && len(parts) > 1 {
+				ending = "." + parts[len(parts)-2] + ending
+			}
+		} else {
+			ending = "without an ending"
+		}
+		counts[ending]++
+		bytes += inputs[i].Size()
+	}
+	var list []string
+	for _, ending := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, fmt.Sprintf("%d %s", counts[ending], ending))
+	}
+	if extra := len(list) - 10; extra > 0 {
+		list = append(list[:10], fmt.Sprintf("and %d other endings", extra))
+	}
+	return fmt.Sprintf("%s in %s: %s", words.Plural(bytes, "byte"), words.Plural(int64(len(inputs)), "file"), strings.Join(list, ", "))
+}
+
+// mustWarn warns of files with bytes that are not UTF-8.
+func mustWarn(env *cli.Env, inputs []prepare.Input) {
+	const most = 5
+	warned := 0
+	for i := range inputs {
+		if n := inputs[i].Invalid(); n > 0 {
+			if warned++; warned <= most {
+				fmt.Fprintf(env.Stderr, "%s: %s: %s not in UTF-8, read as U+FFFD\n", env.Name, inputs[i].Name, words.Plural(n, "byte"))
+			}
+		}
+	}
+	if warned > most {
+		fmt.Fprintf(env.Stderr, "%s: %s with bytes that are not UTF-8\n", env.Name, words.Plural(int64(warned-most), "other file"))
 	}
 }
 

@@ -15,7 +15,10 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/hf"
+	"sppo.dev/lang"
+	"sppo.dev/sample"
 	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // expectedAdapter is the output of bench/peers/hub_lora.py, which trains an adapter with PEFT.
@@ -125,6 +128,7 @@ func TestAdaptersEqualPEFT(t *testing.T) {
 			if !bytes.Equal(mustRead(t, "same/"+hf.AdapterWeights), mustRead(t, filepath.Join(adapter, hf.AdapterWeights))) {
 				checkSameAdapter(t, filepath.Join(adapter, hf.AdapterWeights), "same/"+hf.AdapterWeights)
 			}
+			checkUse(t, model, adapter)
 			again, _ := sppovm(t, t.Context(), append(keys, "--steps", "1", "--adapter", "adapter", "--set", "train.adapter.dropout=0")...)
 			first := objects(t, again)[0]["loss"].(float64)
 			if !(math.Abs(first-want.Last) <= 1e-4*want.Last) {
@@ -149,6 +153,52 @@ func pairsOf(text string) map[string]string {
 		out[words[i]] = words[i+2]
 	}
 	return out
+}
+
+// checkUse compares a model with an adapter, in eval and in sample, with a checkpoint of the two at step 0.
+func checkUse(t *testing.T, model, adapter string) {
+	t.Helper()
+	var losses [2]string
+	for i, from := range [][]string{{"--resume", "start.ckpt"}, {"--weights", model, "--adapter", adapter}} {
+		losses[i], _ = sppovm(t, t.Context(), append([]string{"eval", "job.sppo", "--set", "model.dtype=f32", "-q"}, from...)...)
+	}
+	if losses[0] != losses[1] || losses[0] == "" {
+		t.Errorf("eval of the checkpoint:\n%s\nof model and adapter:\n%s", losses[0], losses[1])
+	}
+	var logits [3][]float32
+	var trained lang.Model
+	pool := simd.NewPool(1)
+	defer pool.Close()
+	for i, f := range []sampleFlags{{resume: "start.ckpt"}, {weights: model, adapter: adapter}, {weights: model}} {
+		s, err := f.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		w, err := s.weights(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			trained = s.model
+		} else if i == 1 {
+			if s.model.AdapterRank != trained.AdapterRank || !slices.Equal(s.model.AdapterTargets, trained.AdapterTargets) {
+				t.Errorf("the adapter of rank %d has maps %v rather than %v", s.model.AdapterRank, s.model.AdapterTargets, trained.AdapterTargets)
+			}
+			s.model = trained // f32, and what Gemma rounds to the model's type
+		}
+		m, err := sample.Open(s.model, sample.Size{Sequence: 8, Tokens: 8}, w, pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if logits[i], err = m.Feed([]int32{1, 2, 3}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(logits[0], logits[1]) || slices.Equal(logits[1], logits[2]) {
+		t.Error("a sample of model and adapter has other logits than one of their checkpoint, or the same as one without the adapter")
+	}
 }
 
 // checkFrozen checks that training has changed every tensor of the adapters and no other tensor.

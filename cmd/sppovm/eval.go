@@ -34,6 +34,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	var f evalFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda (NVIDIA GPUs)", "cpu", "cuda")
 	flags.StringVar(&f.weights, "weights", "", "evaluate the weights in this Hugging Face model `FOLDER`")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, evaluate the model with the adapters in this `FOLDER`, in PEFT format; the spec needs train.adapter")
 	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT` or, for a folder of checkpoints, of the newest one")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
 	cli.Choice(flags, &f.split, "split", vm.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", vm.SplitNames...)
@@ -45,7 +46,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")
 	set := cli.JobFlags(flags)
 	f.launching.define(flags)
-	for _, name := range []string{"resume", "weights", "token-losses"} {
+	for _, name := range []string{"resume", "weights", "adapter", "token-losses"} {
 		cli.Files(flags, name)
 	}
 	return func(env *cli.Env, args []string) error {
@@ -54,6 +55,8 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 			return cli.Usagef("eval: give the weights to evaluate with --weights or --resume")
 		case f.cast && f.weights == "":
 			return cli.Usagef("--cast needs --weights")
+		case f.adapter != "" && f.weights == "":
+			return cli.Usagef("--adapter needs --weights: the folder of the model that the adapter belongs to")
 		case f.resume == resumeAuto:
 			return cli.Usagef("eval: --resume auto is for runs; name a checkpoint, or a folder to use its newest checkpoint")
 		case f.threads < 0:

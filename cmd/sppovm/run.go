@@ -414,6 +414,9 @@ func (r *training) all(ctx context.Context) error {
 	if r.saver, err = r.newSaver(resumed); err != nil {
 		return err
 	}
+	if r.saver == nil && r.f.device != "field" && r.job.Steps() < r.f.steps {
+		r.show.say("the trained weights will be discarded: --save FOLDER keeps them")
+	}
 	return errors.Join(r.train(ctx), r.saver.close())
 }
 

@@ -24,17 +24,19 @@ import (
 
 // sampleFlags are the flags of sample.
 type sampleFlags struct {
-	weights, resume, tokenizer string
-	prompt, promptFile         string
-	tokens, sequence           int64
-	choice                     sample.Choice
-	threads                    int
-	quiet                      bool
+	weights, adapter, resume string
+	tokenizer                string
+	prompt, promptFile       string
+	tokens, sequence         int64
+	choice                   sample.Choice
+	threads                  int
+	quiet                    bool
 }
 
 func sampling(flags *pflag.FlagSet) cli.Action {
 	var f sampleFlags
 	flags.StringVar(&f.weights, "weights", "", "use the weights in this Hugging Face model `FOLDER`")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, use the adapters in this `FOLDER`, in PEFT format")
 	flags.StringVar(&f.resume, "resume", "", "use the weights of this checkpoint")
 	flags.StringVar(&f.prompt, "prompt", "", "the text to continue")
 	flags.StringVar(&f.promptFile, "prompt-file", "", "continue the text in this file")
@@ -48,7 +50,7 @@ func sampling(flags *pflag.FlagSet) cli.Action {
 	flags.Int64Var(&f.sequence, "sequence", 0, "length of the training sequences, in tokens; selects the longrope frequencies; 0: the length of this text")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
-	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {
+	for _, name := range []string{"weights", "adapter", "resume", "prompt-file", "tokenizer"} {
 		cli.Files(flags, name)
 	}
 	return func(env *cli.Env, _ []string) error {
@@ -68,6 +70,8 @@ func (f *sampleFlags) check(prompt, file bool) error {
 	switch {
 	case (f.weights == "") == (f.resume == ""):
 		return cli.Usagef("sample: give the weights with --weights or --resume")
+	case f.adapter != "" && f.weights == "":
+		return cli.Usagef("--adapter needs --weights: the folder of the model that the adapter belongs to")
 	case prompt == file:
 		return cli.Usagef("sample: give the text to continue with --prompt or --prompt-file")
 	case f.tokens < 1:
@@ -96,7 +100,7 @@ func (f *sampleFlags) open() (*sampleSource, error) {
 	if f.resume != "" {
 		return f.openCheckpoint()
 	}
-	return openFolder(f.weights)
+	return openFolder(f.weights, f.adapter)
 }
 
 func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
@@ -122,7 +126,7 @@ func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
 	return s, nil
 }
 
-func openFolder(dir string) (*sampleSource, error) {
+func openFolder(dir, adapter string) (*sampleSource, error) {
 	model, err := hf.ReadModel(dir)
 	if err != nil {
 		return nil, err
@@ -131,17 +135,27 @@ func openFolder(dir string) (*sampleSource, error) {
 	if s.model, err = model.Lang(1<<10, ""); err != nil {
 		return nil, err
 	}
+	if adapter != "" {
+		if s.model, err = model.Adapted(adapter, s.model); err != nil {
+			return nil, err
+		}
+	}
 	if s.end, err = model.EndTokens(); err != nil {
 		return nil, err
 	}
 	s.weights = func(sequence int64) (sample.Weights, error) {
 		tensors := sample.Tensors(s.model, sequence)
-		w, err := model.OpenWeights(tensors)
-		if err != nil {
+		w, err := &startWeights{}, error(nil)
+		if w.Weights, err = model.OpenWeights(hf.OfAdapter(tensors, false)); err != nil {
 			return nil, err
 		}
 		s.close = w.Close
-		for _, t := range tensors {
+		if adapter != "" {
+			if w.adapter, err = model.OpenAdapter(adapter, tensors, &s.model); err != nil {
+				return nil, err
+			}
+		}
+		for _, t := range hf.OfAdapter(tensors, false) {
 			if w.Wider(t.Name, ir.BF16) {
 				s.model.DType = "f32"
 			}
@@ -163,6 +177,9 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 		if err != nil {
 			return nil, err
 		}
+		if gap := int64(s.model.Vocab) - int64(t.Size()); gap > spare(s.model.Vocab) || gap < -spare(s.model.Vocab) {
+			return nil, fmt.Errorf("the model has %d tokens, but the tokenizer in %s has %d: give the tokenizer that it was trained with", s.model.Vocab, path, t.Size())
+		}
 		if eos, ok := t.EOS(); ok {
 			s.end = append(s.end, eos)
 		}
@@ -172,6 +189,10 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	}
 	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are not bytes: give one with --tokenizer", s.name, s.model.Vocab)
 }
+
+// spare returns by how much the vocabularies of a model and of its tokenizer may differ: models have rows that no token
+// uses, and tokenizers have tokens for other parts of a larger model.
+func spare(vocab int) int64 { return max(512, int64(vocab)/10) }
 
 // maxPrompt is the size limit of a prompt's file in bytes.
 const maxPrompt = 64 << 20

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	kgzip "github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -26,7 +27,14 @@ type Input struct {
 	Name     string
 	size     int64
 	modified int64 // nanoseconds
+	invalid  int64 // bytes that are not UTF-8, in what has been read
 }
+
+// Invalid returns the number of bytes that have been read and are not UTF-8. In their place, U+FFFD is tokenized.
+func (in *Input) Invalid() int64 { return in.invalid }
+
+// Size returns the bytes of the file.
+func (in *Input) Size() int64 { return in.size }
 
 // Inputs finds the files that the paths name. A folder stands for all files in it and its subfolders, except hidden
 // ones, in the order of their names.
@@ -46,7 +54,7 @@ func Inputs(paths []string) ([]Input, error) {
 		if err := errors.Join(err, f.Close()); err != nil {
 			return err
 		}
-		out = append(out, Input{name, info.Size(), info.ModTime().UnixNano()})
+		out = append(out, Input{Name: name, size: info.Size(), modified: info.ModTime().UnixNano()})
 		return nil
 	}
 	for _, path := range paths {
@@ -122,14 +130,18 @@ func (in *Input) each(fields corpus.Fields, cut func([]byte) int, yield func(d c
 		return err
 	}
 	defer r.Close()
-	give := func(d corpus.Document) error { return yield(d, c.read) }
-	if ext := filepath.Ext(name); ext == ".jsonl" || ext == ".ndjson" {
-		return corpus.Lines(r, fields, give)
+	ext := filepath.Ext(name)
+	lines := ext == ".jsonl" || ext == ".ndjson"
+	text := &textReader{from: r, binary: lines}
+	in.invalid = 0
+	give := func(d corpus.Document) error { in.invalid = text.invalid; return yield(d, c.read) }
+	if lines {
+		return corpus.Lines(text, fields, give)
 	}
 	if fields.Masks() {
 		return errOnlyLines
 	}
-	return corpus.Text(r, cut, give)
+	return corpus.Text(text, cut, give)
 }
 
 var errOnlyLines = errors.New("prompts and segments are only read from jsonl")
@@ -163,6 +175,7 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 			err = fmt.Errorf("row %d: the file is damaged: %v", row, r)
 		}
 	}()
+	in.invalid = 0
 	var end [8]byte // the size of the footer, for which the library allocates up to 4 GiB before it reads, and a magic number
 	if in.size < int64(len(end)) {
 		return fmt.Errorf("it has %d bytes, too few for a parquet file", in.size)
@@ -205,6 +218,9 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 			row++
 			if v.IsNull() {
 				return nil
+			}
+			if !utf8.Valid(v.ByteArray()) {
+				in.invalid += invalidBytes(v.ByteArray())
 			}
 			at := min(in.size, (done+(row-start))*in.size/max(1, file.NumRows()))
 			return yield(corpus.Document{Text: string(v.ByteArray()), Ends: true}, at)
