@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean mutants
 
 all: build test
 
@@ -34,6 +34,9 @@ race: ## the concurrent packages under the race detector; needs gcc
 
 long: ## tests that take hours: every combination of settings; every key of every job of the paper pinned
 	SPPO_LONG=1 $(TEST) -timeout 600m ./...
+
+mutants: ## break programs of all kinds in more than 10,000 ways: how many the verifier accepts, and how many of these change results
+	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./e2e -run '^TestMutants$$' -v -count 1 -timeout 60m
 
 fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleet -v -timeout 120m

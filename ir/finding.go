@@ -25,6 +25,7 @@ const (
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
 	FindCollective    FindingKind = "collective"    // members of a group that disagree about a collective
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other
+	FindFormula       FindingKind = "formula"       // values that are combined although they do not belong together, such as a gradient with another operand than that of its product
 	FindCapacity      FindingKind = "capacity"      // more memory than the machine has
 )
 

@@ -20,6 +20,8 @@ import (
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
 //   - the figures in the header are in range, ranks together hold every tensor exactly once, apart from copies,
 //     and the results that a run needs exist (verifyheader.go);
+//   - gradients are those of what the forward pass computes, complete, and summed over all ranks that hold their weight
+//     (verifyformula.go);
 //   - the arenas fit the machine.
 //
 // Properties that depend only on the code are checked once for all ranks that run it.
@@ -30,7 +32,7 @@ func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
 // VerifyOptions holds options that relax the check.
 type VerifyOptions struct {
 	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
-	AllowUnread       bool // accept results that are never read
+	AllowUnread       bool // accept results that are never read, as in programs whose values mean nothing; formulas are not checked
 	AllowReuse        bool // accept buffers that hold several values one after another, as in programs that measure instructions
 }
 
@@ -62,6 +64,9 @@ func (o VerifyOptions) Verify(p *Program) error {
 		}
 		if all.empty() && !o.AllowUnread {
 			verifyUnread(p, about.unread, &all)
+		}
+		if all.empty() && !o.AllowReuse && !o.AllowUnread && trains(p) && differentiates(p) {
+			verifyFormulas(p, &all)
 		}
 		if !o.AllowOverCapacity {
 			verifyCapacity(p, &all)

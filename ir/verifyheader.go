@@ -144,17 +144,15 @@ func verifyCoordinates(p *Program, all *findings) {
 // every tensor must be stored exactly once. A program without states, or without updates of weights, trains
 // nothing and is exempt from these rules.
 func verifyRoles(p *Program, all *findings) {
+	if !trains(p) {
+		return
+	}
 	has := map[string]bool{}
-	updates, holds := false, false
 	for i := range p.Codes {
 		c := &p.Codes[i]
 		for j := range c.Results {
 			has[c.Results[j].Name] = true
 		}
-		updates, holds = updates || c.updates(), holds || len(c.States) > 0
-	}
-	if !updates || !holds {
-		return
 	}
 	for i := range p.Codes {
 		c := &p.Codes[i]
@@ -170,6 +168,15 @@ func verifyRoles(p *Program, all *findings) {
 		all.add(headerFinding("no code has the result %s, which the validation of eval_batch = %d reports", ResultEvalLoss, p.Run.EvalBatch))
 	}
 	verifyStates(p, all)
+}
+
+// trains reports whether a program has states and updates weights.
+func trains(p *Program) bool {
+	updates, holds := false, false
+	for i := range p.Codes {
+		updates, holds = updates || p.Codes[i].updates(), holds || len(p.Codes[i].States) > 0
+	}
+	return updates && holds
 }
 
 // updates reports whether a step of the code changes weights.
@@ -260,6 +267,10 @@ func (x rectangle) area() int64 { return Times(x.endRow-x.row, x.endCol-x.col) }
 
 func (x rectangle) contains(y rectangle) bool {
 	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
+}
+
+func (x rectangle) overlaps(y rectangle) bool {
+	return x.row < y.endRow && y.row < x.endRow && x.col < y.endCol && y.col < x.endCol
 }
 
 // outermost removes rectangles that lie inside others, such as the slice of a weight that a rank updates

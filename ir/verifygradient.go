@@ -1,0 +1,699 @@
+package ir
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+// This file interprets instructions that compute, over formulas (see verifyformula.go).
+
+// positional lists the attributes whose values differ between instructions that compute corresponding values.
+var positional = []string{"first", "replica", "position", "batch", "chunks", "member", "zigzag", "prefix", "accumulate", "accumulate_q",
+	"heads", "kv_heads", "valid", "col", "row", "copies", "weight"}
+
+// defining lists, by opcode, the attributes that belong to a formula; gradientOf the opcode of which an opcode is the gradient.
+var defining, gradientOf = func() (list [NumOps][]int, of [NumOps]Op) {
+	for op := range Ops {
+		of[op] = NumOps
+		for i, a := range Ops[op].Attrs {
+			part := (a.Name == "first" || a.Name == "valid") && slices.Contains(partsOfVocabulary, Op(op))
+			if (part || !slices.Contains(positional, a.Name)) && a != attrScale && a.Kind != KindGroup {
+				list[op] = append(list[op], i)
+			}
+		}
+		if name, ok := strings.CutSuffix(Ops[op].Name, "_grad"); ok {
+			of[op] = Op(slices.IndexFunc(Ops[:], func(o OpInfo) bool { return o.Name == name }) & math.MaxUint8)
+		}
+	}
+	of[BiasGrad] = NumOps
+	return list, of
+}()
+
+// partsOfVocabulary lists the opcodes that work on a part of the vocabulary.
+var partsOfVocabulary = []Op{Embed, EmbedGrad, CrossEntropyStats, CrossEntropyGrad}
+
+// sharedAttrs lists attributes that have one value in all instructions of a section.
+var sharedAttrs = map[Op][]string{
+	AdamW: {"beta1", "beta2", "eps", "weight_decay"}, SGD: {"weight_decay"}, Nesterov: {"momentum"}, Normalize: {"eps"}, GradNorm: {"max_norm"},
+	CrossEntropy: {"scale"}, CrossEntropyGrad: {"scale"}, Rotate: {"group"},
+}
+
+const maxArgs = 12
+
+func (c *interpreted) compute(in *Instr) {
+	c.once(in)
+	c.uniform(in)
+	switch in.Op {
+	case Fill:
+		c.write(&in.Args[0], meaning{formula: nothing})
+		return
+	case LoadTokens:
+		batch := int64(in.Attr("batch").Bits)
+		as := in.Attr("as").Bits
+		c.write(&in.Args[0], meaning{formula: formula(mix(uint64(LoadTokens), as)),
+			rows: rows{int64(in.Attr("first").Bits), int64(in.Attr("position").Bits), in.Args[0].Elements() / batch}})
+		return
+	}
+	var args [maxArgs]meaning
+	known, gradients := true, 0
+	for j := range in.Args {
+		if reads, _ := in.Access(j); reads {
+			args[j] = c.read(&in.Args[j])
+			if j < in.Info().Written() && in.Info().Operands[j].Dir != Read {
+				continue
+			}
+			known = known && args[j].formula != 0
+			if args[j].of != 0 {
+				gradients++
+			}
+		}
+	}
+	if in.Info().Updates || in.Op == Nesterov {
+		c.update(in, &args)
+		return
+	}
+	if !known {
+		for j := range in.Args {
+			if reads, _ := in.Access(j); reads && j >= in.Info().Written() && args[j].formula == 0 {
+				c.wrong(nil, "%s is put together from values that are computed in different ways", in.Info().Operands[j].Name)
+			}
+		}
+		for j := range in.Info().Written() {
+			if in.Args[j].Present() {
+				c.write(&in.Args[j], meaning{})
+			}
+		}
+		return
+	}
+	switch {
+	case in.Op == Cast:
+		c.write(&in.Args[0], args[1])
+	case in.Op == SumSq:
+		c.square(in, &args)
+	case in.Op == AttentionMerge:
+		c.write(&in.Args[0], args[2])
+		if in.Args[1].Present() {
+			c.write(&in.Args[1], args[3])
+		}
+	case in.Op == Add:
+		c.sum(in, &args)
+	case in.Op == CrossEntropyGrad:
+		c.lossGradient(in, &args)
+	case in.Op == AttentionDelta && gradients > 0:
+		c.delta(in, &args)
+	case in.Op == BiasGrad:
+		c.biasGradient(in, &args)
+	case gradientOf[in.Op] < NumOps:
+		c.gradient(in, &args)
+	case gradients > 0:
+		c.linear(in, &args)
+	default:
+		c.forward(in, &args)
+	}
+}
+
+// once checks that a section changes a value in place in the same way only once.
+func (c *interpreted) once(in *Instr) {
+	changes := false
+	for j := range in.Info().Written() {
+		changes = changes || in.Args[j].Present() && in.changes(j)
+	}
+	if !changes {
+		return
+	}
+	var room [4*maxArgs + 20]uint64
+	words := append(room[:0], uint64(in.Op))
+	for _, v := range in.Args {
+		words = append(words, uint64(v.Buffer), uint64(v.Offset), uint64(v.Elements()), uint64(v.DType))
+	}
+	for _, a := range in.Attrs {
+		words = append(words, a.Bits, uint64(a.Const))
+	}
+	h := mix(words...)
+	if _, ok := c.inplace[h]; ok {
+		c.wrong(nil, "changes %s a second time with the same operands", c.code.Buffers[in.Args[0].Buffer].Name)
+	}
+	c.inplace[h] = struct{}{}
+}
+
+// uniform checks that attributes that belong to the job have one value.
+func (c *interpreted) uniform(in *Instr) {
+	for _, name := range sharedAttrs[in.Op] {
+		key := c.section.String() + name
+		if name != "scale" {
+			key += in.Info().Name
+		}
+		a := in.Attr(name)
+		if name == "weight_decay" {
+			if key = name; a.Bits == 0 {
+				continue
+			}
+		}
+		if first, ok := c.shared[key]; !ok {
+			c.shared[key] = sharedAttr{a, c.here()}
+		} else if first.value != a {
+			c.wrong(&first.at, "%s differs between instructions of a section", name)
+		}
+	}
+}
+
+// aligned returns the tokens that the operands of an instruction have rows for, and checks that they agree. Keys and values have other
+// tokens than queries, and labels are one token later.
+func (c *interpreted) aligned(in *Instr, args *[maxArgs]meaning) rows {
+	var r rows
+	for j := range in.Args {
+		o := &in.Info().Operands[j]
+		other := args[j].rows
+		if j < in.Info().Written() || other.n == 0 || (in.Op == Attention || in.Op == AttentionGrad) && (o.Name == "k" || o.Name == "v") || o.Name == "positions" {
+			continue
+		}
+		if o.Name == "labels" {
+			other.position--
+		}
+		if r.n > 0 && (other.sequence != r.sequence || other.position != r.position) {
+			c.wrong(nil, "%s has rows for the tokens from %d of sequence %d on, but an operand before it for those from %d of sequence %d on",
+				o.Name, other.position, other.sequence, r.position, r.sequence)
+		}
+		if r.n == 0 || o.Name != "labels" {
+			r = other
+		}
+	}
+	return r
+}
+
+// forward gives the results of an instruction their formulas.
+func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
+	var words [2*maxArgs + 16]uint64
+	h := append(words[:0], uint64(in.Op))
+	for _, i := range defining[in.Op] {
+		h = append(h, in.Attrs[i].Bits, uint64(in.Attrs[i].Const))
+	}
+	var chain formula
+	for j := in.Info().Written(); j < len(in.Args); j++ {
+		h = append(h, args[j].key())
+		switch t := args[j].chain; {
+		case t == 0 || t == chain:
+		case chain != 0:
+			c.wrong(nil, "combines updates of two weights")
+		default:
+			chain = t
+		}
+	}
+	base := mix(h...)
+	r := c.aligned(in, args)
+	outs := make([]formula, in.Info().Written())
+	for j := range outs {
+		outs[j] = formula(mix(base, uint64(j)))
+	}
+	if c.nodes[outs[0]] == nil || c.nodes[outs[0]].in == nil {
+		formulas := make([]formula, len(in.Args))
+		for j := in.Info().Written(); j < len(in.Args); j++ {
+			formulas[j] = args[j].formula
+		}
+		c.add(in, false, formulas, outs)
+	}
+	for j := range outs {
+		if !in.Args[j].Present() {
+			continue
+		}
+		m := meaning{formula: outs[j], rows: r, chain: chain}
+		if in.Op == CrossEntropy && r.n > 0 {
+			m.cover = r.covered(in.Arg("stats").Shape[1])
+		}
+		if reads, _ := in.Access(j); reads {
+			old := args[j]
+			switch {
+			case old.formula == 0:
+				m = meaning{}
+			case in.Op == CrossEntropy && old.formula != nothing && old.formula != m.formula:
+				c.wrong(c.origin(old.formula), "adds to a loss that is computed in another way")
+			default:
+				m = c.added(old, m, in)
+			}
+		}
+		c.write(&in.Args[j], m)
+	}
+}
+
+// square interprets sumsq, which may read a gradient only once.
+func (c *interpreted) square(in *Instr, args *[maxArgs]meaning) {
+	if a := in.Attr("weight"); a.Const == 0 && a.Float(nil) != 0 && a.Float(nil) != 1 {
+		c.wrong(nil, "weight is %g, not 0 or 1", a.Float(nil))
+	}
+	switch v := in.Args[1]; {
+	case args[1].chain != 0:
+		c.forward(in, args)
+		return
+	case args[1].of == 0:
+		c.wrong(nil, "x is no gradient")
+	default:
+		h := mix(uint64(SumSq), uint64(v.Buffer), uint64(v.Offset))
+		if _, ok := c.inplace[h]; ok {
+			c.wrong(nil, "counts %s a second time", c.code.Buffers[v.Buffer].Name)
+		}
+		c.inplace[h] = struct{}{}
+	}
+	c.write(&in.Args[0], meaning{formula: formula(mix(uint64(SumSq)))})
+}
+
+// sum interprets an addition.
+func (c *interpreted) sum(in *Instr, args *[maxArgs]meaning) {
+	c.aligned(in, args)
+	m := c.added(args[1], args[2], in)
+	if in.Args[3].Present() && m.formula != 0 {
+		m = c.added(m, args[3], in)
+	}
+	m.chain = args[1].chain
+	c.write(&in.Args[0], m)
+}
+
+// need checks that an operand is the complete gradient of its value, summed over the same groups whenever it is used.
+func (c *interpreted) need(in *Instr, j int, m meaning) {
+	if !c.whole(m) {
+		c.wrong(c.origin(m.of), "%s is only a part of the gradient of its value: not all uses of that value have contributed", in.Info().Operands[j].Name)
+	}
+	if first, ok := c.bare[m.of]; !ok {
+		c.bare[m.of] = m.summed
+	} else if first != m.summed {
+		c.wrong(c.origin(m.of), "%s is summed over other groups than elsewhere", in.Info().Operands[j].Name)
+	}
+}
+
+// put writes, or adds, the contribution of a use of a value to the value's gradient, which has the rows of g. For a weight, it is a sum
+// over n rows.
+func (c *interpreted) put(in *Instr, j int, value, by formula, g meaning, n int64) {
+	if !in.Args[j].Present() {
+		return
+	}
+	m := meaning{formula: gradient(value), of: value, terms: c.use(value, by), rows: g.rows}
+	if _, weight := c.tensors[value]; weight && g.rows.n > 0 && in.Op != PositionEmbedGrad {
+		m.cover = g.rows.covered(n)
+		m.rows = rows{}
+	}
+	c.accumulate(in, j, m)
+}
+
+// accumulate writes a contribution, or adds it if the instruction does.
+func (c *interpreted) accumulate(in *Instr, j int, m meaning) {
+	if reads, _ := in.Access(j); reads {
+		m = c.onto(&in.Args[j], m, in)
+	}
+	c.write(&in.Args[j], m)
+}
+
+// lossGradient interprets cross_entropy_grad.
+func (c *interpreted) lossGradient(in *Instr, args *[maxArgs]meaning) {
+	r := c.aligned(in, args)
+	n := c.nodes[args[2].formula]
+	if n == nil || n.in == nil || n.op != CrossEntropyStats || n.in.Attr("first") != in.Attr("first") || n.in.Attr("valid") != in.Attr("valid") ||
+		n.in.Attr("softcap") != in.Attr("softcap") || n.args[1] != args[1].formula || n.args[2] != args[3].formula {
+		c.wrong(c.origin(args[2].formula), "stats are not those of these logits and labels")
+		return
+	}
+	c.put(in, 0, args[1].formula, args[2].formula, meaning{rows: r}, 0)
+}
+
+// delta interprets attention_delta, which stands for o in attention_grad.
+func (c *interpreted) delta(in *Instr, args *[maxArgs]meaning) {
+	c.need(in, 1, args[1])
+	c.write(&in.Args[0], meaning{formula: deltaOf(args[2].formula), rows: c.aligned(in, args)})
+}
+
+func deltaOf(o formula) formula { return formula(mix(uint64(o), 13)) }
+
+// biasGradient interprets bias_grad.
+func (c *interpreted) biasGradient(in *Instr, args *[maxArgs]meaning) {
+	g := args[1]
+	if g.of == 0 {
+		c.wrong(nil, "dy is no gradient")
+		return
+	}
+	c.need(in, 1, g)
+	var bias, by formula
+	c.find(g.of, 8, func(n *node) bool {
+		if j := len(n.args) - 1; n.op == Matmul && n.args[j] > nothing && j == 3 {
+			bias, by = n.args[j], n.outs[0]
+			return true
+		}
+		return false
+	})
+	if bias == 0 {
+		bias, by = c.addedBias(g.of, 8)
+	}
+	if bias == 0 {
+		c.wrong(c.origin(g.of), "dy is no gradient of a value to which a bias is added")
+		return
+	}
+	c.put(in, 0, bias, by, g, in.Args[1].Rows())
+}
+
+// addedBias looks for a weight among the terms of a sum.
+func (c *interpreted) addedBias(value formula, depth int) (bias, by formula) {
+	n := c.nodes[value]
+	if n == nil || !n.sum || depth == 0 {
+		return 0, 0
+	}
+	for _, arg := range n.args {
+		if _, weight := c.tensors[arg]; weight {
+			return arg, value
+		}
+	}
+	for _, arg := range n.args {
+		if term := c.nodes[arg]; term != nil && len(term.uses) == 1 {
+			if bias, by = c.addedBias(arg, depth-1); bias != 0 {
+				return bias, by
+			}
+		}
+	}
+	return 0, 0
+}
+
+// gradient interprets an instruction whose opcode is the gradient of another.
+func (c *interpreted) gradient(in *Instr, args *[maxArgs]meaning) {
+	row, op := in.Info(), gradientOf[in.Op]
+	forward := &Ops[op]
+	dy := None
+	for j := row.Written(); j < len(in.Args); j++ {
+		if name := row.Operands[j].Name; name == "dy" || name == "do" {
+			dy = j
+		}
+	}
+	g := args[dy]
+	if g.of == 0 {
+		c.wrong(nil, "%s is no gradient", row.Operands[dy].Name)
+		return
+	}
+	c.need(in, dy, g)
+	n := c.find(g.of, 8, func(n *node) bool { return n.op == op })
+	if n == nil {
+		c.wrong(c.origin(g.of), "%s is not the gradient of a result of %s", row.Operands[dy].Name, forward.Name)
+		return
+	}
+	if !c.fits(in, args, n) {
+		return
+	}
+	g.rows = c.aligned(in, args)
+	c.gradients(in, args, n, g, in.Args[dy].Rows())
+}
+
+// fits checks that the operands and attributes of an instruction are those of the one whose gradient it computes.
+func (c *interpreted) fits(in *Instr, args *[maxArgs]meaning, n *node) bool {
+	row, forward := in.Info(), n.in.Info()
+	for j := row.Written(); j < len(in.Args); j++ {
+		if !in.Args[j].Present() || args[j].of != 0 {
+			continue
+		}
+		name, want := row.Operands[j].Name, formula(0)
+		for k := range forward.Operands {
+			switch {
+			case forward.Operands[k].Name != name:
+			case k < len(n.outs):
+				want = n.outs[k]
+			default:
+				want = n.args[k]
+			}
+		}
+		if name == "delta" {
+			want = deltaOf(n.outs[0])
+		}
+		if want != 0 && want != args[j].formula {
+			c.wrong(&n.at, "%s is not the %s of the instruction whose gradient it computes", name, name)
+			return false
+		}
+	}
+	for _, i := range defining[in.Op] {
+		if k := slices.IndexFunc(forward.Attrs, func(a AttrInfo) bool { return a.Name == row.Attrs[i].Name }); k >= 0 && in.Attrs[i] != n.in.Attrs[k] {
+			c.wrong(&n.at, "%s differs from that of the instruction whose gradient it computes", row.Attrs[i].Name)
+			return false
+		}
+	}
+	return true
+}
+
+// gradients writes the results of an instruction that computes the gradient of a node.
+func (c *interpreted) gradients(in *Instr, args *[maxArgs]meaning, n *node, g meaning, count int64) {
+	row := in.Info()
+	for j := range row.Written() {
+		if !in.Args[j].Present() {
+			continue
+		}
+		name := row.Operands[j].Name[1:]
+		k := slices.IndexFunc(n.in.Info().Operands, func(o Operand) bool { return o.Name == name })
+		if k < 0 {
+			c.write(&in.Args[j], meaning{})
+			continue
+		}
+		if in.Op == AttentionGrad && j > 0 {
+			c.putKeys(in, j, n.args[k], n.outs[0])
+			continue
+		}
+		residual := slices.IndexFunc(row.Operands, func(o Operand) bool { return o.Name == "residual" })
+		if j > 0 || residual < 0 || !in.Args[residual].Present() {
+			c.put(in, j, n.args[k], n.outs[0], g, count)
+			continue
+		}
+		m := meaning{formula: gradient(n.args[k]), of: n.args[k], terms: c.use(n.args[k], n.outs[0]), rows: g.rows}
+		c.write(&in.Args[j], c.added(m, args[residual], in))
+	}
+}
+
+// putKeys adds contributions to the gradients of keys or values, part by part: each has the tokens of its keys.
+func (c *interpreted) putKeys(in *Instr, j int, value, by formula) {
+	keys, to := in.Arg(in.Info().Operands[j].Name[1:]), in.Args[j]
+	lo, hi := keys.Offset, keys.Offset+keys.Bytes()
+	reads, _ := in.Access(j)
+	term := c.use(value, by)
+	if reads && c.contains(&to, value, term) {
+		return
+	}
+	for _, p := range slices.Clone(c.buffers[keys.Buffer]) {
+		if p.hi <= lo || p.lo >= hi {
+			continue
+		}
+		v := to
+		scale := func(x Bytes) Bytes { return (x - lo) / keys.DType.Bytes() * to.DType.Bytes() }
+		v.Offset = to.Offset + scale(max(p.lo, lo))
+		v.Shape = [MaxDims]int64{int64((scale(min(p.hi, hi)) - scale(max(p.lo, lo))) / to.DType.Bytes())}
+		m := meaning{formula: gradient(value), of: value, terms: term, rows: p.rows}
+		if reads && c.contains(&v, value, term) {
+			continue
+		}
+		if reads {
+			m = c.onto(&v, m, in)
+		}
+		c.write(&v, m)
+	}
+}
+
+// contains reports whether all that is known about a view is that it holds gradients of a value with a contribution.
+func (c *interpreted) contains(v *View, value formula, term uint64) bool {
+	lo, hi, n := v.Offset, v.Offset+v.Bytes(), Bytes(0)
+	for i := range c.buffers[v.Buffer] {
+		if p := &c.buffers[v.Buffer][i]; p.hi > lo && p.lo < hi {
+			if p.of != value || p.terms&term != term {
+				return false
+			}
+			n += min(p.hi, hi) - max(p.lo, lo)
+		}
+	}
+	return n == hi-lo
+}
+
+// onto returns the meaning of a view after an instruction has added a value to it.
+func (c *interpreted) onto(v *View, m meaning, in *Instr) meaning {
+	if old := c.read(v); old.formula != 0 {
+		return c.added(old, m, in)
+	}
+	return meaning{}
+}
+
+// linear interprets an instruction that is its own gradient: products, rotations, dropout.
+func (c *interpreted) linear(in *Instr, args *[maxArgs]meaning) {
+	if in.Op == Matmul {
+		c.product(in, args)
+		return
+	}
+	g := args[1]
+	if g.of == 0 || in.Op != Rope && in.Op != Dropout && in.Op != Axpby {
+		c.wrong(nil, "reads a gradient as if it were a value")
+		return
+	}
+	c.need(in, 1, g)
+	n := c.find(g.of, 8, func(n *node) bool { return n.op == in.Op })
+	if n == nil {
+		c.wrong(c.origin(g.of), "its operand is not the gradient of a result of %s", in.Info().Name)
+		return
+	}
+	for _, i := range defining[in.Op] {
+		a, b := in.Attrs[i], n.in.Attrs[i]
+		if in.Info().Attrs[i].Name == "inverse" {
+			b.Bits ^= 1
+		}
+		if a != b {
+			c.wrong(&n.at, "%s does not fit the instruction whose gradient it computes", in.Info().Attrs[i].Name)
+			return
+		}
+	}
+	for j := 2; j < len(in.Args); j++ {
+		if in.Args[j].Present() && args[j].formula != n.args[j] {
+			c.wrong(&n.at, "%s is not that of the instruction whose gradient it computes", in.Info().Operands[j].Name)
+			return
+		}
+	}
+	g.rows = c.aligned(in, args)
+	c.put(in, 0, n.args[1], n.outs[0], g, 0)
+}
+
+// product interprets a product of a gradient and a factor of the product that it is the gradient of. The result is the gradient of the
+// other factor.
+func (c *interpreted) product(in *Instr, args *[maxArgs]meaning) {
+	at, other := 1, 2
+	if args[1].of == 0 {
+		at, other = 2, 1
+	}
+	g, factor := args[at], args[other].formula
+	if args[other].of != 0 {
+		c.wrong(nil, "multiplies two gradients")
+		return
+	}
+	c.need(in, at, g)
+	n := c.find(g.of, 8, func(n *node) bool {
+		return n.op == Matmul && (n.args[1] == factor || n.args[2] == factor)
+	})
+	if n == nil {
+		c.wrong(c.origin(g.of), "%s is the gradient of a product that does not have the factor %s", in.Info().Operands[at].Name, in.Info().Operands[other].Name)
+		return
+	}
+	value, ta, tb := n.args[2], n.in.Attr("trans_a").Bits, n.in.Attr("trans_b").Bits
+	first, transA, transB := 2-tb, 1-ta, uint64(0)
+	if tb != 0 {
+		transA, transB = 1, ta
+	}
+	if n.args[2] == factor {
+		value, first, transA, transB = n.args[1], 1+ta, 0, 1-tb
+	}
+	if n.args[1] != n.args[2] && (uint64(at) != first || in.Attr("trans_a").Bits != transA || in.Attr("trans_b").Bits != transB) {
+		c.wrong(&n.at, "the order of its factors, or their transposition, is not that of the gradient of the other product")
+	}
+	g.rows = c.aligned(in, args)
+	c.put(in, 0, value, n.outs[0], g, in.Args[at].Rows())
+}
+
+// update interprets an update of a weight, or of its momentum.
+func (c *interpreted) update(in *Instr, args *[maxArgs]meaning) {
+	w := args[0].formula
+	if in.Op == Nesterov {
+		if t, ok := c.tensors[args[1].formula]; ok {
+			w = c.state(t, RoleWeight)
+		}
+	}
+	j := in.Info().operand("grad")
+	g := args[j]
+	if t, ok := c.tensors[w]; ok && g.formula > nothing {
+		switch {
+		case g.of == w:
+			c.need(in, j, g)
+			c.compareCovers(c, g.cover, c.next)
+			c.reduced(in, t, g)
+		case g.of == 0 && g.chain == w && in.Op == SGD:
+			c.orthogonal(in, t, g)
+		default:
+			c.wrong(c.origin(g.of), "grad is not the gradient of %s", c.p.Tensors[t].Name)
+		}
+		for k := range in.Info().Written() {
+			name := in.Info().Operands[k].Name
+			if !in.Args[k].Present() || name != "m" && name != "v" {
+				continue
+			}
+			if f := args[k].formula; name == "v" && f != c.state(t, RoleMoment2) || name == "m" && f != c.state(t, RoleMoment1) && f != c.state(t, RoleMomentum) {
+				c.wrong(nil, "%s belongs to another weight than %s", name, c.p.Tensors[t].Name)
+			}
+		}
+	}
+	for k := range in.Info().Written() {
+		if in.Args[k].Present() && !in.changes(k) {
+			m := meaning{formula: w}
+			if in.Op == Nesterov {
+				m = meaning{formula: formula(mix(uint64(Nesterov))), chain: w}
+			}
+			c.write(&in.Args[k], m)
+		}
+	}
+}
+
+// orthogonal checks that the updates of matrices of equal shapes are computed alike.
+func (c *interpreted) orthogonal(in *Instr, tensor int32, g meaning) {
+	v := in.Arg("grad")
+	kind := [4]int64{c.p.Tensors[tensor].Shape[0], c.p.Tensors[tensor].Shape[1], v.Rows(), v.Cols()}
+	if first, ok := c.muon[kind]; !ok {
+		c.muon[kind] = g.formula
+	} else if first != g.formula {
+		c.wrong(nil, "grad is computed in another way than that of other matrices")
+	}
+}
+
+// reduced checks that a gradient is summed over all ranks that hold a part of its weight that this rank updates.
+func (c *interpreted) reduced(in *Instr, tensor int32, g meaning) {
+	if c.weights == nil {
+		c.weights = weightStates(c.p)
+	}
+	consts := c.p.Ranks[c.rank].Consts
+	own := slices.IndexFunc(c.code.States, func(s State) bool {
+		return s.Tensor == tensor && s.Role <= RoleMaster && s.View.Buffer == in.Args[0].Buffer
+	})
+	if own < 0 {
+		return
+	}
+	mine := c.code.States[own].padded(consts)
+	summed := c.reach(g.summed)
+	for r := range c.p.Ranks {
+		rank := &c.p.Ranks[r]
+		for _, i := range c.weights[rank.Code][tensor] {
+			if theirs := c.p.Codes[rank.Code].States[i].padded(rank.Consts); mine.overlaps(theirs) && !summed[int32(r)] {
+				c.wrong(nil, "grad is not summed over rank %d, which holds the weight, too", r)
+				return
+			}
+		}
+	}
+}
+
+// weightStates returns the states with weights, by code and tensor.
+func weightStates(p *Program) []map[int32][]int {
+	list := make([]map[int32][]int, len(p.Codes))
+	for c := range p.Codes {
+		list[c] = map[int32][]int{}
+		for i := range p.Codes[c].States {
+			if s := &p.Codes[c].States[i]; s.Role == RoleWeight {
+				list[c][s.Tensor] = append(list[c][s.Tensor], i)
+			}
+		}
+	}
+	return list
+}
+
+// reach returns the ranks whose values have been added up by sums over some groups.
+func (c *interpreted) reach(groups uint64) map[int32]bool {
+	if c.reached[groups] != nil {
+		return c.reached[groups]
+	}
+	found := map[int32]bool{int32(c.rank): true}
+	for list := []int32{int32(c.rank)}; len(list) > 0; list = list[1:] {
+		for g, members := range c.p.Ranks[list[0]].Groups {
+			if groups>>min(g, 63)&1 == 0 {
+				continue
+			}
+			for _, m := range members {
+				if !found[m] {
+					found[m] = true
+					list = append(list, m)
+				}
+			}
+		}
+	}
+	if c.reached == nil {
+		c.reached = map[uint64]map[int32]bool{}
+	}
+	c.reached[groups] = found
+	return found
+}
