@@ -91,7 +91,8 @@ func (g *gathering) await(ctx context.Context) error {
 				g.leave(a, "does not answer")
 			}
 		case <-remind:
-			g.w.tell(fmt.Sprintf("waiting for %s of %d at %s", g.absent(), g.w.options.Processes, g.w.options.Rendezvous))
+			o := &g.w.options
+			g.w.tell(fmt.Sprintf("waiting for %s of %d at %s%s", g.absent(), o.Processes, o.Rendezvous, unresolved(o.Rendezvous)))
 		case <-g.enough:
 			return g.problem
 		case <-ctx.Done():
@@ -343,7 +344,23 @@ func (g *gathering) gaveUp(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fmt.Errorf("stopped while waiting for %s at %s", g.absent(), o.Rendezvous)
 	}
-	return fmt.Errorf("%s of %d did not connect to %s within %s%s", g.absent(), o.Processes, o.Rendezvous, o.Timeout, g.stranger)
+	return fmt.Errorf("%s of %d did not connect to %s within %s%s%s", g.absent(), o.Processes, o.Rendezvous, o.Timeout, g.stranger, unresolved(o.Rendezvous))
+}
+
+// unresolved returns a clause that names the host of an address if no such host is known here, and "" otherwise.
+// Process 0 listens without resolving the name by which the others look for it.
+func unresolved(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil || host == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, err = net.DefaultResolver.LookupHost(ctx, host)
+	if dns := (*net.DNSError)(nil); errors.As(err, &dns) && dns.IsNotFound {
+		return fmt.Sprintf("; the name %s cannot be resolved on this host", host)
+	}
+	return ""
 }
 
 func (w *World) tell(what string) {

@@ -345,3 +345,15 @@ func FuzzHello(f *testing.F) {
 		}
 	})
 }
+
+// Process 0 listens without looking up the host of the rendezvous. If nobody comes, it says that there is no such host.
+func TestUnresolvedHost(t *testing.T) {
+	const host = "no-such-host.invalid"
+	if _, err := net.DefaultResolver.LookupHost(t.Context(), host); !errors.As(err, new(*net.DNSError)) || !err.(*net.DNSError).IsNotFound {
+		t.Skipf("SKIPPED: looking up %s did not fail as expected: %v", host, err)
+	}
+	_, err := Join(t.Context(), Options{Processes: 2, Ranks: 2, Rendezvous: host + ":0", Timeout: 100 * time.Millisecond})
+	if want := "within 100ms; the name " + host + " cannot be resolved on this host"; err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
