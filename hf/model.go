@@ -41,6 +41,15 @@ func (m *Model) Context() int64 {
 	return 0
 }
 
+// Beyond says that sequences are longer than the config supports, or returns "".
+func (m *Model) Beyond(sequence int64) string {
+	most := m.Context()
+	if most == 0 || sequence <= most {
+		return ""
+	}
+	return fmt.Sprintf("sequences of %d tokens are longer than max_position_embeddings = %d of %s", sequence, most, m.Dir)
+}
+
 // Architecture returns the model_type of config.json.
 func (m *Model) Architecture() string { return m.arch.modelType }
 

@@ -16,9 +16,12 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/report"
+	"sppo.dev/passes/words"
 )
 
 func diff(flags *pflag.FlagSet) cli.Action {
+	all := flags.Bool("all", false, "of plans, print every value that differs, instead of choices, times and memory")
 	programs := flags.Bool("programs", false, "compile specs and plans, and compare the resulting programs")
 	context := flags.IntP("unified", "U", 3, "lines of context around each difference between programs")
 	setA := cli.SetFlag(flags, "set-a")
@@ -26,9 +29,12 @@ func diff(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		sets := [2][]string{*setA, *setB}
 		if *programs || cli.IsProgram(args[0]) || cli.IsProgram(args[1]) {
+			if *all {
+				return cli.Usagef("diff: --all is for plans; of programs, all differences are printed")
+			}
 			return diffPrograms(env, args, sets, *context)
 		}
-		return diffPlans(env, args, sets)
+		return diffPlans(env, args, sets, *all)
 	}
 }
 
@@ -52,11 +58,15 @@ func diffPrograms(env *cli.Env, files []string, sets [2][]string, context int) e
 	return err
 }
 
-// diffPlans prints one line for each value that differs between two plans: its path, the old and the new value.
-func diffPlans(env *cli.Env, files []string, sets [2][]string) error {
+// chosenParts are the parts of a plan that hold the request and the choices.
+var chosenParts = []string{"model.", "cluster.", "train.", "schedule."}
+
+// diffPlans prints one line for each value that differs between two plans: its path, the old and the new value. Without
+// all, it prints the differences between the requests and the choices, then those between times and memory.
+func diffPlans(env *cli.Env, files []string, sets [2][]string, all bool) error {
 	w := cli.NewWatch(env)
 	defer w.End()
-	var flat [2]map[string]string
+	var flat, sums [2]map[string]string
 	for i, file := range files {
 		w.Say("searching")
 		job, err := cli.OpenPlan(file, sets[i], w.Options(passes.Options{}))
@@ -73,29 +83,41 @@ func diffPlans(env *cli.Env, files []string, sets [2][]string) error {
 		if flat[i], err = flatten(job.Plan); err != nil {
 			return err
 		}
-	}
-	keys := map[string]bool{}
-	for _, f := range flat {
-		for k := range f {
-			keys[k] = true
-		}
-	}
-	var b strings.Builder
-	for _, k := range slices.Sorted(maps.Keys(keys)) {
-		old, was := flat[0][k]
-		now, is := flat[1][k]
-		switch {
-		case !was:
-			fmt.Fprintf(&b, "%s: + %s\n", k, now)
-		case !is:
-			fmt.Fprintf(&b, "%s: - %s\n", k, old)
-		case old != now:
-			fmt.Fprintf(&b, "%s: %s -> %s\n", k, old, now)
-		}
+		sums[i] = report.Sums(job.Plan)
 	}
 	w.End()
-	_, err := io.WriteString(env.Stdout, b.String())
+	lines := differences(flat)
+	if !all {
+		count := len(lines)
+		lines = slices.DeleteFunc(lines, func(line string) bool {
+			return !slices.ContainsFunc(chosenParts, func(part string) bool { return strings.HasPrefix(line, part) })
+		})
+		if lines = append(lines, differences(sums)...); count > 0 {
+			lines = append(lines, fmt.Sprintf("%s of the plans %s; --all prints %s\n", words.Plural(count, "value"),
+				map[bool]string{true: "differs", false: "differ"}[count == 1], map[bool]string{true: "it", false: "them"}[count == 1]))
+		}
+	}
+	_, err := io.WriteString(env.Stdout, strings.Join(lines, ""))
 	return err
+}
+
+// differences returns a line for each key whose values differ, sorted by key.
+func differences(values [2]map[string]string) (lines []string) {
+	keys := maps.Clone(values[0])
+	maps.Copy(keys, values[1])
+	for _, k := range slices.Sorted(maps.Keys(keys)) {
+		old, was := values[0][k]
+		now, is := values[1][k]
+		switch {
+		case !was:
+			lines = append(lines, fmt.Sprintf("%s: + %s\n", k, now))
+		case !is:
+			lines = append(lines, fmt.Sprintf("%s: - %s\n", k, old))
+		case old != now:
+			lines = append(lines, fmt.Sprintf("%s: %s -> %s\n", k, old, now))
+		}
+	}
+	return lines
 }
 
 // flatten returns the values of a plan by path. Decisions are keyed by subject, and parts of the critical path

@@ -30,10 +30,12 @@ func initSpec(flags *pflag.FlagSet) cli.Action {
 	set := cli.ShortFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		return write(env, args[0], func() (string, *hf.Model, error) {
-			if _, err := cli.LoadSpec(args[0], set()); err != nil {
+			spec, err := cli.LoadSpec(args[0], set())
+			if err != nil {
 				return "", nil, err
 			}
 			text, model, err := cli.ModelSpec(args[0], set())
+			cli.NoteLength(env, args[0], spec.Train.Sequence)
 			return fmt.Sprintf("# A job for the model of %s. sppoc explain describes each key.\n%s", configOf(args[0]), text), model, err
 		})
 	}

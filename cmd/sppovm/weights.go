@@ -41,8 +41,8 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	if changed != "" {
 		w.notices = append(w.notices, changed)
 	}
-	if most := model.Context(); most > 0 && p.Run.Sequence > most {
-		w.notices = append(w.notices, fmt.Sprintf("sequences of %d tokens are longer than max_position_embeddings = %d of %s; the export will have the new limit", p.Run.Sequence, most, f.weights))
+	if beyond := model.Beyond(p.Run.Sequence); beyond != "" {
+		w.notices = append(w.notices, beyond+"; the export will have the new limit")
 	}
 	defer func() {
 		if err != nil {

@@ -66,8 +66,7 @@ func WriteSummary(w io.Writer, p *plan.Plan) error {
 			line("fits", "yes")
 		}
 		line("step", stepInWords(p))
-		line("throughput", fmt.Sprintf("%s tokens/s (%s per %s), %.1f%% model FLOPs utilization (MFU)",
-			thousands(int64(math.Round(p.Throughput.TGS*float64(par.Ranks())))), thousands(int64(math.Round(p.Throughput.TGS))), p.Cluster.Unit(), 100*p.Throughput.MFU))
+		line("throughput", throughputInWords(p))
 		line("ranks", ranksInWords(p)+fmt.Sprintf("; sp_mode %s, zero %d", par.SPMode, par.Zero))
 		kept, offloaded, recomputed := Shares(p)
 		line("recompute", fmt.Sprintf("%s of the saved activations", percent(recomputed)))
@@ -80,6 +79,23 @@ func WriteSummary(w io.Writer, p *plan.Plan) error {
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// Sums returns the times and the memory of a placed plan, by name.
+func Sums(p *plan.Plan) map[string]string {
+	m := p.Memory
+	return map[string]string{
+		"step":          p.Time.StepS.String(),
+		"throughput":    throughputInWords(p),
+		"device memory": ofCapacity(slices.Max(m.DevicePeakBytes), m.DeviceCapacityBytes),
+		"host memory":   ofCapacity(slices.Max(m.HostPeakBytes), m.HostCapacityBytes),
+	}
+}
+
+// throughputInWords describes the throughput of a plan.
+func throughputInWords(p *plan.Plan) string {
+	return fmt.Sprintf("%s tokens/s (%s per %s), %.1f%% model FLOPs utilization (MFU)",
+		thousands(int64(math.Round(p.Throughput.TGS*float64(p.Parallel.Ranks())))), thousands(int64(math.Round(p.Throughput.TGS))), p.Cluster.Unit(), 100*p.Throughput.MFU)
 }
 
 // stepInWords describes the time of a step, which is an upper bound if sequences have several documents.

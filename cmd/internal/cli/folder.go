@@ -128,6 +128,20 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	return spec, Wrong(err)
 }
 
+// NoteLength notes on stderr that the sequences of a job for the model in a folder are longer than its config supports.
+func NoteLength(env *Env, dir string, sequence int64) {
+	if !isFolder(dir) {
+		return
+	}
+	model, err := hf.ReadModel(dir)
+	if err != nil { // the job was read before
+		return
+	}
+	if beyond := model.Beyond(sequence); beyond != "" {
+		fmt.Fprintf(env.Stderr, "note: %s; to extend its positions, set model.rope_theta or model.rope_scaling\n", beyond)
+	}
+}
+
 // valueOf returns the value of the last override of a key, or "".
 func valueOf(set []string, key string) (value string) {
 	for _, s := range set {

@@ -394,7 +394,7 @@ func memory(l *Log) []memoryBar {
 		out = append(out, b)
 	}
 	var device, host ir.Bytes
-	if l.Done != nil {
+	if l.Done != nil && l.Done.Steps > run.First { // a start without a step uses only the memory of weights
 		device, host = l.Done.DevicePeak, l.Done.HostPeak
 	}
 	add("device", run.DeviceMemory, device)

@@ -118,6 +118,17 @@ func pageOf(t *testing.T, records ...Record) string {
 	return b.String()
 }
 
+// A start that finds no steps left does not use the planned memory, so the report does not compare the two.
+func TestNothingLeft(t *testing.T) {
+	records := whole()
+	again := *records[0].(*Run)
+	again.First = again.Steps
+	page := pageOf(t, append(records, &again, &Done{Done: true, Steps: again.Steps, FinalLoss: Number(math.NaN()), DevicePeak: 1 << 20})...)
+	if !strings.Contains(page, "3.00 MiB planned, of 4.00 MiB") {
+		t.Error("the report does not give the planned memory alone")
+	}
+}
+
 // whole returns the records of a run of 20,000 steps, including every kind of record.
 func whole() []Record {
 	split := &Split{0.5, 0.1, 0.15, 0.25}
