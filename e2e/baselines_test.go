@@ -21,6 +21,10 @@ func TestBaselines(t *testing.T) {
 		{"deepspeed-ulysses", "sp = 4"},
 		{"deepspeed-ulysses", "sp = 2, dp = 2"},
 		{"fpdt", "sp = 2, dp = 2, chunks = 3"},
+		{"megatron-cp", ""},
+		{"fsdp2-cp", ""},
+		{"ulysses-selective", ""},
+		{"alst", ""},
 	} {
 		t.Run(b.name+"("+b.arguments+")", func(t *testing.T) {
 			t.Parallel()

@@ -19,6 +19,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/report"
 	"sppo.dev/passes/search"
 	"sppo.dev/vm/sim"
 )
@@ -26,11 +27,15 @@ import (
 func compareJobs(flags *pflag.FlagSet) cli.Action {
 	sweeps := flags.StringArray("sweep", nil, "simulate one job for each value of a key, given as `KEY=V1,V2,...`; if repeated, one for each combination of values")
 	cli.Words(flags, "sweep", cli.KeyWords())
+	against := flags.Bool("baselines", false, "also simulate every job with the shipped schedules of other systems: "+strings.Join(baselines, ", "))
 	var format string
 	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")
 	set := cli.JobFlags(flags)
 	return func(env *cli.Env, files []string) error {
 		variants, err := variantsOf(files, set(), *sweeps)
+		if err == nil && *against {
+			variants, err = withBaselines(variants)
+		}
 		if err != nil {
 			return err
 		}
@@ -103,6 +108,7 @@ type variant struct {
 	file  string
 	set   []string // overrides for all lines
 	swept []string // overrides for this line
+	shown []string // these overrides as the table shows them; nil: unchanged
 }
 
 // variantsOf combines every file with every combination of swept values; the last sweep varies fastest.
@@ -135,7 +141,30 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 			}
 		}
 		for _, c := range combinations {
-			out = append(out, variant{file, set, c})
+			out = append(out, variant{file: file, set: set, swept: c})
+		}
+	}
+	return out, nil
+}
+
+// baselines are the shipped schedules of other systems whose sizes the compiler chooses.
+var baselines = []string{"megatron-tuned", "megatron-cp", "fsdp2-cp", "ulysses-selective", "alst"}
+
+// withBaselines adds, after every variant, the same job with each of the baselines as its schedule.
+func withBaselines(variants []variant) (out []variant, err error) {
+	const key = "schedule="
+	for _, v := range variants {
+		if cli.IsProgram(v.file) || filepath.Ext(v.file) == ".json" {
+			return nil, cli.Usagef("%s is a program or a plan: --baselines needs a spec or the folder of a model", v.file)
+		}
+		own := v
+		own.shown = append(v.swept[:len(v.swept):len(v.swept)], key+"its own")
+		out = append(out, own)
+		for _, name := range baselines {
+			b := v
+			b.swept = append(v.swept[:len(v.swept):len(v.swept)], key+name+"()")
+			b.shown = append(v.swept[:len(v.swept):len(v.swept)], key+name)
+			out = append(out, b)
 		}
 	}
 	return out, nil
@@ -183,7 +212,12 @@ type result struct {
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
 
 	capacity [ir.NumArenas]ir.Bytes
+
+	weighed map[string]string // the share of the saved activations, for keys that the offload pass decides
 }
+
+// share writes a share as the value of a key that is auto.
+func share(of float64) string { return fmt.Sprintf("auto: %.0f%%", 100*of) }
 
 // job returns the file's name without its folder or extension.
 func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
@@ -214,6 +248,9 @@ func oneJob(rows []result) bool {
 // simulate compiles a variant and runs one step. The program is released before the next variant is compiled.
 func (v *variant) simulate() (result, error) {
 	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}}
+	if v.shown != nil {
+		c.Set = v.shown
+	}
 	job, err := cli.OpenProgram(nil, v.file, append(v.set[:len(v.set):len(v.set)], v.swept...))
 	if err != nil {
 		return c, v.asSwept(err)
@@ -227,6 +264,8 @@ func (v *variant) simulate() (result, error) {
 				c.Schedule = append(c.Schedule, key+"="+values[i])
 			}
 		}
+		_, offloaded, recomputed := report.Shares(job.Plan)
+		c.weighed = map[string]string{"schedule.recompute": share(recomputed), "schedule.offload": share(offloaded)}
 	}
 	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
 	if err != nil {
@@ -414,14 +453,14 @@ func fastest(rows []result, best float64) string {
 // rate returns the tokens per second of all GPUs.
 func (r *result) rate() float64 { return r.TGS * float64(r.Ranks) }
 
-// decided returns the value of a key in the plan, or "".
+// decided returns the value of a key in the plan, or "". If the offload pass has decided it unit by unit, the value is a share.
 func (r *result) decided(key string) string {
 	for _, s := range r.Schedule {
 		if k, value, _ := strings.Cut(s, "="); k == key {
 			return value
 		}
 	}
-	return ""
+	return r.weighed[key]
 }
 
 // decisions returns the keys in which the plans differ and those in which they agree. Neither list contains swept
@@ -449,7 +488,11 @@ func decisions(rows []result) (differ, same []string) {
 			}
 		}
 	}
+	named := slices.ContainsFunc(rows[0].Set, func(s string) bool { return strings.HasPrefix(s, "schedule=") }) // a name stands for the rest
 	for _, key := range keys {
+		if named && key != "schedule.recompute" && key != "schedule.offload" {
+			continue
+		}
 		value := planned[0].decided(key)
 		if slices.ContainsFunc(planned, func(r *result) bool { return r.decided(key) != value }) {
 			differ = append(differ, key)
