@@ -1,6 +1,7 @@
 package ir
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -385,20 +386,24 @@ func (c *interpreted) gradient(in *Instr, args *[maxArgs]meaning) {
 		return
 	}
 	c.need(in, dy, g)
-	n := c.find(g.of, 8, func(n *node) bool { return n.op == op })
+	n := c.find(g.of, 8, func(n *node) bool { return n.op == op && misfit(in, args, n) == "" })
+	if n == nil { // none fits: name one that does not
+		n = c.find(g.of, 8, func(n *node) bool { return n.op == op })
+	}
 	if n == nil {
 		c.wrong(c.origin(g.of), "%s is not the gradient of a result of %s", row.Operands[dy].Name, forward.Name)
 		return
 	}
-	if !c.fits(in, args, n) {
+	if why := misfit(in, args, n); why != "" {
+		c.wrong(&n.at, "%s", why)
 		return
 	}
 	g.rows = c.aligned(in, args)
 	c.gradients(in, args, n, g, in.Args[dy].Rows())
 }
 
-// fits checks that the operands and attributes of an instruction are those of the one whose gradient it computes.
-func (c *interpreted) fits(in *Instr, args *[maxArgs]meaning, n *node) bool {
+// misfit returns how operands and attributes of an instruction differ from those of the one whose gradient it computes, or "".
+func misfit(in *Instr, args *[maxArgs]meaning, n *node) string {
 	row, forward := in.Info(), n.in.Info()
 	for j := row.Written(); j < len(in.Args); j++ {
 		if !in.Args[j].Present() || args[j].of != 0 {
@@ -418,17 +423,15 @@ func (c *interpreted) fits(in *Instr, args *[maxArgs]meaning, n *node) bool {
 			want = deltaOf(n.outs[0])
 		}
 		if want != 0 && want != args[j].formula {
-			c.wrong(&n.at, "%s is not the %s of the instruction whose gradient it computes", name, name)
-			return false
+			return fmt.Sprintf("%s is not the %s of the instruction whose gradient it computes", name, name)
 		}
 	}
 	for _, i := range defining[in.Op] {
 		if k := slices.IndexFunc(forward.Attrs, func(a AttrInfo) bool { return a.Name == row.Attrs[i].Name }); k >= 0 && in.Attrs[i] != n.in.Attrs[k] {
-			c.wrong(&n.at, "%s differs from that of the instruction whose gradient it computes", row.Attrs[i].Name)
-			return false
+			return fmt.Sprintf("%s differs from that of the instruction whose gradient it computes", row.Attrs[i].Name)
 		}
 	}
-	return true
+	return ""
 }
 
 // gradients writes the results of an instruction that computes the gradient of a node.
