@@ -406,7 +406,7 @@ func (c *interpreted) gradient(in *Instr, args *[maxArgs]meaning) {
 func misfit(in *Instr, args *[maxArgs]meaning, n *node) string {
 	row, forward := in.Info(), n.in.Info()
 	for j := row.Written(); j < len(in.Args); j++ {
-		if !in.Args[j].Present() || args[j].of != 0 {
+		if name := row.Operands[j].Name; !in.Args[j].Present() || name == "dy" || name == "do" || name == "residual" {
 			continue
 		}
 		name, want := row.Operands[j].Name, formula(0)
