@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean mutants
+.PHONY: all build run test race long fleet fleet-pins long-steps mfu mutants bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -47,6 +47,9 @@ fleet-pins: ## compare the plans of the fleet with plans in which one value is p
 
 long-steps: ## plan jobs with many sequences or many GPUs: processor time, memory and step
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestLongSteps -v -timeout 60m
+
+mfu: ## plan common models on 1, 3, 5 and 7 GPUs: simulated MFU over all GPUs, with reasons for low ones
+	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestMFU -v -timeout 300m
 
 bench: ## benchmarks, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...

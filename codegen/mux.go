@@ -419,7 +419,7 @@ func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	b := w.layerOfModel(layer)
 	for i := range b.Params {
 		g := &b.Params[i]
-		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, graph.LayerPrefix(layer), g.Name), weight: ir.NoBuffer})
+		ps = append(ps, &param{Param: g, cut: plan.Slicing{SP: 1, DP: 1, Rows: g.Local[0]}, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, graph.LayerPrefix(layer), g.Name), weight: ir.NoBuffer})
 	}
 	return ps
 }

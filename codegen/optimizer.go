@@ -33,7 +33,7 @@ func (s *stage) gradBuffer(p *param) uint32 {
 		if p.zero >= plan.ZeroGradients {
 			name = s.byVisit(name)
 		}
-		p.grad = s.allocate(name, ir.Device, ir.Bytes(p.elements())*ir.F32.Bytes())
+		p.grad = s.allocate(name, ir.Device, ir.Bytes(p.padded())*ir.F32.Bytes())
 		p.gradReady = true
 	}
 	return p.grad
@@ -116,13 +116,13 @@ func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 		x := &views[a.Value]
 		if value := &b.Values[a.Value]; value.Kind != graph.Weight && x.Shape[0] == 0 {
 			*x = v
-			x.Buffer = s.allocate(p.name+"."+value.Name, ir.Device, v.Bytes())
+			x.Buffer = s.allocate(p.name+"."+value.Name, ir.Device, value.Bytes(graph.Size{}))
 		}
 		return *x
 	}
 	attr := func(a graph.Attr) ir.Attr {
 		if a.Const == graph.ConstSlice {
-			return s.constRef(slicePlace{"", p.stateRows(), p.cut}.name())
+			return s.constRef(slicePlace{rows: p.stateRows(), cut: p.cut}.name())
 		}
 		return s.constRef(a.Const)
 	}

@@ -88,7 +88,7 @@ func (l *layout) constNames() []string {
 	if l.model.Documents {
 		names = append(names, graph.ConstPosition)
 	}
-	if l.positions() != nil {
+	if l.positions() != nil && l.plan.Parallel.SP > 1 {
 		for i := range l.ranges {
 			names = append(names, posRowConst(i))
 		}
@@ -148,6 +148,9 @@ type param struct {
 // elements returns the number of elements of the local part.
 func (p *param) elements() int64 { return p.Local[0] * p.Local[1] }
 
+// padded returns the number of elements of a buffer that collectives of slices read or write.
+func (p *param) padded() int64 { return p.cut.Whole() * p.Local[1] }
+
 // view returns a view of one of the parameter's buffers with the shape of the local part, as the forward pass
 // reads it.
 func (p *param) view(b uint32, d ir.DType) ir.View {
@@ -168,8 +171,11 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 		return p
 	}
 	state, name := ir.Bytes(p.stateElements()), p.name
-	if p.zero >= plan.ZeroWeights {
+	switch {
+	case p.zero >= plan.ZeroWeights:
 		n, name = state, name+".slice"
+	case p.zero > 0:
+		n = ir.Bytes(p.padded())
 	}
 	p.kept = e.persist(name, n*act.Bytes())
 	p.weight, p.master = p.kept, p.kept
@@ -245,7 +251,7 @@ func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectang
 		return
 	}
 	for _, r := range parts {
-		e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std))
+		e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std), r.end)
 	}
 }
 
@@ -253,6 +259,7 @@ func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectang
 type rectangle struct {
 	view     ir.View
 	row, col ir.Attr
+	end      ir.Attr // the row of the tensor at which padding starts; 0: after its last row
 }
 
 // piece is a range of a parameter's local rows that is also contiguous in the tensor.
@@ -269,6 +276,9 @@ func (l *layout) pieces(p *graph.Param) []piece {
 	case graph.ByTokens:
 		var list []piece
 		sp := int64(l.plan.Parallel.SP)
+		if sp == 1 {
+			break // one after another, the ranges are the whole table
+		}
 		for i, r := range l.ranges {
 			list = append(list, piece{r.first / sp, r.tokens / sp, posRowConst(i)})
 		}
@@ -281,7 +291,7 @@ func (l *layout) pieces(p *graph.Param) []piece {
 func (s *stage) rectangles(p *param, v ir.View) []rectangle {
 	var list []rectangle
 	for _, part := range s.pieces(p.Param) {
-		list = append(list, rectangle{rowsOf(v, part.first, part.rows, p.Local[1]), s.rowAttr(part.start), s.colAttr(p)})
+		list = append(list, rectangle{view: rowsOf(v, part.first, part.rows, p.Local[1]), row: s.rowAttr(part.start), col: s.colAttr(p)})
 	}
 	return list
 }
@@ -337,6 +347,6 @@ func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Loca
 
 func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {
 	for _, r := range parts {
-		s.code.States = append(s.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col})
+		s.code.States = append(s.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col, End: r.end})
 	}
 }

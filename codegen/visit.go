@@ -131,7 +131,7 @@ func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 		if p.zero < plan.ZeroWeights || !reads.Has(i) {
 			continue
 		}
-		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.elements())*act.Bytes())
+		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
 		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
 			s.visits.lent = append(s.visits.lent, on)
 		}

@@ -14,14 +14,18 @@ import (
 // of one slice and, with ZeRO, keeps only the optimizer state of that slice. The sums and their order are the
 // same with and without ZeRO.
 
-// slicePlace determines the first row of a rank's slice.
+// slicePlace determines the first row of a rank's slice, or the row after the piece that is sliced.
 type slicePlace struct {
 	start string // constant with the first row of the piece, or empty for row 0
-	rows  int64  // of a slice
+	rows  int64  // of a slice, or of the piece
 	cut   plan.Slicing
+	after bool // the row after the piece
 }
 
 func (c slicePlace) name() string {
+	if c.after {
+		return fmt.Sprintf("slice.%s.%d.end", c.start, c.rows)
+	}
 	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
 }
 
@@ -59,10 +63,13 @@ func (l *layout) sliceConsts() []string {
 				}
 			}
 			for _, part := range l.pieces(&b.Params[i]) {
-				add(slicePlace{part.start, part.rows / cut.Slices(), cut})
+				add(part.slice(cut))
+				if end, padded := part.end(cut); padded {
+					add(end)
+				}
 			}
 			if l.plan.OptimizerOf(b, &b.Params[i]).Whole {
-				add(slicePlace{"", b.Params[i].Local[0] / cut.Slices(), cut})
+				add(slicePlace{rows: cut.Rows, cut: cut})
 			}
 		}
 	}
@@ -80,11 +87,30 @@ func (l *layout) firstReplica(name string, d, i, k int) int64 {
 	return l.constValue(strings.TrimPrefix(name, constFirst+"."), d, i, k)
 }
 
+// slice returns the place of a rank's slice of a piece.
+func (x piece) slice(cut plan.Slicing) slicePlace {
+	return slicePlace{start: x.start, rows: x.sliceRows(cut), cut: cut}
+}
+
+// sliceRows returns the number of rows of a slice of the piece. Only a parameter with one piece has padding.
+func (x piece) sliceRows(cut plan.Slicing) int64 {
+	return (x.rows + cut.Slices() - 1) / cut.Slices()
+}
+
+// end returns the place of the row after the piece, and whether a slice with padding needs it: other rows of the
+// tensor follow the piece, and belong to other ranks.
+func (x piece) end(cut plan.Slicing) (slicePlace, bool) {
+	return slicePlace{start: x.start, rows: x.rows, after: true}, x.start != "" && x.sliceRows(cut)*cut.Slices() > x.rows
+}
+
 // sliceRow returns the first row of the slice of rank (d, i, k).
 func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 	row := int64(0)
 	if c.start != "" {
 		row = l.constValue(c.start, d, i, k)
+	}
+	if c.after {
+		return row + c.rows
 	}
 	if c.cut.SP == 1 {
 		k = 0
@@ -104,7 +130,7 @@ func (p *param) stateSlices() int64 {
 }
 
 // stateRows returns the rows for which this rank has optimizer state.
-func (p *param) stateRows() int64 { return p.Local[0] / p.stateSlices() }
+func (p *param) stateRows() int64 { return p.SliceRows(p.stateSlices()) }
 
 func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
 
@@ -125,9 +151,12 @@ func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	var list []rectangle
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
-		place := slicePlace{part.start, part.rows / p.cut.Slices(), p.cut}
-		view := rowsOf(p.whole(b, d), at, place.rows, p.Local[1])
-		list = append(list, rectangle{view, s.constRef(place.name()), s.colAttr(p)})
+		place := part.slice(p.cut)
+		r := rectangle{view: rowsOf(p.whole(b, d), at, place.rows, p.Local[1]), row: s.constRef(place.name()), col: s.colAttr(p)}
+		if end, padded := part.end(p.cut); padded {
+			r.end = s.constRef(end.name())
+		}
+		list = append(list, r)
 		at += place.rows
 	}
 	return list
@@ -135,9 +164,13 @@ func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 
 // sumOverStage sums a gradient over the ranks of a stage.
 func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
+	if rows := p.cut.Whole(); rows > p.Local[0] {
+		s.op(ir.Fill, ir.Compute, []ir.View{rowsOf(g, p.Local[0], rows-p.Local[0], p.Local[1])}, ir.Float(0))
+		g = rowsOf(g, 0, rows, p.Local[1])
+	}
 	switch {
 	case p.cut.SP > 1:
-		part := s.scratch(p, ".grad.stage", p.Local[0]/p.cut.SP, ir.F32)
+		part := s.scratch(p, ".grad.stage", p.cut.Part(), ir.F32)
 		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, g}, ir.Int(graph.GroupSP))
 		return part
 	case p.Reduce == graph.GroupNames[graph.GroupSP]:
@@ -152,7 +185,7 @@ func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
-		slice := s.scratch(p, ".grad.slice", p.Local[0]/p.cut.Slices(), ir.F32)
+		slice := s.scratch(p, ".grad.slice", p.cut.Rows, ir.F32)
 		s.eachPiece(p, g, slice, func(whole, part ir.View) {
 			s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, whole}, ir.Int(graph.GroupDP))
 		})
@@ -163,13 +196,14 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	return g
 }
 
-// gather collects the slices of all ranks. It returns the buffer that the last collective reads. The string
-// named of becomes part of the names of new buffers.
+// gather collects the slices of all ranks, with their padding, for which the buffer of whole has bytes. It returns the
+// buffer that the last collective reads. The string named of becomes part of the names of new buffers.
 func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
+	whole = rowsOf(whole, 0, p.cut.Whole(), p.Local[1])
 	if p.cut.DP > 1 {
 		all := whole
 		if p.cut.SP > 1 {
-			all = s.scratch(p, of+".stage", p.Local[0]/p.cut.SP, whole.DType)
+			all = s.scratch(p, of+".stage", p.cut.Part(), whole.DType)
 		}
 		s.eachPiece(p, all, slice, func(whole, part ir.View) {
 			s.op(ir.AllGather, ir.Coll, []ir.View{whole, part}, ir.Int(graph.GroupDP))
@@ -187,8 +221,8 @@ func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
-		rows := part.rows / p.cut.Slices()
-		visit(rowsOf(whole, part.first/p.cut.SP, part.rows/p.cut.SP, p.Local[1]), rowsOf(slice, at, rows, p.Local[1]))
+		rows := part.sliceRows(p.cut)
+		visit(rowsOf(whole, part.first/p.cut.SP, rows*p.cut.DP, p.Local[1]), rowsOf(slice, at, rows, p.Local[1]))
 		at += rows
 	}
 }

@@ -97,7 +97,7 @@ func drawSpec(r *rand.Rand) *drawn {
 	d.model.Tuning = drawTuning(r)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
 	d.model.Window = drawWindow(r, sequence)
-	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2)
+	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2, 3)
 	sp = min(sp, 4)
 	microbatch := pick(r, 1, 1, 2)
 	batch := dp * microbatch * between(r, 1, 4)

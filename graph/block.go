@@ -72,7 +72,7 @@ func (b *Block) Given(name string) int {
 
 // Bytes returns the size of the value's storage.
 func (v *Value) Bytes(s Size) ir.Bytes {
-	n := v.rowCount(s) * max(v.Cols, 1) * max(v.Planes, 1)
+	n := (v.rowCount(s) + v.Padding) * max(v.Cols, 1) * max(v.Planes, 1)
 	return ir.Bytes(n) * v.DType.Bytes()
 }
 

@@ -42,14 +42,15 @@ const (
 
 // Value is one tensor of a block.
 type Value struct {
-	Name   string // unique in the block
-	Kind   Kind
-	Rows   Rows
-	Planes int64 // a dimension before the rows, if not 0
-	Count  int64 // first dimension if Rows is Fixed
-	Cols   int64 // 0: a vector
-	DType  ir.DType
-	Param  int // index into Block.Params for Weight and WeightGrad
+	Name    string // unique in the block
+	Kind    Kind
+	Rows    Rows
+	Planes  int64 // a dimension before the rows, if not 0
+	Count   int64 // first dimension if Rows is Fixed
+	Cols    int64 // 0: a vector
+	DType   ir.DType
+	Param   int   // index into Block.Params for Weight and WeightGrad
+	Padding int64 // rows of storage after those of the value, which only a collective of equal slices writes
 }
 
 // Span selects rows of a value that is larger than the subsequence.
@@ -138,6 +139,10 @@ type Param struct {
 	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all copies count
 	Tied    bool   // the head's copy of the embedding
 }
+
+// SliceRows returns the number of rows of each of several equal slices that together contain the local rows. Rows of
+// the slices after the last local row are padding.
+func (p *Param) SliceRows(slices int64) int64 { return (p.Local[0] + slices - 1) / slices }
 
 // Unit is the smallest group of saved values that is kept, offloaded or recomputed as one: the
 // values that one forward node saves for the backward pass.

@@ -81,9 +81,9 @@ const (
 const ConstSlice = "slice"
 
 // Update returns the dataflow that updates a parameter at the end of a step, on a rank that holds the optimizer
-// state of one of several equal slices of its local rows. The nodes of its block are in Forward, and the inputs
-// are of kind Weight. If the optimizer needs whole matrices, an all_gather in the block collects the slices of
-// all ranks.
+// state of one of several slices of its local rows, each of SliceRows rows. The nodes of its block are in Forward,
+// and the inputs are of kind Weight. If the optimizer needs whole matrices, an all_gather in the block collects the
+// slices of all ranks.
 func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -103,7 +103,7 @@ type updateKey struct {
 
 func (g *Model) update(settings *lang.Optimizer, o *Optimizer, p *Param, slices int64) *Block {
 	u := &updater{builder: g.newBuilder("update"), model: g, settings: settings, param: p, slices: slices, values: map[string]int{}}
-	u.rows, u.cols = p.Local[0]/slices, p.Local[1]
+	u.rows, u.cols = p.SliceRows(slices), p.Local[1]
 	u.bring(UpdateWeight, ir.F32)
 	for _, s := range o.States {
 		u.bring(s.Name, s.DType)
@@ -191,6 +191,7 @@ func muon(u *updater) {
 	row := integer("row", 0)
 	if u.slices > 1 {
 		whole := u.temporary("momentum.whole", rows, cols, u.act)
+		u.Values[whole.Value].Padding = u.slices*u.rows - rows
 		u.node(ir.AllGather, nil, whole, x)
 		x, row = whole, constant("row", ConstSlice)
 	}

@@ -105,7 +105,7 @@ func (c *checker) code(code *Code) {
 		c.that(s.Tensor >= 0 && int(s.Tensor) < len(c.p.Tensors), "state %d is of tensor %d of %d", i, s.Tensor, len(c.p.Tensors))
 		c.that(s.Role < NumRoles, "state %d has role %d of %d", i, s.Role, NumRoles)
 		c.that(s.View.Present(), "state %d has no view", i)
-		c.that(c.attr(&s.Row0, KindInt, 0) && c.attr(&s.Col0, KindInt, 0), "state %d refers to a constant that does not exist", i)
+		c.that(c.attr(&s.Row0, KindInt, 0) && c.attr(&s.Col0, KindInt, 0) && c.attr(&s.End, KindInt, 0), "state %d refers to a constant that does not exist", i)
 		c.view(code, "state", &s.View)
 	}
 	for i := range code.Results {

@@ -231,7 +231,7 @@ func (d *decoder) code(c *Code) {
 		c.Arenas[a] = Bytes(d.uint())
 	}
 	d.buffers(c)
-	if n := d.count(5); n > 0 {
+	if n := d.count(6); n > 0 {
 		c.States = make([]State, n)
 	}
 	for i := range c.States {
@@ -241,6 +241,7 @@ func (d *decoder) code(c *Code) {
 		d.view(&s.View)
 		s.Row0 = d.attr(KindInt)
 		s.Col0 = d.attr(KindInt)
+		s.End = d.attr(KindInt)
 	}
 	if n := d.count(2); n > 0 {
 		c.Results = make([]Result, n)

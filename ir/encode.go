@@ -42,7 +42,7 @@ import (
 // R, ranks: count, then code, coordinates, constants and groups of each.
 const (
 	magic   = "sppb\r\n\x1a\n"
-	version = 3
+	version = 4
 
 	partHeader = 'H'
 	partCode   = 'C'
@@ -180,6 +180,7 @@ func (e *encoder) code(c *Code) {
 		e.view(&s.View, &View{})
 		e.attr(&s.Row0, KindInt)
 		e.attr(&s.Col0, KindInt)
+		e.attr(&s.End, KindInt)
 	}
 	e.uint(uint64(len(c.Results)))
 	for i := range c.Results {

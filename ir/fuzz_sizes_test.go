@@ -335,7 +335,7 @@ func (e *exact) values() bool {
 			if len(s.View.Dims()) == 1 {
 				rows, cols = cols, 1
 			}
-			if !corner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols) {
+			if !corner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols) || s.End.Int(rank.Consts) < 0 {
 				return false
 			}
 		}
@@ -368,7 +368,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		last := sum(sum(number(value("first")), number(value("replica"))), number(batch))
 		return value("as") >= ir.AsTokens && value("as") <= ir.AsPositions && least(last, number(sequences)) && through(value("position"), in.Args[0].Elements()/batch, e.p.Run.Sequence+1)
 	case ir.InitNormal:
-		return corner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
+		return corner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols()) && value("end") >= 0
 	case ir.Rope:
 		span := new(big.Int).Mul(number(in.Args[0].Rows()), number(max(1, value("chunks"))))
 		memberless := value("chunks") == 0 || value("member") >= 0 && value("member") < value("chunks")/2
@@ -386,7 +386,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		rate := in.Attr("rate").Float(consts)
 		return rate >= 0 && rate < 1 && (value("chunks") == 0 || value("member") < value("chunks")/2)
 	case ir.SGD:
-		return value("row") == 0 || through(value("row"), in.Args[0].Rows(), in.Arg("grad").Rows())
+		return through(value("row"), in.Args[0].Rows(), math.MaxInt64-1)
 	case ir.Attention, ir.AttentionGrad:
 		z, chunks := value("zigzag"), value("chunks")
 		return z >= 0 && z <= ir.ZigzagBehind && (chunks == 0 || value("member") >= 0 && value("member") < chunks/2)

@@ -284,13 +284,14 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Initialises a rectangle of a tensor with normally distributed values of mean 0. Each value depends only on " +
 			"(seed, tensor, global element), so any split gives the same model.",
 		Operands: []Operand{
-			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
+			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor, and rows from end on, become 0"},
 		},
 		Attrs: []AttrInfo{
 			{"tensor", KindTensor, "the tensor whose values are set"},
 			{"row", KindInt, "first row of the rectangle"},
 			{"col", KindInt, "first column of the rectangle"},
 			{"std", KindFloat, "standard deviation"},
+			{"end", KindOption, "the row of the tensor at which padding starts; 0: padding starts after its last row"},
 		},
 		Work: WorkMemory,
 	},
@@ -773,7 +774,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
-			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row"},
+			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row; rows of w after its last row are padding: they do not change, and become 0 in copy"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers that only adamw uses"},
 			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "from grad_norm"},
 		},

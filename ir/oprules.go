@@ -124,15 +124,23 @@ func checkUpdate(in *Instr) error {
 	return nil
 }
 
-// checkRow checks that the rows of grad that belong to w exist.
-func checkRow(row int64, w, grad View) error {
-	if row == 0 {
-		return nil
-	}
-	if row < 0 || Plus(row, w.Rows()) > grad.Rows() {
-		return fmt.Errorf("rows %d to %d of a gradient of %d rows", row, Plus(row, w.Rows()), grad.Rows())
+// checkRow checks that the rows of grad that belong to w can be counted in 64 bits. Those that do not exist are
+// padding of w.
+func checkRow(row int64, w View) error {
+	if row < 0 || Plus(row, w.Rows()) == math.MaxInt64 {
+		return fmt.Errorf("%d rows of a gradient from row %d on", w.Rows(), row)
 	}
 	return nil
+}
+
+// UpdatedRows returns the number of rows of w that an sgd instruction updates if its attribute row has the given
+// value; the others are padding.
+func (in *Instr) UpdatedRows(row int64) int64 {
+	w, grad := in.Arg("w"), in.Arg("grad")
+	if grad.Elements() == w.Elements() {
+		return w.Rows()
+	}
+	return max(0, min(w.Rows(), grad.Rows()-row))
 }
 
 // limitsValues reports whether CheckValues, or the verifier's check of peers, limits the values of attributes.
@@ -155,9 +163,9 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	case LoadTokens:
 		return in.checkTokens(run, s, value)
 	case InitNormal:
-		return checkCorner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
+		return checkCorner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols(), value("end"))
 	case SGD:
-		return checkRow(value("row"), in.Args[0], in.Arg("grad"))
+		return checkRow(value("row"), in.Args[0])
 	case Rope:
 		member, chunks, position := value("member"), value("chunks"), value("position")
 		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
@@ -242,9 +250,11 @@ func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) erro
 }
 
 // checkCorner checks that the rows and columns of a rectangle can be counted in 64 bits. The rectangle may
-// exceed its tensor: the excess is padding.
-func checkCorner(row, col, rows, cols int64) error {
+// exceed its tensor: the excess is padding, as are rows from end on unless end is 0.
+func checkCorner(row, col, rows, cols, end int64) error {
 	switch {
+	case end < 0:
+		return fmt.Errorf("ends at row %d of its tensor", end)
 	case row < 0 || col < 0:
 		return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
 	case Plus(row, rows) == math.MaxInt64 || Plus(col, cols) == math.MaxInt64:

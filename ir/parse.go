@@ -335,7 +335,7 @@ func (ps *parser) parse() error {
 	ps.consts, ps.groups, ps.passes = map[string]int{}, map[string]int{}, map[string]int{}
 	ps.tensors, ps.codes = map[string]int{}, map[string]int{}
 	if !ps.nextLine() || ps.word() != textMagic {
-		return ps.errorAt(0, `a program in text form starts with "sppir 3"`, "not a program")
+		return ps.errorAt(0, `a program in text form starts with "sppir 4"`, "not a program")
 	}
 	at := ps.mark()
 	if v, err := ps.number("the version", 0, math.MaxInt32); err != nil {

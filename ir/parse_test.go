@@ -11,8 +11,8 @@ import (
 
 // mistakes are edits after which the small program must not parse. A golden file contains the message for each.
 var mistakes = []struct{ name, old, new string }{
-	{"not-a-program", "sppir 3", "program"},
-	{"version", "sppir 3", "sppir 4"},
+	{"not-a-program", "sppir 4", "program"},
+	{"version", "sppir 4", "sppir 5"},
 	{"entry", "line 0 ", "lien 0 "},
 	{"entry-twice", "line 0", "program \"again\"\nline 0"},
 	{"name", `program "small"`, "program small"},

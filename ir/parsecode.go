@@ -107,7 +107,10 @@ func (ps *parser) state(c *Code) error {
 	for _, c := range []struct {
 		key string
 		to  *Attr
-	}{{"row", &s.Row0}, {"col", &s.Col0}} {
+	}{{"row", &s.Row0}, {"col", &s.Col0}, {"end", &s.End}} {
+		if c.to == &s.End && ps.atEnd() {
+			break
+		}
 		at := ps.mark()
 		if ps.word() != c.key {
 			return ps.errorAt(at, "", "expected %s=", c.key)

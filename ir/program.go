@@ -256,13 +256,24 @@ type Tensor struct {
 }
 
 // State describes the rectangle of a tensor that a rank holds. Row i, column j of the view is element
-// (Row0+i, Col0+j) of the tensor; elements beyond the tensor's shape are padding.
+// (Row0+i, Col0+j) of the tensor; elements beyond the tensor's shape are padding, as are rows from End on unless
+// End is 0.
 type State struct {
 	Tensor int32
 	Role   Role
 	View   View
 	Row0   Attr
 	Col0   Attr
+	End    Attr
+}
+
+// EndOf returns the first row of a tensor that a state does not hold, or an init_normal instruction does not
+// initialise, given the value of its attribute end.
+func (t *Tensor) EndOf(end int64) int64 {
+	if end == 0 {
+		return t.Shape[0]
+	}
+	return min(end, t.Shape[0])
 }
 
 // extent returns the number of rows and columns that a state holds; a vector is a column.

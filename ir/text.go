@@ -13,7 +13,7 @@ import (
 
 // The text format is .sppir. It has exactly the same contents as the binary format; parse.go reads it.
 //
-//	sppir 3
+//	sppir 4
 //	program "tiny"
 //	flops_model 1.5e+09
 //
@@ -269,6 +269,10 @@ func (t *printer) state(c *Code, s *State) {
 	t.attrValue(s.Row0, KindInt)
 	t.str(" col=")
 	t.attrValue(s.Col0, KindInt)
+	if s.End != (Attr{}) {
+		t.str(" end=")
+		t.attrValue(s.End, KindInt)
+	}
 	t.byte('\n')
 }
 

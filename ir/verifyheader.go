@@ -248,7 +248,7 @@ func verifyStates(p *Program, all *findings) {
 // the state is all padding.
 func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
 	x := s.padded(consts)
-	x.endRow, x.endCol = min(x.endRow, t.Shape[0]), min(x.endCol, t.Shape[1])
+	x.endRow, x.endCol = min(x.endRow, t.EndOf(s.End.Int(consts))), min(x.endCol, t.Shape[1])
 	if x.row >= x.endRow || x.col >= x.endCol {
 		return rectangle{}
 	}

@@ -27,7 +27,7 @@ func verifyConstants(p *Program, all *findings) {
 		for i := range c.States {
 			s := &c.States[i]
 			rows, cols := s.extent()
-			if err := checkCorner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols); err != nil {
+			if err := checkCorner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols, s.End.Int(rank.Consts)); err != nil {
 				all.addOnce(rankFinding(FindBounds, r, "state %d of %s %v", i, p.Tensors[s.Tensor].Name, err))
 			}
 		}

@@ -31,21 +31,21 @@ func TestUlysses(t *testing.T) {
 	}
 }
 
-// TestSlicing checks that matrices are sliced over the ranks that hold the same rows, if the rows divide
-// evenly.
+// TestSlicing checks that matrices are sliced over the ranks that hold the same rows, with padding if the rows do not
+// divide evenly. The model has 128 rows in most matrices.
 func TestSlicing(t *testing.T) {
 	for _, c := range []struct {
 		set   []string
 		param string
 		want  plan.Slicing
 	}{
-		{nil, "wq", plan.Slicing{SP: 1, DP: 1}},
-		{[]string{"schedule.sp_mode=ulysses"}, "wq", plan.Slicing{SP: 2, DP: 1}},
-		{[]string{"schedule.sp_mode=ulysses"}, "bq", plan.Slicing{SP: 1, DP: 1}},
-		{[]string{"schedule.pp=1", "schedule.dp=2"}, "wq", plan.Slicing{SP: 1, DP: 2}},
-		{[]string{"schedule.pp=1", "schedule.dp=2"}, "ln1.gamma", plan.Slicing{SP: 1, DP: 1}},
-		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses"}, "wo", plan.Slicing{SP: 2, DP: 2}},
-		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses", "model.ffn=258"}, "w2", plan.Slicing{SP: 2, DP: 1}},
+		{nil, "wq", plan.Slicing{SP: 1, DP: 1, Rows: 128}},
+		{[]string{"schedule.sp_mode=ulysses"}, "wq", plan.Slicing{SP: 2, DP: 1, Rows: 64}},
+		{[]string{"schedule.sp_mode=ulysses"}, "bq", plan.Slicing{SP: 1, DP: 1, Rows: 128}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "wq", plan.Slicing{SP: 1, DP: 2, Rows: 64}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "ln1.gamma", plan.Slicing{SP: 1, DP: 1, Rows: 128}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses"}, "wo", plan.Slicing{SP: 2, DP: 2, Rows: 32}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses", "model.ffn=258"}, "w2", plan.Slicing{SP: 2, DP: 2, Rows: 65}},
 	} {
 		p := plantest.Plan(t, "gpt-docs.sppo", c.set...)
 		g := p.Graph()

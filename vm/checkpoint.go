@@ -374,7 +374,7 @@ func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
 			}
 			t := &j.program.Tensors[s.Tensor]
 			e := store.Tensor{Tensor: t.Name, Role: s.Role.String()}
-			err := loadRectangle(ctx, r.device, t, rectangleOf(s, consts), func(row, col, rows, cols int64, out []float32) error {
+			err := loadRectangle(ctx, r.device, t, rectangleOf(t, s, consts), func(row, col, rows, cols int64, out []float32) error {
 				defer j.progress(int64(len(out)))
 				return c.values.Read(e.Name(), row, col, rows, cols, out)
 			})

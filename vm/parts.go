@@ -78,7 +78,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 		candidates = candidates[:0]
 		for r := range p.Ranks {
 			for _, s := range states[key{int(p.Ranks[r].Code), e.tensor, int(e.role)}] {
-				candidates = append(candidates, holder{r, rectangleOf(s, p.Ranks[r].Consts)})
+				candidates = append(candidates, holder{r, rectangleOf(&p.Tensors[e.tensor], s, p.Ranks[r].Consts)})
 			}
 		}
 		slices.SortStableFunc(candidates, func(a, b holder) int {
@@ -88,7 +88,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 		for _, c := range candidates {
 			var rest []area
 			for _, a := range left {
-				mine := a.and(area{c.held.row0, c.held.col0, c.held.rows, c.held.cols})
+				mine := a.and(area{c.held.row0, c.held.col0, min(c.held.rows, c.held.end-c.held.row0), c.held.cols})
 				if mine.empty() {
 					rest = append(rest, a)
 					continue

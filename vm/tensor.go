@@ -92,16 +92,18 @@ func (j *Job) holds(tensor int, role ir.Role) bool {
 	return false
 }
 
-// rectangle is the part of a tensor that a view holds.
+// rectangle is the part of a tensor that a view holds, with its padding.
 type rectangle struct {
 	view       ir.View
 	row0, col0 int64
 	rows, cols int64
+	end        int64 // row of the tensor at which padding starts
 }
 
 // rectangleOf returns the part of a tensor that a rank's state holds.
-func rectangleOf(s *ir.State, consts []int64) rectangle {
-	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
+func rectangleOf(t *ir.Tensor, s *ir.State, consts []int64) rectangle {
+	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols(),
+		end: t.EndOf(s.End.Int(consts))}
 	if len(s.View.Dims()) == 1 { // a vector is a column
 		rect.rows, rect.cols = rect.cols, 1
 	}
@@ -128,7 +130,7 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 			if int(s.Tensor) != tensor || s.Role != role {
 				continue
 			}
-			if err := visit(r, rectangleOf(&s, consts)); err != nil {
+			if err := visit(r, rectangleOf(&j.program.Tensors[tensor], &s, consts)); err != nil {
 				return fmt.Errorf("%s of %s on rank %d: %w", role, j.program.Tensors[tensor].Name, r.index, err)
 			}
 		}
@@ -141,7 +143,7 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
 	for row := range rect.rows {
 		for col := range rect.cols {
-			if r, c := rect.row0+row, rect.col0+col; r < shape[0] && c < shape[1] {
+			if r, c := rect.row0+row, rect.col0+col; r < rect.end && c < shape[1] {
 				visit(r*shape[1]+c, row*rect.cols+col)
 			}
 		}

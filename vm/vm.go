@@ -96,7 +96,7 @@ func checkViews(p *ir.Program, code *ir.Code) error {
 	}
 	for i := range code.States {
 		s := &code.States[i]
-		if s.Tensor < 0 || int(s.Tensor) >= len(p.Tensors) || int(s.Row0.Const) > len(p.Consts) || int(s.Col0.Const) > len(p.Consts) {
+		if s.Tensor < 0 || int(s.Tensor) >= len(p.Tensors) || int(s.Row0.Const) > len(p.Consts) || int(s.Col0.Const) > len(p.Consts) || int(s.End.Const) > len(p.Consts) {
 			return fmt.Errorf("code %q, state %d: tensor or constant does not exist", code.Name, i)
 		}
 		if _, _, err := code.Locate(&s.View); err != nil {

@@ -60,8 +60,8 @@ func (j *Job) loadHere(ctx context.Context) error {
 			if s.Role != ir.RoleWeight && s.Role != ir.RoleMaster {
 				continue
 			}
-			rect := rectangleOf(s, consts)
 			t := &j.program.Tensors[s.Tensor]
+			rect := rectangleOf(t, s, consts)
 			err := loadRectangle(ctx, r.device, t, rect, func(row, col, rows, cols int64, out []float32) error {
 				defer j.progress(int64(len(out)))
 				return j.weights.Read(t.Name, row, col, rows, cols, out)
@@ -84,7 +84,7 @@ func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, 
 			return err
 		}
 		n := min(rows, rect.rows-first)
-		there := min(max(t.Shape[0]-rect.row0-first, 0), n)
+		there := min(max(rect.end-rect.row0-first, 0), n)
 		values := make([]float32, there*cols)
 		if len(values) > 0 {
 			if err := read(rect.row0+first, rect.col0, there, cols, values); err != nil {

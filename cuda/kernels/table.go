@@ -247,7 +247,7 @@ func initNormal(b *binder) {
 	tensor := &b.program.Tensors[b.int("tensor")]
 	key := vm.InitialValues(b.program.Run.Seed, tensor.Name).Key()
 	b.launch("init_normal_"+b.types("w"), spread(r*c, 1), "w", int64(key), r, c, b.int("row"), b.int("col"),
-		tensor.Shape[0], tensor.Shape[1], b.float("std"))
+		tensor.EndOf(b.int("end")), tensor.Shape[1], b.float("std"))
 }
 
 // crossEntropyStats uses as many threads as the kernel that computes statistics and gradient jointly, because
@@ -312,7 +312,15 @@ func adamW(b *binder) {
 }
 
 func sgd(b *binder) {
-	n := b.elements("w")
+	_, cols := b.shape("w")
+	n := b.in.UpdatedRows(b.int("row")) * cols
+	if rest := b.elements("w") - n; rest > 0 && b.has("copy") {
+		bytes := rest * int64(ir.BF16.Bytes())
+		b.launch("fill", spread(bytes, 16), rowsOf{"copy", n / cols}, bytes, int64(0)).Source = "elementwise.cu"
+	}
+	if n == 0 {
+		return
+	}
 	b.launch("sgd_"+b.types("grad")+b.momentumType(), spread(n, 8), "w", "m", "copy", rowsOf{"grad", b.int("row")}, "step", "norm",
 		b.float("momentum"), b.float("weight_decay"), b.float("scale"), b.int("scaled"), n)
 }

@@ -86,7 +86,7 @@ func (st *stage) lasting() {
 	for i, t := range st.g.p.Tensors {
 		shape := [ir.MaxDims]int64{shareRows, t.Shape[1]}
 		v := st.write(ir.Device, ir.F32, shape, true)
-		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02)})
+		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02), ir.Int(0)})
 		st.buffers[v.Buffer].state = true
 		st.code.States = append(st.code.States, ir.State{Tensor: int32(i), Role: ir.RoleWeight, View: v, Row0: ir.ConstRef(constRow), Col0: ir.Int(0)})
 	}

@@ -48,8 +48,11 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 // reduces its slice.
 func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
-	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
+	bytes := ir.Bytes(s.Whole()*param.Local[1]) * ir.F32.Bytes()
 	add := func(op ir.Op, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(op, bytes), l) }
+	if padding := bytes - ir.Bytes(param.Local[0]*param.Local[1])*ir.F32.Bytes(); padding > 0 {
+		t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+	}
 	matrix := param.Shape[1] > 1
 	switch {
 	case s.SP > 1:
@@ -71,7 +74,7 @@ func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 // gathered returns the time to gather the slices of a parameter on all ranks that hold it.
 func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
-	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * d.Bytes()
+	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
 	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(ir.AllGather, n), l) }
 	if s.DP > 1 {
 		add(bytes/ir.Bytes(s.SP), u.replicas)
@@ -119,7 +122,7 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 // kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
 // part of the parameter whose optimizer state the rank holds.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
-	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
+	slice := ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: ir.F32}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
 	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
 }
@@ -128,7 +131,7 @@ func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 // block.
 func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	var in, out ir.Seconds
-	rows, each := param.Local[0]/u.plan.StateSlices(b, param), u.plan.HostBlock(b, param)
+	rows, each := u.plan.StateRows(b, param), u.plan.HostBlock(b, param)
 	for _, d := range u.plan.HostStates(u.graph, b, param) {
 		for first := int64(0); first < rows; first += each {
 			bytes := ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes()

@@ -49,25 +49,24 @@ func (r *tracker) endings() (list []ending) {
 
 func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param)}
-	elements := ir.Bytes(param.Local[0] * param.Local[1])
-	of := func(slices int64, d ir.DType) ir.Bytes { return graph.Align(elements / ir.Bytes(slices) * d.Bytes()) }
-	e.whole, e.half, e.slice = of(1, ir.F32), of(e.cut.SP, ir.F32), of(e.cut.Slices(), ir.F32)
+	of := func(rows int64, d ir.DType) ir.Bytes { return graph.Align(ir.Bytes(rows*param.Local[1]) * d.Bytes()) }
+	e.whole, e.half, e.slice = of(e.cut.Whole(), ir.F32), of(e.cut.Part(), ir.F32), of(e.cut.Rows, ir.F32)
 	sent := ir.F32 // type of the gradients that are sent without ZeRO
 	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
 		if sent = r.graph.DType(); sent != ir.F32 {
-			e.sliceWeight = of(e.cut.Slices(), sent)
+			e.sliceWeight = of(e.cut.Rows, sent)
 		}
 	}
 	if e.cut.SP > 1 && e.cut.DP > 1 && e.zero < plan.ZeroWeights {
-		e.halfWeight = of(e.cut.SP, sent)
+		e.halfWeight = of(e.cut.Part(), sent)
 	}
 	slices := r.plan.StateSlices(b, param)
 	e.update = r.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
 	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
-		e.update += of(e.cut.SP, r.graph.DType())
+		e.update += of(e.cut.Part(), r.graph.DType())
 	}
 	if types := r.plan.HostStates(r.graph, b, param); len(types) > 0 {
-		rows, each := param.Local[0]/slices, r.plan.HostBlock(b, param)
+		rows, each := r.plan.StateRows(b, param), r.plan.HostBlock(b, param)
 		for first := int64(0); first < rows; first += each {
 			n := ir.Bytes(0)
 			for _, d := range types {

@@ -97,15 +97,15 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 	}
 	terms[TermMessages] += gradientParts(p, g, rank)
 	if rank+1 < p.Parallel.PP { // the next rank sends summed weight gradients one by one
-		terms[TermMessages] += largestGradient(g.Layer)
+		terms[TermMessages] += largestGradient(p, g.Layer)
 	}
 	return host
 }
 
 // largestGradient returns the bytes of the whole gradient of a block's largest parameter.
-func largestGradient(b *graph.Block) (most ir.Bytes) {
+func largestGradient(p *plan.Plan, b *graph.Block) (most ir.Bytes) {
 	for i := range b.Params {
-		most = max(most, wholeGradients(b, 1<<i))
+		most = max(most, wholeGradients(p, b, 1<<i))
 	}
 	return most
 }

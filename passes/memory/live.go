@@ -5,6 +5,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
 )
 
 // Direction is the part of a block that is running.
@@ -27,6 +28,15 @@ type workingKey struct {
 	size    graph.Size
 	begins  params
 	passing params
+	padding int // number of replicas, which determines the padding of the parameters in begins and passing; 0: there are none
+}
+
+func keyOf(p *plan.Plan, b *graph.Block, pass Direction, z graph.Size, begins, passing params) workingKey {
+	key := workingKey{block: b, pass: pass, size: z, begins: begins, passing: passing}
+	if begins|passing != 0 {
+		key.padding = p.Parallel.DP
+	}
+	return key
 }
 
 // params is a set of a block's parameters.
@@ -54,11 +64,11 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 // pass. Between the halves of a backward, they are the bytes of the tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
-func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
-	key := workingKey{b, pass, z, begins, passing}
+func (c Blocks) Bytes(p *plan.Plan, g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
+	key := keyOf(p, b, pass, z, begins, passing)
 	n, known := c[key]
 	if !known {
-		l := lives{block: b, pass: pass, size: z, begins: begins, passing: passing, of: make([]int, len(b.Values))}
+		l := lives{plan: p, block: b, pass: pass, size: z, begins: begins, passing: passing, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
 		if pass == attendingPass {
 			l.pass = BackwardPass
@@ -87,6 +97,7 @@ func (c Blocks) updating(update *graph.Block) ir.Bytes {
 
 // lives collects the spans of a pass's nodes during which bytes are held.
 type lives struct {
+	plan    *plan.Plan
 	block   *graph.Block
 	pass    Direction
 	from    int // first node whose bytes are counted
@@ -247,11 +258,21 @@ func (l *lives) saved(u *graph.Unit, end int) {
 // hold starts or extends the lifetime of a value.
 func (l *lives) hold(v, first, last int) {
 	if l.of[v] == 0 {
-		l.spans = append(l.spans, liveSpan{first, last, graph.Align(l.block.Values[v].Bytes(l.size))})
+		l.spans = append(l.spans, liveSpan{first, last, graph.Align(l.bytes(v))})
 		l.of[v] = len(l.spans)
 	}
 	s := &l.spans[l.of[v]-1]
 	s.first, s.last = min(s.first, first), max(s.last, last)
+}
+
+// bytes returns the bytes of a value. Gathered weights and whole gradients have the padding that slices need.
+func (l *lives) bytes(v int) ir.Bytes {
+	value := &l.block.Values[v]
+	if value.Kind != graph.WeightGrad && (value.Kind != graph.Weight || l.plan == nil) {
+		return value.Bytes(l.size)
+	}
+	param := &l.block.Params[value.Param]
+	return ir.Bytes(l.plan.Slicing(param).Whole()*param.Local[1]) * value.DType.Bytes()
 }
 
 func (l *lives) most(end int) ir.Bytes {

@@ -353,14 +353,14 @@ func (r *tracker) begins(b *graph.Block, own int, pass Direction) params {
 // begin counts gradients that exist from now on.
 func (r *tracker) begin(b *graph.Block, own int, begins params) {
 	r.whole[own] |= begins
-	r.now[TermGradients] += wholeGradients(b, begins)
+	r.now[TermGradients] += wholeGradients(r.plan, b, begins)
 }
 
 // wholeGradients returns the bytes that the whole gradients of the given parameters of a block take.
-func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
+func wholeGradients(p *plan.Plan, b *graph.Block, of params) (n ir.Bytes) {
 	for i := range b.Params {
 		if of.has(i) {
-			n += graph.Align(ir.Bytes(b.Params[i].Local[0]*b.Params[i].Local[1]) * ir.F32.Bytes())
+			n += graph.Align(ir.Bytes(p.Slicing(&b.Params[i]).Whole()*b.Params[i].Local[1]) * ir.F32.Bytes())
 		}
 	}
 	return n
@@ -398,7 +398,7 @@ func (r *tracker) embedding(t plan.Task, at *walk.Node) {
 	b, z := r.graph.Embedding, r.Sizes[t.Subsequence]
 	switch {
 	case t.Kind == plan.Forward:
-		r.note(t, r.blocks.Bytes(r.graph, b, forwardPass, z, 0, 0))
+		r.note(t, r.blocks.Bytes(r.plan, r.graph, b, forwardPass, z, 0, 0))
 	case t.Kind == plan.WeightGrad:
 		r.now[TermKept] -= r.between(b, z)
 		r.touching(t, b, r.ofEmbedding(), weightPass, z)
@@ -597,9 +597,9 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 // working returns the bytes that a block holds while it runs. Most layers of a subsequence hold the same number
 // of bytes, and comparing with recent keys is faster than looking up such a long key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
-	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z, begins)]
+	key, held := keyOf(r.plan, b, pass, z, begins, r.passing), &r.recent[slotOf(pass, z, begins)]
 	if held.workingKey != key {
-		*held = heldBytes{key, r.blocks.Bytes(r.graph, b, pass, z, begins, r.passing)}
+		*held = heldBytes{key, r.blocks.Bytes(r.plan, r.graph, b, pass, z, begins, r.passing)}
 	}
 	return held.bytes
 }

@@ -89,10 +89,10 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 	for i := range layer.Params {
 		param := &layer.Params[i]
 		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
-		whole := ir.Bytes(param.Local[0] * param.Local[1])
+		whole := ir.Bytes(cut.Whole() * param.Local[1])
 		half := ir.Bytes(0) // after the first step, if divided over the ranks of a stage and over replicas
 		if cut.SP > 1 && cut.DP > 1 {
-			half = whole / ir.Bytes(cut.SP)
+			half = ir.Bytes(cut.Part() * param.Local[1])
 		}
 		if zero >= plan.ZeroWeights {
 			n.gathered |= 1 << i
@@ -103,7 +103,7 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 			n.divided |= 1 << i
 			n.gradients += graph.Align(whole * ir.F32.Bytes())
 			n.halfSums += graph.Align(half * ir.F32.Bytes())
-			n.sums += graph.Align(whole / ir.Bytes(cut.Slices()) * ir.F32.Bytes())
+			n.sums += graph.Align(ir.Bytes(cut.Rows*param.Local[1]) * ir.F32.Bytes())
 		}
 	}
 	return n

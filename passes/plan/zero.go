@@ -63,37 +63,47 @@ func (p *Plan) GathersBeside(t Task) bool {
 const WholeLayers = 2
 
 // Slicing describes how the rows of a parameter are sliced: over SP ranks of a stage, and each of these parts
-// over DP replicas. Rank (d, k) has slice k*DP + d.
-type Slicing struct{ SP, DP int64 }
+// over DP replicas. Rank (d, k) has slice k*DP + d. All slices have the same number of rows, so that collectives
+// exchange equal parts: if the parameter's rows cannot be divided evenly, padding follows its last row, and the
+// last slices consist partly or wholly of padding.
+type Slicing struct {
+	SP, DP int64
+	Rows   int64 // of a slice
+}
 
 // Slices returns the number of slices; 1 means no slicing.
 func (s Slicing) Slices() int64 { return s.SP * s.DP }
 
-// Slicing returns how a parameter's gradient is sliced over ranks. Vectors are too small to slice, and
-// parameters whose rows do not divide evenly stay whole.
+// Part returns the rows of a part, before it is sliced over replicas.
+func (s Slicing) Part() int64 { return s.Rows * s.DP }
+
+// Whole returns the rows of all slices together: those of the parameter, and padding.
+func (s Slicing) Whole() int64 { return s.Rows * s.Slices() }
+
+// Slicing returns how a parameter's gradient is sliced over ranks. Vectors and matrices with fewer rows than there
+// are ranks are too small to slice.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
-	whole := Slicing{1, 1}
-	if param.Shape[1] == 1 {
-		return whole
-	}
-	most := Slicing{1, int64(p.Parallel.DP)}
-	if param.Reduce == graph.GroupNames[graph.GroupSP] {
-		most.SP = int64(p.Parallel.SP)
-	}
-	for _, s := range []Slicing{most, {most.SP, 1}, {1, most.DP}} {
-		if p.divides(param, s.Slices()) {
-			return s
+	if param.Shape[1] > 1 {
+		sp, dp := int64(1), int64(p.Parallel.DP)
+		if param.Reduce == graph.GroupNames[graph.GroupSP] {
+			sp = int64(p.Parallel.SP)
+		}
+		for _, s := range []Slicing{{SP: sp, DP: dp}, {SP: sp, DP: 1}, {SP: 1, DP: dp}} {
+			if p.divides(param, s.Slices()) {
+				s.Rows = param.SliceRows(s.Slices())
+				return s
+			}
 		}
 	}
-	return whole
+	return Slicing{1, 1, param.Local[0]}
 }
 
-// divides reports whether each piece of a parameter can be cut into n equal slices. The position table has one
-// piece per subsequence, or two in zigzag order; a shared subsequence has one piece per rank that runs some of
-// its rows.
+// divides reports whether a parameter can be cut into n slices. The position table of a stage with several ranks has
+// one piece per subsequence, or two in zigzag order; a shared subsequence has one piece per rank that runs some of
+// its rows. These pieces have no padding between them, so each must be divisible.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
-	if param.Shard != graph.ByTokens {
-		return param.Local[0]%n == 0
+	if param.Shard != graph.ByTokens || p.Parallel.SP == 1 {
+		return n <= param.Local[0]
 	}
 	grid := p.RowGrid()
 	unequal := func(tokens int64) bool { return tokens/grid%n != 0 }
@@ -101,6 +111,37 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 		return false
 	}
 	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
+}
+
+// Divided returns the shares of the model's parameters whose optimizer state, gradients and weights are divided among the
+// ranks that hold them, in the order of the ZeRO stages, and the padding of the slices as a share of the parameters.
+func (p *Plan) Divided() (shares [ZeroWeights]float64, padding float64) {
+	g, all := p.Graph(), 0.0
+	add := func(b *graph.Block, times int) {
+		for i := range b.Params {
+			param := &b.Params[i]
+			if param.Tied {
+				continue
+			}
+			cols := float64(int64(times) * param.Local[1])
+			all += cols * float64(param.Local[0])
+			for stage := range p.ZeroOf(b, param) {
+				shares[stage] += cols * float64(param.Local[0])
+			}
+			if p.ZeroOf(b, param) > 0 {
+				padding += cols * float64(p.Slicing(param).Whole()-param.Local[0])
+			}
+		}
+	}
+	add(g.Embedding, 1)
+	add(g.Head, 1)
+	for kind := range g.Kinds() {
+		add(g.LayerOf(kind), g.LayersOf(kind))
+	}
+	for stage := range shares {
+		shares[stage] /= all
+	}
+	return shares, padding / all
 }
 
 // StateBytes returns the bytes of a block's parameters on one rank that persist from step to step
@@ -135,14 +176,18 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// dividedBytes returns the bytes on one rank of a tensor that belongs to a parameter: its weight, master or
-// state. From the given ZeRO stage upwards, the rank holds only a slice.
+// dividedBytes returns the bytes on one rank of a tensor that belongs to a parameter: its weight, gradient, master or
+// state. From the given ZeRO stage upwards, the rank holds only a slice. Below it, the tensor is whole; if collectives
+// read or write it, it has padding.
 func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
-	elements := ir.Bytes(param.Local[0] * param.Local[1])
-	if p.ZeroOf(b, param) >= stage {
-		elements /= ir.Bytes(p.Slicing(param).Slices())
+	rows, zero, cut := param.Local[0], p.ZeroOf(b, param), p.Slicing(param)
+	switch {
+	case zero >= stage:
+		rows = cut.Rows
+	case stage == ZeroGradients || zero > 0:
+		rows = cut.Whole()
 	}
-	return graph.Align(elements * d.Bytes())
+	return graph.Align(ir.Bytes(rows*param.Local[1]) * d.Bytes())
 }
 
 // weightIsMaster reports whether the optimizer updates the weight itself, rather than an f32 master of it.
@@ -180,11 +225,7 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	if param.Frozen {
 		return 0
 	}
-	n := ir.Bytes(param.Local[0] * param.Local[1])
-	if p.ZeroOf(b, param) >= ZeroGradients {
-		n /= ir.Bytes(p.Slicing(param).Slices())
-	}
-	return graph.Align(n * ir.F32.Bytes())
+	return p.dividedBytes(b, param, ZeroGradients, ir.F32)
 }
 
 // OffloadHost is the value of Parallel.OptimizerOffload that keeps optimizer state in host memory.
@@ -203,7 +244,7 @@ const hostBlock = 8 << 20
 // HostBlock returns the number of rows of a parameter's state that pass through the device as one
 // block. It returns all rows if the update needs whole matrices.
 func (p *Plan) HostBlock(b *graph.Block, param *graph.Param) int64 {
-	rows := param.Local[0] / p.StateSlices(b, param)
+	rows := p.StateRows(b, param)
 	if p.OptimizerOf(b, param).Whole {
 		return rows
 	}
@@ -234,7 +275,7 @@ func (p *Plan) HostStateBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 		if param.Tied && together {
 			continue
 		}
-		elements := ir.Bytes(param.Local[0] / p.StateSlices(b, param) * param.Local[1])
+		elements := ir.Bytes(p.StateRows(b, param) * param.Local[1])
 		for _, d := range p.HostStates(g, b, param) {
 			n += graph.Align(elements * d.Bytes())
 		}
@@ -248,4 +289,9 @@ func (p *Plan) StateSlices(b *graph.Block, param *graph.Param) int64 {
 		return 1
 	}
 	return p.Slicing(param).Slices()
+}
+
+// StateRows returns the rows of a block's parameter for which a rank has optimizer state.
+func (p *Plan) StateRows(b *graph.Block, param *graph.Param) int64 {
+	return param.SliceRows(p.StateSlices(b, param))
 }

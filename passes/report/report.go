@@ -68,6 +68,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		}
 		line("cluster", clusterInWords(p))
 		line("ranks", ranksInWords(p))
+		if par.Zero > 0 {
+			line("zero", zeroInWords(p))
+		}
 		line("subsequences", subsequencesInWords(p))
 		if p.LayerOrder() {
 			line("order", OrderInWords(p))
@@ -103,6 +106,22 @@ func clusterInWords(p *plan.Plan) string {
 		words.Plural(c.GPUsPerNode, c.Unit()), ir.Bytes(c.DeviceMemory), ir.Bytes(c.HostMemory))
 	if at, _, _ := strings.Cut(p.Lines["cluster.host_memory"], ": "); strings.HasPrefix(at, lang.ShippedPrefix) {
 		text += ", assumed by " + at
+	}
+	return text
+}
+
+// zeroInWords says what ranks divide.
+func zeroInWords(p *plan.Plan) string {
+	shares, padding := p.Divided()
+	text := fmt.Sprintf("stage %d: ranks that hold the same matrix divide the optimizer state of %s of the parameters", p.Parallel.Zero, percent(shares[0]))
+	if p.Parallel.Zero >= plan.ZeroGradients {
+		text += fmt.Sprintf(", the gradients of %s", percent(shares[plan.ZeroGradients-1]))
+	}
+	if p.Parallel.Zero >= plan.ZeroWeights {
+		text += fmt.Sprintf(" and the weights of %s", percent(shares[plan.ZeroWeights-1]))
+	}
+	if padding > 0 {
+		text += fmt.Sprintf("; padding adds %.2g%%", 100*padding)
 	}
 	return text
 }

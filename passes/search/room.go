@@ -57,7 +57,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	of.all, of.resident = cachesOf(g, first)
 	of.working = b.workingOf(p, p.Recompute)
 	head := func(z graph.Size) ir.Bytes { // with the shortest chunks, if their length is open
-		return b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, p.HeadSize(z), 0, 0)
+		return b.cache.Blocks.Bytes(p, g, g.Head, memory.BackwardPass, p.HeadSize(z), 0, 0)
 	}
 	of.head, of.lastHead = head(first), head(last)
 	b.rooms[key] = of
@@ -69,7 +69,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	g := b.cache.Model(p)
 	return leastOf(g, func(kind int) ir.Bytes {
-		return b.cache.Blocks.Bytes(g, g.LayerWithout(kind, g.RecomputedBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
+		return b.cache.Blocks.Bytes(p, g, g.LayerWithout(kind, g.RecomputedBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
 	})
 }
 

@@ -1,9 +1,11 @@
 package search
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sppo.dev/graph"
@@ -221,9 +223,9 @@ type space struct {
 	train   lang.Train
 	asked   lang.Schedule
 
-	timeless bool     // time does not matter: values that need the least memory are enough
-	fitting  bool     // only a plan that fits is wanted: try only the values that need the least memory
-	state    ir.Bytes // result of stateOfGPU; 0: not computed yet
+	timeless bool                 // time does not matter: values that need the least memory are enough
+	fitting  bool                 // only a plan that fits is wanted: try only the values that need the least memory
+	states   map[stateOf]ir.Bytes // results of stateOnHost
 
 	lean func(s *lang.Schedule, policies []string) []string // the policies that may need the least memory
 }
@@ -290,35 +292,44 @@ func (sp *space) microbatches(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
 }
 
-// optimizerOffloads includes the value host only if the state takes a large part of a device's memory.
-// Otherwise, offloading the state would free little, and the search would have twice as many candidates and
-// less time for each.
-func (sp *space) optimizerOffloads(*lang.Schedule) []string {
-	const worthwhile = 0.5 // of a device
-	if sp.state == 0 {
-		sp.state = sp.stateOfGPU()
-	}
-	if sp.cluster.HostMemory == 0 || float64(sp.state) < worthwhile*float64(sp.cluster.DeviceMemory) {
+// optimizerOffloads includes the value host only if the optimizer state that a rank would hold on the device takes a
+// large part of its memory. Otherwise, offloading the state would free little, and the search would have twice as many
+// candidates and less time for each.
+func (sp *space) optimizerOffloads(s *lang.Schedule) []string {
+	const worthwhile = 1.0 / 3 // of a device
+	if sp.cluster.HostMemory == 0 || float64(sp.stateOnHost(s)) < worthwhile*float64(sp.cluster.DeviceMemory) {
 		return []string{"none"}
 	}
 	return []string{"none", plan.OffloadHost}
 }
 
-// stateOfGPU returns the bytes of weights, gradients and optimizer state per GPU if they are divided among all
-// GPUs.
-func (sp *space) stateOfGPU() (n ir.Bytes) {
-	g := graph.NewTuned(sp.model, sp.train.Freeze, graph.Split{SP: 1}, sp.train.Sequence)
-	whole := plan.Plan{Model: sp.model, Train: sp.train, Parallel: plan.Parallel{DP: 1, PP: 1, SP: 1, VirtualStages: 1}}
-	add := func(b *graph.Block, times int) {
-		weights, gradients, optimizer := whole.StateBytes(g, b)
-		n += ir.Bytes(times) * (weights + gradients + optimizer)
+// stateOf contains what the optimizer state of a rank depends on.
+type stateOf struct {
+	sp, dp, stages int
+	mode, zero     string
+}
+
+// stateOnHost returns the bytes of optimizer state that a rank would keep in host memory if the layers were divided
+// among as many stages as there are ranks for.
+func (sp *space) stateOnHost(s *lang.Schedule) ir.Bytes {
+	key := stateOf{s.SP, s.DP, cmp.Or(s.PP, min(sp.model.Layers, max(1, sp.cluster.GPUs()/(s.SP*s.DP)))), s.SPMode, s.Zero}
+	if n, known := sp.states[key]; known {
+		return n
 	}
-	add(g.Embedding, 1)
-	add(g.Head, 1)
+	split := graph.Split{SP: key.sp, Mode: key.mode}
+	p := plan.Plan{Model: sp.model, Train: sp.train}
+	p.Parallel = plan.Parallel{DP: key.dp, PP: 1, SP: key.sp, SPMode: key.mode, VirtualStages: 1, OptimizerOffload: plan.OffloadHost}
+	p.Parallel.Zero, _ = strconv.Atoi(key.zero)
+	g := graph.NewTuned(sp.model, sp.train.Freeze, split, sp.train.Sequence)
+	n := p.HostStateBytes(g, g.Embedding) + p.HostStateBytes(g, g.Head)
 	for kind := range g.Kinds() {
-		add(g.LayerOf(kind), g.LayersOf(kind))
+		n += ir.Bytes(g.LayersOf(kind)) * p.HostStateBytes(g, g.LayerOf(kind))
 	}
-	return n / ir.Bytes(max(1, sp.cluster.GPUs()))
+	if sp.states == nil {
+		sp.states = map[stateOf]ir.Bytes{}
+	}
+	sp.states[key] = n / ir.Bytes(key.stages)
+	return sp.states[key]
 }
 
 // zeros returns the values of zero to try. If ranks hold the same matrix, there is no reason for them to hold

@@ -79,10 +79,10 @@ func initNormal(b *binder) func() {
 	rows, cols := b.shape("w")
 	row0, col0, std := b.int("row"), b.int("col"), b.float("std")
 	w, pool := b.mat("w"), b.device.pool
-	inside := int(min(int64(cols), tensor.Shape[1]-int64(col0)))
+	inside, end := int(min(int64(cols), tensor.Shape[1]-int64(col0))), tensor.EndOf(int64(b.int("end")))
 	rowOf := func(row int, out []float32) {
 		clear(out)
-		if int64(row0+row) < tensor.Shape[0] && inside > 0 {
+		if int64(row0+row) < end && inside > 0 {
 			random.Normals(uint64(int64(row0+row)*tensor.Shape[1]+int64(col0)), out[:inside], std)
 		}
 	}

@@ -83,7 +83,7 @@ func bigram(t ir.DType) *ir.Program {
 	first := ir.ConstRef(0)
 
 	for _, w := range []ir.View{weight, masterOrWeight} {
-		b.put(ir.SectionInit, ir.InitNormal, ir.Compute, []ir.View{w}, ir.Int(0), first, ir.Int(0), ir.Float(0.5))
+		b.put(ir.SectionInit, ir.InitNormal, ir.Compute, []ir.View{w}, ir.Int(0), first, ir.Int(0), ir.Float(0.5), ir.Int(0))
 	}
 	for _, zero := range []ir.View{m, v} {
 		b.put(ir.SectionInit, ir.Fill, ir.Compute, []ir.View{zero}, ir.Float(0))

@@ -52,15 +52,21 @@ func (b *binder) gradFactor() func() float32 {
 
 // sgd rounds every product separately, as other devices do.
 func sgd(b *binder) func() {
-	rows, cols := b.shape("w")
+	_, cols := b.shape("w")
+	row := b.int("row")
+	rows := int(b.in.UpdatedRows(int64(row)))
 	momentum, decay, scale := float32(b.float("momentum")), b.float("weight_decay"), b.float("scale")
 	step, factor, pool := b.floats("step"), b.gradFactor(), b.device.pool
-	out, in := []simd.Mat{b.mat("w")}, []simd.Mat{b.mat("w"), b.mat("grad").From(b.int("row"))}
+	out, in := []simd.Mat{b.mat("w")}, []simd.Mat{b.mat("w"), b.mat("grad")}
+	if rows > 0 {
+		in[1] = in[1].From(row)
+	}
 	if b.has("m") {
 		out, in = append(out, b.mat("m")), append(in, b.mat("m"))
 	}
+	padding := []byte(nil) // of the copy
 	if b.has("copy") {
-		out = append(out, b.mat("copy"))
+		out, padding = append(out, b.mat("copy")), b.bytes("copy")[rows*cols*int(ir.BF16.Bytes()):]
 	}
 	scaled := b.int("scaled") != 0
 	return func() {
@@ -89,6 +95,7 @@ func sgd(b *binder) func() {
 				copy(rounded, out[0])
 			}
 		})
+		clear(padding)
 	}
 }
 

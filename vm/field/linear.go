@@ -9,10 +9,10 @@ func initNormal(c *call) {
 	w, tensor := c.operand("w"), &c.program.Tensors[c.int("tensor")]
 	rows, cols := c.shape("w")
 	random := digest(vm.InitialValues(c.program.Run.Seed, tensor.Name).Key())
-	std := c.constant("std")
+	std, end := c.constant("std"), tensor.EndOf(int64(c.int("end")))
 	for i := range rows * cols {
 		row, col := int64(c.int("row")+i/cols), int64(c.int("col")+i%cols)
-		if row < tensor.Shape[0] && col < tensor.Shape[1] {
+		if row < end && col < tensor.Shape[1] {
 			w.set(i, random.with(uint64(row*tensor.Shape[1]+col)).element().times(std))
 		} else {
 			w.set(i, zero)

@@ -241,12 +241,19 @@ func adamW(c *call) {
 func sgd(c *call) {
 	w, m, rounded := c.operand("w"), c.operand("m"), c.operand("copy")
 	_, cols := c.shape("w")
-	grad := c.operand("grad").from(c.int("row") * cols)
+	updated := int(c.in.UpdatedRows(int64(c.int("row")))) * cols
+	grad := c.operand("grad")
+	if updated > 0 {
+		grad = grad.from(c.int("row") * cols)
+	}
 	momentum, decay, rate, factor := c.constant("momentum"), c.constant("weight_decay"), c.operand("step").at(0), one
 	if c.has("norm") && c.int("scaled") == 0 {
 		factor = c.operand("norm").at(1)
 	}
-	for i := range w.len() {
+	for i := range rounded.len() {
+		rounded.set(i, zero)
+	}
+	for i := range updated {
 		g := grad.at(i).times(factor)
 		if m.len() > 0 {
 			g = g.plus(m.at(i).times(momentum))

@@ -258,7 +258,7 @@ func (b *builder) draw(v ir.View, a Arg) {
 	tensor := ir.Int(int64(len(b.p.Tensors)))
 	b.p.Tensors = append(b.p.Tensors, ir.Tensor{Name: fmt.Sprint("operand", len(b.p.Tensors)), Shape: [2]int64{rows, cols}})
 	b.put(ir.SectionInit, ir.Instr{Op: ir.InitNormal, Stream: ir.Compute, Args: []ir.View{v},
-		Attrs: []ir.Attr{tensor, ir.Int(0), ir.Int(0), ir.Float(0.5)}})
+		Attrs: []ir.Attr{tensor, ir.Int(0), ir.Int(0), ir.Float(0.5), ir.Int(0)}})
 	for done := int64(v.Bytes()); done < whole; {
 		n := min(done, whole-done)
 		b.copy(ir.View{Buffer: v.Buffer, Offset: v.Offset + ir.Bytes(done)}, v, n)

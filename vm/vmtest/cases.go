@@ -117,19 +117,19 @@ func caseLoadTokens(s *suite) {
 }
 
 // caseInitNormal compares rectangles, some of which extend past the tensor's edge, with the whole tensor.
-// Elements outside it must be 0.
+// Elements outside it, and from the row end on, must be 0.
 func caseInitNormal(s *suite) {
 	const rows, cols = 23, 17
 	random := vm.InitialValues(seed, "w")
 	whole := make([]float32, rows*cols)
 	random.Normals(0, whole, 0.5)
-	for _, r := range [][4]int{{0, 0, rows, cols}, {5, 3, 7, 9}, {20, 0, 6, 20}, {24, 0, 2, 3}} {
+	for _, r := range [][5]int{{0, 0, rows, cols}, {5, 3, 7, 9}, {20, 0, 6, 20}, {24, 0, 2, 3}, {5, 3, 7, 9, 8}, {18, 0, 8, 20, 21}, {20, 0, 6, 20, 25}, {9, 0, 2, 3, 6}} {
 		s.sub(fmt.Sprint(r), func(s *suite) {
 			out := s.run(call{op: ir.InitNormal, args: args{"w": s.out(r[2], r[3])},
-				attrs: attrs{"tensor": 0, "row": float64(r[0]), "col": float64(r[1]), "std": 0.5}})
+				attrs: attrs{"tensor": 0, "row": float64(r[0]), "col": float64(r[1]), "std": 0.5, "end": float64(r[4])}})
 			for i, got := range out["w"] {
 				row, col, want := r[0]+i/r[3], r[1]+i%r[3], 0.0
-				if row < rows && col < cols {
+				if row < rows && col < cols && (r[4] == 0 || row < r[4]) {
 					want = stored(float64(whole[row*cols+col]), s.dtype)
 				}
 				if got != want {
@@ -749,6 +749,25 @@ func caseSGD(s *suite) {
 	}
 	s.sub("momentum", func(s *suite) { momentumOf(s, ir.F32) })
 	s.sub("bf16 momentum", func(s *suite) { momentumOf(s, ir.BF16) })
+	s.sub("padding", func(s *suite) { // rows of w after the last row of grad
+		const rows, cols = 5, 37
+		for _, row := range []int{6, 9, 12} {
+			w, grad, rounded := s.f32(rows, cols), s.normal(9, cols), nothing(ir.BF16, []int{rows, cols})
+			want, copied := []float64(nil), []float64(nil)
+			for i := range w.data {
+				if row*cols+i < len(grad.data) {
+					want = append(want, w.data[i]-lr*(scale*grad.data[row*cols+i]+decay*w.data[i]))
+					copied = append(copied, stored(want[i], ir.BF16))
+				} else {
+					want, copied = append(want, w.data[i]), append(copied, 0)
+				}
+			}
+			out := s.run(call{op: ir.SGD, args: args{"w": w, "copy": rounded, "grad": grad, "step": parameters},
+				attrs: attrs{"weight_decay": decay, "scale": scale, "row": float64(row)}})
+			s.equal("w", out["w"], want, ir.F32)
+			s.equal("copy", out["copy"], copied, ir.BF16)
+		}
+	})
 	s.sub("rows", func(s *suite) {
 		const rows, cols, row = 5, 37, 3
 		w, grad := s.f32(rows, cols), s.normal(rows+4, cols)
