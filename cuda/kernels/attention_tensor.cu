@@ -61,7 +61,7 @@ template <int COLUMNS, int D> DEV void multiply(float (*sum)[4], const u32 (*a)[
 }
 // multiply_tile does the same with 16 rows of another tile: sum[16, COLUMNS] += rows[16, D] tile[COLUMNS, D]^T.
 template <int COLUMNS, int D> DEV void multiply_tile(float (*sum)[4], const bf16 *rows, const bf16 *tile) {
-    UNROLL_BY(D <= 128 && !PACKED ? D / 16 : 4) for (int s = 0; s < D / 16; s++) {
+    UNROLL_BY(D <= 128 && !PACKED ? D / 16 : D == 80 ? 1 : 4) for (int s = 0; s < D / 16; s++) {
         u32 a[4], b[4];
         frag_a(a, rows, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
         UNROLL for (int c = 0; c < COLUMNS / 16; c++) {
