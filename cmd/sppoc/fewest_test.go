@@ -10,6 +10,7 @@ import (
 // H100, 2M tokens fit if K and V are streamed in many subsequences, and a short search does not find that.
 func TestFewestGPUsSearchesLonger(t *testing.T) {
 	text, set := fleetJob([]string{"llama-8b", "h100", "1", "8", "2M"})
+	set = append(set, "cluster.host_memory=2TB") // K and V need more than one of eight shares of a node
 	file := filepath.Join(t.TempDir(), "job.sppo")
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
