@@ -171,6 +171,17 @@ func fleetJob(f []string) (text string, set []string) {
 	return text, append([]string{"train.sequence=" + f[4]}, f[5:]...)
 }
 
+// fleetFile writes the spec of a fleet job to a file. It also returns the overrides.
+func fleetFile(t *testing.T, f []string) (file string, set []string) {
+	t.Helper()
+	text, set := fleetJob(f)
+	file = filepath.Join(t.TempDir(), "job.sppo")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file, set
+}
+
 // fleetQuestions lists jobs for which to find the longest sequence or the fewest GPUs. `make test` runs the
 // first.
 var fleetQuestions = []string{
@@ -197,11 +208,8 @@ func TestFleetQuestions(t *testing.T) {
 	}
 	fly(t, questions, func(t *testing.T, name string) string {
 		f := strings.Fields(name)
-		text, set := fleetJob(f[1:])
-		file := filepath.Join(t.TempDir(), "job.sppo")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		text, _ := fleetJob(f[1:])
+		file, set := fleetFile(t, f[1:])
 		ask, changes := longestSequence, longestIn
 		if f[0] == "--min-gpus" {
 			ask, changes = fewestGPUs, fewestIn

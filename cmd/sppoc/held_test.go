@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,12 +23,8 @@ func TestRanksHoldTheirShare(t *testing.T) {
 	const slack, perParameter = 1.01, 12 // bytes: m, v and the master
 	for _, name := range heldJobs {
 		t.Run(name, func(t *testing.T) {
-			text, set := fleetJob(strings.Fields(name))
+			file, set := fleetFile(t, strings.Fields(name))
 			set = append(set, "schedule.optimizer_offload=none", "schedule.offload=full", "schedule.recompute=full", "schedule.subsequences=4")
-			file := filepath.Join(t.TempDir(), "job.sppo")
-			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
 			job, _, _, err := weighed(file, set)
 			if err != nil {
 				t.Fatal(err)

@@ -43,11 +43,7 @@ func TestLongSteps(t *testing.T) {
 	fmt.Fprintln(w, "job\tCPU\tmemory\tranks\tstep")
 	for i, name := range longSteps {
 		t.Run(name, func(t *testing.T) {
-			text, set := fleetJob(strings.Fields(name))
-			file := filepath.Join(dir, "job.sppo")
-			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			file, set := fleetFile(t, strings.Fields(name))
 			args := []string{"plan", file}
 			for _, s := range set {
 				args = append(args, "--set", s)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -59,11 +58,7 @@ func TestMFU(t *testing.T) {
 
 // utilization plans a job and returns the rest of its row.
 func utilization(t *testing.T, model string, gpus int, length string) string {
-	text, set := fleetJob([]string{model, "h100", "1", fmt.Sprint(gpus), length, fmt.Sprintf("train.batch=%d", gpus)})
-	file := filepath.Join(t.TempDir(), "job.sppo")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	file, set := fleetFile(t, []string{model, "h100", "1", fmt.Sprint(gpus), length, fmt.Sprintf("train.batch=%d", gpus)})
 	job, _, _, err := weighed(file, set)
 	if err != nil {
 		t.Fatal(err)

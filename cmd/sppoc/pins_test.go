@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -162,11 +161,7 @@ func reportPins(t *testing.T, results []pinResult) {
 
 // pinned plans a job with everything open and with each of the drawn pins.
 func pinned(t *testing.T, name string, r *rand.Rand) pinResult {
-	text, set := fleetJob(strings.Fields(name))
-	file := filepath.Join(t.TempDir(), "job.sppo")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	file, set := fleetFile(t, strings.Fields(name))
 	begun := time.Now()
 	auto, err := placed(file, set)
 	if err != nil {
