@@ -92,7 +92,7 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	if s.best.LayerOrder() {
 		text += "order: " + report.OrderInWords(s.best) + "\n"
 	}
-	text += needed + "\n" + fmt.Sprintf("%s tokens do not fit: %s\n", tokens(over*s.grid), s.lacking)
+	text += needed + "\n" + fmt.Sprintf("no plan for %s tokens was found to fit: %s\n", tokens(over*s.grid), s.lacking)
 	return text + s.limits(over), nil
 }
 
