@@ -375,6 +375,28 @@ func Shipped(files fs.FS, kind string) (names []string) {
 	return names
 }
 
+// ShippedAuto lists the shipped blocks of a kind that leave all sizes to the compiler: those whose parameters are all
+// `auto` by default.
+func ShippedAuto(files fs.FS, kind string) (names []string) {
+	fixed := func(p *argNode) bool {
+		_, fallback := p.parameter()
+		return fallback == nil || fallback.asCall() == nil || fallback.asCall().Name != "auto"
+	}
+	for _, name := range Shipped(files, kind) {
+		text, err := fs.ReadFile(files, shippedFolders[kind]+"/"+name+".sppo")
+		if err != nil {
+			continue
+		}
+		for _, item := range parseFile(&sourceText{name: name, text: string(text)}, func(*Diagnostic) {}).Items {
+			b := item.Block
+			if b != nil && b.Kind == kind && b.Name == name && (b.Params == nil || !slices.ContainsFunc(b.Params.Args, fixed)) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
 // pathHint suggests the key that the user may have meant by a wrong path: the same name in another
 // block, or a similar path.
 func pathHint(wrong string) string {

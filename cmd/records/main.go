@@ -5,6 +5,7 @@
 //	table.go    the records: publication, job as a spec, why the figures differ
 //	predict.go  plans, compiles and simulates a record's job, and computes its ceiling
 //	page.go     the page, with its text
+//	fair.go     compares a job with the schedules of other systems
 package main
 
 import (
@@ -24,7 +25,7 @@ func main() {
 
 func run(args []string) error {
 	flags := pflag.NewFlagSet("records", pflag.ContinueOnError)
-	only := flags.String("only", "", "predict only the records that match this expression, and keep the other rows of the page")
+	only := flags.String("only", "", "predict only the records that match this expression, and keep the other rows of the page; baselines selects the comparison with other schedules")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

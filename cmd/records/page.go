@@ -57,10 +57,15 @@ func render(old string, wanted *regexp.Regexp) (string, error) {
 		}
 		b.WriteString(row)
 	}
+	section, err := fair(old, wanted)
+	if err != nil {
+		return "", err
+	}
 	b.WriteString(formula)
 	for _, r := range records {
 		fmt.Fprintf(&b, "- **%s** (%s). %s\n", r.name, r.source, r.why)
 	}
+	b.WriteString(section)
 	return b.String(), nil
 }
 

@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes/report"
@@ -27,7 +27,7 @@ import (
 func compareJobs(flags *pflag.FlagSet) cli.Action {
 	sweeps := flags.StringArray("sweep", nil, "simulate one job for each value of a key, given as `KEY=V1,V2,...`; if repeated, one for each combination of values")
 	cli.Words(flags, "sweep", cli.KeyWords())
-	against := flags.Bool("baselines", false, "also simulate every job with the shipped schedules of other systems: "+strings.Join(baselines, ", "))
+	against := flags.Bool("baselines", false, "also simulate every job with the shipped schedules of other systems: "+strings.Join(baselines(), ", "))
 	var format string
 	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")
 	set := cli.JobFlags(flags)
@@ -109,6 +109,9 @@ type variant struct {
 	set   []string // overrides for all lines
 	swept []string // overrides for this line
 	shown []string // these overrides as the table shows them; nil: unchanged
+
+	group    string // lines of one group are compared with the group's first line
+	baseline string // the baseline that is the schedule, or ""
 }
 
 // variantsOf combines every file with every combination of swept values; the last sweep varies fastest.
@@ -147,8 +150,8 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 	return out, nil
 }
 
-// baselines are the shipped schedules of other systems whose sizes the compiler chooses.
-var baselines = []string{"megatron-tuned", "megatron-cp", "fsdp2-cp", "ulysses-selective", "alst"}
+// baselines lists the shipped schedules of other systems whose sizes the compiler chooses.
+func baselines() []string { return lang.ShippedAuto(examples.Shipped, "schedule") }
 
 // withBaselines adds, after every variant, the same job with each of the baselines as its schedule.
 func withBaselines(variants []variant) (out []variant, err error) {
@@ -157,18 +160,22 @@ func withBaselines(variants []variant) (out []variant, err error) {
 		if cli.IsProgram(v.file) || filepath.Ext(v.file) == ".json" {
 			return nil, cli.Usagef("%s is a program or a plan: --baselines needs a spec or the folder of a model", v.file)
 		}
+		of := v.swept[:len(v.swept):len(v.swept)]
+		v.group = v.file + " " + strings.Join(of, " ")
 		own := v
-		own.shown = append(v.swept[:len(v.swept):len(v.swept)], key+"its own")
+		own.shown = append(of, key+ownSchedule)
 		out = append(out, own)
-		for _, name := range baselines {
+		for _, name := range baselines() {
 			b := v
-			b.swept = append(v.swept[:len(v.swept):len(v.swept)], key+name+"()")
-			b.shown = append(v.swept[:len(v.swept):len(v.swept)], key+name)
+			b.baseline, b.swept, b.shown = name, append(of, key+name+"()"), append(of, key+name)
 			out = append(out, b)
 		}
 	}
 	return out, nil
 }
+
+// ownSchedule is the name of the schedule that a job has without a baseline.
+const ownSchedule = "its own"
 
 // splitValues splits a list of values at commas outside of brackets, because a value may itself be a list.
 func splitValues(list string) []string {
@@ -210,14 +217,17 @@ type result struct {
 	Error        string   `json:"error,omitempty"`
 	Batch        int64    `json:"batch"`    // sequences per step
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
+	Sequence     int64    `json:"sequence"` // tokens per sequence
 
 	capacity [ir.NumArenas]ir.Bytes
+
+	group, baseline string // of its variant
 
 	weighed map[string]string // the share of the saved activations, for keys that the offload pass decides
 }
 
-// share writes a share as the value of a key that is auto.
-func share(of float64) string { return fmt.Sprintf("auto: %.0f%%", 100*of) }
+// share writes a share as the value of a key that the offload pass decides.
+func share(of float64) string { return fmt.Sprintf("%.0f%%", 100*of) }
 
 // job returns the file's name without its folder or extension.
 func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
@@ -247,7 +257,7 @@ func oneJob(rows []result) bool {
 
 // simulate compiles a variant and runs one step. The program is released before the next variant is compiled.
 func (v *variant) simulate() (result, error) {
-	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}}
+	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}, group: v.group, baseline: v.baseline}
 	if v.shown != nil {
 		c.Set = v.shown
 	}
@@ -256,7 +266,7 @@ func (v *variant) simulate() (result, error) {
 		return c, v.asSwept(err)
 	}
 	p := job.Program
-	c.Batch = int64(p.Run.Batch)
+	c.Batch, c.Sequence = int64(p.Run.Batch), p.Run.Sequence
 	if job.Plan != nil {
 		keys, values := search.Pins(job.Plan.Schedule)
 		for i, key := range keys {
@@ -331,125 +341,6 @@ var tables = map[string]func(io.Writer, []result) error{
 	},
 }
 
-// heading lists the columns that every text table has, after those that name the line.
-const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s per rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
-
-func compareText(w io.Writer, rows []result) error {
-	differ, same := decisions(rows)
-	var out strings.Builder
-	t := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-	one, rate := oneJob(rows), 0.0
-	if !one || len(rows[0].Set) == 0 {
-		fmt.Fprint(t, "job\t")
-	}
-	for _, s := range rows[0].Set {
-		key, _, _ := strings.Cut(s, "=")
-		fmt.Fprint(t, keyName(key)+"\t")
-	}
-	for _, key := range differ {
-		fmt.Fprint(t, keyName(key)+"\t")
-	}
-	fmt.Fprintln(t, heading)
-	for i := range rows {
-		r := &rows[i]
-		if r.Error != "" {
-			continue
-		}
-		if rate == 0 {
-			rate = r.rate()
-		}
-		if !one || len(r.Set) == 0 {
-			fmt.Fprint(t, r.job()+"\t")
-		}
-		for _, s := range r.Set {
-			key, value, _ := strings.Cut(s, "=")
-			if chosen := r.decided(key); value == "auto" && chosen != "" {
-				value += ": " + chosen
-			}
-			fmt.Fprint(t, value+"\t")
-		}
-		for _, key := range differ {
-			fmt.Fprint(t, r.decided(key)+"\t")
-		}
-		note := ""
-		if !r.Fits {
-			note = "does not fit"
-		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%.2f\t%s\t%.1f%%\t%.1f%%\t%s\t%s\t%s\t%s\n", r.Layout, r.Subsequences, r.Batch, ir.Seconds(r.StepS),
-			r.rate()/rate, cli.Short(r.TGS), 100*r.MFU, 100*r.BubbleRatio, ir.Seconds(r.ExposedS), r.DevicePeak, r.HostPeak, note)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	out.WriteString(remarks(rows, same))
-	for line := range strings.Lines(out.String()) {
-		if _, err := io.WriteString(w, strings.TrimRight(line, " \n")+"\n"); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// remarks returns the text after the table: what all lines have in common, the fastest lines, and the lines that
-// could not be compiled.
-func remarks(rows []result, same []string) string {
-	var b strings.Builder
-	fmt.Fprint(&b, "\nSimulated. N: subsequences per sequence; m: sequences per step")
-	if len(rows) > 1 {
-		fmt.Fprint(&b, "; speed: tokens per second of all ranks, relative to the first line")
-	}
-	fmt.Fprintln(&b, ".")
-	if len(same) > 0 {
-		fmt.Fprintf(&b, "The same in all lines: %s.\n", strings.Join(same, ", "))
-	}
-	best := -1
-	for i := range rows {
-		if r := &rows[i]; r.Error == "" && r.Fits && (best < 0 || r.rate() > rows[best].rate()) {
-			best = i
-		}
-	}
-	switch {
-	case len(rows) == 1:
-	case best < 0:
-		fmt.Fprintln(&b, "None of them fits.")
-	default:
-		fmt.Fprintln(&b, fastest(rows, rows[best].rate()))
-	}
-	heard := map[string]bool{}
-	for i := range rows {
-		why := rows[i].Error
-		if why == "" || heard[why] {
-			continue
-		}
-		heard[why] = true
-		var names []string
-		for j := range rows[i:] {
-			if r := &rows[i+j]; r.Error == why {
-				names = append(names, r.label(oneJob(rows)))
-			}
-		}
-		fmt.Fprintf(&b, "Not compiled: %s: %s\n", strings.Join(names, "; "), why)
-	}
-	return b.String()
-}
-
-// tie is the relative difference below which two speeds are considered equal.
-const tie = 1e-3
-
-// fastest names the lines that fit and whose speed ties with the best.
-func fastest(rows []result, best float64) string {
-	var names []string
-	for i := range rows {
-		if r := &rows[i]; r.Error == "" && r.Fits && r.rate() >= (1-tie)*best {
-			names = append(names, r.label(oneJob(rows)))
-		}
-	}
-	if len(names) == 1 {
-		return fmt.Sprintf("The fastest that fits: %s.", names[0])
-	}
-	return fmt.Sprintf("The fastest that fit, within %g%% of each other: %s.", 100*tie, strings.Join(names, "; "))
-}
-
 // rate returns the tokens per second of all GPUs.
 func (r *result) rate() float64 { return r.TGS * float64(r.Ranks) }
 
@@ -463,56 +354,16 @@ func (r *result) decided(key string) string {
 	return r.weighed[key]
 }
 
-// decisions returns the keys in which the plans differ and those in which they agree. Neither list contains swept
-// keys, keys with a column of their own, or keys that have the default value in all plans.
-func decisions(rows []result) (differ, same []string) {
-	skip := []string{"schedule.dp", "schedule.pp", "schedule.sp", "schedule.subsequences"}
-	for _, s := range rows[0].Set {
-		key, _, _ := strings.Cut(s, "=")
-		skip = append(skip, key)
-	}
-	var planned []*result
-	for i := range rows {
-		if len(rows[i].Schedule) > 0 {
-			planned = append(planned, &rows[i])
-		}
-	}
-	if len(planned) == 0 {
-		return nil, nil
-	}
-	var keys []string
-	for _, r := range planned {
-		for _, s := range r.Schedule {
-			if key, _, _ := strings.Cut(s, "="); !slices.Contains(skip, key) && !slices.Contains(keys, key) {
-				keys = append(keys, key)
-			}
-		}
-	}
-	named := slices.ContainsFunc(rows[0].Set, func(s string) bool { return strings.HasPrefix(s, "schedule=") }) // a name stands for the rest
-	for _, key := range keys {
-		if named && key != "schedule.recompute" && key != "schedule.offload" {
-			continue
-		}
-		value := planned[0].decided(key)
-		if slices.ContainsFunc(planned, func(r *result) bool { return r.decided(key) != value }) {
-			differ = append(differ, key)
-		} else if value != lang.FindKey(key).Default {
-			same = append(same, keyName(key)+" = "+value)
-		}
-	}
-	return differ, same
-}
-
 func compareCSV(w io.Writer, rows []result) error {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	c := csv.NewWriter(w)
-	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error batch schedule"))
+	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error batch schedule sequence"))
 	for _, r := range rows {
 		err = errors.Join(err, c.Write([]string{
 			r.Name, strings.Join(r.Set, " "), strconv.FormatBool(r.Simulated), strconv.Itoa(r.Ranks), r.Layout, strconv.Itoa(r.Subsequences),
 			number(r.StepS), number(r.TGS), number(r.MFU), number(r.BubbleRatio), number(r.ExposedS),
 			fmt.Sprint(int64(r.DevicePeak)), fmt.Sprint(int64(r.HostPeak)), strconv.FormatBool(r.Fits), r.Error,
-			fmt.Sprint(r.Batch), strings.Join(r.Schedule, " "),
+			fmt.Sprint(r.Batch), strings.Join(r.Schedule, " "), fmt.Sprint(r.Sequence),
 		}))
 	}
 	c.Flush()

@@ -8,7 +8,7 @@
 //	fit.go      suggests changes for a plan that does not fit
 //	longest.go  the longest sequence that fits; fewest.go the fewest GPUs
 //	program.go  build, asm, verify, dump
-//	compare.go  compare
+//	compare.go  compare; table.go writes its table
 //	trace.go    trace
 //	view.go     view; the page is in page/
 //	svg.go      figures for printing
@@ -139,11 +139,14 @@ var app = cli.App{
 			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
 			Doc: "simulate several jobs and compare them in a table",
 			Details: "Each FILE is a spec, a plan or a program. One step of each is simulated. If a job cannot be compiled, the output gives\n" +
-				"the reason. A job that does not fit its cluster is simulated anyway, and its line says so.",
+				"the reason. A job that does not fit its cluster is simulated anyway, and its peak is marked. Settings that all lines\n" +
+				"share are listed after the table. --baselines compares each job with the schedules of other systems whose sizes the\n" +
+				"compiler chooses.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
 				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
 				"sppoc compare examples/paper/gpt-7b-*.sppo",
+				"sppoc compare Llama-3.1-8B --cluster h100 --sequence 256K --baselines",
 			},
 		},
 		{
