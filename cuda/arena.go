@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -94,20 +93,4 @@ func nodeOf(bus string) int {
 		return noNode
 	}
 	return node
-}
-
-// hostMemory returns the available memory of the host, or 0 if unknown.
-func hostMemory() int64 {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if text, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
-			kib, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(text), " kB"), 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
 }

@@ -291,8 +291,8 @@ func (m *Machine) Check(p *ir.Program) error {
 		m.notes.add("GPU %d has %s in addition to what the program needs, but NCCL's buffers may need an estimated %s; "+
 			"NCCL_MAX_CTAS and NCCL_BUFFSIZE limit them", g.index, ir.Bytes(g.total)-device[g], buffers[g])
 	}
-	if there := hostMemory(); there > 0 && int64(host) > there { // not an error: virtual machines may gain memory
-		m.notes.add("the host reports %s of free memory, but the program pins %s", ir.Bytes(there), host)
+	if free := vm.ReadFreeMemory(); host > free.Bytes() { // not an error: virtual machines may gain memory
+		m.notes.add("the program pins %s of host memory, but %s", host, free)
 	}
 	return nil
 }

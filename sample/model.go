@@ -51,6 +51,8 @@ type Size struct {
 	// longrope and the number of learned positions depend on it.
 	Sequence int64
 	Tokens   int64 // maximum length of a sequence here, at most Sequence
+	// Fits is called with the memory needed before it is allocated, and may refuse it; may be nil.
+	Fits func(need ir.Bytes) error
 }
 
 // Open allocates a model on the CPU and reads its weights. Kernels share the threads of the pool.
@@ -69,6 +71,11 @@ func Open(m lang.Model, size Size, weights Weights, pool *simd.Pool) (*Model, er
 		}
 	}
 	s.allocate()
+	if size.Fits != nil {
+		if err := size.Fits(s.Bytes()); err != nil {
+			return nil, err
+		}
+	}
 	s.device = cpu.New(pool)
 	program := &ir.Program{
 		Name: m.Name, Run: ir.Run{Sequence: size.Sequence, Vocab: m.Vocab, Rotations: s.graph.Rotations}, Codes: []ir.Code{*s.code},

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"runtime"
 
+	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
+	"sppo.dev/passes/words"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
@@ -33,13 +35,16 @@ func openField(p *ir.Program) *computer {
 	}
 }
 
-// open opens the devices that the flags request. A program too large for the GPUs is refused before anything is
-// allocated.
+// open opens the devices that the flags request. A program too large for the GPUs, or for the memory of this computer, is
+// refused before anything is allocated.
 func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
-	switch f.device {
-	case "cuda":
+	if f.device == "cuda" {
 		return f.openGPUs(p, w)
-	case "field":
+	}
+	if err := f.hasMemory(p, w); err != nil {
+		return nil, err
+	}
+	if f.device == "field" {
 		return openField(p), nil
 	}
 	threads := f.threads
@@ -60,4 +65,55 @@ func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), kind)
 	return &computer{name: name, kind: kind, threads: pool.Threads(), device: func(int) vm.Device { return cpu.New(pool) },
 		transport: transport, close: pool.Close}, nil
+}
+
+// hasMemory refuses a program whose ranks on this host need more memory than is free. Processes call it before any of them has
+// written to its memory, because no rank writes before all processes are ready. A nil program, that of probe, is small.
+func (f *runFlags) hasMemory(p *ir.Program, w *world.World) error {
+	if p == nil || f.force {
+		return nil
+	}
+	var arenas [ir.NumArenas]ir.Bytes
+	var copies []ir.Bytes
+	if f.saves.during() && !f.saves.wait {
+		var err error
+		if copies, err = vm.CopyBytes(p); err != nil {
+			return err
+		}
+	}
+	n := 0
+	for rank := range p.Ranks {
+		if w != nil && !w.OnHost(rank) {
+			continue
+		}
+		n++
+		for a, bytes := range p.Codes[p.Ranks[rank].Code].Arenas {
+			if f.device == "field" {
+				bytes = field.Memory(bytes)
+			}
+			arenas[a] += bytes
+		}
+		if copies != nil {
+			arenas[ir.Host] += copies[rank]
+		}
+	}
+	need := fmt.Sprintf("%s needs %s of memory on this computer: %s of device memory and %s of host memory for %s", p.Name,
+		arenas[ir.Device]+arenas[ir.Host], arenas[ir.Device], arenas[ir.Host], words.Plural(n, "rank"))
+	return f.free.check(arenas[ir.Device]+arenas[ir.Host], need,
+		"sppovm run --device sim simulates the job; to run it on this computer, compile it with --cluster local, for fewer ranks, or with a smaller model; --force runs it anyway")
+}
+
+// freeMemory returns the free memory of this computer; nil: as the operating system reports it.
+type freeMemory func() vm.FreeMemory
+
+// check returns an error if more memory is needed than is free.
+func (f freeMemory) check(need ir.Bytes, what, hint string) error {
+	if f == nil {
+		f = vm.ReadFreeMemory
+	}
+	free := f()
+	if need <= free.Bytes() {
+		return nil
+	}
+	return cli.DoesNotFit(fmt.Errorf("%s, but %s; %s", what, free, hint))
 }

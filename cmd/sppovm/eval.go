@@ -43,7 +43,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
-	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")
+	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster or the free memory")
 	set := cli.JobFlags(flags)
 	f.launching.define(flags)
 	for _, name := range []string{"resume", "weights", "adapter", "token-losses"} {

@@ -41,6 +41,7 @@ type runFlags struct {
 	force   bool
 	profile string
 	seeded  bool // --seed was given
+	free    freeMemory
 
 	startOver bool // if every checkpoint is damaged
 	sim       simFlags
@@ -92,7 +93,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 		"or for 5 times as long as the longest of the last eight steps, if that is longer; applies to steps, to loading and "+
 		"ending the run, and to saving checkpoints; 0: never")
 	f.launching.define(flags)
-	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
+	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster or the free memory")
 	f.sim.define(flags)
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")

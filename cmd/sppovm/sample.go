@@ -31,6 +31,7 @@ type sampleFlags struct {
 	choice                   sample.Choice
 	threads                  int
 	quiet                    bool
+	free                     freeMemory
 }
 
 func sampling(flags *pflag.FlagSet) cli.Action {
@@ -211,11 +212,11 @@ func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, 
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	words, err := f.readPrompt()
+	start, err := f.readPrompt()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	prompt, err := text.Encode(words)
+	prompt, err := text.Encode(start)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -232,6 +233,10 @@ func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, 
 		size.Tokens = min(size.Tokens, s.most)
 	}
 	size.Sequence = max(size.Tokens, f.sequence)
+	size.Fits = func(need ir.Bytes) error {
+		what := fmt.Sprintf("%s needs %s of memory for its weights and %s", s.name, need, words.Plural(size.Tokens, "token"))
+		return f.free.check(need, what, "fewer --max-tokens or a smaller model")
+	}
 	weights, err := s.weights(size.Sequence)
 	if err != nil {
 		return nil, nil, nil, err

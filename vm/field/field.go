@@ -22,6 +22,7 @@ package field
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -55,6 +56,9 @@ type Device struct {
 	round   int64
 	err     error
 }
+
+// Memory returns the memory that this device needs for the values of an arena.
+func Memory(arena ir.Bytes) ir.Bytes { return (arena + 1) / 2 * ir.Bytes(unsafe.Sizeof(element{})) }
 
 // Load implements vm.Device. Elements that nothing has written differ from one another and from those of other ranks.
 func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {

@@ -357,3 +357,14 @@ func TestUnresolvedHost(t *testing.T) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
+
+// OnHost finds the ranks of all processes on the host of a process.
+func TestOnHost(t *testing.T) {
+	w := newWorld(Options{Process: 1, Processes: 3, Ranks: 6})
+	w.Members = []Member{{Host: "a"}, {Host: "b"}, {Host: "b", Local: 1}}
+	for rank, want := range []bool{false, false, true, true, true, true} {
+		if w.OnHost(rank) != want {
+			t.Errorf("rank %d: %t", rank, !want)
+		}
+	}
+}

@@ -113,6 +113,11 @@ func (w *World) Local() (index, of int) {
 	return me.Local, of
 }
 
+// OnHost reports whether a rank runs on the host of this process.
+func (w *World) OnHost(rank int) bool {
+	return w.Members[w.processOf(rank)].Host == w.Members[w.options.Process].Host
+}
+
 // Hosts returns the number of hosts.
 func (w *World) Hosts() int {
 	hosts := map[string]bool{}

@@ -34,10 +34,9 @@ func (e *exit) Error() string {
 
 func (e *exit) Unwrap() error { return e.err }
 
-// Wrong marks an error as caused by the input, unless the compiler caused it.
+// Wrong marks an error as caused by the input, unless the compiler caused it or it already has an exit code.
 func Wrong(err error) error {
-	var bug *sppo.BugError
-	if err == nil || errors.As(err, &bug) {
+	if err == nil || errors.As(err, new(*sppo.BugError)) || errors.As(err, new(*exit)) {
 		return err
 	}
 	return &exit{BadInput, err}
