@@ -83,7 +83,9 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	if f.run.json {
 		show.json = env.Stdout
 	}
+	show.rewrite = cli.IsTerminal(show.text)
 	show.say("device %s", b.about)
+	b.Begin = show.measuring
 	b.Say = func(t probe.Timing) { sayTiming(show, t) }
 	figures, err := b.Probe(env.Context, b.facts, b.scale)
 	if err != nil {
@@ -197,6 +199,7 @@ func hostMemory() int64 {
 }
 
 func sayTiming(show *progress, t probe.Timing) {
+	show.clear()
 	rate := ""
 	line := timingLine{Item: t.Item.Name, Op: ir.Ops[t.Item.Op].Name, Ranks: t.Ranks, Copies: t.Copies, Seconds: t.Seconds, Spread: t.Spread}
 	if t.Work().Flops > 0 {

@@ -6,7 +6,9 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -56,6 +58,10 @@ func TestProbedFileIsACluster(t *testing.T) {
 		t.Fatalf("%v: %s", err, lines[len(lines)-1])
 	}
 	sameFigures(t, ir.Machine(parsed.Cluster), last.Machine)
+	rounds := regexp.MustCompile(`(?m)^measurement 1 of (\d+): \S.* on \d+ ranks?$`).FindStringSubmatch(stderr.String())
+	if want := strconv.Itoa(2 * (len(lines) - 1)); rounds == nil || rounds[1] != want { // each in two rounds
+		t.Errorf("no progress of %s measurements:\n%s", want, stderr.String())
+	}
 	if len(lines) < 20 || !strings.Contains(stderr.String(), "matmul f32 [8,32] x [32,32] on 2 ranks: ") {
 		t.Errorf("%d measurements were told:\n%s", len(lines), stderr.String())
 	}

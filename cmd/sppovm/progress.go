@@ -12,6 +12,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/words"
 	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
 )
 
 // progress reports a run: as text for people, as JSON for programs.
@@ -108,6 +109,26 @@ func (s *progress) step(r *watch.Step) {
 	}
 	cli.Overwrite(s.text, text)
 	s.pending = true
+}
+
+// measuring reports the measurement that begins.
+func (s *progress) measuring(item probe.Item, ranks, number, of int) {
+	text := fmt.Sprintf("measurement %d of %d: %s on %s", number, of, item.Name, count(ranks, "rank"))
+	switch {
+	case s.rewrite:
+		cli.Overwrite(s.text, text)
+		s.pending = true
+	case number == 1 || s.due():
+		fmt.Fprintln(s.text, text)
+	}
+}
+
+// clear removes the line of the terminal that is not finished.
+func (s *progress) clear() {
+	if s.pending {
+		cli.Overwrite(s.text, "")
+		s.pending = false
+	}
 }
 
 // say writes a permanent line, and passes it to the watchers as a note.

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/ir"
+	"sppo.dev/vm/probe"
 )
 
 // On a terminal, the line of a step overwrites that of the previous step; a permanent line is printed below the
@@ -37,6 +40,33 @@ func TestProgressInAFile(t *testing.T) {
 	}
 	if got := out.String(); strings.Contains(got, "\r") || strings.Count(got, "\n") > 3 || !strings.Contains(got, "step 1000/1000  loss 5.0000") {
 		t.Errorf("%q", got)
+	}
+}
+
+// On a terminal, a line says what is measured now, and is replaced by the next one and by results. Elsewhere, there is at most one
+// such line per second.
+func TestProgressOfMeasurements(t *testing.T) {
+	item := probe.Item{Name: "matmul " + strings.Repeat("x", 80)}
+	for _, terminal := range []bool{true, false} {
+		var out strings.Builder
+		s := progress{text: &out, rewrite: terminal}
+		for i := range 3 {
+			s.measuring(item, 2, i+1, 9)
+			s.shown = time.Now()
+		}
+		sayTiming(&s, probe.Timing{Item: probe.Item{Name: "copy"}, Ranks: 1, Works: []ir.Work{{}}})
+		text := "measurement 1 of 9: " + item.Name + " on 2 ranks\n"
+		got, lines := out.String(), []string{text, "copy on 1 rank: "}
+		if terminal {
+			lines = nil
+			for i := range 3 {
+				lines = append(lines, fmt.Sprintf("\rmeasurement %d of 9: %s...\x1b[K", i+1, item.Name[:79-3-20]))
+			}
+			lines = append(lines, "\r\x1b[Kcopy on 1 rank: ")
+		}
+		if want := strings.Join(lines, ""); !strings.HasPrefix(got, want) {
+			t.Errorf("terminal %t: %q\nwant %q", terminal, got, want)
+		}
 	}
 }
 

@@ -36,6 +36,8 @@ type Bench struct {
 	Pulse func() time.Duration
 	// Between is called after each round; may be nil.
 	Between func()
+	// Begin is called before each of the measurements that Probe takes, numbered from 1; may be nil.
+	Begin func(item Item, ranks, number, of int)
 	// Say receives every measurement; may be nil.
 	Say func(Timing)
 

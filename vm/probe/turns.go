@@ -57,6 +57,9 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	for round := range rounds {
 		for i := range t.timings {
 			x := &t.timings[i]
+			if b.Begin != nil {
+				b.Begin(x.Item, x.Ranks, round*len(t.timings)+i+1, rounds*len(t.timings))
+			}
 			if round == 0 {
 				if jobs[i], err = b.start(ctx, x); err != nil {
 					return nil, err

@@ -70,8 +70,12 @@ func visible(text []byte) []byte {
 	return out
 }
 
-// Overwrite replaces the current line of a terminal with one line of text, or clears it if the text is empty.
+// Overwrite replaces the current line of a terminal with one line of text, or clears it if the text is empty. It cuts text that
+// is longer than shownColumns.
 func Overwrite(w io.Writer, text string) {
+	if utf8.RuneCountInString(text) > shownColumns {
+		text = string([]rune(text)[:shownColumns-3]) + "..."
+	}
 	if s, ok := w.(*screen); ok {
 		w = s.w
 	}
