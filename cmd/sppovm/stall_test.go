@@ -22,7 +22,7 @@ func TestStoppedProcess(t *testing.T) {
 	const stalled = ` has stalled: no rank has made progress for \S+`
 	for stopped, want := range []string{
 		`^sppovm: process 1 \(ranks 2 to 3, on .*\) failed: process 0 \(ranks 0 to 1, on .*\) has not answered for 2s, although its host has\n$`,
-		`^(.* has taken .*, although the last ones took at most .*\n(  .*\n)+)?sppovm: ((step|validation section) \d+` + stalled + `\n  ` + running + `.*\n  ` + running + `.*|reading a rank's values` + stalled + `)\n  process 1 \(ranks 2 to 3, on .*\) does not answer\n$`,
+		`^(.* has taken .*, although the last ones took at most .*\n(  .*\n)+)?sppovm: ((step|validation section) \d+` + stalled + `\n  ` + running + `.*\n  ` + running + `.*|(reading a rank's values|a question to all processes)` + stalled + `)\n  process 1 \(ranks 2 to 3, on .*\) does not answer\n$`,
 	} {
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--stall-timeout", "2s")...))
 		afterLines(t, all[0], 3)
