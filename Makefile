@@ -94,10 +94,10 @@ engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernete
 	bash bench/engines/check.sh out/engines
 
 release: ## archives for every platform with checksums, into out/release; equal sources give equal bytes
-	$(GO) run ./cmd/release
+	$(GO) run ./tools/release
 
 release-check: ## build the release twice and compare bytes; go install it from a file proxy
-	SPPO_LONG=1 $(GO) test -count 1 -v -timeout 30m ./cmd/release
+	SPPO_LONG=1 $(GO) test -count 1 -v -timeout 30m ./tools/release
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:" $$unformatted; exit 1; fi
@@ -107,10 +107,10 @@ lint: ## formatting, vet, staticcheck
 	else $(GO) run $(STATICCHECK) ./...; fi
 
 paper: ## the paper's evaluation, simulated again: docs/paper.md, its tables and figures
-	$(GO) run ./cmd/paper
+	$(GO) run ./tools/paper
 
 records: ## compare published results with predictions for the same jobs: docs/records.md
-	$(GO) run ./cmd/records
+	$(GO) run ./tools/records
 
 fuzz: ## every fuzz target for FUZZTIME
 	@for p in $$($(GO) list ./...); do \

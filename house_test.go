@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -78,12 +79,12 @@ var levels = []struct {
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},
 	{"bench/gpu", 13, "*"},
-	{"cmd/paper", 13, "*"},
-	{"cmd/records", 13, "*"},
-	{"cmd/release", 13, "*"},
 	{"cmd/sppoc", 13, "*"},
 	{"cmd/sppovm", 13, "*"},
 	{"cmd/sppovm/watch", 12, "*"},
+	{"tools/paper", 13, "*"},
+	{"tools/records", 13, "*"},
+	{"tools/release", 13, "*"},
 }
 
 // helpers are packages that only tests may import, at any level.
@@ -92,10 +93,10 @@ var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", 
 // libraries lists where each external package may be imported; "test" means any test file or test helper.
 var libraries = map[string]string{
 	"github.com/alecthomas/participle/v2": "lang",
-	"github.com/spf13/pflag":              "cmd",
+	"github.com/spf13/pflag":              "cmd tools",
 	"github.com/google/go-cmp":            "test",
 	"github.com/ebitengine/purego":        "vm/cpu/simd cuda",
-	"gonum.org/v1/plot":                   "cmd/paper",
+	"gonum.org/v1/plot":                   "tools/paper",
 	"github.com/dlclark/regexp2/v2":       "tokenizer",
 	"github.com/klauspost/compress":       "corpus/prepare",
 	"github.com/parquet-go/parquet-go":    "corpus/prepare",
@@ -411,5 +412,56 @@ func TestChangelogNamesVersion(t *testing.T) {
 	if !strings.HasPrefix(entry, "["+sppo.Version+"]") {
 		first, _, _ := strings.Cut(entry, "\n")
 		t.Errorf("the first entry of CHANGELOG.md is %q, and the version %s", first, sppo.Version)
+	}
+}
+
+// list runs go list and returns its lines, without repetitions.
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	c := exec.Command("go", append([]string{"list"}, args...)...)
+	c.Stderr = os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Fields(string(out))
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
+
+// go install ./cmd/... installs the two commands, and nothing that only developers run.
+func TestInstalledCommands(t *testing.T) {
+	got := list(t, "-f", `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`, "./cmd/...")
+	if want := []string{module + "cmd/sppoc", module + "cmd/sppovm"}; !slices.Equal(got, want) {
+		t.Errorf("installed: %v, want %v", got, want)
+	}
+}
+
+// A module that plans, simulates or trains jobs needs few others. Those that only commands, tools and tests import, such as
+// gonum, client_golang and pty, are neither compiled nor listed in its go.sum.
+func TestModulesNeeded(t *testing.T) {
+	planning := []string{module[:len(module)-1], "github.com/alecthomas/participle/v2"}
+	training := append([]string{
+		"github.com/dlclark/regexp2/v2", "github.com/ebitengine/purego", "golang.org/x/sys", "golang.org/x/text", "google.golang.org/protobuf",
+	}, planning...)
+	for _, c := range []struct{ packages, modules []string }{
+		{[]string{"./lang", "./ir/...", "./graph", "./schedule", "./passes/...", "./codegen", "./examples"}, planning},
+		{[]string{"."}, training},
+	} {
+		var packages []string
+		for _, name := range list(t, append([]string{"-f", "{{.ImportPath}}"}, c.packages...)...) {
+			if !isHelper(strings.TrimPrefix(name, module)) {
+				packages = append(packages, name)
+			}
+		}
+		got := list(t, append([]string{"-deps", "-f", "{{with .Module}}{{.Path}}{{end}}"}, packages...)...)
+		for _, name := range got {
+			if !slices.Contains(c.modules, name) {
+				t.Errorf("%v need %s", c.packages, name)
+			}
+		}
+		if len(got) < 2 {
+			t.Errorf("%v need only %v", c.packages, got)
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -72,6 +71,6 @@ func sumLines(sums map[string]string) []byte {
 	return b.Bytes()
 }
 
-func writes(data []byte) func(io.Writer) error {
-	return func(w io.Writer) error { _, err := w.Write(data); return err }
+func writes(data []byte) func(*os.File) error {
+	return func(f *os.File) error { _, err := f.Write(data); return err }
 }

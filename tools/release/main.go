@@ -6,7 +6,7 @@
 //	build.go  runs the go command
 //	pack.go   archives and checksums
 //
-// It does not import the compiler's packages; it runs the binaries that it has built.
+// It does not import the compiler; it runs the binaries that it has built.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
-	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 )
 
 // platform is the target of an archive.
@@ -118,11 +118,11 @@ func release(root, out string, list []platform, progress io.Writer) error {
 		if len(data) > mostBytes {
 			return fmt.Errorf("%s has %d bytes, but the limit is %d", archive, len(data), mostBytes)
 		}
-		if err := cli.WriteFile(filepath.Join(out, archive), writes(data)); err != nil {
+		if err := ir.ReplaceFile(filepath.Join(out, archive), writes(data)); err != nil {
 			return err
 		}
 		sums[archive] = checksum(data)
 		fmt.Fprintf(progress, "%s: %.1f MB\n", archive, float64(len(data))/1e6)
 	}
-	return cli.WriteFile(filepath.Join(out, "SHA256SUMS"), writes(sumLines(sums)))
+	return ir.ReplaceFile(filepath.Join(out, "SHA256SUMS"), writes(sumLines(sums)))
 }
