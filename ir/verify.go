@@ -18,8 +18,8 @@ import (
 //     of the buffer have run;
 //   - at least part of every result is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
-//   - the figures in the header are in range, ranks together hold every tensor exactly once, apart from copies,
-//     and the results that a run needs exist (verifyheader.go);
+//   - the figures in the header are in range, and the results that a run needs exist (verifyheader.go);
+//   - ranks together hold every tensor exactly once, apart from copies (verifystates.go);
 //   - gradients are those of what the forward pass computes, complete, and summed over all ranks that hold their weight
 //     (verifyformula.go);
 //   - the arenas fit the machine.

@@ -65,27 +65,21 @@ func (j *job) current(r int) *Instr {
 
 // run advances a rank until it must wait for another.
 func (j *job) run(r int) {
-	j.blocked[r] = false
-	for {
-		in := j.current(r)
-		switch {
-		case in == nil:
-			return
-		case in.Op == Send || in.Op == Recv:
-			if !j.message(r, in) {
-				j.blocked[r] = true
-				return
-			}
-		case !j.meet(j.meetingOf(r, in), r):
-			j.blocked[r] = true
+	for t := &j.v.traffic[j.v.p.Ranks[r].Code]; j.next[r] < len(t.all); j.next[r]++ {
+		if t.group[j.next[r]] == None {
+			j.blocked[r] = !j.message(r, j.current(r))
+		} else {
+			j.blocked[r] = !j.meet(j.meetingOf(r), r)
+		}
+		if j.blocked[r] {
 			return
 		}
-		j.next[r]++
 	}
 }
 
-func (j *job) meetingOf(r int, in *Instr) *meeting {
-	return j.group[r][in.Attrs[in.Info().findAttr(KindGroup)].Bits]
+// meetingOf returns the group of the collective that a rank has reached.
+func (j *job) meetingOf(r int) *meeting {
+	return j.group[r][j.v.traffic[j.v.p.Ranks[r].Code].group[j.next[r]]]
 }
 
 func (j *job) peer(r int, in *Instr) int {
@@ -142,10 +136,10 @@ func (j *job) waitsFor(r int) int {
 	if in.Op == Send || in.Op == Recv {
 		return j.peer(r, in)
 	}
-	m := j.meetingOf(r, in)
+	m := j.meetingOf(r)
 	for _, x := range m.members {
 		at := j.current(int(x))
-		if at == nil || at.Op == Send || at.Op == Recv || j.meetingOf(int(x), at) != m {
+		if at == nil || at.Op == Send || at.Op == Recv || j.meetingOf(int(x)) != m {
 			return int(x)
 		}
 	}

@@ -100,10 +100,12 @@ type interpreter struct {
 	coverAt *place               // the instruction that updated it
 	loss    meaning              // of a step
 	muon    map[[4]int64]formula // by shape: the update of a matrix
-	weights []map[int32][]int    // by code and tensor: the states that hold weights
+	left    map[reduction]int    // a rank that a sum leaves out
 	found   *findings
 	dropout bool // a step drops elements, so it computes another loss than a validation
 	stop    bool
+
+	divisions map[tensorRole]*division
 }
 
 // sharedAttr is the value of an attribute where it occurred first.
@@ -153,7 +155,7 @@ func differentiates(p *Program) bool {
 
 // verifyFormulas interprets a program that trains.
 func verifyFormulas(p *Program, all *findings) {
-	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[string]sharedAttr{}, muon: map[[4]int64]formula{}, found: all}
+	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[string]sharedAttr{}, muon: map[[4]int64]formula{}, left: map[reduction]int{}, found: all}
 	for _, s := range []Section{SectionStep, SectionEval} {
 		x.section = s
 		x.start()

@@ -638,9 +638,6 @@ func (c *interpreted) orthogonal(in *Instr, tensor int32, g meaning) {
 
 // reduced checks that a gradient is summed over all ranks that hold a part of its weight that this rank updates.
 func (c *interpreted) reduced(in *Instr, tensor int32, g meaning) {
-	if c.weights == nil {
-		c.weights = weightStates(c.p)
-	}
 	consts := c.p.Ranks[c.rank].Consts
 	own := slices.IndexFunc(c.code.States, func(s State) bool {
 		return s.Tensor == tensor && s.Role <= RoleMaster && s.View.Buffer == in.Args[0].Buffer
@@ -648,31 +645,43 @@ func (c *interpreted) reduced(in *Instr, tensor int32, g meaning) {
 	if own < 0 {
 		return
 	}
-	mine := c.code.States[own].padded(consts)
-	summed := c.reach(g.summed)
-	for r := range c.p.Ranks {
-		rank := &c.p.Ranks[r]
-		for _, i := range c.weights[rank.Code][tensor] {
-			if theirs := c.p.Codes[rank.Code].States[i].padded(rank.Consts); mine.overlaps(theirs) && !summed[int32(r)] {
-				c.wrong(nil, "grad is not summed over rank %d, which holds the weight, too", r)
-				return
-			}
-		}
+	if c.divisions == nil {
+		c.divisions = divide(c.p)
+	}
+	d, mine := c.divisions[tensorRole{tensor, RoleWeight}], c.code.States[own].share()
+	sum := reduction{c.number, d, mine.padded(consts), g.summed}
+	r, known := c.left[sum]
+	if !known {
+		r = c.leftOut(d, sum.part, c.reach(g.summed))
+		c.left[sum] = r
+	}
+	if r != None {
+		c.wrong(nil, "grad is not summed over rank %d, which holds the weight, too", r)
 	}
 }
 
-// weightStates returns the states with weights, by code and tensor.
-func weightStates(p *Program) []map[int32][]int {
-	list := make([]map[int32][]int, len(p.Codes))
-	for c := range p.Codes {
-		list[c] = map[int32][]int{}
-		for i := range p.Codes[c].States {
-			if s := &p.Codes[c].States[i]; s.Role == RoleWeight {
-				list[c][s.Tensor] = append(list[c][s.Tensor], i)
+// reduction is a sum of a gradient over groups, for a part of a weight that a code updates.
+type reduction struct {
+	code   int32
+	weight *division
+	part   rectangle
+	groups uint64
+}
+
+// leftOut returns the first rank that holds elements of a part of a weight, but does not take part in a sum; None: all of them do.
+func (x *interpreter) leftOut(d *division, part rectangle, summed map[int32]bool) int {
+	if d == nil {
+		return None
+	}
+	for r := range x.p.Ranks {
+		rank := &x.p.Ranks[r]
+		for i := range d.shares[rank.Code] {
+			if part.overlaps(d.shares[rank.Code][i].padded(rank.Consts)) && !summed[int32(r)] {
+				return r
 			}
 		}
 	}
-	return list
+	return None
 }
 
 // reach returns the ranks whose values have been added up by sums over some groups.

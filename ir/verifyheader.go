@@ -1,18 +1,15 @@
 package ir
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"reflect"
 	"slices"
 	"strings"
 )
 
-// This file verifies the header: the run, the machine, the tensors, and how the tensors are
-// distributed over ranks. A figure of the run that is 0 is unknown: hand-written programs may omit
-// it.
+// This file verifies the header: the run, the machine, and the tensors. A figure of the run that is 0 is unknown:
+// hand-written programs may omit it.
 
 // headerRule is a rule for a number or a name in the header.
 type headerRule struct {
@@ -182,147 +179,4 @@ func trains(p *Program) bool {
 // updates reports whether a step of the code changes weights.
 func (c *Code) updates() bool {
 	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Info().Updates })
-}
-
-// rectangle is part of a tensor: rows row to endRow-1 and columns col to endCol-1.
-type rectangle struct{ row, endRow, col, endCol int64 }
-
-// held is the set of a tensor's rectangles that ranks hold in one role.
-type held map[rectangle]bool
-
-// verifyStates checks that the rectangles on all ranks cover each tensor exactly once in each role. Equal
-// rectangles on several ranks are copies and count once. A rectangle inside another is a part that a rank keeps
-// in addition to the whole.
-func verifyStates(p *Program, all *findings) {
-	type key struct {
-		tensor int32
-		role   Role
-	}
-	parts, twice := map[key]held{}, map[key]int{}
-	type likeness struct{ code, consts string }
-	seen := map[likeness]bool{}
-	for r := range p.Ranks {
-		rank := &p.Ranks[r]
-		code := &p.Codes[rank.Code]
-		like := likeness{code.Name, fmt.Sprint(rank.Consts)}
-		if seen[like] {
-			continue
-		}
-		seen[like] = true
-		own := map[key]held{} // including padding, which may be all that distinguishes a slice from the whole
-		for i := range code.States {
-			s := &code.States[i]
-			k := key{s.Tensor, s.Role}
-			if own[k] == nil {
-				own[k] = held{}
-			}
-			if x := s.padded(rank.Consts); own[k][x] {
-				twice[k] = r
-			} else {
-				own[k][x] = true
-			}
-			if parts[k] == nil {
-				parts[k] = held{}
-			}
-			parts[k][s.rectangle(rank.Consts, &p.Tensors[s.Tensor])] = true
-		}
-	}
-	for t := range p.Tensors {
-		for role := range NumRoles {
-			rects := parts[key{int32(t), role}]
-			if rects == nil && role != RoleWeight {
-				continue
-			}
-			if r, ok := twice[key{int32(t), role}]; ok {
-				all.add(rankFinding(FindHeader, r, "holds a part of %s of %s twice: one state is enough", role, p.Tensors[t].Name))
-			}
-			if why := rects.covers(&p.Tensors[t]); why != "" {
-				all.add(headerFinding("states %s of tensor %s %v %s: all ranks together must hold each element, in rectangles that do not overlap",
-					role, p.Tensors[t].Name, p.Tensors[t].Shape, why))
-			}
-		}
-	}
-}
-
-// rectangle returns the part of the tensor that a rank's state holds, without padding; the zero value if
-// the state is all padding.
-func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
-	x := s.padded(consts)
-	x.endRow, x.endCol = min(x.endRow, t.EndOf(s.End.Int(consts))), min(x.endCol, t.Shape[1])
-	if x.row >= x.endRow || x.col >= x.endCol {
-		return rectangle{}
-	}
-	return x
-}
-
-// padded returns the rectangle of a state with its padding: rows and columns beyond the tensor, which let ranks
-// divide the tensor evenly.
-func (s *State) padded(consts []int64) rectangle {
-	rows, cols := s.extent()
-	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
-	return rectangle{row, Plus(row, rows), col, Plus(col, cols)}
-}
-
-func (x rectangle) area() int64 { return Times(x.endRow-x.row, x.endCol-x.col) }
-
-func (x rectangle) contains(y rectangle) bool {
-	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
-}
-
-func (x rectangle) overlaps(y rectangle) bool {
-	return x.row < y.endRow && y.row < x.endRow && x.col < y.endCol && y.col < x.endCol
-}
-
-// outermost removes rectangles that lie inside others, such as the slice of a weight that a rank updates
-// before the weight is gathered.
-func (h held) outermost() []rectangle {
-	all := slices.SortedFunc(maps.Keys(h), func(a, b rectangle) int { return cmp.Compare(b.area(), a.area()) })
-	var out []rectangle
-	for _, x := range all {
-		if !slices.ContainsFunc(out, func(outer rectangle) bool { return outer.contains(x) }) {
-			out = append(out, x)
-		}
-	}
-	return out
-}
-
-// covers returns the reason why a role's rectangles do not cover a tensor exactly once, or "" if they do.
-func (h held) covers(t *Tensor) string {
-	if len(h) == 0 {
-		return "are held by no rank"
-	}
-	if untiled(t, slices.Collect(maps.Keys(h))) == "" {
-		return ""
-	}
-	return untiled(t, h.outermost())
-}
-
-// untiled returns the reason why rectangles do not tile a tensor, or "" if they do. They tile it if their areas
-// add up to the tensor's area and every corner, except the tensor's own four, belongs to an even number of
-// them.
-func untiled(t *Tensor, rects []rectangle) string {
-	area := int64(0)
-	corners := map[[2]int64]bool{}
-	for _, x := range rects {
-		area = Plus(area, x.area())
-		if x == (rectangle{}) {
-			continue
-		}
-		for _, c := range [][2]int64{{x.row, x.col}, {x.row, x.endCol}, {x.endRow, x.col}, {x.endRow, x.endCol}} {
-			if corners[c] {
-				delete(corners, c)
-			} else {
-				corners[c] = true
-			}
-		}
-	}
-	tiles := len(corners) == 4 && corners[[2]int64{0, 0}] && corners[[2]int64{0, t.Shape[1]}] &&
-		corners[[2]int64{t.Shape[0], 0}] && corners[t.Shape]
-	switch {
-	case area != t.elements():
-		return fmt.Sprintf("cover %d of its %d elements", area, t.elements())
-	case !tiles:
-		return "leave elements out or hold them twice"
-	}
-	return ""
 }

@@ -35,6 +35,7 @@ func channelOf(s Stream) channel {
 // traffic lists the communication instructions in one section of a code, as indices in issue order.
 type traffic struct {
 	all    []int32
+	group  []int32 // by position in all: its group; None: a message
 	links  map[link][]int32
 	groups [][]int32 // by group
 }
@@ -85,9 +86,11 @@ func trafficOf(p *Program, c *Code, s Section) traffic {
 		t.all = append(t.all, int32(i))
 		if g := in.Info().findAttr(KindGroup); g >= 0 {
 			id := in.Attrs[g].Bits
+			t.group = append(t.group, int32(id))
 			t.groups[id] = append(t.groups[id], int32(i))
 			continue
 		}
+		t.group = append(t.group, None)
 		l := link{in.Attrs[0], channelOf(in.Stream), in.Op == Send}
 		t.links[l] = append(t.links[l], int32(i))
 	}

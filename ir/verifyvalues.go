@@ -1,20 +1,29 @@
 package ir
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // This file checks the values of attributes on each rank, with constants filled in.
 
-// verifyConstants checks, for every rank, the values of attributes and the positions of states.
+// verifyConstants checks, for every rank, the values of attributes and the positions of states. Those that do not depend on constants are
+// checked for the first rank of each code.
 func verifyConstants(p *Program, all *findings) {
-	sites := make([][]valueSite, len(p.Codes))
+	type limited struct {
+		sites  []valueSite
+		places []placed
+		first  bool
+	}
+	codes := make([]limited, len(p.Codes))
 	for c := range p.Codes {
-		sites[c] = valueSites(&p.Codes[c])
+		codes[c] = limited{valueSites(&p.Codes[c]), placesOf(&p.Codes[c]), true}
 	}
 	for r := range p.Ranks {
 		rank := &p.Ranks[r]
-		c := &p.Codes[rank.Code]
-		for _, u := range sites[rank.Code] {
-			if !u.constant && r > 0 && rank.Code == p.Ranks[r-1].Code {
+		c, list := &p.Codes[rank.Code], &codes[rank.Code]
+		for _, u := range list.sites {
+			if !u.constant && !list.first {
 				continue
 			}
 			kind, err := checkValues(p, r, u.section, &c.Sections[u.section][u.i])
@@ -24,14 +33,31 @@ func verifyConstants(p *Program, all *findings) {
 				all.addOnce(f)
 			}
 		}
-		for i := range c.States {
-			s := &c.States[i]
-			rows, cols := s.extent()
-			if err := checkCorner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols, s.End.Int(rank.Consts)); err != nil {
-				all.addOnce(rankFinding(FindBounds, r, "state %d of %s %v", i, p.Tensors[s.Tensor].Name, err))
+		for _, s := range list.places {
+			if err := checkCorner(s.row0.Int(rank.Consts), s.col0.Int(rank.Consts), s.rows, s.cols, s.end.Int(rank.Consts)); err != nil {
+				all.addOnce(rankFinding(FindBounds, r, "state %d of %s %v", s.state, p.Tensors[c.States[s.state].Tensor].Name, err))
 			}
 		}
+		list.first = false
 	}
+}
+
+// placed is a share of a tensor, and the first state of a code that holds such a share.
+type placed struct {
+	share
+	state int
+}
+
+// placesOf returns the different shares that the states of a code hold.
+func placesOf(c *Code) (list []placed) {
+	seen := map[share]bool{}
+	for i := range c.States {
+		if s := c.States[i].share(); !seen[s] {
+			seen[s] = true
+			list = append(list, placed{s, i})
+		}
+	}
+	return list
 }
 
 // valueSite is an instruction whose attributes have limits beyond those that shapes impose.
@@ -41,8 +67,12 @@ type valueSite struct {
 	constant bool // whether the check may have different outcomes on the ranks of a code
 }
 
+// valueSites returns the instructions of a code with limits. If several instructions that depend on constants have the same limits, it
+// returns the first of them.
 func valueSites(c *Code) []valueSite {
 	var sites []valueSite
+	seen := map[string]bool{}
+	var key []byte
 	for s := range NumSections {
 		for i := range c.Sections[s] {
 			in := &c.Sections[s][i]
@@ -53,10 +83,31 @@ func valueSites(c *Code) []valueSite {
 			for j := range in.Attrs {
 				site.constant = site.constant || in.Attrs[j].Const != 0
 			}
+			if site.constant {
+				if key = in.limits(append(key[:0], byte(s))); seen[string(key)] {
+					continue
+				}
+				seen[string(key)] = true
+			}
 			sites = append(sites, site)
 		}
 	}
 	return sites
+}
+
+// limits appends the properties of an instruction on which its limits depend.
+func (in *Instr) limits(key []byte) []byte {
+	key = append(key, byte(in.Op))
+	for _, a := range in.Attrs {
+		key = binary.LittleEndian.AppendUint64(key, a.Bits)
+		key = binary.LittleEndian.AppendUint32(key, uint32(a.Const))
+	}
+	for _, v := range in.Args {
+		for _, n := range v.Shape {
+			key = binary.LittleEndian.AppendUint64(key, uint64(n))
+		}
+	}
+	return key
 }
 
 // checkValues applies the limits of an instruction for a rank: for example, a peer must be another rank,
