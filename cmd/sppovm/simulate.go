@@ -1,9 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +12,6 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
 
@@ -44,15 +43,6 @@ func (f *simFlags) options(seed int64) (sim.Options, error) {
 	return o, nil
 }
 
-// simulation is a run in virtual time.
-type simulation struct {
-	job   *vm.Job
-	sim   *sim.Job
-	show  *progress
-	steps int
-	took  []float64 // seconds of each step
-}
-
 // simulate runs a job in virtual time, without computing anything. Only one step runs by default, because without
 // jitter all steps are equal.
 func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
@@ -60,22 +50,21 @@ func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 	if err != nil {
 		return err
 	}
-	world, err := sim.New(job.Program, o)
-	if err != nil {
+	if err := o.Check(job.Program); err != nil {
 		return cli.Wrong(err)
 	}
-	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return world.Device(rank), nil }, vm.Options{Tokens: sim.NoTokens{}})
-	if err != nil {
-		return err
+	s := &simulation{program: job.Program, steps: f.steps, show: f.simulated(env, job.Program)}
+	for len(s.took) < s.steps && env.Context.Err() == nil {
+		if s.last == nil || o.Jitter > 0 {
+			o.Round = int64(len(s.took)) + 1
+			if s.last, err = sim.Run(s.program, ir.SectionStep, o); err != nil {
+				return err
+			}
+		}
+		s.step()
 	}
-	s := &simulation{job: j, sim: world, steps: f.steps, show: f.simulated(env, job.Program)}
-	for err == nil && j.Steps() < s.steps && env.Context.Err() == nil {
-		err = s.step(env)
-	}
-	if err == nil {
-		s.end(job.Program)
-	}
-	return errors.Join(err, j.Close())
+	s.end()
+	return nil
 }
 
 func (f *runFlags) simulated(env *cli.Env, p *ir.Program) *progress {
@@ -90,41 +79,47 @@ func (f *runFlags) simulated(env *cli.Env, p *ir.Program) *progress {
 	return show
 }
 
-func (s *simulation) step(env *cli.Env) error {
-	r, err := s.job.Step(env.Context)
-	if err != nil {
-		return err
-	}
-	s.took = append(s.took, r.Seconds)
-	s.show.say("simulated step %d/%d  %s  %s tokens/s", r.Step, s.steps, ir.Seconds(r.Seconds), cli.Short(r.TokensPerSecond))
-	s.show.line(simulatedStep{true, r.Step, number(r.TokensPerSecond), number(r.Seconds)})
-	return nil
+// simulation is a run in virtual time.
+type simulation struct {
+	program *ir.Program
+	last    *sim.Timeline // of the last step
+	show    *progress
+	steps   int
+	took    []float64 // seconds of each step
+}
+
+// step prints the last step.
+func (s *simulation) step() {
+	seconds := math.Round(float64(s.last.Makespan)*1e9) / 1e9 // other devices also measure whole nanoseconds
+	s.took = append(s.took, seconds)
+	tokens := float64(s.program.Run.Sequence) * float64(s.program.Run.Batch) / seconds
+	s.show.say("simulated step %d/%d  %s  %s tokens/s", len(s.took), s.steps, ir.Seconds(seconds), cli.Short(tokens))
+	s.show.line(simulatedStep{true, len(s.took), number(tokens), number(seconds)})
 }
 
 // end prints a summary: the distribution of step times, the throughput of the median step, the memory peaks,
 // and the other figures of the last step.
-func (s *simulation) end(p *ir.Program) {
+func (s *simulation) end() {
 	if len(s.took) == 0 {
 		return
 	}
 	slices.Sort(s.took)
 	least, median, most := s.took[0], s.took[len(s.took)/2], s.took[len(s.took)-1]
-	t := s.sim.Timeline()
 	var device, host ir.Bytes
-	for rank := range p.Ranks {
-		peaks := s.job.Peaks(rank)
+	for i := range s.last.Ranks {
+		peaks := &s.last.Ranks[i].Peaks
 		device, host = max(device, peaks[ir.Device]), max(host, peaks[ir.Host])
 	}
-	tgs := float64(p.Run.Sequence) * float64(p.Run.Batch) / (median * float64(len(p.Ranks)))
+	tgs := float64(s.program.Run.Sequence) * float64(s.program.Run.Batch) / (median * float64(len(s.program.Ranks)))
 	took := fmt.Sprintf("%s a step", ir.Seconds(median))
 	if least < most {
 		took = fmt.Sprintf("median %s a step, from %s to %s", ir.Seconds(median), ir.Seconds(least), ir.Seconds(most))
 	}
 	s.show.say("simulated: %s, %s tokens per second and rank, MFU %.1f%%, bubble %.1f%%, exposed transfers %s; peak %s device and %s host memory per rank",
-		took, cli.Short(tgs), 100*t.MFU(), 100*t.BubbleRatio(), t.Exposed(), device, host)
+		took, cli.Short(tgs), 100*s.last.MFU(), 100*s.last.BubbleRatio(), s.last.Exposed(), device, host)
 	s.show.line(simulatedEnd{
-		true, true, len(s.took), number(median), number(least), number(most), number(tgs), number(t.MFU()),
-		number(t.BubbleRatio()), number(t.Exposed()), device, host,
+		true, true, len(s.took), number(median), number(least), number(most), number(tgs), number(s.last.MFU()),
+		number(s.last.BubbleRatio()), number(s.last.Exposed()), device, host,
 	})
 }
 

@@ -27,7 +27,7 @@ type Job struct {
 
 // New returns a job. Options that apply to a single call to Run are ignored.
 func New(p *ir.Program, o Options) (*Job, error) {
-	if err := check(p, &o); err != nil {
+	if err := o.Check(p); err != nil {
 		return nil, err
 	}
 	o.NoFold, o.Spans = true, false

@@ -9,7 +9,7 @@ import (
 // Run simulates a section of all ranks and returns the timeline. It runs one rank at a time, each until it must
 // wait for others.
 func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
-	if err := check(p, &o); err != nil {
+	if err := o.Check(p); err != nil {
 		return nil, err
 	}
 	pr := newPrices(p, o.shares(p), o.Scale)

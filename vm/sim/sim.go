@@ -200,8 +200,8 @@ func mix(x uint64) uint64 {
 // unit returns a number in (0, 1].
 func unit(x uint64) float64 { return (float64(x>>11) + 1) / (1 << 53) }
 
-// check rejects programs that no device can run, and invalid options.
-func check(p *ir.Program, o *Options) error {
+// Check rejects programs that no device can run, and invalid options.
+func (o *Options) Check(p *ir.Program) error {
 	if err := vm.CheckProgram(p); err != nil {
 		return err
 	}

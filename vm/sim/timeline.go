@@ -37,7 +37,8 @@ type Rank struct {
 	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
 	// determined when it continued.
 	Idle  ir.Seconds
-	Spans []Span // by pc; nil unless requested
+	Spans []Span                 // by pc; nil unless requested
+	Peaks [ir.NumArenas]ir.Bytes // end of the highest byte that an instruction of the section touches
 
 	Pipeline Pipeline // pipeline of one such rank, up to its own last task
 }
@@ -111,7 +112,7 @@ func (w *world) timeline() *Timeline {
 	t := &Timeline{Section: w.section, Round: w.ranks[0].round, Class: w.classes, Ranks: make([]Rank, len(w.ranks)), program: w.program, peak: w.prices.peak()}
 	for i, r := range w.ranks {
 		x := &t.Ranks[i]
-		x.Index, x.Spans, x.End = r.index, r.spans, ir.Seconds(r.finish())
+		x.Index, x.Spans, x.End, x.Peaks = r.index, r.spans, ir.Seconds(r.finish()), r.binding.peaks
 		for s := range r.clocks {
 			x.Busy[s], x.Waits[s] = ir.Seconds(r.clocks[s].busy), ir.Seconds(r.waits[s])
 		}
