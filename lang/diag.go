@@ -163,6 +163,9 @@ func (ds Diagnostics) Err() error {
 type source struct {
 	values map[string]span // by key, such as "schedule.sp"; elements as "train.data[0]"
 	blocks map[string]span // by name, such as "schedule"
+
+	given map[string]value  // by key, such as "schedule.sp" or "train.optimizer.lr"
+	names map[string]string // of blocks, by kind
 }
 
 func (s *source) find(key string) (at span, written bool) {

@@ -102,6 +102,7 @@ type Key struct {
 	Example string
 
 	takes  valueType
+	paths  bool // strings name files, relative to the folder of the text
 	set    func(*Spec, value)
 	derive func(*Spec)
 }
@@ -459,8 +460,9 @@ var trainKeys = []*Key{
 			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, used in the order listed, with patterns as for `text`: flat files of integers, as nanoGPT and llm.c write them; folders written by `sppoc tokenize`; Megatron's `.bin` files with their `.idx`; with `tokenizer`, text and jsonl"},
 			{name: "random", doc: "random tokens generated from the seed, for benchmarks"},
 		}},
-		Doc: "The source of the training tokens.",
-		set: setData},
+		Doc:   "The source of the training tokens.",
+		paths: true,
+		set:   setData},
 	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.05; 0 for tokens", Example: "0.1",
 		Doc: "Fraction of the data, taken from its end, that is reserved for validation; 0 disables validation. In a mixture, it applies to each part.",
 		set: func(s *Spec, v value) { s.Train.Holdout = v.num },
@@ -536,7 +538,7 @@ var dataKeys = []*Key{
 				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
 			}
 		}},
-	{Block: blockData, Name: "tokenizer", takes: valueType{text: true}, Default: `""`, Example: `"tokenizers/mine"`,
+	{Block: blockData, Name: "tokenizer", takes: valueType{text: true}, paths: true, Default: `""`, Example: `"tokenizers/mine"`,
 		Doc: "A tokenizer.json, a SentencePiece model, or a folder that contains one. The data files are then text or, if their names end in .jsonl, jsonl, and are tokenized when they are opened. Their size is limited to 256 MiB; for larger or compressed files and parquet, use `sppoc tokenize`.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Tokenizer = v.path() }},
 	{Block: blockData, Name: "field", takes: valueType{text: true}, Default: `"text"`, Example: `"content"`,

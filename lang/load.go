@@ -70,7 +70,7 @@ func ParseModel(keys string) (Model, error) {
 func newLoader(file string, text []byte, opts Options) *loader {
 	return &loader{
 		opts:   opts,
-		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}}},
+		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}, given: map[string]value{}, names: map[string]string{}}},
 		global: &scope{names: map[string]*binding{}},
 		loaded: map[string]bool{}, byFamily: map[*Key]bool{}, chosen: map[string]*blockRef{},
 		main: &sourceText{name: file, text: string(text), dir: path.Dir(file)},
@@ -559,6 +559,7 @@ func (l *loader) fillBlock(kind *Block) {
 }
 
 func (l *loader) setBlockName(kind, name string) {
+	l.spec.source.names[kind] = name
 	switch kind {
 	case blockModel:
 		l.spec.Model.Name = name
@@ -800,6 +801,7 @@ func (l *loader) fillKey(k *Key, v value) {
 		return
 	}
 	l.spec.source.values[k.Path()] = fitted.at
+	l.spec.source.given[k.Path()] = fitted
 	for i, item := range fitted.list {
 		l.spec.source.values[fmt.Sprintf("%s[%d]", k.Path(), i)] = item.at
 	}

@@ -1,27 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
-
-	"sppo.dev/cmd/internal/cli"
 )
-
-// compared returns the output of compare.
-func compared(t *testing.T, args ...string) string {
-	t.Helper()
-	var out, warnings bytes.Buffer
-	env := &cli.Env{Context: t.Context(), Stdout: &out, Stderr: &warnings}
-	if code := app.Main(env, append([]string{"compare"}, args...)); code != 0 {
-		t.Fatalf("compare %v: exit code %d: %s", args, code, &warnings)
-	}
-	return out.String()
-}
 
 // TestCompareFitsScreen checks that the table of a job with all baselines is at most 120 columns wide, and that its first block
 // shows memory, recompute and offload. The jobs are specs and a model
@@ -42,7 +28,7 @@ func TestCompareFitsScreen(t *testing.T) {
 		{folder, "--cluster", "h100", "--sequence", "64K"},
 	}
 	for _, job := range jobs {
-		text := compared(t, append(job, "--baselines")...)
+		text := string(answer(t, append(append([]string{"compare"}, job...), "--baselines")...))
 		for line := range strings.Lines(text) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 120 {
 				t.Errorf("%v: a line has %d columns: %s", job, n, line)
@@ -74,7 +60,7 @@ func TestBaselines(t *testing.T) {
 
 // TestOverCapacity checks the mark of peaks that do not fit, and that such a line is not called the fastest.
 func TestOverCapacity(t *testing.T) {
-	text := compared(t, "../../examples/tiny.sppo", "--sweep", "cluster.device_memory=1GiB,100KiB")
+	text := string(answer(t, "compare", "../../examples/tiny.sppo", "--sweep", "cluster.device_memory=1GiB,100KiB"))
 	for _, part := range []string{"157 KiB* ", "*: more than a rank has, which is 100 KiB of device memory", "The fastest that fits: device_memory=1GiB."} {
 		if !strings.Contains(strings.ReplaceAll(text, "\n", " "), part) {
 			t.Errorf("%q is not in\n%s", part, text)

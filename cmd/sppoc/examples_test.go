@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm/sim"
 )
 
@@ -40,6 +43,7 @@ func TestExamplesReport(t *testing.T) {
 			b.WriteString(exampleRow(t, file))
 		} else {
 			b.WriteString(rows[written])
+			checkScreen(t, file, quickPlan(t, file))
 		}
 	}
 	if irtest.Update() {
@@ -110,13 +114,7 @@ func exampleRow(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	memoryWithinPlaced(t, file, job)
-	var screen strings.Builder
-	if err := writeReport(&screen, p, true, false, nil); err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(screen.String(), "\n"); n > 12 || screen.Len() > 12*160 {
-		t.Errorf("%s: the first screen of the plan has %d lines:\n%s", file, n, &screen)
-	}
+	checkScreen(t, file, p)
 	device, host := cli.Peaks(&p.Memory)
 	lengths := p.Subsequences.Lengths
 	return fmt.Sprintf("| %s | %d x %d x %d | %d | %d ... %d | %s of %s | %s of %s | %s | %s | %.1f%% | %.4g | %.1f%% |\n",
@@ -149,5 +147,67 @@ func memoryWithinPlaced(t *testing.T, file string, job *cli.Job) {
 				}
 			}
 		}
+	}
+}
+
+// checkScreen checks that the report of a plan has at most 12 lines of at most 120 columns.
+func checkScreen(t *testing.T, file string, p *plan.Plan) {
+	t.Helper()
+	var screen strings.Builder
+	if err := writeReport(&screen, p, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(screen.String(), "\n"); n > 12 {
+		t.Errorf("%s: the first screen of the plan has %d lines:\n%s", file, n, &screen)
+	}
+	for line := range strings.Lines(screen.String()) {
+		if n := utf8.RuneCountInString(line) - 1; n > 120 {
+			t.Errorf("%s: a line of the first screen has %d columns: %s", file, n, line)
+		}
+	}
+}
+
+// quickPlan returns the first plan of a file that a short search finds, with upper bounds on its memory.
+func quickPlan(t *testing.T, file string) *plan.Plan {
+	t.Helper()
+	job, err := cli.OpenPlan(file, nil, passes.Options{Fitting: true, Patience: probePatience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := job.Plan
+	p.Memory = *bounded(p)
+	p.Memory.Placed = true
+	return p
+}
+
+// TestDumpRejected checks that the reasons for rejected values name the plans tried or say that a time is a bound, both after the
+// last pass and before a step has been simulated.
+func TestDumpRejected(t *testing.T) {
+	said := regexp.MustCompile(`^(\S+ \S*s, best of \d+|(not tried, |none of \d+ tried fits, others )?at least \S+ \S*s|stage \d+ .*|not possible)$`)
+	entry := regexp.MustCompile(`\S+ \(([^()]*)\)`)
+	for _, pass := range []string{"solve", "offload"} {
+		text := string(answer(t, "dump", "../../examples/paper/gpt-7b-512k.sppo", "--after", pass, "--set", "model.layers=8", "--set", "schedule.sp=auto",
+			"--set", "schedule.pp=auto", "--set", "schedule.strategy=auto", "--set", "schedule.offload=auto", "--set", "cluster.device_memory=24GiB"))
+		_, rejected, _ := strings.Cut(text, "\nRejected, ")
+		rejected, _, _ = strings.Cut(rejected, "\n\n")
+		_, rejected, _ = strings.Cut(rejected, "\n")
+		entries := entry.FindAllStringSubmatch(rejected, -1)
+		if len(entries) < 5 || strings.Contains(text, "0.00 s") {
+			t.Errorf("after %s: no rejected values, or a time that is not known:\n%s", pass, text)
+		}
+		for _, e := range entries {
+			if !said.MatchString(e[1]) {
+				t.Errorf("after %s: %s neither names the plans tried nor says that it is a bound", pass, e[0])
+			}
+		}
+	}
+}
+
+// TestSavedOnDevice checks that saved activations on the device are explained although all of them go to the host.
+func TestSavedOnDevice(t *testing.T) {
+	text := string(answer(t, "plan", "../../examples/paper/gpt-7b-512k.sppo", "--set", "schedule.offload=full"))
+	said := regexp.MustCompile(`offload +100% to host memory, 0% kept on the device; up to \S+ GiB there before and after the copies\n`)
+	if !said.MatchString(text) {
+		t.Errorf("saved activations on the device are not explained:\n%s", text)
 	}
 }

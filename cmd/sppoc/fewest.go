@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/passes"
@@ -14,11 +15,11 @@ const mostGPUs = 1 << 14
 const surePatience = 1
 
 // fewestGPUs describes the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
-// on the next smaller number. Open choices are searched separately for each number.
-func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
+// on the next smaller number. Open choices are searched separately for each number. The overrides in answer select that number.
+func fewestGPUs(w *cli.Watch, file string, set []string) (text string, answer []string, err error) {
 	spec, err := cli.LoadSpec(file, set)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	fleets := fleetsOf(spec.Cluster.GPUsPerNode, spec.Cluster.Unit())
 	s := fleetSearch{w, file, set, map[int]string{}}
@@ -29,27 +30,27 @@ func fewestGPUs(w *cli.Watch, file string, set []string) (string, error) {
 			if few >= 0 {
 				text += fmt.Sprintf("; %s %s not enough", fleets[few], fleets[few].are())
 			}
-			return "", cli.Stopped("%s", text)
+			return "", nil, cli.Stopped("%s", text)
 		}
 		if enough == len(fleets)-1 {
-			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))
+			return "", nil, cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
 	enough, few = s.smallest(fleets, enough, few)
 	if s.watch.Stopped() {
-		return fmt.Sprintf("%s %s enough; the search was stopped, and fewer may suffice\n", fleets[enough], fleets[enough].are()), nil
+		return fmt.Sprintf("%s %s enough; the search was stopped, and fewer may suffice\n", fleets[enough], fleets[enough].are()), fleets[enough].set(), nil
 	}
 	s.watch.Say("the fastest plan on %s", fleets[enough])
 	words, err := s.plan(fleets[enough])
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	text := fmt.Sprintf("%s %s enough: %s\n", fleets[enough], fleets[enough].are(), words)
+	text = fmt.Sprintf("%s %s enough: %s\n", fleets[enough], fleets[enough].are(), words)
 	if few >= 0 {
 		text += fmt.Sprintf("%s %s not enough: %s\n", fleets[few], fleets[few].are(), s.lacking(fleets, few))
 	}
-	return text, nil
+	return text, fleets[enough].set(), nil
 }
 
 // fleet is a whole number of nodes, or a part of one node.
@@ -63,6 +64,11 @@ func (f fleet) String() string {
 		return fmt.Sprintf("%d of the %ss of a node", f.gpus, f.unit)
 	}
 	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
+}
+
+// set returns the overrides that make the fleet the job's cluster.
+func (f fleet) set() []string {
+	return []string{fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus)}
 }
 
 // are returns the verb for the fleet.
@@ -95,10 +101,8 @@ type fleetSearch struct {
 	known map[int]string // shortfall by index of the fleet; "" if the job fits
 }
 
-// on returns the overrides that make the fleet the job's cluster.
-func (s *fleetSearch) on(f fleet) []string {
-	return append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
-}
+// on returns the overrides of the job on a fleet.
+func (s *fleetSearch) on(f fleet) []string { return slices.Concat(s.set, f.set()) }
 
 func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	lacking, known := s.known[i]

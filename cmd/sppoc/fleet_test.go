@@ -215,7 +215,7 @@ func TestFleetQuestions(t *testing.T) {
 			ask, changes = fewestGPUs, fewestIn
 		}
 		before := processorTime()
-		answer, err := ask(nil, file, set)
+		answer, _, err := ask(nil, file, set)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/pflag"
@@ -50,11 +49,8 @@ func specOutput(flags *pflag.FlagSet, what string) func(env *cli.Env, dir string
 	cli.Files(flags, "output", "sppo")
 	return func(env *cli.Env, dir string, derive func() (string, *hf.Model, error)) error {
 		if *out != "" {
-			if err := cli.CheckOutput(*out, filepath.Join(dir, hf.ConfigFile)); err != nil {
+			if err := newFile(*out, filepath.Join(dir, hf.ConfigFile), *force); err != nil {
 				return err
-			}
-			if _, err := os.Lstat(*out); err == nil && !*force {
-				return cli.Usagef("%s already exists: --force replaces it", *out)
 			}
 		}
 		text, model, err := derive()

@@ -29,17 +29,17 @@ const probePatience = 0.05
 
 // longestSequence finds the longest sequence for which the job fits, with all other settings as in the spec, and
 // the shortfall at the next longer one. Lengths are multiples of a grid, so that every subsequence can be a whole
-// number of alignment steps long.
-func longestSequence(w *cli.Watch, file string, set []string) (string, error) {
+// number of alignment steps long. The overrides in answer pin that length and its plan.
+func longestSequence(w *cli.Watch, file string, set []string) (text string, answer []string, err error) {
 	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if job.Spec == nil {
-		return "", cli.Usagef("--max-sequence needs a spec: %s is a plan for one sequence length", file)
+		return "", nil, cli.Usagef("--max-sequence needs a spec: %s is a plan for one sequence length", file)
 	}
 	if len(job.Plan.Schedule.Subsequences.Lengths) > 0 {
-		return "", cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow only one sequence length")
+		return "", nil, cli.Usagef("--max-sequence needs a number of subsequences; the lengths that the spec lists allow only one sequence length")
 	}
 	grid := int64(job.Plan.Subsequences.N) * job.Plan.Subsequences.Align
 	if job.Spec.Schedule.Subsequences.Auto { // each length has its own number of subsequences
@@ -60,12 +60,12 @@ type sequenceSearch struct {
 	over    *plan.Plan // plan of the shortest sequence that does not fit; nil: there is none
 }
 
-func (s *sequenceSearch) run(start int64) (string, error) {
+func (s *sequenceSearch) run(start int64) (text string, answer []string, err error) {
 	fits, over := int64(0), start
 	for s.fits(over) && !s.watch.Stopped() {
 		fits, over = over, 2*over
 		if over*s.grid > mostTokens {
-			return fmt.Sprintf("%s tokens fit; no limit was found below that\n", tokens(fits*s.grid)), nil
+			return fmt.Sprintf("%s tokens fit; no limit was found below that\n", tokens(fits*s.grid)), s.pinned(fits), nil
 		}
 	}
 	for over-fits > max(1, fits/fineness) && !s.watch.Stopped() {
@@ -76,24 +76,29 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 		}
 	}
 	if s.watch.Stopped() && fits > 0 {
-		return fmt.Sprintf("%s tokens fit (%d), with\n  %s\nthe search was stopped; more may fit\n", tokens(fits*s.grid), fits*s.grid, settings(s.best)), nil
+		return fmt.Sprintf("%s tokens fit (%d), with\n  %s\nthe search was stopped; more may fit\n", tokens(fits*s.grid), fits*s.grid, settings(s.best)), s.pinned(fits), nil
 	}
 	if s.watch.Stopped() {
-		return "", cli.Stopped("%s: the search was stopped before it found a sequence that fits", s.file)
+		return "", nil, cli.Stopped("%s: the search was stopped before it found a sequence that fits", s.file)
 	}
 	if fits == 0 {
-		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
+		return "", nil, cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
 	}
 	needed, err := s.fastest(fits)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	text := fmt.Sprintf("%s tokens fit (%d), with\n  %s\n", tokens(fits*s.grid), fits*s.grid, settings(s.best))
+	text = fmt.Sprintf("%s tokens fit (%d), with\n  %s\n", tokens(fits*s.grid), fits*s.grid, settings(s.best))
 	if s.best.LayerOrder() {
 		text += "order: " + report.OrderInWords(s.best) + "\n"
 	}
 	text += needed + "\n" + fmt.Sprintf("no plan for %s tokens was found to fit: %s\n", tokens(over*s.grid), s.lacking)
-	return text + s.limits(over), nil
+	return text + s.limits(over), s.pinned(fits), nil
+}
+
+// pinned returns the overrides that give sequences a length, and pin the best plan.
+func (s *sequenceSearch) pinned(steps int64) []string {
+	return append([]string{fmt.Sprintf("train.sequence=%d", steps*s.grid)}, pins(s.best)...)
 }
 
 // fastest keeps the fastest plan found for the longest length that fits, and describes the time and the memory of its step.

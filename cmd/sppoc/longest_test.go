@@ -1,8 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
@@ -22,7 +26,7 @@ func TestLongestFits(t *testing.T) {
 	}
 	for _, j := range jobs {
 		before := processorTime()
-		text, err := longestSequence(nil, j.file, nil)
+		text, _, err := longestSequence(nil, j.file, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,6 +45,43 @@ func TestLongestFits(t *testing.T) {
 		}
 		if err != nil || !job.Plan.Memory.Fits {
 			t.Errorf("%s with %s: it does not fit: %v", j.file, set, err)
+		}
+	}
+}
+
+// TestAnswerFile checks that the specs that --max-sequence and --min-gpus write plan to exactly the answers that they print.
+func TestAnswerFile(t *testing.T) {
+	config, err := os.ReadFile("../../hf/testdata/configs/Qwen3-0.6B.json")
+	folder := filepath.Join(t.TempDir(), "Qwen3-0.6B")
+	if err := errors.Join(err, os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "config.json"), config, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	numbers := regexp.MustCompile(`(\S+ \S*s) a step.*?, (\S+ \S+) of device memory, (\S+ \S+) of host memory`)
+	for _, command := range [][]string{
+		{"../../examples/tiny.sppo", "--max-sequence"},
+		{"../../examples/tiny.sppo", "--min-gpus", "--set", "cluster.device_memory=200KiB", "--set", "schedule.pp=auto", "--set", "schedule.sp=auto"},
+		{"../../examples/tiny.sppo", "--max-sequence", "--set", "cluster.device_memory=500KiB", "--set", "schedule=alst()", "--set", "schedule.zero=auto"},
+		{folder, "--min-gpus", "--cluster", "h100", "--sequence", "256K"},
+	} {
+		out := filepath.Join(t.TempDir(), "new.sppo")
+		text := string(answer(t, append([]string{"plan", "-o", out}, command...)...))
+		want := numbers.FindStringSubmatch(text)
+		if want == nil {
+			t.Fatalf("%v: no answer in\n%s", command, text)
+		}
+		job, err := cli.OpenPlan(out, nil, pass.Options{})
+		if err == nil {
+			err = errors.Join(job.Measure(), job.Simulate())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		device, host := cli.Peaks(&job.Plan.Memory)
+		if got := []string{job.Plan.Time.StepS.String(), device.String(), host.String()}; !slices.Equal(got, want[1:]) {
+			t.Errorf("%v: the file plans to %v, printed are %v", command, got, want[1:])
+		}
+		if tokens := regexp.MustCompile(`tokens fit \((\d+)\)`).FindStringSubmatch(text); tokens != nil && tokens[1] != fmt.Sprint(job.Plan.Train.Sequence) {
+			t.Errorf("%v: the file has sequences of %d tokens, printed are %s", command, job.Plan.Train.Sequence, tokens[1])
 		}
 	}
 }

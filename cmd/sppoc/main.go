@@ -72,7 +72,7 @@ var app = cli.App{
 				"is printed with suggested changes that would make it fit, and the exit code is 3. --long prints all decisions with\n" +
 				"their reasons, memory by use and the critical path; --section prints only some of these parts. Ctrl-C ends a search:\n" +
 				"the best result found so far is printed, and the exit code is 130. A second Ctrl-C, or one during other work, aborts\n" +
-				"the command.\n\n" +
+				"the command. With -o, --max-sequence and --min-gpus write a spec that plans to their answer.\n\n" +
 				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. Of a long step\n" +
 				"whose sequences run one after another, only three microbatches are placed and simulated, because each of the others\n" +
 				"takes the same memory and the same time. The times of alternatives and rejected choices are the search's estimates.\n" +
@@ -87,7 +87,7 @@ var app = cli.App{
 				"sppoc plan examples/tiny.sppo --why-idle",
 				"sppoc plan examples/tiny.sppo --set schedule.subsequences=8 --set train.sequence=256",
 				"sppoc plan examples/tiny.sppo --stop-after partition --print-after partition",
-				"sppoc plan examples/paper/gpt-7b-1m.sppo --max-sequence",
+				"sppoc plan examples/paper/gpt-7b-1m.sppo --max-sequence -o longest.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --min-gpus --set schedule.pp=auto",
 			},
 		},

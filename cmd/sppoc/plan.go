@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -39,7 +41,11 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits if all other settings stay as in the spec, and the resource that limits its length")
 	fewest := flags.Bool("min-gpus", false, "find the smallest number of GPUs on which the job fits, and the additional "+
 		"memory that fewer GPUs would need")
+	out := flags.StringP("output", "o", "", "write a spec with the answer of --max-sequence or --min-gpus to this file")
+	force := flags.Bool("force", false, "replace the file if it exists")
+	cli.Files(flags, "output", "sppo")
 	return func(env *cli.Env, args []string) error {
+		searches := *longest || *fewest
 		switch {
 		case *longest && *fewest:
 			return cli.Usagef("plan: use either --max-sequence or --min-gpus, not both")
@@ -47,24 +53,20 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 			return cli.Usagef("plan: --long and --section are for the report, which --json replaces")
 		case *asJSON && *idle:
 			return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
-		case *asJSON && (*longest || *fewest):
+		case *asJSON && searches:
 			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
+		case *out != "" && !searches:
+			return cli.Usagef("plan: -o writes the spec that --max-sequence or --min-gpus finds; --json > FILE writes a plan")
 		}
 		if err := knownSections(*sections); err != nil {
 			return err
 		}
 		set := set()
-		for _, question := range []struct {
-			asked  bool
-			answer func(w *cli.Watch, file string, set []string) (string, error)
-		}{{*longest, longestSequence}, {*fewest, fewestGPUs}} {
-			if question.asked {
-				w := cli.NewWatch(env)
-				text, err := question.answer(w, args[0], set)
-				w.End()
-				io.WriteString(env.Stdout, text)
-				return err
-			}
+		switch {
+		case *longest:
+			return printAnswer(env, args[0], set, *out, *force, longestSequence)
+		case *fewest:
+			return printAnswer(env, args[0], set, *out, *force, fewestGPUs)
 		}
 		options.Print = env.Stdout
 		job, whole, err := planned(env, args[0], set, *options)
@@ -97,6 +99,43 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		w.End()
 		return cli.DoesNotFit(advice)
 	}
+}
+
+// printAnswer prints what a search finds, and writes a spec with the overrides of its answer to a file if one is given.
+func printAnswer(env *cli.Env, file string, set []string, out string, force bool,
+	search func(w *cli.Watch, file string, set []string) (text string, answer []string, err error)) error {
+	if out != "" {
+		if err := newFile(out, file, force); err != nil {
+			return err
+		}
+	}
+	w := cli.NewWatch(env)
+	text, found, err := search(w, file, set)
+	w.End()
+	io.WriteString(env.Stdout, text)
+	if err != nil || out == "" {
+		return err
+	}
+	spec, err := cli.LoadSpec(file, slices.Concat(set, found))
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(text, "\n")
+	return cli.WriteFile(out, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "# %s\n%s", strings.TrimSuffix(first, ", with"), spec.Text(filepath.Dir(out)))
+		return err
+	})
+}
+
+// newFile returns an error if an output file cannot be written, or exists and is not to be replaced.
+func newFile(out, input string, force bool) error {
+	if err := cli.CheckOutput(out, input); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(out); err == nil && !force {
+		return cli.Usagef("%s already exists: --force replaces it", out)
+	}
+	return nil
 }
 
 // knownSections returns an error if one of the names is not that of a section.

@@ -53,13 +53,34 @@ func WriteSections(w io.Writer, p *plan.Plan, names []string) error {
 // worrying is the share of a step by which an unplanned candidate may be faster before the summary says so.
 const worrying = 0.05
 
+// summaryWidth is the width of the second column of the summary, so that no line has more than 120 columns.
+const summaryWidth = 106
+
+// folded breaks a text into lines between words.
+func folded(text string, width int) (lines []string) {
+	for len(text) > width {
+		cut := strings.LastIndexByte(text[:width+1], ' ')
+		if cut <= 0 {
+			break
+		}
+		lines, text = append(lines, text[:cut]), text[cut+1:]
+	}
+	return append(lines, text)
+}
+
 // WriteSummary writes the answer that a plan gives in at most 11 lines: whether the job fits, time, throughput, ranks,
 // recomputation, offload and memory, and a warning for each reason to distrust it. The plan must be placed.
 func WriteSummary(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
 	title(p, &b)
 	par, m := p.Parallel, p.Memory
-	table(&b, func(line func(...string)) {
+	table(&b, func(cells func(...string)) {
+		line := func(name, text string) {
+			for _, part := range folded(text, summaryWidth) {
+				cells(name, part)
+				name = ""
+			}
+		}
 		if short := m.Shortfall(); short != nil {
 			line("fits", "no: "+short.String())
 		} else {
@@ -137,7 +158,7 @@ func inTransit(p *plan.Plan, kept, offloaded float64) string {
 	if kept > noticeable || offloaded == 0 || float64(most) < noticeable*float64(p.Memory.DeviceCapacityBytes) {
 		return ""
 	}
-	return fmt.Sprintf("; up to %s are on the device at a time, before and after the copies", most)
+	return fmt.Sprintf("; up to %s there before and after the copies", most)
 }
 
 // Shares returns the shares of the type-1 bytes that stay on the device, go to the host, and are recomputed.

@@ -37,3 +37,18 @@ func TestWarnings(t *testing.T) {
 	p.Cluster.Parallelism, p.Model.HeadDim = 0, 80
 	check()
 }
+
+// TestFolded checks that texts are broken between words, and that nothing is lost.
+func TestFolded(t *testing.T) {
+	for text, want := range map[string][]string{
+		"":                     {""},
+		"one two":              {"one two"},
+		"one two three four":   {"one two", "three four"},
+		"longer_than_the_line": {"longer_than_the_line"},
+		"twelve chars":         {"twelve", "chars"},
+	} {
+		if got := folded(text, 10); !slices.Equal(got, want) {
+			t.Errorf("%q is broken into %q, want %q", text, got, want)
+		}
+	}
+}
