@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/passes/report"
 )
 
 // heldJobs lists jobs whose ranks do not divide the rows of most matrices.
@@ -40,5 +41,40 @@ func TestRanksHoldTheirShare(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWholePositionTable checks that the report says when replicas hold a position table as a whole, and that the program then divides the
+// rest of the optimizer state.
+func TestWholePositionTable(t *testing.T) {
+	for name, whole := range map[string]bool{
+		"gpt-1.3b h100 3 2 48K train.batch=3 schedule.dp=3 schedule.sp=2 schedule.zero=1":                      false, // 6144 rows per rank and subsequence
+		"gpt-1.3b h100 3 2 32K train.batch=3 schedule.dp=3 schedule.sp=2 schedule.zero=1":                      true,
+		"gpt-1.3b h100 2 2 32K train.batch=2 schedule.dp=2 schedule.sp=2 schedule.zero=1":                      false,
+		"gpt-1.3b h100 3 2 32K train.batch=3 schedule.dp=3 schedule.sp=2 model.positions=rope schedule.zero=1": false,
+	} {
+		file, set := fleetFile(t, strings.Fields(name))
+		set = append(set, "schedule.optimizer_offload=none", "schedule.subsequences=4", "schedule.partition=length")
+		job, _, _, err := weighed(file, set)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var text strings.Builder
+		if err := report.Write(&text, job.Plan); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(text.String(), "the position table is not divided"); got != whole {
+			t.Errorf("%s: the report says %t that the position table is whole", name, got)
+		}
+		g := job.Plan.Graph()
+		trained, _ := g.Parameters()
+		table := 0.0
+		if whole {
+			table = 32 << 10 * 2048
+		}
+		share := 12 * ((float64(trained)-table)/float64(job.Plan.Parallel.Ranks()) + table/2)
+		if held := float64(job.Plan.Memory.Device[0].Parts[ir.PartOptimizer]); held < share || held > 1.01*share {
+			t.Errorf("%s: a rank holds %s of optimizer state, not %s", name, ir.Bytes(held), ir.Bytes(share))
+		}
 	}
 }

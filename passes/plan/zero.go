@@ -113,6 +113,14 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
 }
 
+// WholeTable reports whether every replica holds the whole state of its part of the position table, because replicas cannot divide a
+// piece of it evenly.
+func (p *Plan) WholeTable() bool {
+	return min(p.Parallel.DP, p.Parallel.SP) > 1 && slices.ContainsFunc(p.Graph().Embedding.Params, func(param graph.Param) bool {
+		return param.Shard == graph.ByTokens && !param.Frozen && p.Slicing(&param).Slices() == 1
+	})
+}
+
 // Divided returns the shares of the model's parameters whose optimizer state, gradients and weights are divided among the
 // ranks that hold them, in the order of the ZeRO stages, and the padding of the slices as a share of the parameters.
 func (p *Plan) Divided() (shares [ZeroWeights]float64, padding float64) {

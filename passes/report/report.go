@@ -123,6 +123,9 @@ func zeroInWords(p *plan.Plan) string {
 	if padding > 0 {
 		text += fmt.Sprintf("; padding adds %.2g%%", 100*padding)
 	}
+	if p.WholeTable() {
+		text += fmt.Sprintf("; the position table is not divided, because a rank's rows in each subsequence are not divisible by dp = %d", p.Parallel.DP)
+	}
 	return text
 }
 
