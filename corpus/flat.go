@@ -58,8 +58,14 @@ func (r *reader) openFlat(s *stream, name, kind string) error {
 		return err
 	}
 	f := file{name: name, data: data, size: size, width: widths[kind], vocab: r.vocab}
-	if r.Header != "none" {
+	switch r.Header {
+	case "none":
+	case "llmc":
 		err = r.readHeader(&f, kind)
+	default:
+		if err = otherThanTokens(&f); err == nil {
+			err = r.readHeader(&f, kind)
+		}
 	}
 	if f.width == 0 { // as in nanoGPT
 		f.width = 2

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"sppo.dev/infile"
@@ -16,6 +17,10 @@ const maxLive = 256 << 20
 
 // openText tokenizes a file of text or jsonl.
 func (r *reader) openText(s *stream, name string) error {
+	switch ext := filepath.Ext(name); ext {
+	case ".gz", ".zst", ".parquet":
+		return fmt.Errorf("%s: only plain text and jsonl are tokenized when a run opens them: tokenize %s files first with sppoc tokenize", name, ext)
+	}
 	in, size, err := infile.Open(name)
 	if err != nil {
 		return err
@@ -56,7 +61,7 @@ func (r *reader) openText(s *stream, name string) error {
 	if strings.HasSuffix(name, ".jsonl") {
 		err = Lines(in, Fields{Text: r.Field}, take)
 	} else {
-		err = Text(in, r.tok.Cut, take)
+		err = Text(&TextReader{From: in}, r.tok.Cut, take)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

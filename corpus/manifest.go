@@ -1,6 +1,7 @@
 package corpus
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
@@ -16,7 +17,10 @@ import (
 // complete.
 const ManifestName = "manifest.json"
 
-const manifestFormat = "sppo tokens 1"
+const (
+	manifestKind   = "sppo tokens "
+	manifestFormat = manifestKind + "1"
+)
 
 // Manifest describes a folder of token files.
 //
@@ -45,6 +49,17 @@ type Shard struct {
 	Highest   int64  `json:"highest"`
 	Checksum  string `json:"checksum"`         // CRC-32C of NAME.bin, NAME.idx and, if there is one, NAME.mask, in hexadecimal
 	Blocks    string `json:"blocks,omitempty"` // CRC-32C of each block of BlockBytes of NAME.bin and then of NAME.mask
+}
+
+// IsFolder reports whether a folder is a corpus, also if it is damaged.
+func IsFolder(dir string) bool {
+	f, _, err := infile.Open(filepath.Join(dir, ManifestName))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	start, err := io.ReadAll(io.LimitReader(f, 256))
+	return err == nil && bytes.Contains(start, []byte(`"format": "`+manifestKind))
 }
 
 // ReadManifest reads the manifest of a folder. If there is none, the error is fs.ErrNotExist.

@@ -86,6 +86,11 @@ func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, 
 	return nil
 }
 
+// TokenError reports a token outside the vocabulary.
+type TokenError struct{ what string }
+
+func (e *TokenError) Error() string { return e.what }
+
 // blocks is a pool of buffers for reading.
 var blocks = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
@@ -108,7 +113,7 @@ func (f *file) read(at, n int64, out []int32, stride int) error {
 		for j := range take {
 			id := f.token(b[j*f.width:])
 			if id >= uint64(f.vocab) {
-				return fmt.Errorf("%s: token %d at byte %d is %d, but the vocabulary has %d", f.name, at+j, offset+j*f.width, id, f.vocab)
+				return &TokenError{fmt.Sprintf("%s: token %d at byte %d is %d, but the vocabulary has %d", f.name, at+j, offset+j*f.width, id, f.vocab)}
 			}
 			out[i] = int32(id)
 			i += stride

@@ -39,7 +39,7 @@ type DamagedError struct {
 	err  *store.Damage
 }
 
-func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
+func (e *DamagedError) Error() string { return about(e.Path, e.err) }
 
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
@@ -51,7 +51,7 @@ type MismatchError struct {
 	err  error
 }
 
-func (e *MismatchError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
+func (e *MismatchError) Error() string { return about(e.Path, e.err) }
 
 // Unwrap returns the cause.
 func (e *MismatchError) Unwrap() error { return e.err }
@@ -61,7 +61,46 @@ func opening(path string, err error) error {
 	if damage := (*store.Damage)(nil); errors.As(err, &damage) {
 		return &DamagedError{path, damage}
 	}
-	return fmt.Errorf("checkpoint %s: %w", path, err)
+	return &checkpointError{path, err}
+}
+
+// checkpointError is any other error of a checkpoint.
+type checkpointError struct {
+	Path string
+	err  error
+}
+
+func (e *checkpointError) Error() string { return about(e.Path, e.err) }
+
+// Unwrap returns the cause.
+func (e *checkpointError) Unwrap() error { return e.err }
+
+// about makes a sentence of the path of a checkpoint and an error. Some errors are predicates, such as "is damaged".
+func about(path string, err error) string {
+	text := err.Error()
+	switch verb, _, _ := strings.Cut(text, " "); {
+	case strings.HasPrefix(text, "is not a checkpoint"):
+		return path + " " + text
+	case slices.Contains([]string{"is", "has", "was", "of"}, verb):
+		return "checkpoint " + path + " " + text
+	}
+	return "checkpoint " + path + ": " + text
+}
+
+// insteadOf says what a folder contains if it is recognizably something other than checkpoints; otherwise it returns "".
+func insteadOf(dir string) string {
+	if corpus.IsFolder(dir) {
+		return fmt.Sprintf("a corpus of tokens: name it in a spec, as in data = tokens(%q)", dir)
+	}
+	for _, other := range []struct{ file, what string }{
+		{"config.json", "the folder of a model: --weights takes such folders"},
+		{"tokenizer.json", "the folder of a tokenizer"}, {"tokenizer.model", "the folder of a tokenizer"},
+	} {
+		if _, err := os.Stat(filepath.Join(dir, other.file)); err == nil {
+			return other.what
+		}
+	}
+	return ""
 }
 
 // OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of
@@ -87,16 +126,22 @@ func openCheckpoint(path string) (*Checkpoint, error) {
 	if !info.IsDir() {
 		return openSingle(path)
 	}
-	if _, err := os.Lstat(filepath.Join(path, store.ManifestFile)); errors.Is(err, fs.ErrNotExist) {
+	_, err = os.Lstat(filepath.Join(path, store.ManifestFile))
+	bare := errors.Is(err, fs.ErrNotExist)
+	if bare {
 		steps, err := store.Steps(path)
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case len(steps) > 0:
-			path = filepath.Join(path, store.StepName(steps[len(steps)-1]))
-		case !store.IsStep(path):
-			return nil, fmt.Errorf("checkpoint %s: the folder contains no checkpoints", path)
 		}
+		if len(steps) > 0 {
+			path, bare = filepath.Join(path, store.StepName(steps[len(steps)-1])), false
+		}
+	}
+	if other := insteadOf(path); other != "" && (bare || corpus.IsFolder(path)) {
+		return nil, fmt.Errorf("%s is not a checkpoint, but %s", path, other)
+	}
+	if bare && !store.IsStep(path) {
+		return nil, fmt.Errorf("%s contains no checkpoints", path)
 	}
 	c, err := store.Open(path)
 	if err != nil {
@@ -256,7 +301,7 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	}
 	if err != nil {
 		j.dead = err // some ranks may have loaded new values
-		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
+		return &checkpointError{c.Path, err}
 	}
 	j.step, j.skipped, j.norms, j.origin = c.Step, c.Skipped, slices.Clone(c.Norms), c.Origin
 	return nil

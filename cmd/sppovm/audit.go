@@ -35,7 +35,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 	flags.Float64Var(&f.tolerance, "tolerance", 0, "if the plans add terms in different orders: the largest allowed difference in the weights, or in any one kind of optimizer state, relative to the norm of their change; 0: 0.001 for f32, 0.3 for bf16")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
-	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
+	flags.StringVar(&f.dir, "dir", "", dirHelp)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "run even if the job does not fit its cluster or the free memory")
 	set := cli.JobFlags(flags)

@@ -41,7 +41,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32; NaN where the label is masked")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
-	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
+	flags.StringVar(&f.dir, "dir", "", dirHelp)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster or the free memory")
 	set := cli.JobFlags(flags)
@@ -154,7 +154,7 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *wor
 	}
 	r := &training{f: &f.runFlags, weights: weights, program: job.Program, job: j, device: computer.name, show: f.progress(env, job.Program, computer.name)}
 	e := &evaluating{evalFlags: f, training: r, split: split}
-	err = e.all(ctx)
+	err = named(job, e.all(ctx))
 	if err == nil {
 		err = e.report(env)
 	}

@@ -13,6 +13,7 @@ import (
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/vm"
@@ -78,7 +79,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	f.saves.define(flags)
 	f.defineStart(flags)
 	flags.BoolVar(&f.startOver, "start-over", false, "with --resume auto: if every checkpoint in the --save folder is damaged, train from the beginning instead of stopping")
-	flags.StringVar(&f.dir, "dir", "", "resolve relative paths of data files against this folder instead of the current one")
+	flags.StringVar(&f.dir, "dir", "", dirHelp)
 	cli.Choice(flags, &f.blas, "blas", "go", "compute matrix products with go (built in) or openblas (if installed)", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "number of threads for kernels; 0: one per processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks through NCCL, with one GPU per rank, instead of copying "+
@@ -173,7 +174,7 @@ func (f *runFlags) check() error {
 	case f.startOver && f.resume != resumeAuto:
 		return cli.Usagef("--start-over needs --resume auto")
 	}
-	if err := errors.Join(f.saves.check(f.resume), f.watch.check(f.device, f.json)); err != nil {
+	if err := errors.Join(f.saves.check(f.resume, f.watch.tensorboard, f.watch.log, f.profile), f.watch.check(f.device, f.json)); err != nil {
 		return err
 	}
 	switch f.device {
@@ -203,6 +204,9 @@ func (f *runFlags) check() error {
 	}
 	return nil
 }
+
+// dirHelp describes --dir. Programs hold paths relative to the folder where their spec was compiled.
+const dirHelp = "look for data files in this `FOLDER` instead of the current one; text(\"a.txt\") in the spec jobs/job.sppo is FOLDER/jobs/a.txt, also in a program compiled from it"
 
 // blasNames lists the implementations of matrix products on the CPU.
 var blasNames = []string{"go", "openblas"}
@@ -297,7 +301,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		}
 	}
 	if err = r.watch(); err == nil {
-		err = r.all(ctx)
+		err = named(job, r.all(ctx))
 	}
 	return errors.Join(err, r.finish(err), j.Close())
 }
@@ -376,6 +380,18 @@ func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 		return nil, job.Spec.Diagnose("train.data", lang.BadData, "%v", err)
 	}
 	return tokens, cli.Wrong(err)
+}
+
+// named returns err, or an input error that names the line of train.data if a token of the data is outside the vocabulary.
+func named(job *cli.Job, err error) error {
+	switch bad := (*corpus.TokenError)(nil); {
+	case !errors.As(err, &bad):
+		return err
+	case job.Spec != nil:
+		return job.Spec.Diagnose("train.data", lang.BadData, "%v", bad)
+	default:
+		return cli.Wrong(bad)
+	}
 }
 
 // training is a run in progress.

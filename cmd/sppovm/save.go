@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/store"
@@ -40,7 +42,8 @@ func (f *saveFlags) define(flags *pflag.FlagSet) {
 // resumeAuto is the value of --resume that means the newest checkpoint in the --save folder.
 const resumeAuto = "auto"
 
-func (f *saveFlags) check(resume string) error {
+// check checks the flags. The run may also write to the paths in own.
+func (f *saveFlags) check(resume string, own ...string) error {
 	if f.dir == "" {
 		switch {
 		case f.every != "" || f.wait:
@@ -75,8 +78,40 @@ func (f *saveFlags) check(resume string) error {
 	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
 		return cli.Usagef("cannot write to %s: it is a file, but --save takes a folder", f.dir)
 	}
-	return nil
+	return f.takes(own)
 }
+
+// takes refuses a folder with files but no checkpoints, which would be mixed with those of something else. The run's own files do
+// not count, nor do logs: an earlier run or its launcher may have begun them.
+func (f *saveFlags) takes(own []string) error {
+	if corpus.IsFolder(f.dir) {
+		return cli.Usagef("--save %s: the folder is a corpus of tokens: name another folder for checkpoints", f.dir)
+	}
+	list, err := os.ReadDir(f.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	other := ""
+	for _, entry := range list {
+		switch name := entry.Name(); {
+		case store.IsStep(name): // a folder of checkpoints
+			return nil
+		case strings.HasPrefix(name, ".") || strings.Contains(name, ".damaged") || name == "lost+found" || slices.Contains(logs, filepath.Ext(name)):
+		case slices.ContainsFunc(own, func(path string) bool {
+			return strings.HasPrefix(filepath.Clean(path)+"/", filepath.Join(f.dir, name)+"/")
+		}):
+		case other == "":
+			other = name
+		}
+	}
+	if other != "" {
+		return cli.Usagef("--save %s: the folder contains %s but no checkpoints: name an empty folder, or one that does not exist", f.dir, other)
+	}
+	return err
+}
+
+// logs lists the endings of files that may be in a folder for checkpoints.
+var logs = []string{".jsonl", ".log", ".out", ".err"}
 
 // during reports whether checkpoints are written during the run.
 func (f *saveFlags) during() bool { return f.dir != "" && f.every != "" }

@@ -76,7 +76,7 @@ func TestResumeAuto(t *testing.T) {
 	}
 	newest := filepath.Join("dir", "step-3")
 	flipMiddle(t, filepath.Join(newest, "rank-00002.safetensors"))
-	if code, _, text := runs(t, "tiny.sppo", "--resume", newest, "-q"); code != cli.BadInput || text != "sppovm: checkpoint dir/step-3: is damaged: rank-00002.safetensors has a wrong checksum\n" {
+	if code, _, text := runs(t, "tiny.sppo", "--resume", newest, "-q"); code != cli.BadInput || text != "sppovm: checkpoint dir/step-3 is damaged: rank-00002.safetensors has a wrong checksum\n" {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 	all := launchAll(t, 2, inWorld(t, 2, args...))
@@ -129,7 +129,7 @@ func TestUnreadableIsNotDamaged(t *testing.T) {
 			return errors.Join(os.Rename("dir/step-3", "moved"), os.Symlink("nowhere", "dir/step-3"))
 		}, cli.Failed, "sppovm: dir/step-3: no such file\n"},
 		"another seed": {func(string) error { return nil }, cli.BadInput,
-			"sppovm: checkpoint dir/step-3: was made with seed 1, but this program runs with 5\n"},
+			"sppovm: checkpoint dir/step-3 was made with seed 1, but this program runs with 5\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := threeSteps(t)
@@ -186,7 +186,7 @@ func TestStartOver(t *testing.T) {
 	}
 	const remedy = "no other checkpoint in dir is undamaged: repair one, or start from the beginning with --start-over\n"
 	code, _, text := runs(t, args...)
-	if code != cli.Failed || text != "sppovm: checkpoint dir/step-3: is not a checkpoint: it has no manifest.json; "+remedy {
+	if code != cli.Failed || text != "sppovm: dir/step-3 is not a checkpoint: it has no manifest.json; "+remedy {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 	if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
@@ -224,8 +224,8 @@ func TestProcessesAgreeOnDamage(t *testing.T) {
 		"permission": {"chmod 000 dir/step-3", `exec setpriv --bounding-set -dac_override,-dac_read_search "$@"`, "dir/step-3/manifest.json: permission denied"},
 		"shard": {"cp dir/step-3/rank-00002.safetensors other && printf xxxx | dd of=other bs=1 seek=5000 conv=notrunc 2>/dev/null",
 			`mount --bind other dir/step-3/rank-00002.safetensors && exec "$@"`,
-			"dir/step-3: is damaged: rank-00002.safetensors has a wrong checksum, but process OTHER finds no damage there: the processes see different files"},
-		"manifest": {"true", `mount -t tmpfs tmpfs dir/step-3 && exec "$@"`, "dir/step-3: is not a checkpoint: it has no manifest.json, but process OTHER finds no damage there"},
+			"dir/step-3 is damaged: rank-00002.safetensors has a wrong checksum, but process OTHER finds no damage there: the processes see different files"},
+		"manifest": {"true", `mount -t tmpfs tmpfs dir/step-3 && exec "$@"`, "dir/step-3 is not a checkpoint: it has no manifest.json, but process OTHER finds no damage there"},
 	} {
 		for odd := range 2 { // the process that sees the checkpoint differently
 			t.Run(fmt.Sprint(name, " in process ", odd), func(t *testing.T) {

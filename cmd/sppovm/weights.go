@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -242,6 +243,10 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 		return nil, nil, fmt.Errorf("the run started from %s, which does not exist: name a folder of the same model with --from", dir)
 	case err != nil:
 		return nil, nil, err
+	}
+	if _, err := os.Stat(filepath.Join(dir, hf.ConfigFile)); f.from != "" && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("--from %s: the folder has no %s: name the folder of a whole model, with its config and its weights; "+
+			"for a model that a spec describes, omit --from: export writes a config, and a tokenizer's files can be copied beside it", dir, hf.ConfigFile)
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {

@@ -132,9 +132,9 @@ func (in *Input) each(fields corpus.Fields, cut func([]byte) int, yield func(d c
 	defer r.Close()
 	ext := filepath.Ext(name)
 	lines := ext == ".jsonl" || ext == ".ndjson"
-	text := &textReader{from: r, binary: lines}
+	text := &corpus.TextReader{From: r, Binary: lines}
 	in.invalid = 0
-	give := func(d corpus.Document) error { in.invalid = text.invalid; return yield(d, c.read) }
+	give := func(d corpus.Document) error { in.invalid = text.Invalid; return yield(d, c.read) }
 	if lines {
 		return corpus.Lines(text, fields, give)
 	}
@@ -220,7 +220,7 @@ func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document,
 				return nil
 			}
 			if !utf8.Valid(v.ByteArray()) {
-				in.invalid += invalidBytes(v.ByteArray())
+				in.invalid += corpus.InvalidBytes(v.ByteArray())
 			}
 			at := min(in.size, (done+(row-start))*in.size/max(1, file.NumRows()))
 			return yield(corpus.Document{Text: string(v.ByteArray()), Ends: true}, at)

@@ -5,7 +5,6 @@
 //	pipeline.go  one reader, several workers, one writer in order
 //	shard.go     the files of a shard and their record
 //	input.go     documents in files of any format
-//	utf8.go      refuses binary files and counts bytes that are not UTF-8
 //	pages.go     checks the pages of parquet files
 //	check.go     reads all documents to find damage
 //	train.go     counts words for a tokenizer

@@ -365,7 +365,7 @@ func TestForeignCheckpointsAreRefused(t *testing.T) {
 	if err := job.Restore(t.Context(), filepath.Join(dir, "nowhere")); err == nil {
 		t.Error("a missing checkpoint is restored")
 	}
-	if err := job.Restore(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "the folder contains no checkpoints") {
+	if err := job.Restore(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no checkpoints") {
 		t.Errorf("a folder without checkpoints: %v", err)
 	}
 	file := filepath.Join(dir, "file")

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
+	"sppo.dev/corpus"
 	"sppo.dev/examples"
 	"sppo.dev/hf"
 	"sppo.dev/lang"
@@ -87,6 +88,9 @@ func ModelSpec(dir string, set []string) (string, *hf.Model, error) {
 
 // readFolder reads the model in a folder, and returns the number of tokens per sequence.
 func readFolder(dir string, set []string) (model *hf.Model, sequence string, err error) {
+	if corpus.IsFolder(dir) {
+		return nil, "", Usagef("%s is a corpus of tokens, not a job: name it in a spec, as in data = tokens(%[1]q)", dir)
+	}
 	if _, err := os.Lstat(filepath.Join(dir, hf.ConfigFile)); err != nil && isCheckpoint(dir) {
 		return nil, "", Usagef("%s holds a checkpoint, not a job; to continue from it, give its job: sppovm run FILE --resume %[1]s", dir)
 	}

@@ -1,4 +1,4 @@
-package prepare
+package corpus
 
 import (
 	"bytes"
@@ -7,18 +7,19 @@ import (
 	"unicode/utf8"
 )
 
-// textReader counts the bytes of a text that are not UTF-8, and refuses binary files: those with a byte that is zero.
-type textReader struct {
-	from    io.Reader
-	binary  bool // a zero is not refused
+// TextReader reads a text and counts its bytes that are not UTF-8. It refuses binary files: those with a byte that is zero.
+type TextReader struct {
+	From    io.Reader
+	Binary  bool  // a zero is not refused
+	Invalid int64 // bytes that are not UTF-8, in what has been read
 	at      int64
-	invalid int64
 	part    []byte // the start of a character that has not been read whole
 }
 
-func (t *textReader) Read(b []byte) (int, error) {
-	n, err := t.from.Read(b)
-	if i := bytes.IndexByte(b[:n], 0); i >= 0 && !t.binary {
+// Read implements io.Reader.
+func (t *TextReader) Read(b []byte) (int, error) {
+	n, err := t.From.Read(b)
+	if i := bytes.IndexByte(b[:n], 0); i >= 0 && !t.Binary {
 		return 0, fmt.Errorf("it is not a text: byte %d is zero; name only text files, in UTF-8", t.at+int64(i))
 	}
 	t.at += int64(n)
@@ -27,14 +28,14 @@ func (t *textReader) Read(b []byte) (int, error) {
 }
 
 // count counts the bytes of a block that are not UTF-8. A character may go on in the next block, unless this one is the last.
-func (t *textReader) count(b []byte, last bool) {
+func (t *TextReader) count(b []byte, last bool) {
 	for len(t.part) > 0 && (len(b) > 0 || last) {
 		if len(b) > 0 && !utf8.FullRune(t.part) {
 			t.part, b = append(t.part, b[0]), b[1:]
 			continue
 		}
 		if r, n := utf8.DecodeRune(t.part); r == utf8.RuneError && n == 1 {
-			t.invalid++
+			t.Invalid++
 			t.part = t.part[1:] // the bytes after it may begin a character
 		} else {
 			t.part = t.part[n:]
@@ -48,11 +49,12 @@ func (t *textReader) count(b []byte, last bool) {
 		}
 	}
 	if !utf8.Valid(b[:end]) {
-		t.invalid += invalidBytes(b[:end])
+		t.Invalid += InvalidBytes(b[:end])
 	}
 }
 
-func invalidBytes(b []byte) (count int64) {
+// InvalidBytes counts the bytes that are not UTF-8.
+func InvalidBytes(b []byte) (count int64) {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
 		if r == utf8.RuneError && n == 1 {

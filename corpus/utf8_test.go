@@ -1,4 +1,4 @@
-package prepare
+package corpus
 
 import (
 	"io"
@@ -18,18 +18,18 @@ func TestTextReader(t *testing.T) {
 			text += parts[r.IntN(len(parts))]
 		}
 		for _, from := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text)), iotest.HalfReader(strings.NewReader(text)), iotest.DataErrReader(strings.NewReader(text))} {
-			in := &textReader{from: from}
+			in := &TextReader{From: from}
 			got, err := io.ReadAll(in)
-			if err != nil || string(got) != text || in.invalid != invalidBytes([]byte(text)) {
-				t.Fatalf("%q: %d bytes are invalid rather than %d, %v", text, in.invalid, invalidBytes([]byte(text)), err)
+			if err != nil || string(got) != text || in.Invalid != InvalidBytes([]byte(text)) {
+				t.Fatalf("%q: %d bytes are invalid rather than %d, %v", text, in.Invalid, InvalidBytes([]byte(text)), err)
 			}
 		}
 	}
-	_, err := io.ReadAll(&textReader{from: iotest.HalfReader(strings.NewReader(strings.Repeat("a", 1000) + "\x00b"))})
+	_, err := io.ReadAll(&TextReader{From: iotest.HalfReader(strings.NewReader(strings.Repeat("a", 1000) + "\x00b"))})
 	if err == nil || !strings.Contains(err.Error(), "byte 1000 is zero") {
 		t.Error(err)
 	}
-	if _, err := io.ReadAll(&textReader{from: strings.NewReader("\x00"), binary: true}); err != nil {
+	if _, err := io.ReadAll(&TextReader{From: strings.NewReader("\x00"), Binary: true}); err != nil {
 		t.Error(err)
 	}
 }
