@@ -52,7 +52,7 @@ func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if len(ways) > 0 {
 		lines := []string{file + " does not fit; each of these changes would make it fit"}
 		for _, w := range ways {
-			lines = append(lines, "  --set "+w.words+": "+foreseen(w.job.Plan))
+			lines = append(lines, "  --set "+w.words+": "+foreseen(w.job.Plan)+ofNode(w.words))
 		}
 		return fmt.Errorf("%s", strings.Join(lines, "\n"))
 	}
@@ -60,6 +60,14 @@ func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 		return fmt.Errorf("%s does not fit, nor does any single change make it fit; together these would\n  %s", file, line)
 	}
 	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, more host memory, eight times the nodes or an eighth of the sequence", file)
+}
+
+// ofNode returns a remark on an override of host memory, because peaks are those of a rank.
+func ofNode(override string) string {
+	if strings.HasPrefix(override, "cluster.host_memory=") {
+		return "; cluster.host_memory is that of a node"
+	}
+	return ""
 }
 
 // way is a change that makes a job fit.
@@ -74,7 +82,7 @@ func needs(job *cli.Job) (string, error) {
 		return "", err
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)
-	return fmt.Sprintf("%s a step%s, %s of device memory, %s of host memory", job.Plan.Time.StepS, inHours(job.Plan.Time.StepS), device, host), nil
+	return fmt.Sprintf("%s a step%s, %s of device memory, %s of host memory per rank", job.Plan.Time.StepS, inHours(job.Plan.Time.StepS), device, host), nil
 }
 
 // inHours repeats a time of more than an hour in hours, in parentheses.
@@ -90,7 +98,7 @@ func inHours(t ir.Seconds) string {
 // finding it.
 func foreseen(p *plan.Plan) string {
 	device, host := cli.Peaks(bounded(p))
-	return fmt.Sprintf("estimated at most %s a step, %s of device memory, %s of host memory", p.Time.StepS, device, host)
+	return fmt.Sprintf("estimated at most %s a step, %s of device memory, %s of host memory per rank", p.Time.StepS, device, host)
 }
 
 // bounded returns the placed memory of a plan, or its memory bound if the plan is not placed.

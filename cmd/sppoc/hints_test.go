@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // TestHintsFit draws jobs that do not fit, and checks that following any one of the hints makes them fit.
@@ -61,5 +63,29 @@ func TestHostMemoryFirst(t *testing.T) {
 	lines := strings.Split(adviseFit(nil, job, set).Error(), "\n")
 	if len(lines) < 2 || !strings.HasPrefix(lines[1], "  --set cluster.host_memory=2") {
 		t.Errorf("the first hint is not more host memory, below 300 GB:\n%s", strings.Join(lines, "\n"))
+	}
+}
+
+// TestSeekFaster checks that the report suggests a value only if the plan with it was found to be faster.
+func TestSeekFaster(t *testing.T) {
+	for _, c := range []struct {
+		step   ir.Seconds // said of the plan
+		value  string
+		faster bool
+	}{{1, "2", true}, {1e-9, "2", false}, {1, "3", false}} {
+		job, err := cli.OpenPlan("../../examples/tiny.sppo", []string{"schedule.sp=auto"}, passes.Options{})
+		if err == nil {
+			err = job.Measure()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := job.Plan
+		p.Search.Within, p.Search.StepS = 0.5, c.step
+		p.Rejected = []plan.Rejection{{Key: "schedule.sp", Value: c.value, BoundS: c.step / 2}}
+		seekFaster(nil, job, []string{"schedule.sp=auto"})
+		if f := p.Search.Faster; (f != nil) != c.faster || f != nil && (f.Key != "schedule.sp" || f.StepS >= c.step) {
+			t.Errorf("%+v: suggested is %+v", c, f)
+		}
 	}
 }

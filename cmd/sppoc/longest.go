@@ -156,7 +156,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 	capacity, host := s.over.Memory.HostCapacityBytes, need.Host[stage]
 	text := fmt.Sprintf("device memory holds %s\n", need.Device[stage].InWords())
 	if float64(host) > full*float64(capacity) {
-		text += fmt.Sprintf("host memory is full (%s of %s), so the other activations stay on the device\n", host, capacity)
+		text += fmt.Sprintf("host memory is full (%s of %s per rank), so the other activations stay on the device\n", host, capacity)
 	}
 	c := s.over.Cluster
 	changes := []string{
@@ -172,7 +172,7 @@ func (s *sequenceSearch) limits(steps int64) string {
 		}
 	}
 	if len(enough) > 0 {
-		text += fmt.Sprintf("they would fit with one of: %s\n", strings.Join(enough, ", "))
+		text += fmt.Sprintf("they would fit with one of: %s%s\n", strings.Join(enough, ", "), ofNode(strings.TrimPrefix(enough[0], "--set ")))
 	}
 	return text
 }

@@ -45,20 +45,8 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 	force := flags.Bool("force", false, "replace the file if it exists")
 	cli.Files(flags, "output", "sppo")
 	return func(env *cli.Env, args []string) error {
-		searches := *longest || *fewest
-		switch {
-		case *longest && *fewest:
-			return cli.Usagef("plan: use either --max-sequence or --min-gpus, not both")
-		case *asJSON && (*long || len(*sections) > 0):
-			return cli.Usagef("plan: --long and --section are for the report, which --json replaces")
-		case *asJSON && *idle:
-			return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
-		case *asJSON && searches:
-			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
-		case *out != "" && !searches:
-			return cli.Usagef("plan: -o writes the spec that --max-sequence or --min-gpus finds; --json > FILE writes a plan")
-		}
-		if err := knownSections(*sections); err != nil {
+		err := checkFlags(*asJSON, *long || len(*sections) > 0, *idle, *longest, *fewest, *out != "")
+		if err = errors.Join(err, knownSections(*sections)); err != nil {
 			return err
 		}
 		set := set()
@@ -75,6 +63,11 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		}
 		if job.Spec != nil {
 			noteData(env, job.Spec)
+		}
+		if whole && !*asJSON {
+			w := cli.NewWatch(env)
+			seekFaster(w, job, set)
+			w.End()
 		}
 		var out bytes.Buffer
 		if *asJSON {
@@ -99,6 +92,24 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		w.End()
 		return cli.DoesNotFit(advice)
 	}
+}
+
+// checkFlags returns an error if flags of plan contradict each other.
+func checkFlags(asJSON, parts, idle, longest, fewest, out bool) error {
+	searches := longest || fewest
+	switch {
+	case longest && fewest:
+		return cli.Usagef("plan: use either --max-sequence or --min-gpus, not both")
+	case asJSON && parts:
+		return cli.Usagef("plan: --long and --section are for the report, which --json replaces")
+	case asJSON && idle:
+		return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
+	case asJSON && searches:
+		return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
+	case out && !searches:
+		return cli.Usagef("plan: -o writes the spec that --max-sequence or --min-gpus finds; --json > FILE writes a plan")
+	}
+	return nil
 }
 
 // printAnswer prints what a search finds, and writes a spec with the overrides of its answer to a file if one is given.
@@ -182,6 +193,30 @@ func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cl
 	}
 	w.Say("simulating the program")
 	return job, true, w.Do(job.Simulate)
+}
+
+// worthPinning is the speed-up by estimate from which a plan with a pinned value is suggested.
+const worthPinning = 0.01
+
+// seekFaster tries the value that is most worth pinning if the search has not proved its plan the best. If the plan with this value
+// is faster, the report suggests the value.
+func seekFaster(w *cli.Watch, job *cli.Job, set []string) {
+	s := job.Plan.Search
+	if job.Spec == nil || !report.Unproved(job.Plan) {
+		return
+	}
+	value := job.Plan.Untried()
+	if value == nil {
+		return
+	}
+	w.Say("trying %s=%s", value.Key, value.Value)
+	pinned, err := cli.OpenPlan(job.Spec.File, append(set[:len(set):len(set)], value.Key+"="+value.Value), w.Options(passes.Options{Patience: advicePatience}))
+	if err != nil || shortfall(pinned) != "" {
+		return // no plan with this value
+	}
+	if t := pinned.Plan.Time.StepS; t < (1-worthPinning)*s.StepS {
+		s.Faster = &plan.Rejection{Key: value.Key, Value: value.Value, StepS: t}
+	}
 }
 
 func listPasses(*pflag.FlagSet) cli.Action {

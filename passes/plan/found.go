@@ -23,6 +23,7 @@ type Search struct {
 	Limited    bool       `json:"limited"`           // the search stopped at its limit before it had considered all candidates
 	Stopped    bool       `json:"stopped,omitempty"` // the user stopped the search
 
+	Faster  *Rejection `json:"faster,omitempty"`   // a value with which another search found a faster plan; StepS is its estimate
 	AllGPUs *Rejection `json:"all_gpus,omitempty"` // the best plan found on all GPUs, if the chosen plan leaves some idle
 }
 
@@ -57,20 +58,33 @@ func (p *Plan) Untried() *Rejection {
 }
 
 // Shortfall returns the largest shortfall of a placed plan, or nil if it fits.
-func (m Memory) Shortfall() *Shortfall {
-	var worst *Shortfall
+func (m Memory) Shortfall() (worst *Shortfall) {
+	for _, s := range m.Shortfalls() {
+		if worst == nil || s.Bytes > worst.Bytes {
+			worst = &s
+		}
+	}
+	return worst
+}
+
+// Shortfalls returns the largest shortfall of a placed plan in each arena in which it does not fit.
+func (m Memory) Shortfalls() (out []Shortfall) {
 	for _, arena := range []struct {
 		name     string
 		peaks    []ir.Bytes
 		capacity ir.Bytes
 	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
+		worst := Shortfall{Arena: arena.name}
 		for s, peak := range arena.peaks {
-			if over := peak - arena.capacity; over > 0 && (worst == nil || over > worst.Bytes) {
-				worst = &Shortfall{s, arena.name, over}
+			if over := peak - arena.capacity; over > worst.Bytes {
+				worst.Stage, worst.Bytes = s, over
 			}
 		}
+		if worst.Bytes > 0 {
+			out = append(out, worst)
+		}
 	}
-	return worst
+	return out
 }
 
 // Missing returns the bytes of the shortfall, or 0 if there is none.
@@ -109,5 +123,5 @@ type Shortfall struct {
 
 // String names the stage, the bytes and the arena.
 func (l Shortfall) String() string {
-	return fmt.Sprintf("stage %d needs %s more %s memory", l.Stage, l.Bytes, l.Arena)
+	return fmt.Sprintf("stage %d needs %s more %s memory per rank", l.Stage, l.Bytes, l.Arena)
 }

@@ -81,11 +81,7 @@ func WriteSummary(w io.Writer, p *plan.Plan) error {
 				name = ""
 			}
 		}
-		if short := m.Shortfall(); short != nil {
-			line("fits", "no: "+short.String())
-		} else {
-			line("fits", "yes")
-		}
+		line("fits", fitsInWords(m))
 		line("step", stepInWords(p))
 		line("throughput", throughputInWords(p))
 		line("ranks", ranksInWords(p)+fmt.Sprintf("; sp_mode %s, zero %d", par.SPMode, par.Zero))
@@ -100,6 +96,18 @@ func WriteSummary(w io.Writer, p *plan.Plan) error {
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// fitsInWords returns yes, or what is short in each arena.
+func fitsInWords(m plan.Memory) string {
+	var lacking []string
+	for _, s := range m.Shortfalls() {
+		lacking = append(lacking, s.String())
+	}
+	if len(lacking) == 0 {
+		return "yes"
+	}
+	return "no: " + strings.Join(lacking, "; ")
 }
 
 // Sums returns the times and the memory of a placed plan, by name.
@@ -177,6 +185,11 @@ func Shares(p *plan.Plan) (kept, offloaded, recomputed float64) {
 	return float64(bytes[plan.PlacementKeep]) / all, float64(bytes[plan.PlacementOffload]) / all, float64(bytes[plan.PlacementRecompute]) / all
 }
 
+// Unproved reports whether the search for a plan that fits ended before it had ruled out much faster ones.
+func Unproved(p *plan.Plan) bool {
+	return p.Search != nil && !p.Search.Stopped && p.Search.Within > worrying && p.Memory.Shortfall() == nil
+}
+
 // Warnings returns a sentence for each reason to doubt that a plan is the best one.
 func Warnings(p *plan.Plan) (out []string) {
 	if idle := p.Cluster.GPUs() - p.Parallel.Ranks(); idle > 0 {
@@ -187,10 +200,10 @@ func Warnings(p *plan.Plan) (out []string) {
 	}
 	if p.Search != nil && p.Search.Stopped {
 		out = append(out, "the search was stopped; this is the best plan so far")
-	} else if s := p.Search; s != nil && s.Within > worrying && p.Memory.Shortfall() == nil {
-		text := fmt.Sprintf("another plan may be up to %.0f%% faster", 100*(1-1/(1+s.Within)))
-		if r := p.Untried(); r != nil {
-			text += fmt.Sprintf("; none with %s=%s was found: try --set %s=%s", r.Key, r.Value, r.Key, quoted(r.Value))
+	} else if s := p.Search; Unproved(p) {
+		text := fmt.Sprintf("not proved the best: a step takes at most %.0f%% longer than that of the best plan", 100*s.Within)
+		if f := s.Faster; f != nil {
+			text = fmt.Sprintf("a plan with --set %s=%s is %.0f%% faster, by estimate (%s)", f.Key, quoted(f.Value), 100*(1-float64(f.StepS/s.StepS)), f.StepS)
 		}
 		out = append(out, text)
 	}
