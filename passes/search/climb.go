@@ -17,8 +17,7 @@ import (
 // few steps in one dimension at a time nevertheless lead to one of the fastest plans of its class.
 
 // refine improves the plan that the search found, which may be nil. If the search ended at its limit, refine also looks
-// for a plan that fits, and improves it, in each class of candidates that divide the ranks in the same way and may be
-// faster.
+// for a plan that fits, and improves it, in each class of candidates that may be faster.
 func (s *search) refine(winner *node) *node {
 	const worthwhile = 0.03 // least possible gain, relative to the time, for which plans are improved
 	until := s.impatience() + refineShare
@@ -38,12 +37,11 @@ func (s *search) refine(winner *node) *node {
 		if s.spent(until) || s.context.Options.Stopped() {
 			break
 		}
-		if !mayBeat(winner, c.bound) || winner != nil && sameRanks(&c.schedule, &winner.schedule) {
+		if !mayBeat(winner, c.bound) || winner != nil && sameClass(&c.schedule, &winner.schedule) {
 			continue
 		}
-		any, _, work := s.anyFit(c.schedule)
-		s.work += work
-		if any == nil || !s.finish(any) || any.need.Shortfall(any.plan.Memory) != nil {
+		any := s.seed(c.schedule)
+		if any == nil {
 			continue
 		}
 		if winner == nil {
@@ -55,6 +53,21 @@ func (s *search) refine(winner *node) *node {
 		return nil
 	}
 	return s.fastest(winner, s.climb(winner, s.impatience()+lastShare, false))
+}
+
+// seed returns a plan of a class that fits, however slow, or nil if it finds none.
+func (s *search) seed(class lang.Schedule) *node {
+	any, _, work := s.anyFit(class)
+	s.work += work
+	if any == nil {
+		return nil
+	}
+	for _, n := range []*node{s.quick(any), any} {
+		if s.finish(n) && n.need.Shortfall(n.plan.Memory) == nil {
+			return n
+		}
+	}
+	return nil
 }
 
 // fastest takes a list of plans, each faster than the one before it. It returns the last of them that fits after
@@ -76,8 +89,8 @@ func mayBeat(winner *node, t ir.Seconds) bool {
 	return winner == nil || t*(1+searchHandicap) < winner.time()
 }
 
-// classes returns candidates of a root, one for each of the ways to divide the ranks that have the lowest
-// bounds. Among candidates with almost equal bounds, those with the fewest stages come first, because they have
+// classes returns candidates of a root, one for each of the classes that have the lowest bounds: ways to divide the
+// ranks, with optimizer state on the device or the host. Among candidates with almost equal bounds, those with the fewest stages come first, because they have
 // the smallest bubbles.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
@@ -90,16 +103,21 @@ func (s *search) classes(root lang.Schedule) (classes []*node) {
 			continue
 		}
 		c, of := root, &n.schedule
-		c.Order, c.SPMode, c.SP, c.DP, c.PP = of.Order, of.SPMode, of.SP, of.DP, of.PP
-		if n.schedule = c; !slices.ContainsFunc(classes, func(o *node) bool { return sameRanks(&n.schedule, &o.schedule) }) {
+		c.Order, c.SPMode, c.SP, c.DP, c.PP, c.OptimizerOffload = of.Order, of.SPMode, of.SP, of.DP, of.PP, of.OptimizerOffload
+		if n.schedule = c; !slices.ContainsFunc(classes, func(o *node) bool { return sameClass(&n.schedule, &o.schedule) }) {
 			classes = append(classes, n)
 		}
 	}
-	rank := func(n *node) float64 { return math.Floor(math.Log(float64(n.bound)) / almost) }
+	rank := func(n *node) float64 { return math.Floor(math.Log(float64(n.bound/classes[0].bound)) / almost) }
 	slices.SortStableFunc(classes, func(a, b *node) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.schedule.PP, b.schedule.PP))
 	})
 	return classes
+}
+
+// sameClass reports whether two schedules divide the ranks in the same way and keep optimizer state in the same memory.
+func sameClass(a, b *lang.Schedule) bool {
+	return sameRanks(a, b) && a.OptimizerOffload == b.OptimizerOffload
 }
 
 // sameRanks reports whether two schedules divide the ranks in the same way.
@@ -112,12 +130,14 @@ func sameRanks(a, b *lang.Schedule) bool {
 // divide the ranks in the same way. If quickly is set, the offload pass decides placements only at the end.
 func (s *search) climb(from *node, until float64, quickly bool) []*node {
 	found := []*node{from}
-	if n := s.quick(from); quickly && s.improves(n, from) {
-		found = append(found, n)
+	if n := s.quick(from); quickly {
+		if fits, faster := s.improves(n, from); fits && faster {
+			found = append(found, n)
+		}
 	}
 	found = s.steps(found, until, quickly)
-	if last := found[len(found)-1]; quickly && !last.weighed {
-		if w := s.weighing(last); s.finish(w) && w.need.Shortfall(w.plan.Memory) == nil && w.time() < last.time() {
+	if n := last(found); quickly && !n.weighed {
+		if w := s.weighing(n); s.finish(w) && w.need.Shortfall(w.plan.Memory) == nil && w.time() < n.time() {
 			found = append(found, w)
 		}
 	}
@@ -138,64 +158,111 @@ func (s *search) quick(n *node) *node {
 	return n
 }
 
+func last(found []*node) *node { return found[len(found)-1] }
+
 // steps continues a list of plans, each of which is clearly faster than the one before it. If quickly is set, the
-// offload pass does not decide placements.
+// offload pass does not decide placements. Where no single change helps, steps tries two changes at once: a first that
+// may be faster but needs too much memory, and a second.
 func (s *search) steps(found []*node, until float64, quickly bool) []*node {
+	var short []*node // differ from the last plan in one dimension
 	for same, i := 0, len(dimensions)-1; same < len(dimensions); same, i = same+1, (i+len(dimensions)-1)%len(dimensions) {
-		if d := &dimensions[i]; d.text(&s.request.Schedule) == "" && (d.refine || s.ended && !d.weighs) {
-			if better := s.stepIn(d, found[len(found)-1], until, quickly); better != nil {
-				found, same = append(found, better), 0
-			}
+		better, more := s.stepIn(i, last(found), last(found), until, quickly)
+		if short = append(short, more...); same == len(dimensions)-1 && better == nil {
+			better = s.secondStep(short, last(found), until, quickly)
+		}
+		if better != nil {
+			found, same, short = append(found, better), -1, nil
 		}
 	}
 	return found
 }
 
-// stepIn returns a clearly faster plan that differs from a given one only in one dimension and in placements, or nil
-// if it finds none. If a value may need too much memory, stepIn also tries it with K and V streamed.
-func (s *search) stepIn(d *dimension, from *node, until float64, quickly bool) *node {
-	for _, v := range d.values(&s.space, &from.schedule) {
-		n := &node{schedule: from.schedule, level: len(dimensions), weighed: from.weighed}
-		if v.set(&n.schedule); v.text == d.text(&from.schedule) || !sameRanks(&n.schedule, &from.schedule) {
-			continue
-		}
-		if s.spent(until) || s.context.Options.Stopped() {
-			return nil
-		}
-		if quickly && n.weighed {
-			n = s.quick(n)
-		}
-		if s.improves(n, from) {
-			return n
-		}
-		if keeps := s.keeps(&n.schedule); s.ended && s.request.Schedule.Keep == nil && len(keeps) > 1 && len(n.schedule.Keep) > 0 {
-			n = &node{schedule: n.schedule, level: n.level, weighed: n.weighed}
-			if keeps[len(keeps)-1].set(&n.schedule); s.improves(n, from) {
-				return n
+// secondStep returns a clearly faster plan that fits and that differs in one dimension from one of the given candidates,
+// which do not fit, or nil if it finds none.
+func (s *search) secondStep(short []*node, than *node, until float64, quickly bool) *node {
+	for _, n := range short {
+		for i := range dimensions {
+			if better, _ := s.stepIn(i, n, than, until, quickly); better != nil {
+				return better
 			}
 		}
 	}
 	return nil
 }
 
-// improves plans a candidate, and reports whether it fits and is clearly faster than another.
-func (s *search) improves(n, from *node) bool {
+// stepIn returns a plan that fits, is clearly faster than another, and differs from a candidate only in one dimension
+// and in placements, or nil if it finds none. If a value needs too much memory, stepIn also tries it with values that
+// save memory. It also returns the candidates that may be faster but do not fit.
+func (s *search) stepIn(dim int, from, than *node, until float64, quickly bool) (better *node, short []*node) {
+	d := &dimensions[dim]
+	if d.text(&s.request.Schedule) != "" || !d.refine && (!s.ended || d.weighs) {
+		return nil, nil
+	}
+	for _, v := range d.values(&s.space, &from.schedule) {
+		n := &node{schedule: from.schedule, level: len(dimensions), weighed: from.weighed}
+		if v.set(&n.schedule); v.text == d.text(&from.schedule) || !sameRanks(&n.schedule, &from.schedule) {
+			continue
+		}
+		if s.spent(until) || s.context.Options.Stopped() {
+			return nil, nil
+		}
+		if quickly && n.weighed {
+			n = s.quick(n)
+		}
+		fits, faster := s.improves(n, than)
+		if fits && faster {
+			return n, nil
+		}
+		if fits || !faster {
+			continue
+		}
+		if better := s.relieved(n, than); better != nil {
+			return better, nil
+		}
+		short = append(short, n)
+	}
+	return nil, short
+}
+
+// relieved returns a plan that fits, is clearly faster than another, and differs from a candidate in a value that saves
+// memory, or nil if it finds none.
+func (s *search) relieved(n, than *node) *node {
+	for i := range dimensions {
+		d := &dimensions[i]
+		if !d.frugal || !s.ended || d.text(&s.request.Schedule) != "" {
+			continue
+		}
+		values := d.values(&s.space, &n.schedule)
+		if least := values[len(values)-1]; least.text != d.text(&n.schedule) {
+			r := &node{schedule: n.schedule, level: n.level, weighed: n.weighed}
+			least.set(&r.schedule)
+			if fits, faster := s.improves(r, than); fits && faster {
+				return r
+			}
+		}
+	}
+	return nil
+}
+
+// improves plans a candidate if it may fit and be clearly faster than another. It reports whether it fits, and whether
+// it is, or may be, clearly faster.
+func (s *search) improves(n, from *node) (fits, faster bool) {
 	s.tell(from)
 	s.made++
 	bound, least := s.of(n.schedule, n.level)
 	if bound >= unreachable {
-		return false
+		return false, false
 	}
 	n.bound = bound * s.handicap(n)
 	if shortfall := s.lackOf(least); shortfall != nil || s.ended && !mayBeat(from, bound) {
 		s.note(n, shortfall)
-		return false
+		return shortfall == nil, mayBeat(from, bound)
 	}
 	if !s.finish(n) {
-		return false
+		return false, false
 	}
 	n.bound = s.slackened(n.time() * s.handicap(n))
 	shortfall := n.need.Shortfall(n.plan.Memory)
 	s.note(n, shortfall)
-	return shortfall == nil && mayBeat(from, n.time())
+	return shortfall == nil, mayBeat(from, n.time())
 }

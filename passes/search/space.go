@@ -29,6 +29,7 @@ type dimension struct {
 	others func(*bounds, lang.Schedule) []value // returns these values
 	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
 	wide   bool                                 // the search begins with the plain value and then tries the others: see stages.go
+	frugal bool                                 // the last value needs the least memory
 	weighs bool                                 // "auto" is also a policy: the offload pass compares units once the sizes are known
 }
 
@@ -50,19 +51,19 @@ var dimensions = []dimension{
 	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
-	plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros)),
-	plainly("none", choice("schedule.optimizer_offload", func(s *lang.Schedule) *string { return &s.OptimizerOffload }, (*space).optimizerOffloads)),
+	frugally(plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros))),
+	frugally(plainly("none", choice("schedule.optimizer_offload", func(s *lang.Schedule) *string { return &s.OptimizerOffload }, (*space).optimizerOffloads))),
 	number("schedule.microbatch", func(s *lang.Schedule) *int { return &s.Microbatch }, (*space).microbatches),
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	detail(number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages)),
-	refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
+	frugally(refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	widely("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, others: (*bounds).coarser, detail: true,
 		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	lossChunk,
-	widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps}),
+	frugally(widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps})),
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
 }
@@ -130,6 +131,11 @@ func refined(d dimension) dimension {
 	return d
 }
 
+func frugally(d dimension) dimension {
+	d.frugal = true
+	return d
+}
+
 func plainly(value string, d dimension) dimension {
 	d.plain = value
 	return d
@@ -156,7 +162,7 @@ func alignText(s *lang.Schedule) string {
 
 // lossChunk is the length of the chunks of the loss head. The search uses the longest if memory suffices.
 var lossChunk = func() dimension {
-	d := refined(detail(number("schedule.loss_chunk", func(s *lang.Schedule) *int { return &s.LossChunk }, (*space).lossChunks)))
+	d := frugally(refined(detail(number("schedule.loss_chunk", func(s *lang.Schedule) *int { return &s.LossChunk }, (*space).lossChunks))))
 	d.plain, d.first = "0", "auto: it fits; shorter chunks would read the output matrix and write its gradient more often"
 	d.tight = "auto: longer chunks need memory that is worth more elsewhere"
 	d.others = func(b *bounds, s lang.Schedule) []value { return d.values(&b.space, &s)[1:] }

@@ -44,10 +44,16 @@ func TestScarceMemory(t *testing.T) {
 			[]string{"schedule.pp=3", "schedule.sp=1", "schedule.subsequences=16", "schedule.partition=flops"}},
 		"GPT-7B on six GPUs": {"family = gpt layers = 32 hidden = 4096 heads = 32 vocab = 50304", "a100-80g(gpus_per_node = 6)", "256K", nil,
 			[]string{"schedule.pp=3", "schedule.sp=2", "schedule.subsequences=18", "schedule.virtual_stages=6", "schedule.keep=[]"}},
+		"8B on seven GPUs": {llama, "h100(gpus_per_node = 7)", "512K", []string{"train.batch=7"}, []string{"schedule.order=layer", "schedule.zero=3"}},
+		"Mistral-7B on one GPU": {"family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 32768", "h200(gpus_per_node = 1)", "512K", nil,
+			[]string{"schedule.order=layer", "schedule.virtual_stages=4"}},
 		"8B on eight nodes": {llama, "h100(nodes = 8)", "16M",
 			[]string{"schedule.order=sequence", "schedule.sp_mode=megatron"}, []string{"schedule.pp=8", "schedule.sp=8"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if strings.Contains(name, "eight nodes") && os.Getenv("SPPO_LONG") == "" {
+				t.Skip("slow; set SPPO_LONG=1")
+			}
 			kind, _, _ := strings.Cut(job.cluster, "(")
 			text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s\ntrain { sequence = %s data = random() }\n", kind, job.model, job.cluster, job.tokens)
 			find := func(set ...string) ir.Seconds {
