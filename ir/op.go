@@ -158,7 +158,21 @@ type AttrInfo struct {
 	Name string
 	Kind AttrKind
 	Doc  string
+
+	Scope Scope
 }
+
+// Scope says which instructions have the same value of an attribute. The verifier uses it to tell whether instructions compute
+// corresponding values (verifyformula.go).
+type Scope uint8
+
+// Scopes.
+const (
+	ScopeFormula   Scope = iota // those that compute corresponding values, and the gradients of these
+	ScopePlace                  // none: it says which tokens, rows, heads or copies an instruction works on
+	ScopeJob                    // all instructions of a section with the attribute
+	ScopeJobOrNone              // all of these in which it is not 0
+)
 
 // WorkKind selects the efficiency that applies to an amount of work.
 type WorkKind uint8
@@ -224,26 +238,28 @@ var (
 
 // Attributes shared by several rows.
 var (
-	attrBatch      = AttrInfo{"batch", KindInt, "number of adjacent sequences; token t of sequence b is in row t*batch+b"}
-	attrHeads      = AttrInfo{"heads", KindInt, "number of heads on this rank: query heads, or KV heads if K is rotated"}
-	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "number of key and value heads on this rank; heads is a multiple of it"}
-	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
-	attrPrefix     = AttrInfo{"prefix", KindInt, "number of tokens from the first key to the first query"}
-	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
-	attrScale      = AttrInfo{"scale", KindFloat, "1 / number of tokens in the batch; 1 if weight is given"}
-	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of overwriting them"}
-	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry, or position, on this rank"}
-	attrValid      = AttrInfo{"valid", KindInt, "number of vocabulary entries on this rank, without padding"}
-	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
-	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
-	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before the multiplication"}
-	attrFunction   = AttrInfo{"function", KindFunction, "one of " + strings.Join(Functions, ", ")}
-	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap"}
-	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap"}
-	attrEmbedScale = AttrInfo{"scale", KindFactor, "factor by which the table rows are multiplied; 0 means 1"}
-	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order"}
-	attrWindow     = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 onwards; 0: no window"}
-	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as described above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither"}
+	attrBatch       = AttrInfo{"batch", KindInt, "number of adjacent sequences; token t of sequence b is in row t*batch+b", ScopePlace}
+	attrHeads       = AttrInfo{"heads", KindInt, "number of heads on this rank: query heads, or KV heads if K is rotated", ScopePlace}
+	attrKVHeads     = AttrInfo{"kv_heads", KindInt, "number of key and value heads on this rank; heads is a multiple of it", ScopePlace}
+	attrHeadDim     = AttrInfo{"head_dim", KindInt, "width of a head", ScopeFormula}
+	attrPrefix      = AttrInfo{"prefix", KindInt, "number of tokens from the first key to the first query", ScopePlace}
+	attrEps         = AttrInfo{"eps", KindFloat, "added to the variance or mean square", ScopeFormula}
+	attrScale       = AttrInfo{"scale", KindFloat, "1 / number of tokens in the batch; 1 if weight is given", ScopeJob}
+	attrAccumulate  = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of overwriting them", ScopePlace}
+	attrFirst       = AttrInfo{"first", KindInt, "first vocabulary entry, or position, on this rank", ScopeFormula}
+	attrValid       = AttrInfo{"valid", KindInt, "number of vocabulary entries on this rank, without padding", ScopeFormula}
+	attrGroup       = AttrInfo{"group", KindGroup, "the ranks that take part", ScopePlace}
+	attrOneGroup    = AttrInfo{"group", KindGroup, "the ranks that take part", ScopeJob}
+	attrWeightDecay = AttrInfo{"weight_decay", KindFloat, "", ScopeJobOrNone}
+	attrEvent       = AttrInfo{"event", KindEvent, "event of this section", ScopeFormula}
+	attrOffset      = AttrInfo{"offset", KindFactor, "added to gamma before the multiplication", ScopeFormula}
+	attrFunction    = AttrInfo{"function", KindFunction, "one of " + strings.Join(Functions, ", "), ScopeFormula}
+	attrSoftcap     = AttrInfo{"softcap", KindFactor, "logits become softcap * tanh(logits / softcap); 0: no cap", ScopeFormula}
+	attrScoreCap    = AttrInfo{"softcap", KindFactor, "scores become softcap * tanh(scores / softcap) before masking; 0: no cap", ScopeFormula}
+	attrEmbedScale  = AttrInfo{"scale", KindFactor, "factor by which the table rows are multiplied; 0 means 1", ScopeFormula}
+	attrChunks      = AttrInfo{"chunks", KindOption, "the tokens are cut into this many chunks, an even number, in zigzag order: the first, the last, the second, the second to last, and so on; 0: they are in order", ScopePlace}
+	attrWindow      = AttrInfo{"window", KindOption, "query r sees only keys from prefix+r-window+1 onwards; 0: no window", ScopeFormula}
+	attrZigzag      = AttrInfo{"zigzag", KindOption, "0: as described above. Otherwise, the queries are the two chunks of a ring member in zigzag order, and the keys after the prefix are the two chunks of another member. 1: the other member comes before; all queries see its first chunk, and none sees its second. 2: the other member comes after; the second half of the queries sees both of its chunks, and the first half sees neither", ScopePlace}
 )
 
 // Operands shared by several rows.
@@ -254,8 +270,8 @@ var (
 
 // Attributes of attention in a ring, after each member has gathered all keys.
 var (
-	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all these tokens, in order"}
-	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end"}
+	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all these tokens, in order", ScopePlace}
+	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end", ScopePlace}
 )
 
 // Ops is the opcode table. The encoder, decoder, printer, parser, verifier and simulator use it,
@@ -271,11 +287,11 @@ var Ops = [NumOps]OpInfo{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
 		Attrs: []AttrInfo{
-			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
-			{"replica", KindInt, "number of sequences in the global batch before this replica's share"},
-			{"position", KindInt, "position of the first token; a sequence has sequence+1 tokens"},
+			{"first", KindInt, "index of the first sequence within the replica's share of the batch", ScopePlace},
+			{"replica", KindInt, "number of sequences in the global batch before this replica's share", ScopePlace},
+			{"position", KindInt, "position of the first token; a sequence has sequence+1 tokens", ScopePlace},
 			attrBatch, attrChunks,
-			{"as", KindOption, "0: tokens; 1: labels; 2: positions in documents"},
+			{"as", KindOption, "0: tokens; 1: labels; 2: positions in documents", ScopeFormula},
 		},
 		Rule: RuleZigzag, Work: WorkMemory,
 	},
@@ -287,11 +303,11 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor, and rows from end on, become 0"},
 		},
 		Attrs: []AttrInfo{
-			{"tensor", KindTensor, "the tensor whose values are set"},
-			{"row", KindInt, "first row of the rectangle"},
-			{"col", KindInt, "first column of the rectangle"},
-			{"std", KindFloat, "standard deviation"},
-			{"end", KindOption, "the row of the tensor at which padding starts; 0: padding starts after its last row"},
+			{"tensor", KindTensor, "the tensor whose values are set", ScopeFormula},
+			{"row", KindInt, "first row of the rectangle", ScopePlace},
+			{"col", KindInt, "first column of the rectangle", ScopePlace},
+			{"std", KindFloat, "standard deviation", ScopeFormula},
+			{"end", KindOption, "the row of the tensor at which padding starts; 0: padding starts after its last row", ScopeFormula},
 		},
 		Work: WorkMemory,
 	},
@@ -299,7 +315,7 @@ var Ops = [NumOps]OpInfo{
 		Name: "fill", Class: ClassKernel, Streams: onCompute,
 		Doc:      "Sets every element to a value.",
 		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
-		Attrs:    []AttrInfo{{"value", KindFloat, "the value"}},
+		Attrs:    []AttrInfo{{"value", KindFloat, "the value", ScopeFormula}},
 		Work:     WorkMemory,
 	},
 	Embed: {
@@ -412,8 +428,8 @@ var Ops = [NumOps]OpInfo{
 			{Name: "bias", Types: "T", Dims: "n", Optional: true},
 		},
 		Attrs: []AttrInfo{
-			{"trans_a", KindBool, "a is stored transposed"},
-			{"trans_b", KindBool, "b is stored transposed"},
+			{"trans_a", KindBool, "a is stored transposed", ScopeFormula},
+			{"trans_b", KindBool, "b is stored transposed", ScopeFormula},
 			attrAccumulate,
 		},
 		Rule: RuleMatmul, Work: WorkMatmul,
@@ -442,11 +458,11 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{
 			attrHeads, attrHeadDim, attrBatch,
-			{"position", KindInt, "position of the first token"},
-			{"theta", KindFloat, "base of the frequencies"},
-			{"inverse", KindBool, "rotate backwards"},
-			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end"},
-			{"rotation", KindOption, "number of one of the run's rotations, counted from 1, used instead of theta; 0: none"},
+			{"position", KindInt, "position of the first token", ScopePlace},
+			{"theta", KindFloat, "base of the frequencies", ScopeFormula},
+			{"inverse", KindBool, "rotate backwards", ScopeFormula},
+			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two chunks: the one with this number, and the one at the same distance from the end", ScopePlace},
+			{"rotation", KindOption, "number of one of the run's rotations, counted from 1, used instead of theta; 0: none", ScopeFormula},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021; pairs are laid out as in GPT-NeoX and Llama",
 	},
@@ -466,7 +482,7 @@ var Ops = [NumOps]OpInfo{
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
-			{"accumulate", KindBool, "continue from the existing o and lse instead of overwriting them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
+			{"accumulate", KindBool, "continue from the existing o and lse instead of overwriting them", ScopePlace}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
@@ -488,7 +504,7 @@ var Ops = [NumOps]OpInfo{
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
-			{"accumulate_q", KindBool, "add to dq instead of overwriting it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
+			{"accumulate_q", KindBool, "add to dq instead of overwriting it", ScopePlace}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Activation: {
@@ -602,7 +618,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "1"},
 			{Name: "x", Types: "F"},
 		},
-		Attrs: []AttrInfo{{"weight", KindFloat, "0 if another rank counts its copy of x"}},
+		Attrs: []AttrInfo{{"weight", KindFloat, "0 if another rank counts its copy of x", ScopePlace}},
 		Work:  WorkMemory,
 	},
 	GradNorm: {
@@ -615,7 +631,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "sums", Types: "f32", Dims: "k"},
 			{Name: "limit", Types: "f32", Dims: "1", Optional: true, Doc: "the largest norm at which weights are updated"},
 		},
-		Attrs: []AttrInfo{{"max_norm", KindFloat, "0: no clipping"}},
+		Attrs: []AttrInfo{{"max_norm", KindFloat, "0: no clipping", ScopeJob}},
 		Work:  WorkMemory,
 	},
 	AdamW: {
@@ -631,7 +647,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "norm", Types: "f32", Dims: "2", Doc: "from grad_norm"},
 		},
 		Attrs: []AttrInfo{
-			{"beta1", KindFloat, ""}, {"beta2", KindFloat, ""}, {"eps", KindFloat, ""}, {"weight_decay", KindFloat, ""},
+			{"beta1", KindFloat, "", ScopeJob}, {"beta2", KindFloat, "", ScopeJob}, {"eps", KindFloat, "", ScopeJob}, attrWeightDecay,
 		},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Loshchilov, Hutter 2019",
 	},
@@ -667,14 +683,14 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Sends a message to a peer. The instruction is complete when the peer has received the message. " +
 			"Messages between two ranks on the same stream keep their order.",
 		Operands: []Operand{{Name: "x", Types: "any"}},
-		Attrs:    []AttrInfo{{"peer", KindRank, "receiver"}},
+		Attrs:    []AttrInfo{{"peer", KindRank, "receiver", ScopeFormula}},
 		Work:     WorkP2P,
 	},
 	Recv: {
 		Name: "recv", Class: ClassComm, Streams: []Stream{RecvPrev, RecvNext, MuxIn},
 		Doc:      "Receives a message from a peer.",
 		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
-		Attrs:    []AttrInfo{{"peer", KindRank, "sender"}},
+		Attrs:    []AttrInfo{{"peer", KindRank, "sender", ScopeFormula}},
 		Work:     WorkP2P,
 	},
 	AllGather: {
@@ -725,8 +741,8 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{
 			attrGroup,
-			{"copies", KindInt, "number of neighbours in the group that get the same columns; it divides the group size"},
-			{"inverse", KindBool, "from columns back to rows"},
+			{"copies", KindInt, "number of neighbours in the group that get the same columns; it divides the group size", ScopePlace},
+			{"inverse", KindBool, "from columns back to rows", ScopeFormula},
 		},
 		Rule: RuleCollective, Work: WorkCollective, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
 	},
@@ -761,7 +777,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "y", Dir: Write, Types: "any"},
 			{Name: "x", Types: "any"},
 		},
-		Attrs: []AttrInfo{attrGroup},
+		Attrs: []AttrInfo{attrOneGroup},
 		Rule:  RuleCollective, Work: WorkCollective, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; for zigzag " +
 			"order, Brandon et al. 2023, Striped Attention, and Zhu 2024",
 	},
@@ -779,9 +795,9 @@ var Ops = [NumOps]OpInfo{
 			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "from grad_norm"},
 		},
 		Attrs: []AttrInfo{
-			{"momentum", KindFloat, ""}, {"weight_decay", KindFloat, ""}, {"scale", KindFloat, "multiplies the step"},
-			{"row", KindOption, "row of grad that corresponds to the first row of w"},
-			{"scaled", KindOption, "1: grad has already been multiplied by the factor, so the factor counts as 1 unless it is negative"},
+			{"momentum", KindFloat, "", ScopeFormula}, attrWeightDecay, {"scale", KindFloat, "multiplies the step", ScopeFormula},
+			{"row", KindOption, "row of grad that corresponds to the first row of w", ScopePlace},
+			{"scaled", KindOption, "1: grad has already been multiplied by the factor, so the factor counts as 1 unless it is negative", ScopeFormula},
 		},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013; weight decay as in Loshchilov, Hutter 2019",
 	},
@@ -794,7 +810,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "grad", Types: "f32"},
 			{Name: "norm", Types: "f32", Dims: "2", Doc: "from grad_norm"},
 		},
-		Attrs: []AttrInfo{{"momentum", KindFloat, ""}},
+		Attrs: []AttrInfo{{"momentum", KindFloat, "", ScopeJob}},
 		Rule:  RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013",
 	},
 	Axpby: {
@@ -805,7 +821,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "a", Types: "F", Dims: "r,c"},
 			{Name: "b", Types: "T", Dims: "r,c", Optional: true},
 		},
-		Attrs:   []AttrInfo{{"alpha", KindFloat, ""}, {"beta", KindFloat, ""}},
+		Attrs:   []AttrInfo{{"alpha", KindFloat, "", ScopeFormula}, {"beta", KindFloat, "", ScopeFormula}},
 		InPlace: true, Work: WorkMemory,
 	},
 	Normalize: {
@@ -816,7 +832,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "sum", Types: "f32", Dims: "1"},
 		},
-		Attrs:   []AttrInfo{{"eps", KindFloat, "added to the norm"}},
+		Attrs:   []AttrInfo{{"eps", KindFloat, "added to the norm", ScopeJob}},
 		InPlace: true, Work: WorkMemory,
 	},
 	Dropout: {
@@ -830,14 +846,14 @@ var Ops = [NumOps]OpInfo{
 			{Name: "key", Types: "i32", Dims: "2", Doc: "the step's key: its lower half, then its upper half"},
 		},
 		Attrs: []AttrInfo{
-			{"tensor", KindTensor, "the matrix by which y is multiplied; different matrices drop different elements"},
-			{"rate", KindFloat, "probability that an element is dropped; below 1"},
-			{"col", KindInt, "column of the full input at which x starts"},
-			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
-			{"replica", KindInt, "number of sequences in the global batch before this replica's share"},
-			{"position", KindInt, "position of the first token in its sequence"},
+			{"tensor", KindTensor, "the matrix by which y is multiplied; different matrices drop different elements", ScopeFormula},
+			{"rate", KindFloat, "probability that an element is dropped; below 1", ScopeFormula},
+			{"col", KindInt, "column of the full input at which x starts", ScopePlace},
+			{"first", KindInt, "index of the first sequence within the replica's share of the batch", ScopePlace},
+			{"replica", KindInt, "number of sequences in the global batch before this replica's share", ScopePlace},
+			{"position", KindInt, "position of the first token in its sequence", ScopePlace},
 			attrBatch, attrChunks,
-			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end"},
+			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end", ScopePlace},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; for the input of adapters, Hu et al. 2021",
 	},

@@ -95,7 +95,7 @@ type interpreter struct {
 	traffic []traffic
 	tensors map[formula]int32  // of weights and masters
 	bare    map[formula]uint64 // by gradient: the groups over which it was summed when it was used
-	shared  map[string]sharedAttr
+	shared  map[sharedKey]sharedAttr
 	covers  [2]uint64            // of the first weight that was updated, or of the loss
 	coverAt *place               // the instruction that updated it
 	loss    meaning              // of a step
@@ -106,6 +106,12 @@ type interpreter struct {
 	stop    bool
 
 	divisions map[tensorRole]*division
+}
+
+// sharedKey is an attribute in a section. Several opcodes may have the attribute.
+type sharedKey struct {
+	section Section
+	attr    AttrInfo
 }
 
 // sharedAttr is the value of an attribute where it occurred first.
@@ -136,26 +142,17 @@ type message struct {
 	index int32
 }
 
-// maxFormulas is the largest number of instructions of a program that is interpreted over formulas. The time is proportional to it, and
-// about a third of that of all other rules.
-const maxFormulas = 1 << 22
-
-// differentiates reports whether steps compute the gradient of a loss, and are short enough to be interpreted. Programs without one are
-// made by hand, and their gradients mean nothing.
+// differentiates reports whether steps compute the gradient of a loss. Programs that do not are made by hand, and their gradients mean
+// nothing.
 func differentiates(p *Program) bool {
-	some, n := false, 0
-	for i := range p.Codes {
-		some = some || slices.ContainsFunc(p.Codes[i].Sections[SectionStep], func(in Instr) bool { return in.Op == CrossEntropyGrad })
-		for s := range p.Codes[i].Sections {
-			n += len(p.Codes[i].Sections[s])
-		}
-	}
-	return some && n <= maxFormulas
+	return slices.ContainsFunc(p.Codes, func(c Code) bool {
+		return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Op == CrossEntropyGrad })
+	})
 }
 
 // verifyFormulas interprets a program that trains.
 func verifyFormulas(p *Program, all *findings) {
-	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[string]sharedAttr{}, muon: map[[4]int64]formula{}, left: map[reduction]int{}, found: all}
+	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[sharedKey]sharedAttr{}, muon: map[[4]int64]formula{}, left: map[reduction]int{}, found: all}
 	for _, s := range []Section{SectionStep, SectionEval} {
 		x.section = s
 		x.start()

@@ -2,43 +2,33 @@ package ir
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 )
 
 // This file interprets instructions that compute, over formulas (see verifyformula.go).
 
-// positional lists the attributes whose values differ between instructions that compute corresponding values.
-var positional = []string{"first", "replica", "position", "batch", "chunks", "member", "zigzag", "prefix", "accumulate", "accumulate_q",
-	"heads", "kv_heads", "valid", "col", "row", "copies", "weight"}
-
-// defining lists, by opcode, the attributes that belong to a formula; gradientOf the opcode of which an opcode is the gradient.
-var defining, gradientOf = func() (list [NumOps][]int, of [NumOps]Op) {
+// defining lists, by opcode, the attributes that belong to a formula, and uniformOf those that belong to the job; gradientOf is the opcode of
+// which an opcode is the gradient.
+var defining, uniformOf, gradientOf = func() (formula, job [NumOps][]int, of [NumOps]Op) {
 	for op := range Ops {
 		of[op] = NumOps
 		for i, a := range Ops[op].Attrs {
-			part := (a.Name == "first" || a.Name == "valid") && slices.Contains(partsOfVocabulary, Op(op))
-			if (part || !slices.Contains(positional, a.Name)) && a != attrScale && a.Kind != KindGroup {
-				list[op] = append(list[op], i)
+			switch a.Scope {
+			case ScopeFormula:
+				formula[op] = append(formula[op], i)
+			case ScopeJob, ScopeJobOrNone:
+				job[op] = append(job[op], i)
 			}
 		}
 		if name, ok := strings.CutSuffix(Ops[op].Name, "_grad"); ok {
-			of[op] = Op(slices.IndexFunc(Ops[:], func(o OpInfo) bool { return o.Name == name }) & math.MaxUint8)
+			if i := slices.IndexFunc(Ops[:], func(o OpInfo) bool { return o.Name == name }); i >= 0 {
+				of[op] = Op(i)
+			}
 		}
 	}
-	of[BiasGrad] = NumOps
-	return list, of
+	return formula, job, of
 }()
-
-// partsOfVocabulary lists the opcodes that work on a part of the vocabulary.
-var partsOfVocabulary = []Op{Embed, EmbedGrad, CrossEntropyStats, CrossEntropyGrad}
-
-// sharedAttrs lists attributes that have one value in all instructions of a section.
-var sharedAttrs = map[Op][]string{
-	AdamW: {"beta1", "beta2", "eps", "weight_decay"}, SGD: {"weight_decay"}, Nesterov: {"momentum"}, Normalize: {"eps"}, GradNorm: {"max_norm"},
-	CrossEntropy: {"scale"}, CrossEntropyGrad: {"scale"}, Rotate: {"group"},
-}
 
 const maxArgs = 12
 
@@ -140,21 +130,16 @@ func (c *interpreted) once(in *Instr) {
 
 // uniform checks that attributes that belong to the job have one value.
 func (c *interpreted) uniform(in *Instr) {
-	for _, name := range sharedAttrs[in.Op] {
-		key := c.section.String() + name
-		if name != "scale" {
-			key += in.Info().Name
+	for _, i := range uniformOf[in.Op] {
+		info, a := &in.Info().Attrs[i], in.Attrs[i]
+		if info.Scope == ScopeJobOrNone && a == (Attr{}) {
+			continue
 		}
-		a := in.Attr(name)
-		if name == "weight_decay" {
-			if key = name; a.Bits == 0 {
-				continue
-			}
-		}
+		key := sharedKey{c.section, *info}
 		if first, ok := c.shared[key]; !ok {
 			c.shared[key] = sharedAttr{a, c.here()}
 		} else if first.value != a {
-			c.wrong(&first.at, "%s differs between instructions of a section", name)
+			c.wrong(&first.at, "%s differs between instructions of a section", info.Name)
 		}
 	}
 }
