@@ -108,7 +108,7 @@ func TestFormsOfConfig(t *testing.T) {
 	}
 }
 
-// Keys that neither transformers nor the reader uses are named in one notice.
+// Keys that neither transformers nor the reader uses are named in one notice, and so are sizes that the config does not give.
 func TestIgnoredKeys(t *testing.T) {
 	for want, changes := range map[string]members{
 		"": {"use_cache": true, "architectures": []string{"x"}, "sinks": false, "transformers_version": "4.1"},
@@ -116,6 +116,8 @@ func TestIgnoredKeys(t *testing.T) {
 			"rope_parameters": members{"rope_theta": 5e5, "mscale": 2}, "sinks": true, "hidden_activation": "gelu"},
 		"rope_parameters: ignored, as by transformers":                             {"rope_parameters": members{"rope_theta": 5e5}, "rope_scaling": members{"type": "linear", "factor": 2}},
 		"attention_dropout: ignored, because the model is trained without dropout": {"attention_dropout": 0.5},
+		"num_hidden_layers = 32, num_attention_heads = 32: not in config.json; these are the defaults of transformers for model_type = llama": {
+			"num_hidden_layers": nil, "num_attention_heads": nil, "num_key_value_heads": 1, "hidden_size": 64, "head_dim": nil},
 	} {
 		model, err := hf.ReadModel(configFolder(t, small(t, changes)))
 		if err != nil {

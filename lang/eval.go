@@ -327,6 +327,9 @@ func (e *evaluator) namesOf(call, argument string) []string {
 	return nil
 }
 
+// otherNames maps names that other systems use for values to the names here.
+var otherNames = map[string]string{"bfloat16": "bf16", "float32": "f32", "fp32": "f32", "float": "f32", "torch.bfloat16": "bf16", "torch.float32": "f32"}
+
 func (e *evaluator) nameHint(name string) string {
 	bound := e.scope.all()
 	for i := range name { // `a-1` is a single name
@@ -338,8 +341,17 @@ func (e *evaluator) nameHint(name string) string {
 	if near := nearest(name, candidates); near != "" {
 		return "did you mean `" + near + "`?"
 	}
+	if slices.Contains(e.enum, otherNames[name]) {
+		return "the name here is `" + otherNames[name] + "`"
+	}
+	if len(e.enum) > 0 && e.takes != nil {
+		return "it takes " + e.takes.String() + ", or " + orList(e.enum)
+	}
 	if len(e.enum) > 0 {
 		return "it may be " + orList(e.enum)
+	}
+	if e.takes != nil {
+		return "it takes " + e.takes.String() + ", in digits"
 	}
 	if near := nearest(name, plainNames()); near != "" {
 		return "did you mean `" + near + "`?"

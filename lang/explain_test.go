@@ -87,7 +87,7 @@ func TestWordsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "rank": "One GPU of a job", "text": "one token per byte"} {
+	for word, part := range map[string]string{"MFU": "utilization", "ulysses": "all-to-all", "carry": "may lag", "rank": "One GPU of a job", "text": "one token per byte"} {
 		if text, err := Explain(word); err != nil || !strings.Contains(text, part) {
 			t.Errorf("%s: %v\n%s", word, err, text)
 		}

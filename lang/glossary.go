@@ -42,7 +42,7 @@ var Terms = []Term{
 	{"m", "The number of sequences of a step, train.batch. N is the number of subsequences of a sequence."},
 	{"memory-bound-kernels", "Kernels whose time is that of reading and writing memory, such as norms and activation functions."},
 	{"messages", "Buffers for activations and gradients on their way between stages."},
-	{"mfu", "Model FLOPs utilisation: the FLOPs of the model, with causal attention and without recomputation, divided by the FLOPs that the GPUs could execute at their peak rate in the same time."},
+	{"mfu", "Model FLOPs utilization: the FLOPs of the model, with causal attention and without recomputation, divided by the FLOPs that the GPUs could execute at their peak rate in the same time."},
 	{"n", "N, the number of subsequences of a sequence: schedule.subsequences."},
 	{"pauses", "Parts of the critical path in which nothing runs: the latency of a message, or the time before an instruction is issued."},
 	{"rank", "One GPU of a job, or its counterpart on the CPU. Rank (d*pp + i)*sp + k is member k of stage i of replica d."},

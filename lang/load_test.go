@@ -411,3 +411,33 @@ func TestParameterDefaults(t *testing.T) {
 		}
 	}
 }
+
+// TestNotSpec checks that a file in another format causes one error, which names the format and shows none of its bytes.
+func TestNotSpec(t *testing.T) {
+	for text, want := range map[string]string{
+		"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR": "a PNG image", "\x7fELF\x02\x01\x01": "an executable", "  {\"model_type\": \"llama\"}": "JSON", "[1, 2]\n": "JSON",
+		"sppb\r\n\x1a\n\x01": "a program", "\xff\xfem\x00": "UTF-16 text", "model m {\x00}": "a binary file", "<svg xmlns=\"x\">": "an SVG image",
+	} {
+		_, err := Parse("pic.sppo", []byte(text), Options{})
+		var ds Diagnostics
+		if !errors.As(err, &ds) || len(ds) != 1 || ds[0].Message != "this is "+want+", not a spec" || ds[0].Source != "" {
+			t.Errorf("%q: %v, want that it is %s", text, err, want)
+		}
+	}
+	_, err := Parse("job.sppo", []byte("{ model }"), Options{})
+	if err == nil || strings.Contains(err.Error(), "not a spec") {
+		t.Errorf("a spec with a syntax error is no other format: %v", err)
+	}
+}
+
+// TestValueHints checks the hints for values that are written in another way.
+func TestValueHints(t *testing.T) {
+	for set, hint := range map[string]string{
+		`model.heads="four"`: "write the number in digits and without quotes", "cluster.nodes=two": "it takes a whole number, in digits", `model.dtype="bf16"`: "write bf16 without quotes",
+		"model.dtype=bfloat16": "the name here is `bf16`", "model.dtype=fp16": "it may be `f32` or `bf16`", "schedule.sp=four": "it takes a whole number, or `auto`",
+	} {
+		if _, err := Parse("test.sppo", []byte(exampleBase), Options{Set: []string{set}}); err == nil || strings.Count(err.Error(), "error:") != 1 || !strings.Contains(err.Error(), "hint: "+hint) {
+			t.Errorf("%s: %v, want the hint %q", set, err, hint)
+		}
+	}
+}

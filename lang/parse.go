@@ -3,6 +3,7 @@ package lang
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/alecthomas/participle/v2"
@@ -153,6 +154,13 @@ func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 		report(newDiagnostic(Syntax, at, "", "the file is larger than %d KiB", MaxFileBytes>>10))
 		return &fileNode{}
 	}
+	if what, hint := notSpec(src.text); what != "" {
+		hidden := *src
+		hidden.hidden = true // its lines say nothing
+		start := lexer.Position{Line: 1, Column: 1}
+		report(newDiagnostic(Syntax, span{src: &hidden, start: start, end: start}, hint, "this is %s, not a spec", what))
+		return &fileNode{}
+	}
 	toks := lex(src)
 	if deep := tooDeep(toks); deep >= 0 {
 		report(newDiagnostic(Syntax, tokenSpan(src, toks[deep]), "", "more than %d nested brackets", maxNesting))
@@ -167,6 +175,33 @@ func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 		toks = repair(toks, bad)
 	}
 	return &fileNode{}
+}
+
+// otherFormats lists the first bytes of files that users may take for specs.
+var otherFormats = []struct{ begin, what string }{
+	{"\x89PNG", "a PNG image"}, {"\xff\xd8\xff", "a JPEG image"}, {"GIF8", "a GIF image"}, {"%PDF-", "a PDF document"}, {"PK\x03\x04", "a zip archive"},
+	{"\x1f\x8b", "a gzip file"}, {"\x28\xb5\x2f\xfd", "a zstd file"}, {"\x7fELF", "an executable"}, {"sppb\r\n\x1a\n", "a program"}, {"PAR1", "a parquet file"},
+	{"\xff\xfe", "UTF-16 text"}, {"\xfe\xff", "UTF-16 text"}, {"<?xml", "XML"}, {"<svg", "an SVG image"}, {"<!DOCTYPE", "HTML"}, {"<html", "HTML"},
+}
+
+// jsonStart matches the start of a JSON object with a member, or of a list. No spec starts like this.
+var jsonStart = regexp.MustCompile(`^\s*(\{\s*["}]|\[)`)
+
+// notSpec says what a text is if it is clearly no spec, with a hint.
+func notSpec(text string) (what, hint string) {
+	const spec = "a spec is a text with the blocks model, cluster and train; sppoc init writes one for the folder of a model"
+	for _, f := range otherFormats {
+		if strings.HasPrefix(text, f.begin) {
+			return f.what, spec
+		}
+	}
+	switch {
+	case jsonStart.MatchString(text):
+		return "JSON", "the name of a plan ends in .json; for the config.json of a model, give its folder"
+	case strings.Contains(text, "\x00"):
+		return "a binary file", spec
+	}
+	return "", ""
 }
 
 // parseFlag parses `block.key=value`, as given to --set.

@@ -49,6 +49,12 @@ func (t valueType) fit(what string, v value, report func(*Diagnostic)) (value, b
 		if t.text {
 			return v, true
 		}
+		if slices.Contains(t.allNames(), v.text) {
+			return fail(WrongType, fmt.Sprintf("write %s without quotes", v.text), "%s needs %s, found a string", what, t)
+		}
+		if t.number != nil {
+			return fail(WrongType, "write the number in digits and without quotes", "%s needs %s, found %s", what, t, v)
+		}
 		if len(t.calls) > 0 && t.calls[0].texts {
 			return fail(WrongType, fmt.Sprintf("write %s(%q)", t.calls[0].name, v.text), "%s needs %s, found a string", what, t)
 		}

@@ -14,12 +14,12 @@ import (
 func importModel(flags *pflag.FlagSet) cli.Action {
 	write := specOutput(flags, "the model")
 	return func(env *cli.Env, args []string) error {
-		return write(env, args[0], func() (string, *hf.Model, error) {
+		return write(env, args[0], func() (string, int64, error) {
 			model, err := hf.ReadModel(args[0])
 			if err != nil {
-				return "", nil, cli.Wrong(err)
+				return "", 0, cli.Wrong(err)
 			}
-			return fmt.Sprintf("# Imported from %s. Use it in a spec with `import`.\n%s", configOf(args[0]), model.Text()), model, nil
+			return fmt.Sprintf("# Imported from %s. Use it in a spec with `import`.\n%s", configOf(args[0]), model.Text()), 0, nil
 		})
 	}
 }
@@ -28,32 +28,32 @@ func initSpec(flags *pflag.FlagSet) cli.Action {
 	write := specOutput(flags, "the spec")
 	set := cli.ShortFlags(flags)
 	return func(env *cli.Env, args []string) error {
-		return write(env, args[0], func() (string, *hf.Model, error) {
+		return write(env, args[0], func() (string, int64, error) {
 			spec, err := cli.LoadSpec(args[0], set())
 			if err != nil {
-				return "", nil, err
+				return "", 0, err
 			}
-			text, model, err := cli.ModelSpec(args[0], set())
-			cli.NoteLength(env, args[0], spec.Train.Sequence)
-			return fmt.Sprintf("# A job for the model of %s. sppoc explain describes each key.\n%s", configOf(args[0]), text), model, err
+			text, _, err := cli.ModelSpec(args[0], set())
+			return fmt.Sprintf("# A job for the model of %s. sppoc explain describes each key.\n%s", configOf(args[0]), text), spec.Train.Sequence, err
 		})
 	}
 }
 
 func configOf(dir string) string { return filepath.ToSlash(filepath.Join(dir, hf.ConfigFile)) }
 
-// specOutput defines the flags of a command that derives a text from a model folder. It returns a function that writes the text.
-func specOutput(flags *pflag.FlagSet, what string) func(env *cli.Env, dir string, text func() (string, *hf.Model, error)) error {
+// specOutput defines the flags of a command that derives a text from a model folder. It returns a function that writes the text,
+// and notes on stderr how training differs from the model's config; derive also returns the length of sequences, or 0.
+func specOutput(flags *pflag.FlagSet, what string) func(env *cli.Env, dir string, derive func() (string, int64, error)) error {
 	out := flags.StringP("output", "o", "", "write "+what+" to this file instead of standard output")
 	force := flags.Bool("force", false, "replace the file if it exists")
 	cli.Files(flags, "output", "sppo")
-	return func(env *cli.Env, dir string, derive func() (string, *hf.Model, error)) error {
+	return func(env *cli.Env, dir string, derive func() (string, int64, error)) error {
 		if *out != "" {
 			if err := newFile(*out, filepath.Join(dir, hf.ConfigFile), *force); err != nil {
 				return err
 			}
 		}
-		text, model, err := derive()
+		text, sequence, err := derive()
 		if err != nil {
 			return err
 		}
@@ -65,9 +65,7 @@ func specOutput(flags *pflag.FlagSet, what string) func(env *cli.Env, dir string
 				return err
 			})
 		}
-		for _, notice := range model.Notices {
-			fmt.Fprintf(env.Stderr, "note: %s\n", notice)
-		}
+		cli.NoteModel(env, dir, sequence)
 		return err
 	}
 }

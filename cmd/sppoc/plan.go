@@ -83,7 +83,7 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if _, werr := out.WriteTo(env.Stdout); err != nil || werr != nil {
 			return errors.Join(err, werr)
 		}
-		cli.NoteLength(env, args[0], job.Plan.Train.Sequence)
+		cli.NoteModel(env, args[0], job.Plan.Train.Sequence)
 		if !whole || job.Plan.Memory.Fits {
 			return nil
 		}

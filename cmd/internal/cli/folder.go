@@ -132,14 +132,18 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	return spec, Wrong(err)
 }
 
-// NoteLength notes on stderr that the sequences of a job for the model in a folder are longer than its config supports.
-func NoteLength(env *Env, dir string, sequence int64) {
+// NoteModel notes on stderr how training differs from the config of the model in a folder, and that the sequences of a job are
+// longer than the config supports.
+func NoteModel(env *Env, dir string, sequence int64) {
 	if !isFolder(dir) {
 		return
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil { // the job was read before
 		return
+	}
+	for _, notice := range model.Notices {
+		fmt.Fprintf(env.Stderr, "note: %s\n", notice)
 	}
 	if beyond := model.Beyond(sequence); beyond != "" {
 		fmt.Fprintf(env.Stderr, "note: %s; to extend its positions, set model.rope_theta or model.rope_scaling\n", beyond)
