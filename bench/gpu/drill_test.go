@@ -164,6 +164,7 @@ func TestDrill(t *testing.T) {
 // If kernels fail in the first command, the next ones, on other machines, use portable ones. If a machine is taken away
 // in the middle of a command, its results so far come back, and the next command begins with them.
 func TestDrillWithFaults(t *testing.T) {
+	t.Parallel()
 	commands, _ := firstHour(t)
 	m := &lent{bundle: drillBundle(t), home: t.TempDir(), limit: lentLimit}
 	m.env = []string{faultVariable + "=fail TestGPUAttention/for_the_card_a"}

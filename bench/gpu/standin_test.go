@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -32,6 +34,10 @@ var programs = []string{"compute-sanitizer", "ncu", "cuda.test", "e2e.test", "sp
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(standIn(role, os.Args[1:]))
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // parallel tests wait more than they compute
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -204,17 +210,35 @@ func within(paths ...string) func(t *testing.T) {
 func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
 	t.Helper()
 	dir := t.TempDir()
-	t.Setenv(outVariable, dir)
-	t.Setenv(filesVariable, files)
+	for _, variable := range environment(dir, files, fault) {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	text := strings.Builder{}
+	status = command(t.Context(), args, &text, io.Discard)
+	return resultsOf(t, dir), text.String(), status
+}
+
+// measuredApart is measured in another process, so that tests can run at the same time.
+func measuredApart(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command(filepath.Join(files, "gpu"), args...)
+	cmd.Env = append(os.Environ(), environment(dir, files, fault)...)
+	text, err := cmd.Output()
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatal(err)
+	}
+	return resultsOf(t, dir), string(text), cmd.ProcessState.ExitCode()
+}
+
+// environment returns the variables for a run on stand-ins with a fault.
+func environment(out, files, fault string) []string {
 	quiet := "1m"
 	if strings.HasPrefix(fault, "hang") || strings.HasPrefix(fault, "stick") {
 		quiet = "1500ms" // on a busy machine, a stand-in needs half a second to start
 	}
-	t.Setenv(quietVariable, quiet)
-	t.Setenv(faultVariable, fault)
-	text := strings.Builder{}
-	status = command(t.Context(), args, &text, io.Discard)
-	return resultsOf(t, dir), text.String(), status
+	return []string{outVariable + "=" + out, filesVariable + "=" + files, quietVariable + "=" + quiet, faultVariable + "=" + fault}
 }
 
 func resultsOf(t *testing.T, dir string) (got []string) {
@@ -234,6 +258,7 @@ func resultsOf(t *testing.T, dir string) (got []string) {
 // A fault at one result costs no other result: earlier ones, those of later tests, and those of other tasks are
 // all present.
 func TestFaultsCostOneResult(t *testing.T) {
+	t.Parallel()
 	files := bundle(t)
 	for _, c := range []struct{ at, stage, name, lost string }{
 		{"devices 2", "devices", "", "GPU 0"},
@@ -258,31 +283,34 @@ func TestFaultsCostOneResult(t *testing.T) {
 		{"sanitizer 2", "tools", "", "SUMMARY"},
 		{"ncu 2", "tools", "", "Duration"},
 	} {
-		args := slices.DeleteFunc([]string{c.stage, c.name}, func(s string) bool { return s == "" })
-		right, out, status := measured(t, files, "", args...)
-		if status != 0 || len(right) == 0 {
-			t.Fatalf("%s: status %d\n%s", c.stage, status, out)
-		}
-		modes := []string{"fail", "hang", "die"}
-		if strings.Contains(c.at, "/") {
-			modes = append(modes, "stick")
-		}
-		for _, mode := range modes {
-			began := time.Now()
-			got, out, status := measured(t, files, mode+" "+c.at, args...)
-			for _, want := range right {
-				if !slices.Contains(got, want) && !regexp.MustCompile(c.lost).MatchString(want) {
-					t.Errorf("%s at %s: lost %s\n%s", mode, c.at, want, out)
+		t.Run(c.at, func(t *testing.T) {
+			t.Parallel()
+			args := slices.DeleteFunc([]string{c.stage, c.name}, func(s string) bool { return s == "" })
+			right, out, status := measuredApart(t, files, "", args...)
+			if status != 0 || len(right) == 0 {
+				t.Fatalf("%s: status %d\n%s", c.stage, status, out)
+			}
+			modes := []string{"fail", "hang", "die"}
+			if strings.Contains(c.at, "/") {
+				modes = append(modes, "stick")
+			}
+			for _, mode := range modes {
+				began := time.Now()
+				got, out, status := measuredApart(t, files, mode+" "+c.at, args...)
+				for _, want := range right {
+					if !slices.Contains(got, want) && !regexp.MustCompile(c.lost).MatchString(want) {
+						t.Errorf("%s: lost %s\n%s", mode, want, out)
+					}
+				}
+				told := slices.ContainsFunc(got, func(g string) bool { return regexp.MustCompile(`"(fail|hang|crash)"`).MatchString(g) })
+				if status != 1 || !strings.Contains(out, "failed") || strings.Contains(c.at, "/") && !told || !strings.Contains(out, ".json") {
+					t.Errorf("%s: status %d, results %v\n%s", mode, status, got, out)
+				}
+				if took := time.Since(began); took > 20*time.Second {
+					t.Errorf("%s took %v", mode, took)
 				}
 			}
-			told := slices.ContainsFunc(got, func(g string) bool { return regexp.MustCompile(`"(fail|hang|crash)"`).MatchString(g) })
-			if status != 1 || !strings.Contains(out, "failed") || strings.Contains(c.at, "/") && !told || !strings.Contains(out, ".json") {
-				t.Errorf("%s at %s: status %d, results %v\n%s", mode, c.at, status, got, out)
-			}
-			if took := time.Since(began); took > 20*time.Second {
-				t.Errorf("%s at %s took %v", mode, c.at, took)
-			}
-		}
+		})
 	}
 }
 

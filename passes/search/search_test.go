@@ -125,7 +125,7 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 // candidates that fit, to within the slack of the search, and that every bound on the path to a candidate holds
 // for it.
 func TestSearchAgreesWithBruteForce(t *testing.T) {
-	r, jobs, most := plantest.Random(t), 6, 400
+	r, jobs, most := plantest.Random(t), 4, 400
 	if os.Getenv("SPPO_LONG") != "" {
 		jobs, most = 200, 10_000
 	}
