@@ -72,11 +72,15 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 // Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
 // It sets Plan.Memory to the peaks of the placed buffers. It also builds programs that exceed their cluster's
 // memory. If the program fails the proof, the error is a *BugError.
-func Build(plan *plan.Plan) (*ir.Program, error) {
-	program, err := codegen.Build(plan)
+func Build(plan *plan.Plan) (*ir.Program, error) { return BuildTimed(plan, nil) }
+
+// BuildTimed is like Build, and also measures the passes and the proof.
+func BuildTimed(plan *plan.Plan, times *passes.Times) (*ir.Program, error) {
+	program, err := codegen.BuildTimed(plan, times)
 	if err != nil {
 		return nil, err
 	}
+	defer times.Time("verify")()
 	return program, proved(program)
 }
 

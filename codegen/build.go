@@ -22,18 +22,26 @@ import (
 
 // Build compiles a plan. It also fills plan.Memory with the exact peaks.
 func Build(plan *plan.Plan) (*ir.Program, error) {
-	return build(plan, true)
+	return build(plan, true, nil)
+}
+
+// BuildTimed is like Build, and also measures its passes.
+func BuildTimed(plan *plan.Plan, times *passes.Times) (*ir.Program, error) {
+	return build(plan, true, times)
 }
 
 // Measure fills plan.Memory without inserting events, which is enough for a report. For a long step, it places the
 // shorter step that stands for it.
-func Measure(plan *plan.Plan) error {
+func Measure(plan *plan.Plan) error { return MeasureTimed(plan, nil) }
+
+// MeasureTimed is like Measure, and also measures its passes.
+func MeasureTimed(plan *plan.Plan, times *passes.Times) error {
 	if short := strategy.Short(plan); short != nil {
-		err := Measure(short)
+		err := MeasureTimed(short, times)
 		Adopt(plan, short)
 		return err
 	}
-	_, err := build(plan, false)
+	_, err := build(plan, false, times)
 	return err
 }
 
@@ -78,7 +86,7 @@ func Adopt(p, short *plan.Plan) {
 	}
 }
 
-func build(plan *plan.Plan, events bool) (*ir.Program, error) {
+func build(plan *plan.Plan, events bool, times *passes.Times) (*ir.Program, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, err
 	}
@@ -86,10 +94,16 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	codes := make([]ir.Code, plan.Parallel.PP)
 	peaks := make([][ir.NumArenas]ir.Peak, len(codes))
 	each(len(codes), func(i int) {
+		end := times.Time("lower")
 		s := l.lower(i)
+		end()
+		end = times.Time("place")
 		peaks[i] = s.code.Peaks(s.place())
+		end()
 		if events {
+			end = times.Time("sync")
 			s.synchronise()
+			end()
 		}
 		codes[i] = s.code
 	})

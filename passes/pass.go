@@ -135,7 +135,7 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 		if slices.Contains(o.Disable, pass.Name) {
 			pass.Off(c, p)
 			p.Decide(pass.Name, "pass", "off", "switched off on the command line")
-		} else if err := pass.Run(c, p); err != nil {
+		} else if err := timed(c, pass, p); err != nil {
 			return err
 		}
 		ran = append(ran, pass)
@@ -156,6 +156,12 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 		}
 	}
 	return nil
+}
+
+// timed runs a pass and measures its time.
+func timed(c *pass.Context, pass *pass.Pass, p *plan.Plan) error {
+	defer c.Options.Times.Time(pass.Name)()
+	return pass.Run(c, p)
 }
 
 // known returns an error for an unknown pass, and for a required one that is switched off.
@@ -245,3 +251,9 @@ func Explain(name string) string {
 
 // Options select the passes to run and the intermediate plans to print.
 type Options = pass.Options
+
+// Times adds up the time of each pass.
+type Times = pass.Times
+
+// NewTimes returns Times whose total begins now.
+func NewTimes() *Times { return pass.NewTimes() }

@@ -76,6 +76,7 @@ var app = cli.App{
 				"Times are taken from a simulation of the program, as in compare, view and sppovm run --device sim. Of a long step\n" +
 				"whose sequences run one after another, only three microbatches are placed and simulated, because each of the others\n" +
 				"takes the same memory and the same time. The times of alternatives and rejected choices are the search's estimates.\n" +
+				"--time-passes prints how long each pass took; that of solve includes the passes that the search runs on candidates.\n" +
 				"The bubble is the time during which ranks have nothing to run, divided by the time during which they are busy, from\n" +
 				"the start of a step to the end of its last task. The critical path is a chain of work that spans the entire step and\n" +
 				"in which each part waits for the previous one. The parts of a peak add up to its total.",

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"math"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -104,5 +105,33 @@ func TestRemediesAreKeys(t *testing.T) {
 	}
 	if keys < 8 {
 		t.Errorf("only %d keys", keys)
+	}
+}
+
+// TestTimePasses checks that --time-passes lists the passes of each command in their order after the unchanged output.
+func TestTimePasses(t *testing.T) {
+	const tiny = "../../examples/tiny.sppo"
+	row := regexp.MustCompile(`(?m)^ +\d+\.\d{3} +\d+\.\d% +(\S+)$`)
+	for command, want := range map[string]string{
+		"check " + tiny: "read total",
+		"plan " + tiny:  "read solve partition schedule lifespan offload mux lower place sync simulate hints total",
+		"build " + tiny + " -o " + filepath.Join(t.TempDir(), "tiny.sppb"): "read solve partition schedule lifespan offload mux lower place sync verify total",
+		"plan " + tiny + " --min-gpus":                                     "search total",
+	} {
+		var out, times bytes.Buffer
+		args := strings.Fields(command)
+		if code := app.Main(&cli.Env{Context: t.Context(), Stdout: &out, Stderr: &times}, append(args, "--time-passes")); code != cli.Done {
+			t.Fatalf("%s: exit %d: %s", command, code, &times)
+		}
+		if plain := answer(t, args...); !bytes.Equal(plain, out.Bytes()) {
+			t.Errorf("%s prints\n%swith --time-passes, and otherwise\n%s", command, &out, plain)
+		}
+		var names []string
+		for _, m := range row.FindAllStringSubmatch(times.String(), -1) {
+			names = append(names, m[1])
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%s lists %s, want %s\n%s", command, got, want, &times)
+		}
 	}
 }

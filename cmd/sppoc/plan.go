@@ -24,10 +24,21 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after every pass (all), before the result")
 	flags.StringVar(&o.StopAfter, "stop-after", "", "stop after this `PASS`")
 	flags.StringSliceVar(&o.Disable, "disable", nil, "skip these `PASSES`")
+	timePasses(flags, o)
 	for _, name := range []string{"print-after", "stop-after", "disable"} {
 		cli.Words(flags, name, passes.Names())
 	}
 	return o
+}
+
+// timePasses defines the flag that measures passes.
+func timePasses(flags *pflag.FlagSet, o *passes.Options) {
+	flags.BoolFunc("time-passes", "after the output, print the time of each pass on standard error", func(value string) error {
+		if o.Times = nil; value == "true" {
+			o.Times = passes.NewTimes()
+		}
+		return nil
+	})
 }
 
 func planJob(flags *pflag.FlagSet) cli.Action {
@@ -50,6 +61,10 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		set := set()
+		defer options.Times.Write(env.Stderr)
+		if *longest || *fewest {
+			defer options.Times.Time("search")()
+		}
 		switch {
 		case *longest:
 			return printAnswer(env, args[0], set, *out, *force, longestSequence)
@@ -66,7 +81,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		}
 		if whole && !*asJSON {
 			w := cli.NewWatch(env)
+			end := options.Times.Time("hints")
 			seekFaster(w, job, set)
+			end()
 			w.End()
 		}
 		var out bytes.Buffer
@@ -88,7 +105,9 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 			return nil
 		}
 		w := cli.NewWatch(env)
+		end := options.Times.Time("hints")
 		advice := adviseFit(w, job, set)
+		end()
 		w.End()
 		return cli.DoesNotFit(advice)
 	}

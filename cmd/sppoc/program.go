@@ -42,6 +42,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(path, file); err != nil {
 			return err
 		}
+		defer options.Times.Write(env.Stderr)
 		w := cli.NewWatch(env)
 		defer w.End()
 		w.Say("searching")

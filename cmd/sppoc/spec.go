@@ -18,9 +18,14 @@ import (
 
 func check(flags *pflag.FlagSet) cli.Action {
 	set := cli.JobFlags(flags)
+	var options passes.Options
+	timePasses(flags, &options)
 	return func(env *cli.Env, files []string) error {
+		defer options.Times.Write(env.Stderr)
 		return each(env, files, func(file string) error {
+			end := options.Times.Time("read")
 			spec, err := cli.LoadSpec(file, set())
+			end()
 			if err == nil {
 				noteData(env, spec)
 			}

@@ -66,6 +66,8 @@ type Options struct {
 	StopAfter  string    // run no pass after this one
 	Print      io.Writer // destination of PrintAfter
 
+	Times *Times // measures the passes; nil: nobody asks
+
 	// Measure places the buffers of a plan and returns its shortfall, or nil if it fits. It fills
 	// in the plan's Memory, unless it is clear without placement that the plan does not fit. If Measure is nil,
 	// solve uses its memory bound.

@@ -36,11 +36,13 @@ func (j *Job) Simulate() error {
 			of = j.short
 		}
 		var err error
-		if program, err = codegen.Build(of); err != nil {
+		if program, err = codegen.BuildTimed(of, j.Times); err != nil {
 			return Wrong(err)
 		}
 	}
+	end := j.Times.Time("simulate")
 	t, err := sim.Run(program, ir.SectionStep, sim.Options{Spans: true})
+	end()
 	if err != nil { // only the compiler's own programs get here
 		return &sppo.BugError{Err: err}
 	}

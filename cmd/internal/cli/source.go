@@ -93,6 +93,8 @@ type Job struct {
 
 	Timeline *sim.Timeline // timeline of a simulated step, with spans; set by Simulate
 
+	Times *passes.Times // of the passes; nil: nobody asks
+
 	short *plan.Plan // of the shorter step that stands for a long step; Program is then its program, until Compile
 }
 
@@ -114,7 +116,9 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if filepath.Ext(file) == ".json" {
 		return readPlan(file, set, o)
 	}
+	end := o.Times.Time("read")
 	spec, err := LoadSpec(file, set)
+	end()
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +126,7 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err != nil {
 		return nil, Wrong(err)
 	}
-	return &Job{Spec: spec, Plan: plan}, nil
+	return &Job{Spec: spec, Plan: plan, Times: o.Times}, nil
 }
 
 // Measure places the buffers of the plan, unless the search has already done so. It builds the whole program of a step
@@ -133,11 +137,11 @@ func (j *Job) Measure() error {
 	}
 	if j.short = strategy.Short(j.Plan); j.short != nil && j.simulates() {
 		var err error
-		j.Program, err = codegen.Build(j.short)
+		j.Program, err = codegen.BuildTimed(j.short, j.Times)
 		codegen.Adopt(j.Plan, j.short)
 		return err
 	}
-	return codegen.Measure(j.Plan)
+	return codegen.MeasureTimed(j.Plan, j.Times)
 }
 
 // maxPlan is the maximum size of a plan file, in bytes.
@@ -203,7 +207,7 @@ func ReadProgram(file string) (*ir.Program, error) {
 // Compile builds the program of the plan. Afterwards Plan.Memory.Fits reports whether the program fits.
 func (j *Job) Compile() (err error) {
 	j.short = nil
-	j.Program, err = sppo.Build(j.Plan)
+	j.Program, err = sppo.BuildTimed(j.Plan, j.Times)
 	return Wrong(err)
 }
 
