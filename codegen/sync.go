@@ -145,24 +145,40 @@ type segment struct {
 
 func newHistory(instrs []ir.Instr, buffers []ir.Buffer) *history {
 	h := &history{buffers: buffers}
+	last := make([]ir.Bytes, 2*len(buffers)) // the range of each buffer that was accessed last: usually all of it
+	limit := leastStops
 	for i := range instrs {
 		if instrs[i].Info().Class == ir.ClassSync {
 			panic("internal: sync: the section is synchronised already")
 		}
 		for _, v := range instrs[i].Args {
-			if lo, hi := h.addresses(v); lo < hi {
-				h.stops = append(h.stops, lo, hi)
+			lo, hi := h.addresses(v)
+			if lo >= hi || last[2*v.Buffer] == lo && last[2*v.Buffer+1] == hi {
+				continue
+			}
+			last[2*v.Buffer], last[2*v.Buffer+1] = lo, hi
+			if h.stops = append(h.stops, lo, hi); len(h.stops) >= limit { // many buffers have the same addresses
+				h.sortStops()
+				limit = max(limit, 2*len(h.stops))
 			}
 		}
 	}
-	slices.Sort(h.stops)
-	h.stops = slices.Compact(h.stops)
+	h.sortStops()
 	h.segments = make([]segment, len(h.stops))
 	h.starts = newBitset(len(h.stops))
 	if len(h.stops) > 0 {
 		h.starts.set(0)
 	}
 	return h
+}
+
+// leastStops is the number of addresses at which those that occur several times are removed first.
+const leastStops = 1 << 12
+
+// sortStops sorts the addresses and removes those that occur several times.
+func (h *history) sortStops() {
+	slices.Sort(h.stops)
+	h.stops = slices.Compact(h.stops)
 }
 
 // addresses maps a view to one address space for all arenas.

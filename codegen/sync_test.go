@@ -38,6 +38,20 @@ func TestSynchroniseOrdersEveryConflictAndNothingIsSpare(t *testing.T) {
 	}
 }
 
+// The addresses of a section take memory once, however often instructions use them.
+func TestHistoryKeepsAddressesOnce(t *testing.T) {
+	buffers := []ir.Buffer{{Size: 1024}, {Size: 1024, Offset: 1024}}
+	var instrs []ir.Instr
+	for i := range 4 * leastStops {
+		at := ir.Bytes(i%4) * 256
+		instrs = append(instrs, copyInstr(ir.CopyD2D, ir.Compute, view(1, at, 256), view(0, at, 256)))
+	}
+	h := newHistory(instrs, buffers)
+	if len(h.stops) != 9 || cap(h.stops) > 2*leastStops {
+		t.Errorf("%d addresses, with room for %d; there are 9", len(h.stops), cap(h.stops))
+	}
+}
+
 func TestSynchroniseKeepsReadsApart(t *testing.T) {
 	buffers := []ir.Buffer{{Size: 1024}, {Size: 1024, Arena: ir.Host}}
 	instrs := []ir.Instr{
