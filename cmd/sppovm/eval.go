@@ -75,7 +75,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return err
 		}
-		if err := f.accept(args[0], job); err != nil {
+		if err := f.accept(env, args[0], job); err != nil {
 			return err
 		}
 		f.blas = "go"

@@ -120,7 +120,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return err
 		}
-		if err := f.accept(args[0], job); err != nil {
+		if err := f.accept(env, args[0], job); err != nil {
 			return err
 		}
 		if f.device == "sim" {
@@ -159,6 +159,17 @@ func openProgram(env *cli.Env, file string, set []string) (*cli.Job, error) {
 		return nil, err
 	}
 	return job, nil
+}
+
+// verify verifies a program that was read from a file, and shows the progress.
+func (f *runFlags) verify(env *cli.Env, file string, p *ir.Program) error {
+	var w *cli.Watch
+	if f.launch == nil {
+		w = cli.NewWatch(env)
+		defer w.End()
+	}
+	w.Say("verifying %s", file)
+	return w.Do(func() error { return cli.Verify(file, p, f.force) })
 }
 
 func (f *runFlags) check() error {
@@ -212,10 +223,10 @@ const dirHelp = "look for data files in this `FOLDER` instead of the current one
 var blasNames = []string{"go", "openblas"}
 
 // accept refuses programs that cannot succeed, and applies the flags that change the program.
-func (f *runFlags) accept(file string, job *cli.Job) error {
+func (f *runFlags) accept(env *cli.Env, file string, job *cli.Job) error {
 	switch {
 	case job.Plan == nil:
-		if err := cli.Verify(file, job.Program, f.force); err != nil {
+		if err := f.verify(env, file, job.Program); err != nil {
 			return err
 		}
 	case !job.Plan.Memory.Fits && !f.force:

@@ -57,7 +57,7 @@ func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 	for len(s.took) < s.steps && env.Context.Err() == nil {
 		if s.last == nil || o.Jitter > 0 {
 			o.Round = int64(len(s.took)) + 1
-			if s.last, err = sim.Run(s.program, ir.SectionStep, o); err != nil {
+			if err := s.run(env, o); err != nil {
 				return err
 			}
 		}
@@ -86,6 +86,17 @@ type simulation struct {
 	show    *progress
 	steps   int
 	took    []float64 // seconds of each step
+}
+
+// run simulates a step, and shows the progress.
+func (s *simulation) run(env *cli.Env, o sim.Options) error {
+	w := cli.NewWatch(env)
+	defer w.End()
+	w.Say("simulating the program")
+	return w.Do(func() (err error) {
+		s.last, err = sim.Run(s.program, ir.SectionStep, o)
+		return err
+	})
 }
 
 // step prints the last step.
