@@ -134,6 +134,9 @@ func decimal(x float64) string {
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
+// leastK is the smallest plain number that is written with K or M.
+const leastK = 8 << 10
+
 // showNumber writes a number in base units as a user would: 80GiB, 1M, 0.5.
 func showNumber(x float64, d dim) string {
 	best, text := "", strconv.FormatFloat(x, 'g', -1, 64)
@@ -144,7 +147,7 @@ func showNumber(x float64, d dim) string {
 		scaled := x / units[name].scale
 		short := decimal(scaled)
 		whole := len(short) <= 4 && scaled >= 1
-		if whole && (best == "" || len(short)+len(name) <= len(best)) && (d != dimCount || x >= 8<<10) {
+		if whole && (best == "" || len(short)+len(name) <= len(best)) && (d != dimCount || x >= leastK) {
 			best = short + name
 		}
 	}

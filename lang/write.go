@@ -20,17 +20,17 @@ func (s *Spec) Text(dir string) string {
 		if !block.inText() {
 			continue
 		}
-		b.WriteString(block.Name)
-		if name := s.source.names[block.Name]; name != "" {
-			b.WriteString(" " + name)
-		}
-		b.WriteString(" {\n")
+		entries := ""
 		for _, k := range KeysOf(block.Name) {
 			if text := s.textOf(k, dir); text != "" {
-				b.WriteString(k.Name + " = " + text + "\n")
+				entries += k.Name + " = " + text + "\n"
 			}
 		}
-		b.WriteString("}\n\n")
+		name := s.source.names[block.Name]
+		if entries == "" && name == "" && !block.Required {
+			continue
+		}
+		b.WriteString(strings.TrimSpace(block.Name+" "+name) + " {\n" + entries + "}\n\n")
 	}
 	text, err := Format([]byte(b.String()))
 	if err != nil {
@@ -122,7 +122,7 @@ func exactNumber(x float64, d dim) string {
 	}
 	for _, name := range slices.Backward(unitsOf(d)) {
 		u := units[name]
-		if d == dimCount && x/u.scale != math.Trunc(x/u.scale) {
+		if d == dimCount && (x < leastK || x/u.scale != math.Trunc(x/u.scale)) || strings.HasSuffix(name, "b/s") {
 			continue
 		}
 		for _, towards := range []float64{x / u.scale, 0, math.Inf(1)} { // the quotient is rounded

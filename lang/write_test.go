@@ -51,7 +51,7 @@ func TestText(t *testing.T) {
 
 // TestExactNumber checks that numbers are read as they were written.
 func TestExactNumber(t *testing.T) {
-	for text, want := range map[string]string{"8323072": "8128K", "1024": "1K", "1M": "1M", "0.1": "0.1", "80GiB": "80GiB", "312TFLOPS": "312TFLOPS", "5us": "5us", "3e-4": "0.0003", "1_000_000_000": "1e+09"} {
+	for text, want := range map[string]string{"8323072": "8128K", "1024": "1024", "32K": "32K", "450GB/s": "450GB/s", "1M": "1M", "0.1": "0.1", "80GiB": "80GiB", "312TFLOPS": "312TFLOPS", "5us": "5us", "3e-4": "0.0003", "1_000_000_000": "1e+09"} {
 		x, name, _ := splitNumber(text)
 		u := unit{1, dimCount}
 		if name != "" {
