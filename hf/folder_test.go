@@ -508,3 +508,17 @@ func TestFlippedHeader(t *testing.T) {
 	}
 	t.Logf("%d of %d flips changed nothing", accepted, end)
 }
+
+// TestNotAFolder checks what is said of paths that are not the folder of a model.
+func TestNotAFolder(t *testing.T) {
+	dir := configFolder(t, small(t, nil))
+	for path, want := range map[string]string{
+		filepath.Join(dir, "none"):        "there is no folder " + filepath.Join(dir, "none"),
+		filepath.Join(dir, "config.json"): "config.json is a file: give its folder, " + dir,
+		t.TempDir():                       "has no config.json: is it the folder of a model?",
+	} {
+		if _, err := hf.ReadModel(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}

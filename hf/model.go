@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -55,6 +56,15 @@ func (m *Model) Architecture() string { return m.arch.modelType }
 
 // ReadModel reads the config.json of a folder. An error names the file and the key.
 func ReadModel(dir string) (*Model, error) {
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("there is no folder %s", dir)
+	case err == nil && !info.IsDir() && filepath.Base(dir) == ConfigFile:
+		return nil, fmt.Errorf("%s is a file: give its folder, %s", dir, filepath.Dir(dir))
+	case err == nil && !info.IsDir():
+		return nil, fmt.Errorf("%s is a file, not the folder of a model", dir)
+	}
 	c, err := readConfig(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s has no %s: is it the folder of a model?", dir, ConfigFile)
