@@ -139,6 +139,8 @@ var fleetJobs = []string{
 	// Llama 3.1 405B was trained with these stages: the first has only the embedding, and the last only the head.
 	"llama-405b h100 16 8 8K train.batch=16 schedule.pp=16 schedule.sp=8 schedule.dp=1 schedule.virtual_stages=8 schedule.strategy=interleaved-1f1b",
 
+	"llama-405b h100 16 8 128K train.batch=16 schedule.pp=16 schedule.sp=8 schedule.dp=1 schedule.virtual_stages=8 schedule.strategy=interleaved-1f1b",
+
 	// The vocabulary is not divided, so the loss head's chunks matter most.
 	"gemma3-4b h100 1 1 64K",
 	"qwen3-8b h100 1 3 32K train.batch=64",
