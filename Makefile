@@ -45,7 +45,7 @@ fleet-pins: ## compare the plans of the fleet with plans in which one value is p
 	@mkdir -p out
 	SPPO_LONG=1 SPPO_PINS="$${SPPO_PINS:-$(CURDIR)/out/fleet-pins-$$(git describe --always).jsonl}" $(GO) test ./cmd/sppoc -run TestFleetPins -v -timeout 180m
 
-long-steps: ## plan jobs with many sequences or many GPUs: processor time, memory and step
+long-steps: ## plan, build, verify and simulate jobs with many sequences or many GPUs: processor time and memory
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestLongSteps -v -timeout 60m
 
 mfu: ## plan common models on 1, 3, 5 and 7 GPUs: simulated MFU over all GPUs, with reasons for low ones

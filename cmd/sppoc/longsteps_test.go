@@ -28,48 +28,66 @@ var longSteps = []string{
 	"llama-405b h200 1024 8 32K train.batch=2048",
 }
 
-// TestLongSteps plans each job in a process of its own, and prints its processor time and its memory.
+// longBudget is the processor time and memory that building a job's program, or verifying and simulating it, may take.
+const (
+	longBudget = 60 * time.Second
+	longMemory = 4.0 // GiB
+)
+
+// TestLongSteps plans, builds, verifies and simulates each job, each command in a process of its own, and prints their processor time and
+// memory.
 func TestLongSteps(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("takes minutes; set SPPO_LONG=1")
 	}
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "sppoc")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+	bin := t.TempDir()
+	if out, err := exec.Command("go", "build", "-o", bin+"/", ".", "../sppovm").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "job\tCPU\tmemory\tranks\tstep")
+	fmt.Fprintln(w, "job\tplan\tbuild\tsimulation\tranks\tstep\tsimulated")
 	for i, name := range longSteps {
 		t.Run(name, func(t *testing.T) {
 			file, set := fleetFile(t, strings.Fields(name))
-			args := []string{"plan", file}
+			var flags []string
 			for _, s := range set {
-				args = append(args, "--set", s)
+				flags = append(flags, "--set", s)
 			}
-			c := exec.Command(bin, args...)
-			var out bytes.Buffer
-			c.Stdout, c.Stderr = &out, &out
-			if err := c.Run(); err != nil {
-				t.Fatalf("%v\n%s", err, out.String())
-			}
-			spent := c.ProcessState.UserTime() + c.ProcessState.SystemTime()
-			memory := float64(c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss) / (1 << 20) // GiB
-			row := fmt.Sprintf("%s\t%.1f s\t%.2f GiB\t%s\t%s", name, spent.Seconds(), memory, lineOf(out.String(), "ranks"), lineOf(out.String(), "step"))
-			t.Log(row)
-			fmt.Fprintln(w, row)
-			limit, most := 60*time.Second, 2.0
+			limit, most := longBudget, 2.0
 			if i < 2 {
 				limit, most = 20*time.Second, 1
 			}
-			if spent > limit || memory > most {
-				t.Errorf("the plan took %s and %.2f GiB, more than %s or %g GiB", spent, memory, limit, most)
-			}
+			program := filepath.Join(t.TempDir(), "job.sppb")
+			report, plan := spend(t, limit, most, filepath.Join(bin, "sppoc"), append([]string{"plan", file}, flags...)...)
+			_, build := spend(t, limit+longBudget, longMemory, filepath.Join(bin, "sppoc"), append([]string{"build", file, "-o", program}, flags...)...)
+			simulated, simulation := spend(t, longBudget, longMemory, filepath.Join(bin, "sppovm"), "run", program, "--device", "sim")
+			_, step, _ := strings.Cut(simulated, "simulated step 1/1  ")
+			step, _, _ = strings.Cut(step, "  ")
+			row := strings.Join([]string{name, plan, build, simulation, lineOf(report, "ranks"), lineOf(report, "step"), step}, "\t")
+			t.Log(row)
+			fmt.Fprintln(w, row)
 		})
 	}
 	w.Flush()
 	t.Log("\n" + table.String())
+}
+
+// spend runs a command. It returns its output, and its processor time and memory in words.
+func spend(t *testing.T, limit time.Duration, most float64, command string, args ...string) (output, spent string) {
+	t.Helper()
+	c := exec.Command(command, args...)
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Run(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", filepath.Base(command), args[0], err, out.String())
+	}
+	took := c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	memory := float64(c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss) / (1 << 20) // GiB
+	if took > limit || memory > most {
+		t.Errorf("%s %s took %s and %.2f GiB, more than %s or %g GiB", filepath.Base(command), args[0], took, memory, limit, most)
+	}
+	return out.String(), fmt.Sprintf("%.1f s, %.2f GiB", took.Seconds(), memory)
 }
 
 // lineOf returns the text of a row of a report.
