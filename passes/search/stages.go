@@ -192,7 +192,7 @@ func (s *search) anyFit(request lang.Schedule) (n *node, known bool, work walk.W
 	p := *s.request
 	p.Schedule = request
 	any := newSearch(&c, &p)
-	n, _ = any.run()
+	n = any.searchStages()
 	if n == nil || n.need.Shortfall(n.plan.Memory) != nil {
 		return nil, !any.ended, any.work
 	}
