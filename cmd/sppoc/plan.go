@@ -214,14 +214,20 @@ func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cl
 	return job, true, w.Do(job.Simulate)
 }
 
-// worthPinning is the speed-up by estimate from which a plan with a pinned value is suggested.
-const worthPinning = 0.01
+const (
+	worthPinning  = 0.01    // speed-up by estimate from which a plan with a pinned value is suggested
+	mostSeekingIn = 1 << 13 // layer visits of a step, and GPUs, beyond which another search would take too long
+)
 
 // seekFaster tries the value that is most worth pinning if the search has not proved its plan the best. If the plan with this value
-// is faster, the report suggests the value.
+// is faster, the report suggests the value. A step with many tasks or on many GPUs takes long to plan, so seekFaster does
+// not try the value.
 func seekFaster(w *cli.Watch, job *cli.Job, set []string) {
 	s := job.Plan.Search
 	if job.Spec == nil || !report.Unproved(job.Plan) {
+		return
+	}
+	if p := job.Plan; max(p.Cluster.GPUs(), p.Model.Layers*p.Subsequences.N*p.Parallel.Microbatches) > mostSeekingIn {
 		return
 	}
 	value := job.Plan.Untried()

@@ -57,7 +57,7 @@ func (s *search) refine(winner *node) *node {
 
 // seed returns a plan of a class that fits, however slow, or nil if it finds none.
 func (s *search) seed(class lang.Schedule) *node {
-	any, _, work := s.anyFit(class)
+	any, _, work := s.anyFit(class, false)
 	s.work += work
 	if any == nil {
 		return nil

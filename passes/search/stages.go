@@ -150,12 +150,12 @@ func (s *search) holdsFit() bool {
 // doubt looks for a plan that fits, however slow, and queues it. It reports whether there may be one. If no candidate
 // of the first root fits, doubt drops the candidates of that root.
 func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) bool {
-	n, known, _ := s.anyFit(first)
+	n, known, _ := s.anyFit(first, true)
 	if n == nil && known {
 		s.frontier = nil
 	}
 	if n == nil && len(wider) > 0 {
-		n, known, _ = s.anyFit(s.request.Schedule)
+		n, known, _ = s.anyFit(s.request.Schedule, true)
 	}
 	if n != nil && s.finish(n) {
 		n.bound = s.slackened(n.time() * s.handicap(n))
@@ -184,15 +184,18 @@ func (s *search) pushAll(roots []lang.Schedule) {
 }
 
 // anyFit returns a candidate of a request that fits, or nil. It also reports whether the answer is
-// certain, which it is not if the search ended early, and how much work it took.
-func (s *search) anyFit(request lang.Schedule) (n *node, known bool, work walk.Work) {
+// certain, which it is not if the search ended early, and how much work it took. If the search ends early and thoroughly
+// is set, anyFit also tries the candidate that is closest to fitting, which can take long.
+func (s *search) anyFit(request lang.Schedule, thoroughly bool) (n *node, known bool, work walk.Work) {
 	c := *s.context
 	c.Options.Progress = nil
 	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)
 	p := *s.request
 	p.Schedule = request
 	any := newSearch(&c, &p)
-	n = any.searchStages()
+	if n = any.searchStages(); n == nil && thoroughly {
+		n = any.closest()
+	}
 	if n == nil || n.need.Shortfall(n.plan.Memory) != nil {
 		return nil, !any.ended, any.work
 	}
