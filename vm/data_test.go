@@ -117,7 +117,7 @@ func TestPatterns(t *testing.T) {
 }
 
 func TestDataErrors(t *testing.T) {
-	dir := write(t, map[string]string{"short": "ab", "long": strings.Repeat("x", 100), "high": "\xff\xff\xff\xff\xff", "empty": ""})
+	dir := write(t, map[string]string{"short": "ab", "long": strings.Repeat("x", 100), "numbers": strings.Repeat("\x01\x00", 50), "high": "\xff\xff\xff\xff\xff", "empty": ""})
 	for name, c := range map[string]struct {
 		run  *ir.Run
 		want string
@@ -133,7 +133,7 @@ func TestDataErrors(t *testing.T) {
 		"vocab":     {&ir.Run{DataKind: "text", DataFiles: []string{"high"}, Sequence: 3, Vocab: 128}, "contains byte 255"},
 		"held out": {&ir.Run{DataKind: "text", DataFiles: []string{"long"}, Sequence: 3, Vocab: 256, Holdout: 0.02, EvalBatch: 1, EvalSequences: 1},
 			"2 of 100 bytes are held out for validation, fewer than the 4 of one sequence and its last label; set holdout to 0.0405 or more"},
-		"tokens": {&ir.Run{DataKind: "tokens", DataFiles: []string{"long"}, Sequence: 50, Vocab: 9, DataOptions: &ir.DataOptions{Type: "uint16", Header: "auto"}},
+		"tokens": {&ir.Run{DataKind: "tokens", DataFiles: []string{"numbers"}, Sequence: 50, Vocab: 9, DataOptions: &ir.DataOptions{Type: "uint16", Header: "auto"}},
 			"50 tokens to train on (0 held out) are fewer than the 51"},
 		"options": {&ir.Run{DataKind: "tokens"}, "without options"},
 		"kind":    {&ir.Run{DataKind: "images"}, "images"},
