@@ -37,10 +37,21 @@ func Shorten(p *plan.Plan) *plan.Plan {
 			return nil
 		}
 	}
-	short := *p
-	short.Parallel.Microbatches = fewMicrobatches
-	short.Train.Batch = fewMicrobatches * p.Parallel.DP * p.Parallel.Microbatch
-	short.Throughput.ModelFlops *= float64(fewMicrobatches) / float64(p.Parallel.Microbatches)
+	return withMicrobatches(p, fewMicrobatches)
+}
+
+// OneLess returns the plan of a shorter step without its middle microbatch. The figures of the two steps differ by what each further
+// microbatch adds to a step.
+func OneLess(short *plan.Plan) *plan.Plan {
+	return withMicrobatches(short, short.Parallel.Microbatches-1)
+}
+
+// withMicrobatches returns the plan of a step with a smaller number of microbatches.
+func withMicrobatches(p *plan.Plan, n int) *plan.Plan {
+	s, short := Of(p), *p
+	short.Parallel.Microbatches = n
+	short.Train.Batch = n * p.Parallel.DP * p.Parallel.Microbatch
+	short.Throughput.ModelFlops *= float64(n) / float64(p.Parallel.Microbatches)
 	short.Offload.Lag = min(p.Offload.Lag, short.MostLag())
 	short.Memory.Placed = false
 	short.Tasks = make([][]plan.Task, len(p.Tasks))

@@ -36,7 +36,8 @@ train { sequence = 32K batch = 16 data = random() }
 		"pp=4 sp=2 dp=1",
 		"pp=1 sp=2 dp=4 zero=3 offload=full",
 		"pp=1 sp=1 dp=4 order=layer offload=full",
-		"pp=2 sp=4 dp=1 keep=[] sp_mode=ulysses zero=3",
+		"pp=2 sp=4 dp=1 keep=[] sp_mode=ulysses zero=3 partition=length",
+		"pp=2 sp=4 dp=1 keep=[] sp_mode=ulysses zero=3 partition=time",
 	} {
 		t.Run(set, func(t *testing.T) {
 			set += " strategy=sppo subsequences=4 mux=off microbatch=1"

@@ -7,7 +7,6 @@ import (
 	"sppo.dev"
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
-	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
 	"sppo.dev/vm"
@@ -46,13 +45,12 @@ func (j *Job) Simulate() error {
 	if err != nil { // only the compiler's own programs get here
 		return &sppo.BugError{Err: err}
 	}
-	var whole plan.Time // estimates for the long step
-	if j.short != nil {
-		whole = j.Plan.Time
-	}
 	reportTime(j.Plan, program, t)
+	j.Plan.Time.CriticalPath = CriticalPath(program, t)
 	if j.short != nil {
-		extrapolate(j.Plan, j.short, whole)
+		if err := j.extrapolate(); err != nil {
+			return err
+		}
 	}
 	if j.Plan.Memory.Checkpoint, err = CheckpointCopy(program); err != nil {
 		return &sppo.BugError{Err: err}
@@ -110,7 +108,7 @@ func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	return peaks
 }
 
-// reportTime writes the figures of a simulated step into the plan.
+// reportTime writes the figures of a simulated step into the plan, except its critical path.
 func reportTime(p *plan.Plan, program *ir.Program, t *sim.Timeline) {
 	pipeline := t.Pipeline()
 	p.Time = plan.Time{
@@ -127,33 +125,51 @@ func reportTime(p *plan.Plan, program *ir.Program, t *sim.Timeline) {
 	for stage := range ranks {
 		p.Time.BusyS[stage] /= ranks[stage]
 	}
-	p.Time.CriticalPath = CriticalPath(program, t)
 	p.Throughput.TGS, p.Throughput.MFU = t.TGS(), t.MFU()
 }
 
-// extrapolate turns the figures of a short step into those of the long step for which it stands, given the estimate for
-// the latter: its pipeline takes longer by the same factor as in the estimates.
-func extrapolate(p, short *plan.Plan, whole plan.Time) {
-	estimate.Predict(short)
-	t, each := &p.Time, ir.Seconds(p.Parallel.Microbatches)/ir.Seconds(short.Parallel.Microbatches)
-	before, pipeline := t.StepS, t.StepS-t.OptimizerS
-	longer := (whole.StepS - whole.OptimizerS) / (short.Time.StepS - short.Time.OptimizerS)
-	t.Microbatches, t.StepS = short.Parallel.Microbatches, pipeline*longer+t.OptimizerS
+// extrapolate turns the figures of a short step into those of the long step for which it stands. It simulates a step with one
+// microbatch less: each further microbatch of the long step adds as much as the last one of these two.
+func (j *Job) extrapolate() error {
+	less := strategy.OneLess(j.short)
+	program, err := codegen.BuildTimed(less, j.Times)
+	if err != nil {
+		return Wrong(err)
+	}
+	timeline, err := sim.Run(program, ir.SectionStep, sim.Options{})
+	if err != nil {
+		return &sppo.BugError{Err: err}
+	}
+	reportTime(less, program, timeline)
+	p, t, few := j.Plan, &j.Plan.Time, j.short.Parallel.Microbatches
+	more := ir.Seconds(p.Parallel.Microbatches - few)
+	further := func(of func(*plan.Time) ir.Seconds) ir.Seconds { return of(t) + more*(of(t)-of(&less.Time)) }
+	idle, busy := further(idleTime), further(busyTime)
+	stepS, exposed := further(func(t *plan.Time) ir.Seconds { return t.StepS }), further(func(t *plan.Time) ir.Seconds { return t.ExposedTransferS })
 	for stage := range t.BusyS {
-		t.BusyS[stage] *= each
+		t.BusyS[stage] = further(func(t *plan.Time) ir.Seconds { return t.BusyS[stage] })
 	}
-	busy := (1 - t.IdleShare) * float64(each/longer)
-	if t.BubbleRatio > 0 { // idle divided by busy; the rest is exposed
-		busy = t.IdleShare / t.BubbleRatio * float64(each/longer)
-	}
-	exposed := (1-t.IdleShare)*float64(each/longer) - busy
-	t.IdleShare = max(0, 1-busy-exposed)
-	t.BubbleRatio, t.ExposedTransferS = t.IdleShare/busy, t.ExposedTransferS*each
+	longer := stepS / t.StepS
 	for i := range t.CriticalPath {
-		t.CriticalPath[i].Seconds *= t.StepS / before
+		t.CriticalPath[i].Seconds *= longer
 	}
-	faster := float64(each * before / t.StepS)
+	faster := float64(p.Parallel.Microbatches) / float64(few) / float64(longer)
 	p.Throughput.TGS, p.Throughput.MFU = p.Throughput.TGS*faster, p.Throughput.MFU*faster
+	t.Microbatches, t.StepS, t.ExposedTransferS = few, stepS, exposed
+	t.IdleShare, t.BubbleRatio = float64(idle/(stepS-t.OptimizerS)), float64(idle/busy)
+	return nil
+}
+
+// idleTime and busyTime return the mean time for which a stage is idle, and busy, during a step's pipeline.
+func idleTime(t *plan.Time) ir.Seconds {
+	return ir.Seconds(t.IdleShare) * (t.StepS - t.OptimizerS)
+}
+
+func busyTime(t *plan.Time) ir.Seconds {
+	if t.BubbleRatio == 0 {
+		return t.StepS - t.OptimizerS
+	}
+	return idleTime(t) / ir.Seconds(t.BubbleRatio)
 }
 
 // CriticalPath sums the time on the critical path by kind of work and stage.
