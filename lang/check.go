@@ -171,10 +171,10 @@ func (c *checker) sizes() {
 	switch {
 	case s.SPMode == "ring" || s.SPMode == "auto" && c.Train.Sequence%int64(2*sp) == 0: // in a ring, every rank has all heads
 	case m.Heads%sp != 0:
-		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d; or sp_mode = ring", nearDivisors(m.Heads, sp), m.Heads),
+		c.fail("schedule.sp", Indivisible, c.nearSP(sp, c.Cluster.GPUs()/pp/dp),
 			"%d heads are not divisible by sp = %d", m.Heads, sp)
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0:
-		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be a multiple of it: sp = %s; or sp_mode = ring", nearDivisors(m.KVHeads, sp)),
+		c.fail("schedule.sp", Indivisible, c.nearSP(sp, c.Cluster.GPUs()/pp/dp),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
 	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
@@ -205,6 +205,22 @@ func (c *checker) sizes() {
 		c.fail(c.culprit("train.sequence", "schedule.sp"), Indivisible, "sequence = "+nearMultiples(c.Train.Sequence, int64(sp)),
 			"sequence = %d is not divisible by sp = %d", c.Train.Sequence, sp)
 	}
+}
+
+// nearSP names the values of sp nearest to one that does not divide the heads which work with the heads and the sequence,
+// of those up to a limit, and sp_mode = ring if it works with sp itself.
+func (c *checker) nearSP(sp, most int) string {
+	m, seq := c.Model, c.Train.Sequence
+	var out []string
+	if near := nearDivisorsWith(m.Heads, sp, func(n int) bool {
+		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && seq%int64(n) == 0 && n <= most
+	}); near != "" {
+		out = append(out, "sp = "+near)
+	}
+	if sp <= most && seq%int64(2*sp) == 0 {
+		out = append(out, "sp_mode = ring")
+	}
+	return strings.Join(out, "; or ")
 }
 
 func clusterWords(c Cluster) string {
@@ -287,21 +303,26 @@ func (c *checker) lists() {
 
 // nearDivisors returns the divisors of n that are nearest to x, below and above it.
 func nearDivisors(n, x int) string {
-	below, above := 1, n
+	return nearDivisorsWith(n, x, func(int) bool { return true })
+}
+
+// nearDivisorsWith returns the nearest divisors of n that also satisfy a condition, or "".
+func nearDivisorsWith(n, x int, ok func(int) bool) string {
+	below, above := 0, 0
 	for d := 1; d <= int(math.Sqrt(float64(n)))+1; d++ {
 		if n%d != 0 {
 			continue
 		}
 		for _, e := range []int{d, n / d} {
-			if e < x {
+			if e < x && ok(e) {
 				below = max(below, e)
 			}
-			if e > x {
-				above = min(above, e)
+			if e > x && ok(e) && (above == 0 || e < above) {
+				above = e
 			}
 		}
 	}
-	return twoOf(int64(min(below, n)), int64(above))
+	return twoOf(int64(below), int64(above))
 }
 
 // nearMultiples returns the multiples of step that are nearest to x, below and above it.

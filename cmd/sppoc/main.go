@@ -142,12 +142,13 @@ var app = cli.App{
 			Details: "Each FILE is a spec, a plan or a program. One step of each is simulated. If a job cannot be compiled, the output gives\n" +
 				"the reason. A job that does not fit its cluster is simulated anyway, and its peak is marked. Settings that all lines\n" +
 				"share are listed after the table. --baselines compares each job with the schedules of other systems whose sizes the\n" +
-				"compiler chooses.",
+				"compiler chooses. --sweep compares those whose sizes are parameters, such as fpdt.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
 				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
 				"sppoc compare examples/paper/gpt-7b-*.sppo",
 				"sppoc compare Llama-3.1-8B --cluster h100 --sequence 256K --baselines",
+				"sppoc compare Llama-3.1-8B --cluster h100 --sequence 256K --sweep 'schedule=fpdt(sp = 8, chunks = 16),megatron-cp()'",
 			},
 		},
 		{

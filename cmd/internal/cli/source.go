@@ -14,6 +14,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/codegen"
+	"sppo.dev/hf"
 	"sppo.dev/infile"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -75,6 +76,9 @@ func ReadSpec(file string) ([]byte, error) {
 // IsSpec refuses files whose extension shows that they are not specs. Parsed as specs, they would cause an
 // error for almost every character.
 func IsSpec(file string) error {
+	if isConfig(file) {
+		return configInstead(file)
+	}
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".sppb", ".sppir":
 		return Usagef("%s is a program; this command needs a spec", file)
@@ -82,6 +86,13 @@ func IsSpec(file string) error {
 		return Usagef("%s is a plan; this command needs a spec", file)
 	}
 	return nil
+}
+
+// isConfig reports whether a path names the config.json of a model.
+func isConfig(file string) bool { return filepath.Base(file) == hf.ConfigFile }
+
+func configInstead(file string) error {
+	return Usagef("%s describes a model; give its folder instead: %s", file, filepath.Dir(file))
 }
 
 // Job is an input file with everything derived from it. If the file is a program, there is no plan; if it is a
@@ -149,6 +160,8 @@ const maxPlan = 1 << 30
 
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	switch {
+	case isConfig(file):
+		return nil, configInstead(file)
 	case len(set) > 0:
 		return nil, Usagef("%s is a plan: --set, --cluster, --nodes and --sequence need a spec", file)
 	case len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
