@@ -22,8 +22,8 @@ type Log struct {
 // maxRecord is the maximum length of a line in bytes.
 const maxRecord = 4 << 20
 
-// Read reads JSON lines. The last line of the file and the last line before the record of a start may be
-// incomplete, because a run may have been killed.
+// Read reads JSON lines. The last line of the file and the last line before the record of a start may be incomplete,
+// because a run may have been killed. Notes on the checkpoint that a run continues from come before its start.
 func Read(r io.Reader) (*Log, error) {
 	l := &Log{}
 	lines := bufio.NewScanner(r)
@@ -35,10 +35,16 @@ func Read(r io.Reader) (*Log, error) {
 			continue
 		}
 		record, err := parse(lines.Bytes())
-		if _, start := record.(*Run); broken != nil && !start {
-			return nil, broken
+		switch record.(type) {
+		case *Run:
+			broken = nil
+		case *Note:
+		default:
+			if broken != nil {
+				return nil, broken
+			}
 		}
-		if broken = err; err != nil {
+		if err != nil {
 			broken = fmt.Errorf("line %d is not a record of a run: %w", n, err)
 			continue
 		}

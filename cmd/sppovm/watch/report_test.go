@@ -89,7 +89,12 @@ func TestReadAfterKills(t *testing.T) {
 
 func TestReadRefuses(t *testing.T) {
 	good := linesOf(t, &Step{Step: 1, Loss: 2})
+	noted := good + "{\"step\":\n" + linesOf(t, &Note{Note: "resumed from x", Step: 1})
+	if _, err := Read(strings.NewReader(noted + linesOf(t, &Run{Name: "x"}) + good)); err != nil {
+		t.Error("a note before the start:", err)
+	}
 	for text, want := range map[string]string{
+		noted + good:          "line 2 is not a record of a run",
 		"":                    "it has no records of a run",
 		"{\"other\":1}\n":     "it has no records of a run",
 		"words\n" + good:      "line 1 is not a record of a run: invalid character 'w'",
