@@ -257,7 +257,7 @@ func (j *Job) Division() store.Division {
 func (j *Job) manifest() *store.Manifest {
 	m := &store.Manifest{
 		Program: j.program.Name, Model: j.program.Model, Step: j.step, Sequence: j.program.Run.Sequence, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
-		Made: j.Division(),
+		Run: j.program.Run.Recipe(), Made: j.Division(),
 	}
 	for _, e := range entriesOf(j.program) {
 		m.Tensors = append(m.Tensors, e.Tensor)
@@ -304,8 +304,17 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		return &checkpointError{c.Path, err}
 	}
 	j.step, j.skipped, j.norms, j.origin = c.Step, c.Skipped, slices.Clone(c.Norms), c.Origin
+	j.restored = c.Path
+	j.changes = nil
+	if c.Run != nil {
+		j.changes = j.program.Run.Changes(c.Run)
+	}
 	return nil
 }
+
+// Restored returns the path of the checkpoint that Restore has loaded, and how the run differs from the one that wrote it, as
+// pairs of settings: the checkpoint's and the present one's. A checkpoint of an earlier release does not record its settings.
+func (j *Job) Restored() (path string, changes [][2]string) { return j.restored, j.changes }
 
 // finding is the result of a process that has verified a checkpoint, or a part of it.
 type finding struct {

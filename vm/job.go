@@ -40,6 +40,8 @@ type Job struct {
 	origin    string   // source of the weights that the run started from; empty: random
 	crew      Crew
 	reply     func(question string) ([]byte, error)
+	restored  string // path of the checkpoint that the run continues from; empty: none
+	changes   [][2]string
 	step      int64     // steps done
 	skipped   int64     // steps skipped so far
 	norms     norms     // gradient norms of earlier steps

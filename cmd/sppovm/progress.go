@@ -158,7 +158,9 @@ func (s *progress) print(to io.Writer, format string, args ...any) {
 
 func (s *progress) saved(c *vm.Saved) {
 	const short = 100 * time.Microsecond
-	s.say("saved %s: %s in %s, of which training waited for %s", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
+	text := fmt.Sprintf("saved %s: %s in %s, of which training waited for %s", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
+	s.print(s.text, "%s", text)
+	s.watchers.Observe(&watch.Note{Note: text, Step: c.Step, Time: time.Now()}) // writing may end after later steps
 }
 
 func (s *progress) validation(v *watch.Validation) {

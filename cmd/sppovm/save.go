@@ -321,7 +321,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			if len(damaged) > 0 {
 				tell = r.show.warn
 			}
-			tell("resumed from %s", path)
+			r.resumed(tell)
 			return true, nil
 		case errors.As(err, new(*vm.MismatchError)):
 			return false, r.restored(err)

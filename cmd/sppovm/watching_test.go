@@ -191,6 +191,31 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A resumed run names the checkpoint that it continues from, and each note has the step that it is about.
+func TestNotesHaveSteps(t *testing.T) {
+	inBase(t)
+	logged(t, "--steps", "2", "--save", "run1", "--save-every", "1")
+	if _, text := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--resume", "run1", "--record", "run.jsonl"); !strings.Contains(text, "resumed from run1/step-2\n") {
+		t.Errorf("no checkpoint is named:\n%s", text)
+	}
+	text, err := os.ReadFile("run.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := map[string]float64{}
+	for _, o := range objects(t, string(text)) {
+		if note, ok := o["note"].(string); ok {
+			name, _, _ := strings.Cut(note, ":")
+			steps[name] = o["step"].(float64)
+		}
+	}
+	for name, want := range map[string]float64{"saved run1/step-1": 1, "saved run1/step-2": 2, "resumed from run1/step-2": 2} {
+		if steps[name] != want {
+			t.Errorf("the note %q has step %v, want %v: %v", name, steps[name], want, steps)
+		}
+	}
+}
+
 // If a killed run left an incomplete line at the end of a log, the next record still gets a line of its own.
 func TestLogAfterKill(t *testing.T) {
 	inBase(t)

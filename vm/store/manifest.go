@@ -35,6 +35,7 @@ type Manifest struct {
 	Skipped  int64                `json:"skipped"`            // number of steps that left the weights unchanged
 	Norms    []float32            `json:"norms,omitempty"`    // gradient norms of the last updates, oldest first
 	Seed     int64                `json:"seed"`
+	Run      *ir.Run              `json:"run,omitempty"`    // what the last steps used; nil in older checkpoints
 	Origin   string               `json:"origin,omitempty"` // source of the weights that the run started from
 	Data     []corpus.Fingerprint `json:"data,omitempty"`   // fingerprints of token files
 	Made     Division             `json:"made"`
