@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,7 +36,7 @@ const (
 )
 
 // TestLongSteps plans, builds, verifies and simulates each job, each command in a process of its own, and prints their processor time and
-// memory.
+// memory. The step of the plan must be that of the simulation of the whole program.
 func TestLongSteps(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("takes minutes; set SPPO_LONG=1")
@@ -64,6 +65,10 @@ func TestLongSteps(t *testing.T) {
 			simulated, simulation := spend(t, longBudget, longMemory, filepath.Join(bin, "sppovm"), "run", program, "--device", "sim")
 			_, step, _ := strings.Cut(simulated, "simulated step 1/1  ")
 			step, _, _ = strings.Cut(step, "  ")
+			off := secondsOf(t, lineOf(report, "step"))/secondsOf(t, step) - 1
+			if accuracy := accuracyOf(report); math.Abs(off) > accuracy {
+				t.Errorf("the plan's step is %+.2f%% off the simulation of the program, more than %g%%", 100*off, 100*accuracy)
+			}
 			row := strings.Join([]string{name, plan, build, simulation, lineOf(report, "ranks"), lineOf(report, "step"), step}, "\t")
 			t.Log(row)
 			fmt.Fprintln(w, row)
@@ -88,6 +93,27 @@ func spend(t *testing.T, limit time.Duration, most float64, command string, args
 		t.Errorf("%s %s took %s and %.2f GiB, more than %s or %g GiB", filepath.Base(command), args[0], took, memory, limit, most)
 	}
 	return out.String(), fmt.Sprintf("%.1f s, %.2f GiB", took.Seconds(), memory)
+}
+
+// accuracyOf returns the largest relative error of the step of a report. Placing the whole program may leave other gaps than
+// placing the shorter one that the plan simulates, and so other waits.
+func accuracyOf(report string) float64 {
+	if strings.Contains(lineOf(report, "step"), "estimated") {
+		return timeAccuracy
+	}
+	return 0.005
+}
+
+// secondsOf parses a time as reports print it, such as 1.5 ms.
+func secondsOf(t *testing.T, text string) float64 {
+	t.Helper()
+	var n float64
+	var unit string
+	units := map[string]float64{"s": 1, "ms": 1e-3, "us": 1e-6}
+	if _, err := fmt.Sscan(text, &n, &unit); err != nil || units[unit] == 0 {
+		t.Fatalf("%q is not a time", text)
+	}
+	return n * units[unit]
 }
 
 // lineOf returns the text of a row of a report.

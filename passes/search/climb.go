@@ -14,7 +14,7 @@ import (
 
 // This file improves the plan of a search that ends at its limit. If memory is scarce, bounds on time are loose, and a
 // best-first search can spend all of its work on a few classes of candidates. From a plan that fits, however slow, a
-// few steps in one dimension at a time nevertheless lead to one of the fastest plans of its class.
+// few steps in one or two dimensions at a time nevertheless lead to one of the fastest plans of its class.
 
 // refine improves the plan that the search found, which may be nil. If the search ended at its limit, refine also looks
 // for a plan that fits, and improves it, in each class of candidates that may be faster.
