@@ -1,19 +1,17 @@
 package corpus
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"unicode"
 	"unicode/utf8"
+
+	"sppo.dev/infile"
 )
 
-// magics lists the first bytes of files that are no tokens. Each has at least four bytes, so that tokens hardly begin like it.
-var magics = []struct{ begins, kind string }{
-	{"\x7fELF", "a program (ELF)"}, {"\x89PNG", "a picture (PNG)"}, {"PK\x03\x04", "a zip archive"}, {"\x28\xb5\x2f\xfd", "compressed (zstd)"},
-	{"\x93NUMPY", "a NumPy array: write its values with tofile"}, {"PAR1", "a parquet file"}, {"%PDF-", "a PDF"}, {"SQLite format 3", "a database (SQLite)"},
-}
+// instead says how to get tokens from a file of some formats.
+var instead = map[string]string{"a NumPy array": ": write its values with tofile"}
 
 // otherThanTokens returns an error for a file that is recognizably not a file of tokens.
 func otherThanTokens(f *file) error {
@@ -21,10 +19,9 @@ func otherThanTokens(f *file) error {
 	if _, err := f.data.ReadAt(start, 0); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
-	for _, m := range magics {
-		if bytes.HasPrefix(start, []byte(m.begins)) {
-			return fmt.Errorf("%s is not a file of tokens: it is %s", f.name, m.kind)
-		}
+	const distinct = 4 // first bytes, so that tokens hardly begin like the format
+	if format, begins := infile.Format(string(start)); begins >= distinct {
+		return fmt.Errorf("%s is not a file of tokens: it is %s%s", f.name, format, instead[format])
 	}
 	if isText(start) {
 		return fmt.Errorf("%s is not a file of tokens: it is a text: set tokenizer = ..., or tokenize it first with sppoc tokenize", f.name)

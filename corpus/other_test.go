@@ -18,8 +18,8 @@ func TestOtherThanTokens(t *testing.T) {
 	}
 	text := strings.Repeat("Ein Satz über nichts, 你好。\r\n\t", 200)
 	for _, c := range []struct{ data, want string }{
-		{"\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 99), "x is not a file of tokens: it is a program (ELF)"},
-		{"\x89PNG\r\n\x1a\n", "x is not a file of tokens: it is a picture (PNG)"},
+		{"\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 99), "x is not a file of tokens: it is an executable"},
+		{"\x89PNG\r\n\x1a\n", "x is not a file of tokens: it is a PNG image"},
 		{"\x93NUMPY\x01\x00", "x is not a file of tokens: it is a NumPy array: write its values with tofile"},
 		{text, "x is not a file of tokens: it is a text: set tokenizer = ..., or tokenize it first with sppoc tokenize"},
 		{text[:4096-1], "x is not a file of tokens: it is a text: set tokenizer = ..., or tokenize it first with sppoc tokenize"},

@@ -8,6 +8,8 @@ import (
 
 	"github.com/alecthomas/participle/v2"
 	"github.com/alecthomas/participle/v2/lexer"
+
+	"sppo.dev/infile"
 )
 
 // These limits keep malicious input from taking too much time or stack. Real specs stay far below them.
@@ -177,23 +179,14 @@ func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 	return &fileNode{}
 }
 
-// otherFormats lists the first bytes of files that users may take for specs.
-var otherFormats = []struct{ begin, what string }{
-	{"\x89PNG", "a PNG image"}, {"\xff\xd8\xff", "a JPEG image"}, {"GIF8", "a GIF image"}, {"%PDF-", "a PDF document"}, {"PK\x03\x04", "a zip archive"},
-	{"\x1f\x8b", "a gzip file"}, {"\x28\xb5\x2f\xfd", "a zstd file"}, {"\x7fELF", "an executable"}, {"sppb\r\n\x1a\n", "a program"}, {"PAR1", "a parquet file"},
-	{"\xff\xfe", "UTF-16 text"}, {"\xfe\xff", "UTF-16 text"}, {"<?xml", "XML"}, {"<svg", "an SVG image"}, {"<!DOCTYPE", "HTML"}, {"<html", "HTML"},
-}
-
 // jsonStart matches the start of a JSON object with a member, or of a list. No spec starts like this.
 var jsonStart = regexp.MustCompile(`^\s*(\{\s*["}]|\[)`)
 
 // notSpec says what a text is if it is clearly no spec, with a hint.
 func notSpec(text string) (what, hint string) {
 	const spec = "a spec is a text with the blocks model, cluster and train; sppoc init writes one for the folder of a model"
-	for _, f := range otherFormats {
-		if strings.HasPrefix(text, f.begin) {
-			return f.what, spec
-		}
+	if format, _ := infile.Format(text); format != "" {
+		return format, spec
 	}
 	switch {
 	case jsonStart.MatchString(text):
