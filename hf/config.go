@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"sppo.dev/infile"
+	"sppo.dev/lang"
 )
 
 // ConfigFile is the file that describes a model.
@@ -81,6 +83,9 @@ func (c *config) raw(key string) json.RawMessage {
 // present reports whether a member exists, even if it is null.
 func (c *config) present(key string) bool {
 	_, there := c.members[key]
+	if !c.used[key] {
+		c.used[key] = false // the reader looks for the key
+	}
 	return there
 }
 
@@ -173,8 +178,41 @@ func (c *config) skip(keys ...string) {
 	}
 }
 
+// misspelt lists the members, also those of nested objects, that are unknown and differ by one edit from an absent key that the
+// reader looks for. It returns a question for each.
+func (c *config) misspelt() (list []string) {
+	for _, o := range c.nested {
+		list = append(list, o.misspelt()...)
+	}
+	for name := range c.members {
+		if key := c.meant(name); key != "" {
+			list = append(list, fmt.Sprintf("%s%s is ignored, as by transformers; did you mean %s?", c.prefix, name, key))
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// meant returns the absent key that differs by one edit from the name of an unknown member, or "".
+func (c *config) meant(name string) string {
+	if c.used[name] || c.row(name) != nil {
+		return ""
+	}
+	absent := slices.Sorted(maps.Keys(c.used)) // also has keys that were looked for but not read
+	for i := range c.keys {
+		if c.keys[i].use == read {
+			absent = append(absent, c.keys[i].name)
+		}
+	}
+	i := slices.IndexFunc(absent, func(key string) bool { return !c.present(key) && lang.Distance(name, key) == 1 })
+	if i < 0 {
+		return ""
+	}
+	return absent[i]
+}
+
 // ignored lists the members, also those of nested objects, that set something and have no effect: neither the reader
-// nor transformers reads them.
+// nor transformers reads them. It omits those of misspelt.
 func (c *config) ignored() (list []string) {
 	for _, o := range c.nested {
 		list = append(list, o.ignored()...)
@@ -185,7 +223,7 @@ func (c *config) ignored() (list []string) {
 		case "null", "false", "[]", "{}", `""`:
 			continue
 		}
-		if !c.used[name] && (row == nil || row.use == read) {
+		if !c.used[name] && (row == nil || row.use == read) && c.meant(name) == "" {
 			list = append(list, c.prefix+name)
 		}
 	}

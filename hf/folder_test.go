@@ -81,6 +81,8 @@ func TestRefusedConfigs(t *testing.T) {
 		"rope_parameters.factor is missing":                                        small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
 		"rope_parameters = 3, but transformers needs a value of type dict or null": small(t, members{"rope_parameters": 3}),
 		"rope_scaling = 3 is not an object":                                        small(t, members{"rope_scaling": 3}),
+		"= 8 is not a multiple of num_attention_heads = 32; num_attention_head is ignored, as by transformers; did you mean num_attention_heads?": small(t, members{"num_attention_heads": nil, "num_attention_head": 2}),
+		"model_type is missing; modeltype is ignored, as by transformers; did you mean model_type?":                                               small(t, members{"model_type": nil, "modeltype": "llama"}),
 	} {
 		_, err := hf.ReadModel(configFolder(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), hf.ConfigFile) || strings.Contains(err.Error(), "\n") {
@@ -118,6 +120,11 @@ func TestIgnoredKeys(t *testing.T) {
 		"attention_dropout: ignored, because the model is trained without dropout": {"attention_dropout": 0.5},
 		"num_hidden_layers = 32, num_attention_heads = 32: not in config.json; these are the defaults of transformers for model_type = llama": {
 			"num_hidden_layers": nil, "num_attention_heads": nil, "num_key_value_heads": 1, "hidden_size": 64, "head_dim": nil},
+		"config.json: num_key_value_head is ignored, as by transformers; did you mean num_key_value_heads?": {
+			"num_key_value_heads": nil, "num_key_value_head": 1},
+		"hidden_sizes: ignored, as by transformers": {"hidden_sizes": 7}, // hidden_size is there, too
+		"config.json: rope_parameters.rope_thet is ignored, as by transformers; did you mean rope_theta?": {
+			"rope_parameters": members{"rope_thet": 5e5}},
 	} {
 		model, err := hf.ReadModel(configFolder(t, small(t, changes)))
 		if err != nil {

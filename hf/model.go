@@ -74,6 +74,9 @@ func ReadModel(dir string) (*Model, error) {
 	}
 	m, err := newModel(nameOf(dir, c), dir, c)
 	if err != nil {
+		for _, question := range c.misspelt() {
+			err = fmt.Errorf("%w; %s", err, question)
+		}
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, ConfigFile), err)
 	}
 	return m, nil
@@ -115,6 +118,9 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	}
 	if len(dropouts) > 0 {
 		m.notice("%s: ignored, because the model is trained without dropout", strings.Join(dropouts, ", "))
+	}
+	for _, question := range c.misspelt() {
+		m.notice("%s: %s", ConfigFile, question)
 	}
 	if list := c.ignored(); len(list) > 0 {
 		m.notice("%s: ignored, as by transformers", strings.Join(list, ", "))

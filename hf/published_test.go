@@ -41,6 +41,9 @@ func TestPublishedModels(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if notices := strings.Join(model.Notices, "\n"); strings.Contains(notices, "did you mean") {
+				t.Errorf("a key of a published config is taken for a misspelt one: %s", notices)
+			}
 			l, err := model.Lang(1<<10, "")
 			if err != nil {
 				t.Fatal(err)

@@ -12,16 +12,16 @@ func Nearest(word string, candidates []string) string { return nearest(word, can
 func nearest(word string, candidates []string) string {
 	best, bestAt := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {
-		if d := distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // the two words have something in common
+		if d := Distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // the two words have something in common
 			best, bestAt = c, d
 		}
 	}
 	return best
 }
 
-// distance returns the number of insertions, deletions, substitutions and swaps of adjacent
+// Distance returns the number of insertions, deletions, substitutions and swaps of adjacent
 // characters that turn a into b.
-func distance(a, b string) int {
+func Distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64
 	}
