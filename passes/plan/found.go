@@ -24,7 +24,7 @@ type Search struct {
 	Stopped    bool       `json:"stopped,omitempty"` // the user stopped the search
 
 	Faster  *Rejection `json:"faster,omitempty"`   // a value with which another search found a faster plan; StepS is its estimate
-	AllGPUs *Rejection `json:"all_gpus,omitempty"` // the best plan found on all GPUs, if the chosen plan leaves some idle
+	AllGPUs *Rejection `json:"all_gpus,omitempty"` // the best plan found on all GPUs, if the chosen plan leaves some idle; if the requested numbers of ranks prevent one, only a value that names them
 }
 
 // Rejection is a value that solve rejected for one dimension, with the reason.

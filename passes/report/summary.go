@@ -233,8 +233,10 @@ func whyIdle(p *plan.Plan) string {
 		return fmt.Sprintf("on all of them (%s), a step takes %s, by estimate", r.Value, r.StepS)
 	case r.BoundS > 0:
 		return fmt.Sprintf("no plan on all of them was found to fit; one may exist that takes at least %s", r.BoundS)
+	case r.Value != "":
+		return fmt.Sprintf("the spec sets %s, which does not divide %d", r.Value, p.Cluster.GPUs())
 	}
-	return "no plan on all of them fits; sp divides heads and tokens, dp the batch, and pp is at most the number of layers"
+	return "no plan on all of them was found; sp divides tokens and, unless sp_mode is ring, heads; dp divides the batch; pp is at most the number of layers"
 }
 
 // quoted quotes a value for a shell if necessary.

@@ -30,6 +30,10 @@ func TestWarnings(t *testing.T) {
 	p.Search.AllGPUs = &plan.Rejection{BoundS: 35}
 	p.Rejected = p.Rejected[2:]
 	check("may exist that takes at least 35.0 s", "a plan with --set schedule.keep='[k, v]' is 10% faster, by estimate (36.0 s)")
+	p.Search.AllGPUs = &plan.Rejection{Value: "sp = 2"}
+	check("1 of the 3 GPUs is idle: the spec sets sp = 2, which does not divide 3", "is 10% faster")
+	p.Search.AllGPUs = &plan.Rejection{}
+	check("no plan on all of them was found", "is 10% faster")
 	p.Search.Within, p.Parallel.DP, p.Parallel.PP = 0.04, 3, 1
 	check()
 	p.Model.DType, p.Model.HeadDim = "bf16", 112

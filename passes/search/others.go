@@ -5,8 +5,10 @@ import (
 	"container/heap"
 	"fmt"
 	"slices"
+	"strings"
 
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/passes/plan"
 )
 
@@ -110,11 +112,15 @@ func (s *search) dive(matches func(*node) bool, enough func() bool) {
 }
 
 // onAllGPUs returns the best plan found on all GPUs of the cluster, or its shortfall, if the winner leaves GPUs idle. It
-// returns nil if the winner leaves none idle or if the request determines the number of ranks.
+// returns nil if the winner leaves none idle or if the request determines the number of ranks. If the requested
+// numbers of ranks prevent such a plan, only the value is set, which names them.
 func (s *search) onAllGPUs(winner *node, enough func() bool) *plan.Rejection {
 	gpus, asked := s.cluster.GPUs(), &s.request.Schedule
 	if w := &winner.schedule; w.SP*w.DP*w.PP == gpus || asked.SP*asked.DP*asked.PP > 0 {
 		return nil
+	}
+	if ranks, names := ranksGiven(asked); gpus%ranks != 0 {
+		return &plan.Rejection{Value: fmt.Sprintf("%s = %d", names, ranks)}
 	}
 	s.dive(func(n *node) bool {
 		c := &n.schedule
@@ -137,6 +143,20 @@ func (s *search) onAllGPUs(winner *node, enough func() bool) *plan.Rejection {
 		}
 	}
 	return out
+}
+
+// ranksGiven returns the product of the requested numbers of ranks, such as 12, and what it is a product of, such as "sp x pp".
+func ranksGiven(s *lang.Schedule) (ranks int, names string) {
+	ranks = 1
+	for _, size := range []struct {
+		name  string
+		ranks int
+	}{{"sp", s.SP}, {"dp", s.DP}, {"pp", s.PP}} {
+		if size.ranks > 0 {
+			ranks, names = ranks*size.ranks, strings.TrimPrefix(names+" x "+size.name, " x ")
+		}
+	}
+	return ranks, names
 }
 
 // offloadsLess returns the candidate that differs from a winner only in offload and, of those whose steps take no longer,
