@@ -23,22 +23,25 @@ var (
 	ExportTypes = []string{"f32", "bf16", "f16"}
 )
 
-// carried lists the files in a folder that are copied along with new weights: those of its tokenizer, its
-// generation settings and its documentation.
-var carried = []string{
-	"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-	"vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
-	"processor_config.json", "LICENSE", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
-}
+// Files in a folder that are copied along with new weights: those of its tokenizer, and its generation settings and
+// documentation.
+var (
+	tokenizerFiles = []string{
+		"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+		"vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+	}
+	otherFiles = []string{"generation_config.json", "preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "NOTICE", "USE_POLICY.md"}
+)
 
 // Export is a folder to be written.
 type Export struct {
-	Values  Values
-	Tensors []ir.Tensor
-	From    *Model // provides config, names, types and other files: a folder, or the model described by Config
-	Config  []byte // the config.json if there is no folder
-	Edited  []byte // replaces the folder's config.json; nil: it is copied
-	DType   string // type of all weights; empty: as in From
+	Values    Values
+	Tensors   []ir.Tensor
+	From      *Model // provides config, names, types and other files: a folder, or the model described by Config
+	Config    []byte // the config.json if there is no folder
+	Edited    []byte // replaces the folder's config.json; nil: it is copied
+	DType     string // type of all weights; empty: as in From
+	Tokenizer string // folder of the tokenizer; empty: From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
 }
@@ -59,13 +62,8 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 		if err := os.WriteFile(filepath.Join(to, ConfigFile), config, 0o644); err != nil {
 			return err
 		}
-		for _, name := range carried {
-			if e.Config != nil {
-				break
-			}
-			if err := copyFile(filepath.Join(to, name), filepath.Join(e.From.Dir, name)); err != nil {
-				return err
-			}
+		if err := errors.Join(copyFiles(to, cmp.Or(e.Tokenizer, e.From.Dir), tokenizerFiles), copyFiles(to, e.From.Dir, otherFiles)); err != nil {
+			return err
 		}
 		shard := e.shardBytes
 		if shard == 0 {
@@ -331,6 +329,27 @@ func skipList(in *json.Decoder) error {
 	}
 	_, err := in.Token()
 	return err
+}
+
+// copyFiles copies those of the named files that a folder has. A model without a folder has none.
+func copyFiles(to, from string, names []string) error {
+	for _, name := range names {
+		if from == "" {
+			break
+		}
+		if err := copyFile(filepath.Join(to, name), filepath.Join(from, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HasTokenizer reports whether a folder has the files of a tokenizer that transformers can load.
+func HasTokenizer(dir string) bool {
+	return slices.ContainsFunc([]string{"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}, func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	})
 }
 
 func copyFile(to, from string) error {

@@ -169,12 +169,13 @@ var app = cli.App{
 			Examples: []string{"sppovm audit job.sppo --from run1/step-100 --to run1/step-110 --set schedule.pp=1"},
 		},
 		{
-			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,
+			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--tokenizer DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,
 			Doc: "write the weights of a checkpoint to a folder that transformers can load",
 			Details: "The config, the tokenizer, and the names and types of the tensors come from the folder that the run started from, or\n" +
-				"from --from. --dtype changes the type of the weights. DIR must be empty or must not exist; it appears only when the\n" +
-				"export is complete.",
-			Examples: []string{"sppovm export tuned.ckpt -o tuned", "sppovm export tuned.ckpt -o tuned --from Llama-3.1-8B --dtype bf16"},
+				"from --from, a folder of the same model. If the run did not start from a folder, export writes a config, and the only\n" +
+				"tokenizer is that of --tokenizer. --dtype changes the type of the weights. DIR must be empty or must not exist; it\n" +
+				"appears only when the export is complete.",
+			Examples: []string{"sppovm export tuned.ckpt -o tuned", "sppovm export run1 -o mine --tokenizer tokenizer", "sppovm export tuned.ckpt -o tuned --from Llama-3.1-8B --dtype bf16"},
 		},
 		{
 			Name: "report", Args: "RUN -o PAGE.html", MinArgs: 1, MaxArgs: 1, Setup: report, Files: []string{"jsonl"},

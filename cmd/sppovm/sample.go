@@ -178,8 +178,8 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 		if err != nil {
 			return nil, err
 		}
-		if gap := int64(s.model.Vocab) - int64(t.Size()); gap > spare(s.model.Vocab) || gap < -spare(s.model.Vocab) {
-			return nil, fmt.Errorf("the model has %d tokens, but the tokenizer in %s has %d: give the tokenizer that it was trained with", s.model.Vocab, path, t.Size())
+		if err := ofModel(s.model.Vocab, t, path); err != nil {
+			return nil, err
 		}
 		if eos, ok := t.EOS(); ok {
 			s.end = append(s.end, eos)
@@ -189,6 +189,14 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 		return &sample.Bytes{}, nil
 	}
 	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are not bytes: give one with --tokenizer", s.name, s.model.Vocab)
+}
+
+// ofModel returns an error if a tokenizer cannot be that of a model with the given vocabulary.
+func ofModel(vocab int, t *tokenizer.Tokenizer, path string) error {
+	if gap := int64(vocab) - int64(t.Size()); gap > spare(vocab) || gap < -spare(vocab) {
+		return fmt.Errorf("the model has %d tokens, but the tokenizer in %s has %d: give the tokenizer that it was trained with", vocab, path, t.Size())
+	}
+	return nil
 }
 
 // spare returns by how much the vocabularies of a model and of its tokenizer may differ: models have rows that no token

@@ -16,6 +16,7 @@ import (
 	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/tokenizer"
 	"sppo.dev/vm"
 )
 
@@ -153,15 +154,16 @@ func (r *training) load(ctx context.Context, w *startWeights) error {
 
 // exportFlags are the flags of export.
 type exportFlags struct {
-	out, from, dtype string
-	sequence         int64
-	adapter, merge   bool
+	out, from, dtype, tokenizer string
+	sequence                    int64
+	adapter, merge              bool
 }
 
 func export(flags *pflag.FlagSet) cli.Action {
 	var f exportFlags
 	flags.StringVarP(&f.out, "output", "o", "", "write to this `FOLDER`, which must be empty or must not exist")
-	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER` instead of the one that the run started from")
+	flags.StringVar(&f.from, "from", "", "take the config, the tokenizer and other files from this `FOLDER`, which has a whole model, instead of the one that the run started from")
+	flags.StringVar(&f.tokenizer, "tokenizer", "", "take the tokenizer from this `FOLDER`, for example one that sppoc train-tokenizer wrote")
 	flags.Int64Var(&f.sequence, "sequence", 0, "max_position_embeddings of the exported config, in `TOKENS`; default: that of the folder, or the length of the run's sequences if they are longer")
 	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights (default: as in the --from folder or the folder that the run started from)", hf.ExportTypes...)
 	flags.BoolVar(&f.adapter, "adapter", false, "write only the adapters, in PEFT format")
@@ -170,8 +172,8 @@ func export(flags *pflag.FlagSet) cli.Action {
 		if f.out == "" {
 			return cli.Usagef("export: give the output folder with -o")
 		}
-		if f.adapter && (f.merge || f.dtype != "") {
-			return cli.Usagef("export: --adapter writes no weights of the model, so --merge and --dtype do not apply")
+		if f.adapter && (f.merge || f.dtype != "" || f.tokenizer != "") {
+			return cli.Usagef("export: --adapter writes no weights of the model, so --merge, --dtype and --tokenizer do not apply")
 		}
 		if flags.Changed("sequence") && f.sequence <= 0 {
 			return cli.Usagef("--sequence %d: it must be 1 or more", f.sequence)
@@ -185,7 +187,10 @@ func export(flags *pflag.FlagSet) cli.Action {
 		}
 		defer c.Close()
 		of := lang.Model(c.Model)
-		e := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), DType: f.dtype}
+		e := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), DType: f.dtype, Tokenizer: f.tokenizer}
+		if err := f.checkTokenizer(c.Model.Vocab); err != nil {
+			return cli.Wrong(err)
+		}
 		if f.from == "" && c.Origin == "" {
 			e.From, e.Config, err = f.describe(c)
 		} else {
@@ -198,8 +203,26 @@ func export(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "wrote %s: the weights after step %d\n", f.out, c.Step)
+		if !f.adapter && !hf.HasTokenizer(f.out) {
+			fmt.Fprintf(env.Stderr, "note: %s has no tokenizer, which programs need to read text: export with --tokenizer FOLDER to add one\n", f.out)
+		}
 		return nil
 	}
+}
+
+// checkTokenizer checks that --tokenizer names a folder whose tokenizer has the tokens of the model.
+func (f *exportFlags) checkTokenizer(vocab int) error {
+	if f.tokenizer == "" {
+		return nil
+	}
+	if info, err := os.Stat(f.tokenizer); err == nil && !info.IsDir() {
+		return fmt.Errorf("--tokenizer %s is a file: name the folder that contains the tokenizer", f.tokenizer)
+	}
+	t, err := tokenizer.Open(f.tokenizer)
+	if err != nil {
+		return fmt.Errorf("--tokenizer: %w", err)
+	}
+	return ofModel(vocab, t, f.tokenizer)
 }
 
 // describe returns a model and its config for a run that did not start from a folder.
@@ -246,7 +269,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, hf.ConfigFile)); f.from != "" && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, fmt.Errorf("--from %s: the folder has no %s: name the folder of a whole model, with its config and its weights; "+
-			"for a model that a spec describes, omit --from: export writes a config, and a tokenizer's files can be copied beside it", dir, hf.ConfigFile)
+			"for a model that a spec describes, omit --from; a tokenizer alone is given with --tokenizer", dir, hf.ConfigFile)
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {
