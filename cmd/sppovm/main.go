@@ -151,7 +151,9 @@ var app = cli.App{
 				"--top-k and --top-p, applied in that order; a temperature of 0 selects the most probable token. The same weights,\n" +
 				"prompt and --seed give the same text on the same kind of processor.\n\n" +
 				"The tokenizer comes from --tokenizer, from the model folder, or from the folder that the checkpoint's run started\n" +
-				"from. Without a tokenizer, the tokens of a model with a vocabulary of 256 are bytes.\n\n" +
+				"from. Without a tokenizer, the tokens of a model with a vocabulary of 256 are bytes. If the tokenizer of --tokenizer\n" +
+				"has more tokens than the model, or 128 or more fewer, a note is printed. Up to 127 fewer are common, because\n" +
+				"vocabularies are padded. If the numbers differ by more than a tenth, and by more than 512, the tokenizer is refused.\n\n" +
 				"sample runs on the CPU, one token at a time, with a cache of keys and values. This is enough for a quick look at a\n" +
 				"model. To serve a model, export it; see docs/hub.md.",
 			Examples: []string{

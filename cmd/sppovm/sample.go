@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -167,7 +168,7 @@ func openFolder(dir, adapter string) (*sampleSource, error) {
 }
 
 // text opens the tokenizer. Without one, a model with a vocabulary of 256 tokens reads and writes bytes.
-func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
+func (f *sampleFlags) text(env *cli.Env, s *sampleSource) (sample.Text, error) {
 	path := f.tokenizer
 	if path == "" && s.folder != "" && tokenizer.IsIn(s.folder) {
 		path = s.folder
@@ -178,8 +179,12 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := ofModel(s.model.Vocab, t, path); err != nil {
+		note, err := ofModel(s.model.Vocab, t, path)
+		if err != nil {
 			return nil, err
+		}
+		if note != "" && f.tokenizer != "" { // a model's folder has the right tokenizer
+			fmt.Fprintf(env.Stderr, "note: %s\n", note)
 		}
 		if eos, ok := t.EOS(); ok {
 			s.end = append(s.end, eos)
@@ -191,17 +196,21 @@ func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
 	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are not bytes: give one with --tokenizer", s.name, s.model.Vocab)
 }
 
-// ofModel returns an error if a tokenizer cannot be that of a model with the given vocabulary.
-func ofModel(vocab int, t *tokenizer.Tokenizer, path string) error {
-	if gap := int64(vocab) - int64(t.Size()); gap > spare(vocab) || gap < -spare(vocab) {
-		return fmt.Errorf("the model has %d tokens, but the tokenizer in %s has %d: give the tokenizer that it was trained with", vocab, path, t.Size())
+// ofModel returns an error if a tokenizer cannot be that of a model with the given vocabulary, and a note if it is
+// probably another one. Models often have up to paddedTo-1 tokens more, because their vocabulary is padded to a multiple.
+func ofModel(vocab int, t *tokenizer.Tokenizer, path string) (note string, err error) {
+	gap := vocab - t.Size()
+	switch have := fmt.Sprintf("the model has %d tokens, but the tokenizer in %s has %d", vocab, path, t.Size()); {
+	case max(gap, -gap) > max(512, vocab/10): // tokenizers may have tokens for other parts of a larger model
+		return "", fmt.Errorf("%s: give the tokenizer that it was trained with", have)
+	case gap < 0 || gap >= paddedTo:
+		return have + ": is it the one that the model was trained with?", nil
 	}
-	return nil
+	return "", nil
 }
 
-// spare returns by how much the vocabularies of a model and of its tokenizer may differ: models have rows that no token
-// uses, and tokenizers have tokens for other parts of a larger model.
-func spare(vocab int) int64 { return max(512, int64(vocab)/10) }
+// paddedTo is the largest multiple to which vocabularies are commonly padded, the default of Megatron-LM.
+const paddedTo = 128
 
 // maxPrompt is the size limit of a prompt's file in bytes.
 const maxPrompt = 64 << 20
@@ -215,8 +224,8 @@ func (f *sampleFlags) readPrompt() (string, error) {
 }
 
 // prepare reads the prompt and the weights.
-func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, sample.Text, []int32, error) {
-	text, err := f.text(s)
+func (f *sampleFlags) prepare(env *cli.Env, s *sampleSource, pool *simd.Pool) (*sample.Model, sample.Text, []int32, error) {
+	text, err := f.text(env, s)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -233,6 +242,8 @@ func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, 
 	switch {
 	case n == 0:
 		return nil, nil, nil, sample.ErrEmpty
+	case int(slices.Max(prompt)) >= s.model.Vocab:
+		return nil, nil, nil, fmt.Errorf("the prompt has token %d, but the model has only %d tokens: give the tokenizer that it was trained with", slices.Max(prompt), s.model.Vocab)
 	case s.most > 0 && n >= s.most:
 		return nil, nil, nil, fmt.Errorf("the prompt has %d tokens, but the model takes sequences of at most %d", n, s.most)
 	case s.most > 0 && f.sequence > s.most:
@@ -256,7 +267,7 @@ func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, 
 func (f *sampleFlags) write(env *cli.Env, s *sampleSource) error {
 	pool := simd.NewPool(f.threads)
 	defer pool.Close()
-	model, text, prompt, err := f.prepare(s, pool)
+	model, text, prompt, err := f.prepare(env, s, pool)
 	if err != nil {
 		return cli.Wrong(err)
 	}

@@ -188,7 +188,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		defer c.Close()
 		of := lang.Model(c.Model)
 		e := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), DType: f.dtype, Tokenizer: f.tokenizer}
-		if err := f.checkTokenizer(c.Model.Vocab); err != nil {
+		if err := f.checkTokenizer(env, c.Model.Vocab); err != nil {
 			return cli.Wrong(err)
 		}
 		if f.from == "" && c.Origin == "" {
@@ -211,7 +211,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 }
 
 // checkTokenizer checks that --tokenizer names a folder whose tokenizer has the tokens of the model.
-func (f *exportFlags) checkTokenizer(vocab int) error {
+func (f *exportFlags) checkTokenizer(env *cli.Env, vocab int) error {
 	if f.tokenizer == "" {
 		return nil
 	}
@@ -222,7 +222,11 @@ func (f *exportFlags) checkTokenizer(vocab int) error {
 	if err != nil {
 		return fmt.Errorf("--tokenizer: %w", err)
 	}
-	return ofModel(vocab, t, f.tokenizer)
+	note, err := ofModel(vocab, t, f.tokenizer)
+	if note != "" {
+		fmt.Fprintf(env.Stderr, "note: %s\n", note)
+	}
+	return err
 }
 
 // describe returns a model and its config for a run that did not start from a folder.
