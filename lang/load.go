@@ -565,8 +565,6 @@ func (l *loader) setBlockName(kind, name string) {
 		l.spec.Model.Name = name
 	case blockCluster:
 		l.spec.Cluster.Name = name
-	case blockSchedule:
-		l.spec.Name = name
 	}
 }
 
@@ -869,8 +867,5 @@ func (l *loader) derive() {
 		if k.derive != nil && !l.byFamily[k] && !l.spec.Written(k.Path()) {
 			k.derive(l.spec)
 		}
-	}
-	if l.spec.Name == "" {
-		l.spec.Name = strings.TrimSuffix(path.Base(l.spec.File), ".sppo")
 	}
 }

@@ -352,10 +352,10 @@ func TestSelectedBlocks(t *testing.T) {
 		nodes, gpus int
 		schedule    string
 	}{
-		{[]string{"cluster=other"}, "other", 1, 3, "job"},
-		{[]string{"cluster=a100-80g"}, "a100-80g", 1, 8, "job"},
-		{[]string{"cluster=a100-80g(nodes = 5)", "cluster.gpus_per_node=7"}, "a100-80g", 5, 7, "job"},
-		{[]string{"cluster=other", "cluster.nodes=2", "cluster=a100-80g"}, "a100-80g", 2, 8, "job"},
+		{[]string{"cluster=other"}, "other", 1, 3, ""},
+		{[]string{"cluster=a100-80g"}, "a100-80g", 1, 8, ""},
+		{[]string{"cluster=a100-80g(nodes = 5)", "cluster.gpus_per_node=7"}, "a100-80g", 5, 7, ""},
+		{[]string{"cluster=other", "cluster.nodes=2", "cluster=a100-80g"}, "a100-80g", 2, 8, ""},
 		{[]string{"cluster=other", "schedule=megatron(pp = 2)"}, "other", 1, 3, "megatron"},
 	} {
 		spec, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: c.set})
@@ -364,8 +364,8 @@ func TestSelectedBlocks(t *testing.T) {
 			continue
 		}
 		got := &spec.Cluster
-		if got.Name != c.name || got.Nodes != c.nodes || got.GPUsPerNode != c.gpus || spec.Name != c.schedule {
-			t.Errorf("%q: cluster %s of %d nodes of %d, schedule %s", c.set, got.Name, got.Nodes, got.GPUsPerNode, spec.Name)
+		if got.Name != c.name || got.Nodes != c.nodes || got.GPUsPerNode != c.gpus || spec.source.names[blockSchedule] != c.schedule {
+			t.Errorf("%q: cluster %s of %d nodes of %d, schedule %s", c.set, got.Name, got.Nodes, got.GPUsPerNode, spec.source.names[blockSchedule])
 		}
 	}
 	for set, want := range map[string]string{

@@ -11,7 +11,6 @@ import (
 // that a Plan can contain parts of it and can be read back without the file.
 type Spec struct {
 	File     string // as given on the command line
-	Name     string // name of the schedule block, for reports
 	Model    Model
 	Cluster  Cluster
 	Train    Train

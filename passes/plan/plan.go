@@ -298,12 +298,9 @@ type Decision struct {
 // New returns a plan that contains the request and no decisions.
 func New(sp *lang.Spec) *Plan {
 	p := &Plan{
-		Name: sp.Name, Spec: sp.File,
+		Name: sp.Model.Name, Spec: sp.File,
 		Model: sp.Model, Cluster: sp.Cluster, Train: sp.Train, Schedule: sp.Schedule,
 		Lines: map[string]string{}, Alternatives: []Alternative{}, Rejected: []Rejection{},
-	}
-	if p.Name == "" {
-		p.Name = p.Model.Name
 	}
 	p.Untrained, p.Parameters = p.trained()
 	for _, b := range lang.Blocks {
