@@ -218,6 +218,7 @@ type result struct {
 	Batch        int64    `json:"batch"`    // sequences per step
 	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
 	Sequence     int64    `json:"sequence"` // tokens per sequence
+	GPUs         int      `json:"gpus"`     // of the cluster
 
 	capacity [ir.NumArenas]ir.Bytes
 
@@ -295,7 +296,7 @@ func (v *variant) simulate() (result, error) {
 			c.Subsequences = max(c.Subsequences, int(code.Sections[ir.SectionStep][pc].Prov.Subsequence)+1)
 		}
 	}
-	c.capacity = capacityOf(p)
+	c.capacity, c.GPUs = capacityOf(p), p.Machine.Nodes*p.Machine.GPUsPerNode
 	c.Fits = c.DevicePeak <= c.capacity[ir.Device] && c.HostPeak <= c.capacity[ir.Host]
 	return c, nil
 }
@@ -357,13 +358,13 @@ func (r *result) decided(key string) string {
 func compareCSV(w io.Writer, rows []result) error {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	c := csv.NewWriter(w)
-	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error batch schedule sequence"))
+	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error batch schedule sequence gpus"))
 	for _, r := range rows {
 		err = errors.Join(err, c.Write([]string{
 			r.Name, strings.Join(r.Set, " "), strconv.FormatBool(r.Simulated), strconv.Itoa(r.Ranks), r.Layout, strconv.Itoa(r.Subsequences),
 			number(r.StepS), number(r.TGS), number(r.MFU), number(r.BubbleRatio), number(r.ExposedS),
 			fmt.Sprint(int64(r.DevicePeak)), fmt.Sprint(int64(r.HostPeak)), strconv.FormatBool(r.Fits), r.Error,
-			fmt.Sprint(r.Batch), strings.Join(r.Schedule, " "), fmt.Sprint(r.Sequence),
+			fmt.Sprint(r.Batch), strings.Join(r.Schedule, " "), fmt.Sprint(r.Sequence), strconv.Itoa(r.GPUs),
 		}))
 	}
 	c.Flush()

@@ -68,6 +68,14 @@ func figures(rows []result) (first, others []tableColumn) {
 	}
 }
 
+// inUse returns a column with the GPUs in use if a line leaves some idle.
+func inUse(rows []result) []tableColumn {
+	if !slices.ContainsFunc(rows, func(r result) bool { return r.GPUs > r.Ranks }) {
+		return nil
+	}
+	return []tableColumn{{"in use", "", func(r *result) string { return fmt.Sprintf("%d of %d", r.Ranks, r.GPUs) }}}
+}
+
 // tooMuch marks a peak that exceeds the memory of a rank.
 const tooMuch = "*"
 
@@ -99,7 +107,7 @@ func columnsOf(rows []result, names []tableColumn) (out []tableColumn, same []st
 		}
 	}
 	var settings []tableColumn
-	for _, c := range settingColumns {
+	for _, c := range append(inUse(rows), settingColumns...) {
 		value := c.cell(done[0])
 		switch {
 		case c.key != "" && slices.ContainsFunc(names, func(n tableColumn) bool { return n.key == c.key }):
@@ -253,6 +261,9 @@ func remarks(rows []result, same []string) (out []string) {
 		text += "; speed: relative to the job with its own schedule"
 	case len(rows) > 1:
 		text += "; speed: tokens per second of all ranks, relative to the first line"
+	}
+	if len(inUse(rows)) > 0 {
+		text += "; in use: ranks, of those that the cluster has; MFU: of the ranks in use"
 	}
 	out = append(out, text+".")
 	if text := overCapacity(rows); text != "" {

@@ -283,7 +283,7 @@ type CriticalPart struct {
 // Throughput is simulated or estimated, as Time is.
 type Throughput struct {
 	TGS        float64 `json:"tgs"`         // tokens per GPU per second
-	MFU        float64 `json:"mfu"`         // model FLOPs, with causal attention, divided by the cluster's peak
+	MFU        float64 `json:"mfu"`         // model FLOPs, with causal attention, divided by the peak of the ranks
 	ModelFlops float64 `json:"model_flops"` // of a step
 }
 

@@ -330,7 +330,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		}
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*max(0, t.BubbleRatio), 100*max(0, t.IdleShare)))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
-		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% model FLOPs utilization (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
+		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% model FLOPs utilization (MFU)", p.Throughput.TGS, unitInUse(p), 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
 }

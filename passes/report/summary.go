@@ -124,7 +124,15 @@ func Sums(p *plan.Plan) map[string]string {
 // throughputInWords describes the throughput of a plan.
 func throughputInWords(p *plan.Plan) string {
 	return fmt.Sprintf("%s tokens/s (%s per %s), %.1f%% model FLOPs utilization (MFU)",
-		thousands(int64(math.Round(p.Throughput.TGS*float64(p.Parallel.Ranks())))), thousands(int64(math.Round(p.Throughput.TGS))), p.Cluster.Unit(), 100*p.Throughput.MFU)
+		thousands(int64(math.Round(p.Throughput.TGS*float64(p.Parallel.Ranks())))), thousands(int64(math.Round(p.Throughput.TGS))), unitInUse(p), 100*p.Throughput.MFU)
+}
+
+// unitInUse names what throughput is divided by.
+func unitInUse(p *plan.Plan) string {
+	if p.Cluster.GPUs() > p.Parallel.Ranks() {
+		return p.Cluster.Unit() + " in use"
+	}
+	return p.Cluster.Unit()
 }
 
 // stepInWords describes the time of a step, which is an upper bound if sequences have several documents.
