@@ -2,7 +2,9 @@ package lang
 
 import (
 	"fmt"
+	"io/fs"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -52,6 +54,51 @@ func Explain(word string) (string, error) {
 		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
 	}
 	return "", fmt.Errorf("unknown word %q", word)
+}
+
+// ExplainShipped describes the shipped block of any kind with a name, or returns "". The text is the comment at the start of its
+// file, followed by the rest of the file.
+func ExplainShipped(files fs.FS, name string) string {
+	for _, kind := range sortedKeys(shippedFolders) {
+		if !slices.Contains(Shipped(files, kind), name) {
+			continue
+		}
+		file, err := fs.ReadFile(files, shippedFolders[kind]+"/"+name+".sppo")
+		if err != nil {
+			continue
+		}
+		comment, block := headComment(string(file))
+		return fmt.Sprintf("%s %s\n%s\n%s", kind, name, comment, block)
+	}
+	return ""
+}
+
+// headComment splits a file into the comment at its start, laid out for a terminal, and the rest. Lines of the comment that are
+// indented by several spaces are code.
+func headComment(file string) (comment, rest string) {
+	var prose []string
+	end := func() {
+		if len(prose) > 0 {
+			comment += wrap(strings.Join(prose, " "), "    ")
+		}
+		prose = nil
+	}
+	for rest = file; strings.HasPrefix(rest, "#"); {
+		var line string
+		line, rest, _ = strings.Cut(rest, "\n")
+		switch line = strings.TrimPrefix(line, "#"); {
+		case strings.TrimSpace(line) == "":
+			end()
+			comment += "\n"
+		case strings.HasPrefix(line, "  "):
+			end()
+			comment += "   " + line + "\n"
+		default:
+			prose = append(prose, line)
+		}
+	}
+	end()
+	return comment, rest
 }
 
 // nearestTopic returns the topic most similar to a word. It tries the bare names of keys first, so that a

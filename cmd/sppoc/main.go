@@ -46,9 +46,9 @@ var app = cli.App{
 			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
 		},
 		{
-			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: -1, Setup: explain, Words: explained,
-			Doc:      "explain a key, a value, a term, an opcode, a pass or an error code",
-			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
+			Name: "explain", Args: "[KEY | VALUE | TERM | CLUSTER | SCHEDULE | OPCODE | PASS | CODE]", MaxArgs: -1, Setup: explain, Words: explained,
+			Doc:      "explain a key, a value, a term, a shipped cluster or schedule, an opcode, a pass or an error code",
+			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble", "sppoc explain fpdt"},
 		},
 		{
 			Name: "import", Args: "DIR [-o FILE.sppo] [--force]", MinArgs: 1, MaxArgs: 1, Setup: importModel,

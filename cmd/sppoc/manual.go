@@ -1,9 +1,11 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
@@ -63,6 +65,5 @@ func explained() []string {
 	for _, t := range lang.Terms {
 		words = append(words, t.Name)
 	}
-	words = append(words, passes.Names()...)
-	return append(words, ir.Opcodes()...)
+	return slices.Concat(words, cli.Clusters(), lang.Shipped(examples.Shipped, "schedule"), passes.Names(), ir.Opcodes())
 }

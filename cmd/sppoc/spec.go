@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
@@ -117,14 +118,15 @@ func explain(*pflag.FlagSet) cli.Action {
 func explanation(word string) (string, error) {
 	if word == "" {
 		spec, err := lang.Explain(word)
-		return spec + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
+		return spec + "\nclusters\n" + cli.Wrap(strings.Join(cli.Clusters(), ", "), "    ") +
+			"\nschedules\n" + cli.Wrap(strings.Join(lang.Shipped(examples.Shipped, "schedule"), ", "), "    ") + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
 			"\nopcodes\n" + cli.Wrap(strings.Join(ir.Opcodes(), ", "), "    "), err
 	}
 	for _, form := range forms(word) {
 		spec, _ := lang.Explain(form)
 		opcode, _ := ir.Explain(form)
 		var found []string
-		for _, text := range []string{spec, wrapped(passes.Explain(form)), opcode} {
+		for _, text := range []string{spec, wrapped(passes.Explain(form)), opcode, lang.ExplainShipped(examples.Shipped, form)} {
 			if text != "" {
 				found = append(found, strings.TrimRight(text, "\n")+"\n")
 			}
