@@ -600,8 +600,7 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 		if k == nil { // reported by nameBlocks
 			continue
 		}
-		e := &evaluator{src: ref.src, scope: sc, calls: k.takes.calls, enum: k.takes.allNames(), takes: k.takes.number, report: l.report}
-		v, good := e.expr(entry.Value)
+		v, good := l.evaluator(ref.src, sc, k).expr(entry.Value)
 		ok = ok && good
 		values[entry.Key] = namedValue{entry.Key, at, v}
 		if !good {
@@ -609,6 +608,15 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 		}
 	}
 	return values, ok
+}
+
+// evaluator returns an evaluator of values of a key; nil means that the text does not say which key has the value.
+func (l *loader) evaluator(src *sourceText, sc *scope, k *Key) *evaluator {
+	e := &evaluator{src: src, scope: sc, report: l.report}
+	if k != nil {
+		e.calls, e.enum, e.takes = k.takes.calls, k.takes.allNames(), k.takes.number
+	}
+	return e
 }
 
 // shippedFolders are the folders of shipped blocks, by kind.
@@ -660,8 +668,7 @@ func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*sco
 		if name == "" && i < len(params) {
 			name, _ = params[i].parameter()
 		}
-		e := &evaluator{src: from.src, scope: l.global, report: l.report}
-		v, good := e.expr(arg.Value)
+		v, good := l.evaluator(from.src, l.global, FindKey(ref.node.Kind+"."+name)).expr(arg.Value)
 		ok = ok && good
 		if arguments[name] != nil {
 			l.fail(Duplicate, at, "", "parameter `%s` is given twice", name)
@@ -682,7 +689,8 @@ func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*sco
 
 func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fallback *exprNode, arg *binding, from *blockRef) bool {
 	at := nodeSpan(ref.src, p.Tokens)
-	flag := l.flag(ref.node.Kind + "." + name)
+	key := ref.node.Kind + "." + name
+	flag := l.flag(key)
 	switch {
 	case name == "":
 		l.fail(BadArgument, at, "write `name` or `name = default`", "a parameter must be a name")
@@ -691,8 +699,7 @@ func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fa
 		l.fail(Duplicate, at, "", "parameter `%s` is given twice", name)
 		return false
 	case flag != nil:
-		e := &evaluator{src: flag.src, scope: l.global, report: l.report}
-		v, ok := e.expr(flag.node.Value)
+		v, ok := l.evaluator(flag.src, l.global, FindKey(key)).expr(flag.node.Value)
 		sc.names[name] = &binding{value: v, given: true, at: at, bad: !ok}
 	case arg != nil:
 		sc.names[name] = arg
@@ -782,7 +789,7 @@ func allKeys(string) bool { return true }
 // written returns the value that the user gave a key; flags take precedence.
 func (l *loader) written(k *Key, values map[string]namedValue) (value, bool) {
 	if f := l.flag(k.Path()); f != nil {
-		e := &evaluator{src: f.src, scope: l.global, calls: k.takes.calls, enum: k.takes.allNames(), takes: k.takes.number, report: l.report}
+		e := l.evaluator(f.src, l.global, k)
 		v, ok := e.expr(f.node.Value)
 		if !ok {
 			v = value{kind: isBad}
