@@ -6,6 +6,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/passes"
+	"sppo.dev/passes/report"
 )
 
 // mostGPUs is the largest number of GPUs that the search tries.
@@ -140,7 +141,7 @@ func (s *fleetSearch) surely(fleets []fleet, i int) string {
 	return s.known[i]
 }
 
-// plan describes the fastest plan on a fleet.
+// plan describes the fastest plan on a fleet, and the fleet, which may have only a part of a node's host memory.
 func (s *fleetSearch) plan(f fleet) (string, error) {
 	job, err := cli.OpenPlan(s.file, s.on(f), s.watch.Options(passes.Options{}))
 	if err != nil {
@@ -151,5 +152,5 @@ func (s *fleetSearch) plan(f fleet) (string, error) {
 	}
 	p := job.Plan
 	words, err := needs(job)
-	return fmt.Sprintf("dp %d x pp %d x sp %d, %s", p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, words), err
+	return fmt.Sprintf("dp %d x pp %d x sp %d, %s\nwith %s", p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, words, report.ClusterInWords(p)), err
 }

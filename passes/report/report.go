@@ -66,7 +66,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if p.Tuned() {
 			line("training", trainedInWords(p))
 		}
-		line("cluster", clusterInWords(p))
+		line("cluster", ClusterInWords(p))
 		line("ranks", ranksInWords(p))
 		if par.Zero > 0 {
 			line("zero", zeroInWords(p))
@@ -98,9 +98,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// clusterInWords describes the memory of the cluster, and names the shipped file that assumes the host memory if the spec
+// ClusterInWords describes the memory of the cluster, and names the shipped file that assumes the host memory if the spec
 // does not give it.
-func clusterInWords(p *plan.Plan) string {
+func ClusterInWords(p *plan.Plan) string {
 	c := p.Cluster
 	text := fmt.Sprintf("%s of %s of %s; %s of host memory per node", words.Plural(c.Nodes, "node"),
 		words.Plural(c.GPUsPerNode, c.Unit()), ir.Bytes(c.DeviceMemory), ir.Bytes(c.HostMemory))
