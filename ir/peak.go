@@ -96,16 +96,27 @@ func (p Provenance) sameTask(q Provenance) bool {
 	return p.Phase == q.Phase && p.Microbatch == q.Microbatch && p.Subsequence == q.Subsequence && p.Stage == q.Stage
 }
 
-// task names the task of an instruction, or its section if it has none.
-func (p Provenance) task(s Section) string {
+// severalStages reports whether the tasks of a step belong to several virtual stages.
+func (c *Code) severalStages() bool {
+	step := c.Sections[SectionStep]
+	first := slices.IndexFunc(step, func(in Instr) bool { return in.Prov.Phase.OfTask() })
+	return first >= 0 && slices.ContainsFunc(step[first:], func(in Instr) bool { return in.Prov.Phase.OfTask() && in.Prov.Stage != step[first].Prov.Stage })
+}
+
+// task names the task of an instruction, or its section if it has none. If a rank has several virtual stages, the task is that of
+// one of them.
+func (p Provenance) task(s Section, virtual bool) string {
 	if !p.Phase.OfTask() {
 		return p.Phase.String() + " of the " + s.String() + " section"
 	}
-	text := p.Phase.String()
+	text, stage := p.Phase.String(), "stage"
+	if virtual {
+		stage = "virtual stage"
+	}
 	for _, x := range []struct {
 		name  string
 		index int32
-	}{{"microbatch", p.Microbatch}, {"subsequence", p.Subsequence}, {"stage", int32(p.Stage)}, {"layer", p.Layer}} {
+	}{{"microbatch", p.Microbatch}, {"subsequence", p.Subsequence}, {stage, int32(p.Stage)}, {"layer", p.Layer}} {
 		if x.index != None {
 			text += fmt.Sprintf(" %s %d", x.name, x.index)
 		}
@@ -344,7 +355,7 @@ func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
 	p := Peak{Bytes: c.Arenas[a], Largest: []Held{}}
 	section, pc := c.fullest(a, lives)
 	if p.Bytes > 0 && pc < len(c.Sections[section]) {
-		p.At = c.Sections[section][pc].Prov.task(section)
+		p.At = c.Sections[section][pc].Prov.task(section, c.severalStages())
 	}
 	free := extents{{0, p.Bytes}}
 	for b := range c.Buffers {
