@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
+	"sppo.dev/passes/search"
 	"sppo.dev/vm/sim"
 )
 
@@ -20,7 +21,7 @@ const (
 )
 
 // whyIdle reports what would shorten a simulated step, and the causes of the longest waits.
-func whyIdle(job *cli.Job) (string, error) {
+func whyIdle(env *cli.Env, job *cli.Job, set []string) (string, error) {
 	if job.Timeline == nil {
 		return "", cli.Usagef("--why-idle: the job has too many ranks to simulate")
 	}
@@ -28,15 +29,20 @@ func whyIdle(job *cli.Job) (string, error) {
 	if n := job.Plan.Time.Microbatches; n > 0 {
 		fmt.Fprintf(&b, "The following times are those of a step of %d microbatches instead of %d.\n\n", n, job.Plan.Parallel.Microbatches)
 	}
-	if err := shorten(&b, job.Program, job.Timeline); err != nil {
+	sorts, err := shorten(&b, job.Program, job.Timeline)
+	if err != nil {
 		return "", err
 	}
+	w := cli.NewWatch(env)
+	defer w.End()
+	b.WriteString(fasterChanges(w, job, set, sorts) + "\n")
 	longestWaits(&b, job.Program, job.Timeline)
 	return b.String(), nil
 }
 
-// shorten simulates the step several times, each time with one kind of work on the critical path made faster.
-func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
+// shorten simulates the step several times, each time with one kind of work on the critical path made faster. It returns these
+// kinds.
+func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) ([]sim.Sort, error) {
 	causes := t.Causes()
 	var on [sim.NumSorts]ir.Seconds
 	for _, s := range causes.Path() {
@@ -50,23 +56,56 @@ func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
 	}
 	slices.SortStableFunc(order, func(x, y sim.Sort) int { return cmp.Compare(on[y], on[x]) })
 	fmt.Fprintf(b, "What would shorten a step of %s, simulated with work that is %d times as fast:\n", t.Makespan, fasterBy)
-	for _, sort := range order[:min(len(order), sortsShown)] {
+	order = order[:min(len(order), sortsShown)]
+	for _, sort := range order {
 		scale := map[ir.WorkKind]float64{}
 		for _, kind := range sort.Kinds() {
 			scale[kind] = 1.0 / fasterBy
 		}
 		faster, err := sim.Run(p, ir.SectionStep, sim.Options{Scale: scale})
 		if err != nil {
-			return cli.Wrong(err)
+			return nil, cli.Wrong(err)
 		}
-		fmt.Fprintf(b, "  %-21s %s (%.1f%% less)", sort, faster.Makespan, 100*(1-float64(faster.Makespan/t.Makespan)))
-		if sort.Remedy() != "" {
-			fmt.Fprintf(b, "; see %s", sort.Remedy())
-		}
-		b.WriteByte('\n')
+		fmt.Fprintf(b, "  %-21s %s (%.1f%% less)\n", sort, faster.Makespan, 100*(1-float64(faster.Makespan/t.Makespan)))
 	}
 	b.WriteByte('\n')
-	return nil
+	return order, nil
+}
+
+// fasterChanges leaves each given key that affects one of the sorts of work to the search, and lists the plans that are then
+// faster. The search has tried the values of the other keys.
+func fasterChanges(w *cli.Watch, job *cli.Job, set []string, sorts []sim.Sort) string {
+	if job.Spec == nil || slow(job.Plan) {
+		return "No other settings were tried.\n"
+	}
+	var searched, given, faster []string
+	now := job.Plan.Time.EstimateS
+	keys, values := search.Pins(job.Spec.Schedule)
+	for i, key := range keys {
+		_, name, _ := strings.Cut(key, ".")
+		switch affects := func(s sim.Sort) bool { return slices.Contains(s.Keys(), name) }; {
+		case !slices.ContainsFunc(sorts, affects) || w.Stopped():
+		case values[i] == "":
+			searched = append(searched, name)
+		default:
+			given = append(given, name)
+			if found, fits := try(w, job, set, key+"=auto"); fits && found.job.Plan.Time.StepS < (1-worthPinning)*now {
+				t := found.job.Plan.Time.StepS
+				faster = append(faster, fmt.Sprintf("  --set %s: %s (%.1f%% less)\n", found.words, t, 100*(1-float64(t/now))))
+			}
+		}
+	}
+	if len(faster) > 0 {
+		return fmt.Sprintf("Of the settings that were tried, these are faster, by estimate (this plan: %s):\n%s", now, strings.Join(faster, ""))
+	}
+	var tried []string
+	if len(searched) > 0 {
+		tried = append(tried, "the search has chosen "+strings.Join(searched, ", "))
+	}
+	if len(given) > 0 {
+		tried = append(tried, "the search finds nothing better for the given "+strings.Join(given, ", ")+", one at a time")
+	}
+	return cli.Wrap("None of the settings that were tried is faster: "+strings.Join(tried, "; ")+".", "")
 }
 
 // longestWaits describes the longest waits of the compute stream on one rank of each stage.

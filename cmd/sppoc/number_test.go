@@ -79,12 +79,16 @@ func TestOneNumber(t *testing.T) {
 func TestWhyIdle(t *testing.T) {
 	text := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle"))
 	for _, want := range []string{
-		"What would shorten a step of 4.24 ms", "collectives ", "see schedule.sp",
+		"What would shorten a step of 4.24 ms", "collectives ", "\n  --set schedule.sp=1: ",
 		"rank 0 compute 339: wait in B0.3@0 layer 0", "rank 0 recv_next 310: recv in B0.3@0 of m0.s3.l0.d.out", "which waited for\n    rank 2 compute",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %q in\n%s", want, text[strings.Index(text, "Why:"):])
 		}
+	}
+	searched := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle", "--set", "schedule.sp=auto", "--set", "schedule.subsequences=auto", "--set", "schedule.pp=auto"))
+	if want := "None of the settings that were tried is faster: the search has chosen"; !strings.Contains(searched, want) {
+		t.Errorf("there is no %q in\n%s", want, searched)
 	}
 	alone := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle", "--set", "schedule.pp=1", "--set", "schedule.sp=1", "--set", "schedule.offload=none", "--set", "schedule.dp=1"))
 	if !strings.Contains(alone, "No rank waits.") {
@@ -92,14 +96,14 @@ func TestWhyIdle(t *testing.T) {
 	}
 }
 
-// All keys named in suggestions for shortening a step exist.
-func TestRemediesAreKeys(t *testing.T) {
+// All keys that affect work exist.
+func TestKeysOfWork(t *testing.T) {
 	keys := 0
 	for sort := range sim.NumSorts {
-		for _, word := range regexp.MustCompile(`(schedule|cluster)\.\w+`).FindAllString(sort.Remedy(), -1) {
+		for _, name := range sort.Keys() {
 			keys++
-			if lang.FindKey(word) == nil {
-				t.Errorf("%s: no key is named %s", sort, word)
+			if lang.FindKey("schedule."+name) == nil {
+				t.Errorf("%s: a schedule has no key %s", sort, name)
 			}
 		}
 	}

@@ -93,7 +93,7 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 			err = writeReport(&out, job.Plan, whole, *long, *sections)
 			if err == nil && *idle && whole {
 				var text string
-				text, err = whyIdle(job)
+				text, err = whyIdle(env, job, set)
 				out.WriteString("\n" + text)
 			}
 		}
@@ -227,7 +227,7 @@ func seekFaster(w *cli.Watch, job *cli.Job, set []string) {
 	if job.Spec == nil || !report.Unproved(job.Plan) {
 		return
 	}
-	if p := job.Plan; max(p.Cluster.GPUs(), p.Model.Layers*p.Subsequences.N*p.Parallel.Microbatches) > mostSeekingIn {
+	if slow(job.Plan) {
 		return
 	}
 	value := job.Plan.Untried()
@@ -242,6 +242,11 @@ func seekFaster(w *cli.Watch, job *cli.Job, set []string) {
 	if t := pinned.Plan.Time.StepS; t < (1-worthPinning)*s.StepS {
 		s.Faster = &plan.Rejection{Key: value.Key, Value: value.Value, StepS: t}
 	}
+}
+
+// slow reports whether a job takes too long to plan for trying other settings.
+func slow(p *plan.Plan) bool {
+	return max(p.Cluster.GPUs(), p.Model.Layers*p.Subsequences.N*p.Parallel.Microbatches) > mostSeekingIn
 }
 
 func listPasses(*pflag.FlagSet) cli.Action {

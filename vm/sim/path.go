@@ -304,28 +304,28 @@ const (
 	NumSorts
 )
 
-// sorts lists the name of each sort, its kinds of work, and the keys of a spec that reduce it.
+// sorts lists the name of each sort, its kinds of work, and the keys of a schedule that affect it.
 var sorts = [NumSorts]struct {
-	name   string
-	kinds  []ir.WorkKind
-	remedy string
+	name  string
+	kinds []ir.WorkKind
+	keys  []string
 }{
-	SortMatmul:      {"matmul", []ir.WorkKind{ir.WorkMatmul}, "schedule.recompute, schedule.align, more GPUs"},
-	SortHead:        {"loss head", nil, "schedule.loss_chunk, schedule.sp"},
-	SortAttention:   {"attention", []ir.WorkKind{ir.WorkAttention, ir.WorkAttentionGrad}, "schedule.recompute = keep_attention, more GPUs"},
-	SortMemory:      {"memory-bound kernels", []ir.WorkKind{ir.WorkMemory}, "longer subsequences, schedule.recompute"},
-	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, "schedule.offload, schedule.recompute, cluster.d2h_bandwidth"},
-	SortH2D:         {"copies to the device", []ir.WorkKind{ir.WorkH2D}, "schedule.offload, schedule.recompute, cluster.h2d_bandwidth"},
-	SortMessages:    {"messages", []ir.WorkKind{ir.WorkP2P}, "schedule.pp, schedule.mux, cluster.node_network_bandwidth"},
-	SortCollectives: {"collectives", []ir.WorkKind{ir.WorkCollective}, "schedule.sp, schedule.sp_mode, schedule.zero"},
-	SortOther:       {"other", []ir.WorkKind{ir.WorkNone}, ""},
-	SortPauses:      {"pauses", nil, ""},
+	SortMatmul:      {"matmul", []ir.WorkKind{ir.WorkMatmul}, []string{"recompute", "align"}},
+	SortHead:        {"loss head", nil, []string{"loss_chunk", "sp"}},
+	SortAttention:   {"attention", []ir.WorkKind{ir.WorkAttention, ir.WorkAttentionGrad}, []string{"recompute"}},
+	SortMemory:      {"memory-bound kernels", []ir.WorkKind{ir.WorkMemory}, []string{"subsequences", "recompute"}},
+	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, []string{"offload", "recompute"}},
+	SortH2D:         {"copies to the device", []ir.WorkKind{ir.WorkH2D}, []string{"offload", "recompute"}},
+	SortMessages:    {"messages", []ir.WorkKind{ir.WorkP2P}, []string{"pp", "mux"}},
+	SortCollectives: {"collectives", []ir.WorkKind{ir.WorkCollective}, []string{"sp", "sp_mode", "zero"}},
+	SortOther:       {"other", []ir.WorkKind{ir.WorkNone}, nil},
+	SortPauses:      {"pauses", nil, nil},
 }
 
 func (s Sort) String() string { return sorts[s].name }
 
-// Remedy returns the keys of a spec that reduce work of this sort.
-func (s Sort) Remedy() string { return sorts[s].remedy }
+// Keys returns the names of the schedule's keys that affect work of this sort.
+func (s Sort) Keys() []string { return sorts[s].keys }
 
 // Kinds returns the kinds of work of the sort.
 func (s Sort) Kinds() []ir.WorkKind { return sorts[s].kinds }
