@@ -62,7 +62,7 @@ func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 	if f.blas == "openblas" {
 		kind += ", OpenBLAS"
 	}
-	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), kind)
+	name := fmt.Sprintf("cpu, %s, %s", words.Plural(pool.Threads(), "thread"), kind)
 	return &computer{name: name, kind: kind, threads: pool.Threads(), device: func(int) vm.Device { return cpu.New(pool) },
 		transport: transport, close: pool.Close}, nil
 }

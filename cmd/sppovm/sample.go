@@ -277,7 +277,7 @@ func (f *sampleFlags) write(env *cli.Env, s *sampleSource) error {
 			fmt.Fprintf(env.Stderr, format+"\n", args...)
 		}
 	}
-	say("%s on cpu, %d threads, %s: %s", s.name, pool.Threads(), simd.ISA(), model.Bytes())
+	say("%s on cpu, %s, %s: %s", s.name, words.Plural(pool.Threads(), "thread"), simd.ISA(), model.Bytes())
 	began, open := time.Now(), false
 	n, ended, err := model.Write(prompt, &sample.Request{Tokens: f.tokens, Choice: f.choice, End: s.end}, text, env.Context.Err, func(piece string) error {
 		if piece == "" {

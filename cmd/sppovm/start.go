@@ -6,12 +6,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -74,8 +76,9 @@ func (f *startFlags) launch(env *cli.Env, args []string) error {
 // child is a process of the job.
 type child struct {
 	*exec.Cmd
-	ended chan struct{}
-	err   error
+	process int
+	ended   chan struct{}
+	err     error
 }
 
 // once starts the processes and waits until all have ended. It returns the exit code of the first that failed.
@@ -91,12 +94,13 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 	secret := cmp.Or(os.Getenv(world.SecretVariable), rand.Text()) // other users of this host can reach the port
 	runtime.LockOSThread()                                         // the system ends children when the thread that started them ends
 	defer runtime.UnlockOSThread()
-	ended := make(chan *child)
+	ended, told := make(chan *child), &told{to: env.Stderr}
 	var all []*child
 	var waiting sync.WaitGroup
 	for i := range f.processes {
-		c := &child{Cmd: exec.Command(self, args...), ended: make(chan struct{})}
-		c.Stdout, c.Stderr = env.Stdout, env.Stderr
+		c := &child{process: i, Cmd: exec.Command(self, args...), ended: make(chan struct{})}
+		said := &messages{to: told, process: i}
+		c.Stdout, c.Stderr = env.Stdout, said
 		c.Env = append(os.Environ(), "RANK="+strconv.Itoa(i), "WORLD_SIZE="+strconv.Itoa(f.processes), "LOCAL_RANK="+strconv.Itoa(i),
 			"LOCAL_WORLD_SIZE="+strconv.Itoa(f.processes), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
 			"TORCHELASTIC_RUN_ID=launch "+strconv.Itoa(os.Getpid()), "TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(attempt), "TORCHELASTIC_USE_AGENT_STORE=",
@@ -109,6 +113,7 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 		all = append(all, c)
 		waiting.Go(func() {
 			c.err = c.Wait()
+			said.end()
 			close(c.ended)
 			ended <- c
 		})
@@ -142,10 +147,67 @@ func exitOf(c *child, env *cli.Env) int {
 		return cli.Failed
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		fmt.Fprintf(env.Stderr, "launch: process %d was terminated by %s\n", c.Process.Pid, status.Signal())
+		fmt.Fprintf(env.Stderr, "launch: process %d (PID %d) was ended by signal %d: %s\n", c.process, c.Process.Pid, status.Signal(), status.Signal())
 		return cli.Failed
 	}
 	return exit.ExitCode()
+}
+
+// told is the standard error of all processes. It repeats no line of one process that another has written, such as an
+// error that both have found, or that says that another process of this host has failed, because that one says why.
+type told struct {
+	mu     sync.Mutex
+	to     io.Writer
+	recent []toldLine
+}
+
+type toldLine struct {
+	process int
+	text    string
+}
+
+// mostRecent is the number of lines that are compared with new ones: more than an error has.
+const mostRecent = 100
+
+func (t *told) line(process int, text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var other int
+	_, err := fmt.Sscanf(text, "sppovm: process %d (", &other)
+	switch {
+	case err == nil && other != process && strings.Contains(text, ") failed: "):
+	case slices.ContainsFunc(t.recent, func(l toldLine) bool { return l.text == text && l.process != process }):
+	default:
+		fmt.Fprintln(t.to, text)
+		t.recent = append(t.recent[max(0, len(t.recent)+1-mostRecent):], toldLine{process, text})
+	}
+}
+
+// messages is the standard error of a process.
+type messages struct {
+	to      *told
+	process int
+	held    string // an incomplete line
+}
+
+// Write implements io.Writer.
+func (m *messages) Write(b []byte) (int, error) {
+	m.held += string(b)
+	for {
+		text, rest, ok := strings.Cut(m.held, "\n")
+		if !ok {
+			return len(b), nil
+		}
+		m.to.line(m.process, text)
+		m.held = rest
+	}
+}
+
+// end writes the incomplete line of a process that has ended.
+func (m *messages) end() {
+	if m.held != "" {
+		m.to.line(m.process, m.held)
+	}
 }
 
 func signalAll(all []*child, s syscall.Signal) {

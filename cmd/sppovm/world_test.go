@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -399,6 +400,35 @@ func TestProcessesAreToldTheSame(t *testing.T) {
 			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, strings.ReplaceAll(c.want, "HOST", host)) {
 				t.Errorf("%s: process %d: exit %d\n%s", c.own, i, p.code, text)
 			}
+		}
+	}
+}
+
+// launch shows an error that several processes find, or that one tells the others, only once, and says how a process ended
+// that cannot say so itself.
+func TestLaunchTellsErrorsOnce(t *testing.T) {
+	inBase(t)
+	for _, c := range []struct {
+		args []string
+		kill bool
+		want string
+	}{
+		{[]string{"-n", "3", "run", "tiny.sppo"}, false, `^sppovm: 4 ranks cannot be divided evenly over 3 processes; use 1, 2 or 4\n$`},
+		{[]string{"-n", "2", "run", "tiny.sppo", "-q", "--set", "schedule.sp=3"}, false, `^--set:1:13: error: [^\n]*\n    schedule.sp=3\n *\^\n    hint: [^\n]*\ntiny[^^]*\^\n    hint: [^\n]*\n$`},
+		{[]string{"-n", "2", "run", "tiny.sppo", "-q", "--resume", "nowhere"}, false, `^sppovm: [^\n]*nowhere[^\n]*\n$`},
+		{[]string{"-n", "2", "run", "tiny.sppo", "-q", "--steps", "1000000", "--json"}, true,
+			`^(sppovm: process 1 [^\n]* was lost: [^\n]*\n|launch: process 1 \(PID \d+\) was ended by signal 9: killed\n){2}$`},
+	} {
+		all := launchCommand(t, "launch", 1, func(int) []string { return c.args })
+		if c.kill {
+			if _, err := all[0].out.Read(make([]byte, 1)); err != nil { // the run has begun
+				t.Fatal(err)
+			}
+			syscall.Kill(slices.Max(childrenOf(all[0].Process.Pid)), syscall.SIGKILL)
+		}
+		end(t, all)
+		if text := all[0].errs.String(); !regexp.MustCompile(c.want).MatchString(text) {
+			t.Errorf("%q: exit %d\n%s", c.args, all[0].code, text)
 		}
 	}
 }
