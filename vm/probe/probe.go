@@ -111,15 +111,22 @@ func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	took, err := t.run(ctx, b, job, 2) // the first warms up
+	_, err = t.warm(ctx, job)
+	seconds := 0.0
+	if err == nil {
+		seconds, err = t.warm(ctx, job)
+	}
+	t.Copies = int(min(b.Span.Seconds()/max(seconds, 1e-7), mostCopies)) + 1
+	if err == nil && t.Copies == 1 {
+		return job, nil
+	}
 	if err := errors.Join(err, job.Close()); err != nil {
 		return nil, err
 	}
-	t.Copies = int(min(max(b.Span.Seconds()/max(took[1].Seconds, 1e-7), 1), mostCopies)) + 1
 	if job, err = b.open(ctx, t); err != nil {
 		return nil, err
 	}
-	if _, err := t.run(ctx, b, job, 1); err != nil {
+	if _, err := t.warm(ctx, job); err != nil {
 		return nil, errors.Join(err, job.Close())
 	}
 	return job, nil

@@ -1,6 +1,7 @@
 package probe_test
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -130,6 +131,27 @@ func TestProbeAlone(t *testing.T) {
 	}
 	if got.Notes["nvlink_bandwidth"] != "not measured: there is one rank" || got.Machine.NodeCopyBandwidth != 0 {
 		t.Errorf("%q, %g", got.Notes["nvlink_bandwidth"], got.Machine.NodeCopyBandwidth)
+	}
+}
+
+// Of fifteen rounds, an item that takes longer than the span takes part in every third, and others take part in all.
+func TestLongItemsAreMeasuredLess(t *testing.T) {
+	for span, want := range map[time.Duration]int{0: 5, time.Hour: 15} {
+		bench, rounds := simulated(t, machine), map[string]int{}
+		bench.Span, bench.Rounds = span, 15
+		bench.Begin = func(item probe.Item, ranks, _, _ int) { rounds[fmt.Sprint(item.Name, ranks)]++ }
+		scale := probe.Scale{DType: ir.BF16, Inner: 64, Rows: []int64{8}, Tokens: []int64{8}, Heads: probe.Heads{Heads: 2, KVHeads: 2, Dim: 8}, Bytes: 4096, Cols: 64}
+		if _, err := bench.Probe(t.Context(), probe.Facts{Ranks: 1}, scale); err != nil {
+			t.Fatal(err)
+		}
+		for item, got := range rounds {
+			if got != want {
+				t.Errorf("with a span of %s, %s was measured in %d rounds, not %d", span, item, got, want)
+			}
+		}
+		if len(rounds) < 10 {
+			t.Errorf("%d items were measured", len(rounds))
+		}
 	}
 }
 

@@ -39,7 +39,8 @@ func (t *turns) answer(item Item, ranks int) Timing {
 }
 
 // measure takes all listed measurements, and reports each as soon as it is final. Programs stay
-// open between rounds.
+// open between rounds. An item that alone takes longer than the span is measured in only as many rounds as there are runs,
+// because otherwise a few such items would take most of the time.
 func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err error) {
 	took = make([][]Sample, len(t.timings))
 	jobs := make([]*vm.Job, len(t.timings))
@@ -57,24 +58,24 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	for round := range rounds {
 		for i := range t.timings {
 			x := &t.timings[i]
-			if b.Begin != nil {
-				b.Begin(x.Item, x.Ranks, round*len(t.timings)+i+1, rounds*len(t.timings))
-			}
-			if round == 0 {
-				if jobs[i], err = b.start(ctx, x); err != nil {
+			if x.Copies != 1 || round%max(rounds/runs, 1) == 0 {
+				if b.Begin != nil {
+					b.Begin(x.Item, x.Ranks, round*len(t.timings)+i+1, rounds*len(t.timings))
+				}
+				if round == 0 {
+					jobs[i], err = b.start(ctx, x)
+				} else {
+					_, err = x.warm(ctx, jobs[i])
+				}
+				if err != nil {
 					return nil, err
 				}
-			}
-			if round > 0 {
-				if err := x.warm(ctx, jobs[i]); err != nil {
+				samples, err := x.run(ctx, b, jobs[i], (runs+rounds-1)/rounds)
+				if err != nil {
 					return nil, err
 				}
+				took[i] = append(took[i], samples...)
 			}
-			samples, err := x.run(ctx, b, jobs[i], (runs+rounds-1)/rounds)
-			if err != nil {
-				return nil, err
-			}
-			took[i] = append(took[i], samples...)
 			if round == rounds-1 {
 				x.settle(took[i])
 				b.say(*x)
@@ -88,11 +89,11 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	return took, err
 }
 
-// warm runs the item's program without measuring it. In a virtual machine, memory that has been unused for some
+// warm runs the item's program, and returns the duration of the step, which is not a measurement. In a virtual machine, memory that has been unused for some
 // seconds, here during other measurements, is slow to write at first. Training does not have such pauses.
-func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
-	_, err := job.Step(ctx)
-	return t.failed(err)
+func (t *Timing) warm(ctx context.Context, job *vm.Job) (seconds float64, err error) {
+	r, err := job.Step(ctx)
+	return r.Seconds, t.failed(err)
 }
 
 // settle sets the result to the median of calm runs, because predictions are compared with the median of calm
