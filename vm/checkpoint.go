@@ -39,7 +39,7 @@ type DamagedError struct {
 	err  *store.Damage
 }
 
-func (e *DamagedError) Error() string { return about(e.Path, e.err) }
+func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s %s", e.Path, e.err.What) }
 
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
@@ -48,10 +48,10 @@ func (e *DamagedError) Unwrap() error { return e.err }
 // different.
 type MismatchError struct {
 	Path string
-	err  error
+	err  error // continues a sentence about the checkpoint
 }
 
-func (e *MismatchError) Error() string { return about(e.Path, e.err) }
+func (e *MismatchError) Error() string { return fmt.Sprintf("checkpoint %s %v", e.Path, e.err) }
 
 // Unwrap returns the cause.
 func (e *MismatchError) Unwrap() error { return e.err }
@@ -70,22 +70,10 @@ type checkpointError struct {
 	err  error
 }
 
-func (e *checkpointError) Error() string { return about(e.Path, e.err) }
+func (e *checkpointError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
 
 // Unwrap returns the cause.
 func (e *checkpointError) Unwrap() error { return e.err }
-
-// about makes a sentence of the path of a checkpoint and an error. Some errors are predicates, such as "is damaged".
-func about(path string, err error) string {
-	text := err.Error()
-	switch verb, _, _ := strings.Cut(text, " "); {
-	case strings.HasPrefix(text, "is not a checkpoint"):
-		return path + " " + text
-	case slices.Contains([]string{"is", "has", "was", "of"}, verb):
-		return "checkpoint " + path + " " + text
-	}
-	return "checkpoint " + path + ": " + text
-}
 
 // insteadOf says what a folder contains if it is recognizably something other than checkpoints; otherwise it returns "".
 func insteadOf(dir string) string {
@@ -158,6 +146,9 @@ func openSingle(path string) (*Checkpoint, error) {
 	c, err := openFile(file)
 	if err != nil {
 		file.Close()
+		if err == errOther {
+			return nil, fmt.Errorf("%s is %w", path, err)
+		}
 		return nil, opening(path, err)
 	}
 	return c, nil
@@ -488,7 +479,8 @@ func statesOf(entries []store.Tensor) string {
 	return strings.Join(names, ", ")
 }
 
-// accepts checks that the model, seed, entries and data of a checkpoint are those of the job.
+// accepts checks that the model, seed, entries and data of a checkpoint are those of the job. Its errors continue a sentence about
+// the checkpoint.
 func (j *Job) accepts(c *Checkpoint) error {
 	if err := j.acceptsModel(c); err != nil {
 		return err
@@ -514,7 +506,9 @@ func (j *Job) accepts(c *Checkpoint) error {
 		return fmt.Errorf("of program %q has %s of %s, which this program lacks", c.Program, c.Tensors[n-1].Role, c.Tensors[n-1].Tensor)
 	}
 	if d, ok := j.tokens.(remembered); ok {
-		return d.Unchanged(c.Data)
+		if err := d.Unchanged(c.Data); err != nil {
+			return fmt.Errorf("was made with other data: %w", err)
+		}
 	}
 	return nil
 }

@@ -79,6 +79,8 @@ func (f *singleFile) Read(name string, row, col, rows, cols int64, out []float32
 	return nil
 }
 
+var errOther = errors.New("not a checkpoint of this version")
+
 // checkFile reads the header, verifies the checksum, and returns the header and the offset of the first value.
 func checkFile(file *os.File) (*fileHeader, int64, error) {
 	info, err := file.Stat()
@@ -89,9 +91,9 @@ func checkFile(file *os.File) (*fileHeader, int64, error) {
 	_, err = io.ReadFull(file, prefix)
 	switch found := string(prefix[:len(fileMagic)]); {
 	case err == nil && found == firstMagic:
-		return nil, 0, errors.New("has format 1, which does not name its model; this release reads formats 2 and 3, so continue with the release that wrote it")
+		return nil, 0, errors.New("it has format 1, which does not name its model; this release reads formats 2 and 3, so continue with the release that wrote it")
 	case err == io.EOF || err == io.ErrUnexpectedEOF || err == nil && found != fileMagic:
-		return nil, 0, errors.New("is not a checkpoint of this version")
+		return nil, 0, errOther
 	case err != nil:
 		return nil, 0, err
 	}

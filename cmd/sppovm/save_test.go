@@ -186,7 +186,7 @@ func TestStartOver(t *testing.T) {
 	}
 	const remedy = "no other checkpoint in dir is undamaged: repair one, or start from the beginning with --start-over\n"
 	code, _, text := runs(t, args...)
-	if code != cli.Failed || text != "sppovm: dir/step-3 is not a checkpoint: it has no manifest.json; "+remedy {
+	if code != cli.Failed || text != "sppovm: checkpoint dir/step-3 is incomplete: it has no manifest.json; "+remedy {
 		t.Errorf("exit %d\n%s", code, text)
 	}
 	if diff := cmp.Diff([]string{"step-1", "step-2", "step-3"}, namesIn(t, "dir")); diff != "" {
@@ -225,7 +225,7 @@ func TestProcessesAgreeOnDamage(t *testing.T) {
 		"shard": {"cp dir/step-3/rank-00002.safetensors other && printf xxxx | dd of=other bs=1 seek=5000 conv=notrunc 2>/dev/null",
 			`mount --bind other dir/step-3/rank-00002.safetensors && exec "$@"`,
 			"dir/step-3 is damaged: rank-00002.safetensors has a wrong checksum, but process OTHER finds no damage there: the processes see different files"},
-		"manifest": {"true", `mount -t tmpfs tmpfs dir/step-3 && exec "$@"`, "dir/step-3 is not a checkpoint: it has no manifest.json, but process OTHER finds no damage there"},
+		"manifest": {"true", `mount -t tmpfs tmpfs dir/step-3 && exec "$@"`, "checkpoint dir/step-3 is incomplete: it has no manifest.json, but process OTHER finds no damage there"},
 	} {
 		for odd := range 2 { // the process that sees the checkpoint differently
 			t.Run(fmt.Sprint(name, " in process ", odd), func(t *testing.T) {

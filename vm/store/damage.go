@@ -11,7 +11,7 @@ import (
 // impossible to read at the moment, because of a permission, a limit or a network, or it may be of a later format.
 type Damage struct {
 	File string // name in the checkpoint's folder; a checkpoint that is a single file has its own name here
-	What string
+	What string // continues a sentence about the checkpoint, such as "is truncated: a has 3 bytes instead of 4"
 }
 
 func (d *Damage) Error() string { return d.What }

@@ -166,7 +166,7 @@ func ReadManifest(dir string) (*Manifest, error) {
 	path := filepath.Join(dir, ManifestFile)
 	text, err := infile.Read(path, longestManifest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, missing(dir, ManifestFile, fmt.Sprintf("is not a checkpoint: it has no %s", ManifestFile))
+		return nil, missing(dir, ManifestFile, fmt.Sprintf("is incomplete: it has no %s", ManifestFile))
 	}
 	if err != nil {
 		return nil, err

@@ -94,21 +94,21 @@ func (c *Checkpoint) readShard(s *Shard) error {
 	defer f.Close()
 	var places map[string]place
 	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
-		return fmt.Errorf("is invalid: %s does not give the positions of its tensors", s.File)
+		return fmt.Errorf("it is invalid: %s does not give the positions of its tensors", s.File)
 	}
 	tensors := f.Tensors()
 	for i := range tensors {
 		x := &tensors[i]
 		t, at := c.index[x.Name], places[x.Name].Offsets
 		if t == nil || x.DType != t.DType || len(x.Shape) != len(at) || len(at) < 1 || len(at) > 2 {
-			return fmt.Errorf("is invalid: %s has a tensor %q that the manifest does not name", s.File, x.Name)
+			return fmt.Errorf("it is invalid: %s has a tensor %q that the manifest does not name", s.File, x.Name)
 		}
 		p := located{row: at[0], rows: x.Shape[0], cols: 1, in: x}
 		if len(at) == 2 {
 			p.col, p.cols = at[1], x.Shape[1]
 		}
 		if p.row < 0 || p.col < 0 || p.row > t.Shape[0]-p.rows || p.col > t.Shape[1]-p.cols {
-			return fmt.Errorf("is invalid: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
+			return fmt.Errorf("it is invalid: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
 		}
 		c.parts[x.Name] = append(c.parts[x.Name], p)
 	}
@@ -123,12 +123,12 @@ func (c *Checkpoint) covers(t *Tensor) error {
 		sum += p.rows * p.cols
 		for _, q := range parts[:i] {
 			if p.row < q.row+q.rows && q.row < p.row+p.rows && p.col < q.col+q.cols && q.col < p.col+p.cols {
-				return fmt.Errorf("is invalid: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
+				return fmt.Errorf("it is invalid: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
 			}
 		}
 	}
 	if all := t.Shape[0] * t.Shape[1]; sum != all {
-		return fmt.Errorf("is invalid: its shards have %d of the %d elements of %s", sum, all, t.Name())
+		return fmt.Errorf("it is invalid: its shards have %d of the %d elements of %s", sum, all, t.Name())
 	}
 	return nil
 }
