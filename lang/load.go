@@ -637,17 +637,35 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	}
 	others := slices.DeleteFunc(l.namesOf(ref.node.Kind), func(name string) bool { return name == ref.node.Name })
 	shipped, hint := Shipped(l.opts.Shipped, ref.node.Kind), ""
-	if near := nearest(call.Name, others); near != "" && l.chosen[ref.node.Kind] != ref {
+	list := distinct(append(slices.Clone(others), shipped...))
+	near := nearest(call.Name, others)
+	if l.chosen[ref.node.Kind] == ref {
+		near = sameStart(call.Name, list)
+	}
+	if near != "" {
 		hint = "did you mean `" + near + "`?"
 	} else if slices.Contains(shipped, call.Name) {
 		hint = fmt.Sprintf("import the shipped one with import \"%s/%s.sppo\"", shippedFolders[ref.node.Kind], call.Name)
-	} else if list := distinct(append(others, shipped...)); len(list) > 0 {
+	} else if len(list) > 0 {
 		hint = fmt.Sprintf("the %ss are %s", ref.node.Kind, strings.Join(quoted(list), ", "))
 	}
 	if !l.broken {
 		l.fail(UnknownName, at, hint, "there is no %s `%s`", ref.node.Kind, call.Name)
 	}
 	return nil, nil
+}
+
+// sameStart returns the only candidate that, whatever the case, begins with the word or with which the word begins, or "". Machines
+// whose names differ otherwise, such as a100 and h100, are not misspelt.
+func sameStart(word string, candidates []string) string {
+	word = strings.ToLower(word)
+	alike := slices.DeleteFunc(slices.Clone(candidates), func(c string) bool {
+		return !strings.HasPrefix(strings.ToLower(c), word) && !strings.HasPrefix(word, strings.ToLower(c))
+	})
+	if len(alike) != 1 {
+		return ""
+	}
+	return alike[0]
 }
 
 // parameters binds each parameter of a block to the override of the key with the same name, if there is one, or

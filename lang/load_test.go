@@ -370,6 +370,8 @@ func TestSelectedBlocks(t *testing.T) {
 	}
 	for set, want := range map[string]string{
 		"cluster=h300":               "there is no cluster `h300` [unknown-name]",
+		"cluster=other2":             "did you mean `other`?",
+		"cluster=FOUR":               "did you mean `four`?",
 		"cluster=2":                  "needs the name of another cluster",
 		"cluster=other(gpus = 3)":    "has no such parameter",
 		"model=llama":                "unknown key `model`",
@@ -380,7 +382,7 @@ func TestSelectedBlocks(t *testing.T) {
 			t.Errorf("%q gives %v, without %q", set, err, want)
 		}
 	}
-	_, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: []string{"cluster=other2"}})
+	_, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: []string{"cluster=v100"}})
 	if err == nil || !strings.Contains(err.Error(), "the clusters are `a100-80g`, `b200`, `four`, `h100`, `h200`, `local`, `other`") {
 		t.Errorf("%v does not list the clusters", err)
 	}

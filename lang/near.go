@@ -4,12 +4,18 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Nearest returns the candidate most similar to the word, or "" if none is similar.
 func Nearest(word string, candidates []string) string { return nearest(word, candidates) }
 
 func nearest(word string, candidates []string) string {
+	for _, c := range candidates {
+		if strings.EqualFold(word, c) && c != word {
+			return c
+		}
+	}
 	best, bestAt := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {
 		if d := Distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // the two words have something in common
