@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -137,10 +136,8 @@ func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 
 // openFolder reads a folder by its manifest.
 func (r *reader) openFolder(s *stream, name string) error {
-	m, err := ReadManifest(name)
+	m, err := ManifestOf(name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is a folder without %s: append /** to read the files in it", name, ManifestName)
 	case err != nil:
 		return err
 	case m.Highest >= int64(r.vocab):

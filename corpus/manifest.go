@@ -3,9 +3,11 @@ package corpus
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +86,15 @@ func ReadManifest(dir string) (*Manifest, error) {
 		return nil, fmt.Errorf("%s is damaged: its CRC-32C is not %.40q, as it says; restore it, or, if it was edited, remove crc from it", name, m.CRC)
 	}
 	return &m, nil
+}
+
+// ManifestOf reads the manifest of a folder that is named as data. If there is none, the error says how to read the folder's files.
+func ManifestOf(dir string) (*Manifest, error) {
+	m, err := ReadManifest(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%s is a folder without %s: append /** to read the files in it", dir, ManifestName)
+	}
+	return m, err
 }
 
 func (m *Manifest) check() error {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"sppo.dev/corpus"
 	"sppo.dev/infile"
 	"sppo.dev/ir"
 )
@@ -232,17 +233,19 @@ func expand(patterns []string, dir string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-// FindFiles returns an error if one of the files that a spec names as data does not exist, or if no file has a name that
-// matches one of its patterns.
-func FindFiles(patterns []string) error {
+// FindFiles returns an error if one of the files that a spec names as data of a kind does not exist or is a folder that cannot be
+// read, or if no file has a name that matches one of its patterns.
+func FindFiles(kind string, patterns []string) error {
 	for _, pattern := range patterns {
 		name := resolve(pattern, "")
-		if strings.ContainsAny(name, special) {
-			if _, err := glob(name); err != nil {
-				return fmt.Errorf("data %q: %w", pattern, err)
-			}
-		} else if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("data %q: no such file: %s", pattern, name)
+		info, err := os.Stat(name)
+		if err == nil && info.IsDir() && kind == "tokens" {
+			_, err = corpus.ManifestOf(name)
+		} else {
+			_, err = glob(name)
+		}
+		if err != nil {
+			return fmt.Errorf("data %q: %w", pattern, err)
 		}
 	}
 	return nil

@@ -38,10 +38,10 @@ func check(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// noteData says which data files do not exist. That is no error: a job may be planned elsewhere than where it runs.
+// noteData says which data files do not exist or cannot be read. That is no error: a job may be planned elsewhere than where it runs.
 func noteData(env *cli.Env, spec *lang.Spec) {
-	if err := vm.FindFiles(spec.Train.Data.Files); err != nil {
-		fmt.Fprintf(env.Stderr, "%s: note: %v: the data is needed for a run\n", env.Name, err)
+	if err := vm.FindFiles(spec.Train.Data.Kind, spec.Train.Data.Files); err != nil {
+		fmt.Fprintf(env.Stderr, "%s: note: %v; a run needs the data\n", env.Name, err)
 	}
 }
 
