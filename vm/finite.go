@@ -21,7 +21,7 @@ func (j *Job) Ruined() (string, error) {
 
 // ruinedHere implements Ruined for the ranks of this process.
 func (j *Job) ruinedHere() (string, error) {
-	parts, err := divide(j.program)
+	parts, _, err := divide(j.program, j.ranks)
 	if err != nil {
 		return "", err
 	}

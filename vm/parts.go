@@ -15,6 +15,8 @@ type area struct{ row, col, rows, cols int64 }
 
 func (a area) empty() bool { return a.rows <= 0 || a.cols <= 0 }
 
+func (a area) elements() int64 { return a.rows * a.cols }
+
 func (a area) and(b area) area {
 	row, col := max(a.row, b.row), max(a.col, b.col)
 	return area{row, col, min(a.row+a.rows, b.row+b.rows) - row, min(a.col+a.cols, b.col+b.cols) - col}
@@ -47,63 +49,133 @@ type savedPart struct {
 }
 
 func (p *savedPart) bytes() int64 {
-	return p.rows * p.cols * int64(p.held.view.DType.Bytes())
+	return p.elements() * int64(p.held.view.DType.Bytes())
 }
 
-// holder is a rank's state that contains part of an entry.
+// holder is a rank's state that contains part of an entry, without padding.
 type holder struct {
-	rank int
-	held rectangle
+	area
+	rank, nth int   // the state is the nth with the entry's tensor and role on its rank
+	size      int64 // number of elements of the state, with padding
+}
+
+// stateKey names the states of a code that hold a tensor in a role.
+type stateKey struct {
+	code   int32
+	tensor int
+	role   ir.Role
+}
+
+// division assigns parts of entries to the ranks of a program.
+type division struct {
+	program *ir.Program
+	states  map[stateKey][]*ir.State
+	load    []ir.Bytes // what each rank writes
+	// Where no element of an entry is held twice, nothing is left to choose, and entries whose states have the same extents and
+	// places have the same parts. Most layers are alike, and a job of thousands of ranks has millions of parts.
+	parts map[string][]holder
+
+	candidates []holder // of one entry, kept for the next
 }
 
 // divide assigns parts of entries to ranks, so that each element is written once and ranks with equal contents
 // share the work. Smaller states are used first: where a tensor is held both whole and in slices, the slices
 // are written, so no rank writes more than its share of the state. All processes of a job compute the same
-// assignment.
-func divide(p *ir.Program) ([][]savedPart, error) {
-	type key struct{ code, tensor, role int }
-	states := map[key][]*ir.State{}
+// assignment. It returns the parts of the given ranks, by rank, and the number of bytes that each rank writes.
+func divide(p *ir.Program, ranks []*rank) (parts [][]savedPart, load []ir.Bytes, err error) {
+	d := division{program: p, states: map[stateKey][]*ir.State{}, load: make([]ir.Bytes, len(p.Ranks)), parts: map[string][]holder{}}
 	for c := range p.Codes {
 		for i := range p.Codes[c].States {
 			s := &p.Codes[c].States[i]
-			k := key{c, int(s.Tensor), int(s.Role)}
-			states[k] = append(states[k], s)
+			k := stateKey{int32(c), int(s.Tensor), s.Role}
+			d.states[k] = append(d.states[k], s)
 		}
 	}
-	var candidates []holder // of one entry at a time, because there may be millions
-	parts, load := make([][]savedPart, len(p.Ranks)), make([]int64, len(p.Ranks))
+	parts, mine := make([][]savedPart, len(p.Ranks)), make([]bool, len(p.Ranks))
+	for _, r := range ranks {
+		mine[r.index] = true
+	}
 	entries := entriesOf(p)
 	for i := range entries {
 		e := &entries[i]
-		candidates = candidates[:0]
-		for r := range p.Ranks {
-			for _, s := range states[key{int(p.Ranks[r].Code), e.tensor, int(e.role)}] {
-				candidates = append(candidates, holder{r, rectangleOf(&p.Tensors[e.tensor], s, p.Ranks[r].Consts)})
-			}
+		states := d.held(e)
+		assigned, err := d.assign(e, states)
+		if err != nil {
+			return nil, nil, err
 		}
-		slices.SortStableFunc(candidates, func(a, b holder) int {
-			return cmp.Or(cmp.Compare(a.held.rows*a.held.cols, b.held.rows*b.held.cols), cmp.Compare(load[a.rank], load[b.rank]))
-		})
-		left := []area{{0, 0, e.Shape[0], e.Shape[1]}}
-		for _, c := range candidates {
-			var rest []area
-			for _, a := range left {
-				mine := a.and(area{c.held.row0, c.held.col0, min(c.held.rows, c.held.end-c.held.row0), c.held.cols})
-				if mine.empty() {
-					rest = append(rest, a)
-					continue
-				}
-				part := savedPart{mine, e, c.held}
-				parts[c.rank], load[c.rank] = append(parts[c.rank], part), load[c.rank]+part.bytes()
-				rest = append(rest, a.without(mine)...)
+		for _, h := range assigned {
+			s := states[p.Ranks[h.rank].Code][h.nth]
+			d.load[h.rank] += ir.Bytes(h.elements()) * s.View.DType.Bytes()
+			if mine[h.rank] {
+				parts[h.rank] = append(parts[h.rank], savedPart{h.area, e, rectangleOf(&p.Tensors[e.tensor], s, p.Ranks[h.rank].Consts)})
 			}
-			left = rest
-		}
-		if len(left) > 0 {
-			return nil, fmt.Errorf("no rank has %[3]d rows of %[1]s of %[2]s, from row %[4]d on", e.role, e.Tensor.Tensor, left[0].rows, left[0].row)
 		}
 	}
-	return parts, nil
+	return parts, d.load, nil
+}
+
+// held returns the states that hold an entry, by code.
+func (d *division) held(e *entry) [][]*ir.State {
+	states := make([][]*ir.State, len(d.program.Codes))
+	for c := range states {
+		states[c] = d.states[stateKey{int32(c), e.tensor, e.role}]
+	}
+	return states
+}
+
+// assign returns which rank writes which part of an entry, from which of its states. The entry's states are given by code.
+func (d *division) assign(e *entry, states [][]*ir.State) (assigned []holder, err error) {
+	key := describe(e, states)
+	if assigned, ok := d.parts[key]; ok {
+		return assigned, nil
+	}
+	candidates, left := d.candidates[:0], []area{{0, 0, e.Shape[0], e.Shape[1]}}
+	twice := -left[0].elements()
+	for r := range d.program.Ranks {
+		for nth, s := range states[d.program.Ranks[r].Code] {
+			x := rectangleOf(&d.program.Tensors[e.tensor], s, d.program.Ranks[r].Consts)
+			c := holder{left[0].and(area{x.row0, x.col0, min(x.rows, x.end-x.row0), x.cols}), r, nth, x.rows * x.cols}
+			if !c.empty() {
+				candidates = append(candidates, c)
+				twice += c.elements()
+			}
+		}
+	}
+	d.candidates = candidates
+	slices.SortStableFunc(candidates, func(a, b holder) int {
+		return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(d.load[a.rank], d.load[b.rank]))
+	})
+	for _, c := range candidates {
+		var rest []area
+		for _, a := range left {
+			mine := a.and(c.area)
+			if mine.empty() {
+				rest = append(rest, a)
+				continue
+			}
+			assigned = append(assigned, holder{mine, c.rank, c.nth, c.size})
+			rest = append(rest, a.without(mine)...)
+		}
+		left = rest
+	}
+	if len(left) > 0 {
+		return nil, fmt.Errorf("no rank has %[3]d rows of %[1]s of %[2]s, from row %[4]d on", e.role, e.Tensor.Tensor, left[0].rows, left[0].row)
+	}
+	if twice == 0 {
+		d.parts[key] = assigned
+	}
+	return assigned, nil
+}
+
+// describe returns what the areas depend on that the ranks hold of an entry.
+func describe(e *entry, states [][]*ir.State) string {
+	text := fmt.Append(nil, e.Shape)
+	for c := range states {
+		for _, s := range states[c] {
+			text = fmt.Append(text, c, s.View.Shape, s.View.DType, s.Row0, s.Col0, s.End)
+		}
+	}
+	return string(text)
 }
 
 // blockBytes is the number of bytes read from a device, or written to a file, at a time.
@@ -159,16 +231,6 @@ func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 // CopyBytes returns, for each rank, the host memory needed to copy its part of a checkpoint that is written
 // during training.
 func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
-	all, err := divide(p)
-	for _, parts := range all {
-		bytes = append(bytes, copyBytes(parts))
-	}
+	_, bytes, err = divide(p, nil)
 	return bytes, err
-}
-
-func copyBytes(parts []savedPart) (sum ir.Bytes) {
-	for i := range parts {
-		sum += ir.Bytes(parts[i].bytes())
-	}
-	return sum
 }

@@ -225,6 +225,7 @@ func (j *Job) Save(dir string) error {
 // writer writes the shards of this process's ranks.
 type writer struct {
 	parts  [][]savedPart // by rank
+	sizes  []ir.Bytes    // of the parts of each rank
 	copies [][]byte      // by rank, outside the Go heap; kept for the next checkpoint
 	cancel context.CancelFunc
 	done   chan struct{} // closed when shards and err are final; nil before the first checkpoint
@@ -254,7 +255,7 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	w := &j.writer
 	if w.parts == nil {
 		var err error
-		if w.parts, err = divide(j.program); err != nil {
+		if w.parts, w.sizes, err = divide(j.program, j.ranks); err != nil {
 			return err
 		}
 		w.copies = make([][]byte, len(w.parts))
@@ -329,7 +330,7 @@ func (c *countedWriter) Write(p []byte) (int, error) {
 func (j *Job) copy(r *rank) error {
 	w := &j.writer
 	parts := w.parts[r.index]
-	if size := int(copyBytes(parts)); w.copies[r.index] == nil && size > 0 {
+	if size := int(w.sizes[r.index]); w.copies[r.index] == nil && size > 0 {
 		memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 		if err != nil {
 			return fmt.Errorf("allocating %s of host memory for the copy of a checkpoint: %w", ir.Bytes(size), err)
