@@ -377,12 +377,20 @@ func (p *Plan) Splits(rank int) map[Task]bool {
 // StagesOf returns the virtual stages of a pipeline rank, in their order in the model.
 func (p *Plan) StagesOf(rank int) []int {
 	var stages []int
-	for j := range p.LayersPerStage {
-		if p.Home(j) == rank {
+	for round := 0; round*p.Parallel.PP < len(p.LayersPerStage); round++ {
+		if j := p.stageIn(round, rank); j < len(p.LayersPerStage) {
 			stages = append(stages, j)
 		}
 	}
 	return stages
+}
+
+// stageIn returns the virtual stage of a pipeline rank in a round, counted from the first: each rank has one in each.
+func (p *Plan) stageIn(round, rank int) int {
+	if p.Parallel.Placement == PlacedV && round%2 == 1 {
+		rank = p.Parallel.PP - 1 - rank
+	}
+	return round*p.Parallel.PP + rank
 }
 
 // Layers returns the numbers of the layers of a virtual stage.
@@ -404,13 +412,8 @@ func (p *Plan) LayersOf(rank int) int { return p.layersBefore(rank, len(p.Layers
 // layersBefore returns how many layers a pipeline rank has in the given number of virtual stages, counted from
 // the first. Searches call it for every task, so it visits only the rank's own stages: one in each round.
 func (p *Plan) layersBefore(rank, stages int) (n int) {
-	pp := p.Parallel.PP
-	for round, first := 0, 0; first < stages; round, first = round+1, first+pp {
-		j := first + rank
-		if p.Parallel.Placement == PlacedV && round%2 == 1 {
-			j = first + pp - 1 - rank
-		}
-		if j < stages {
+	for round := 0; round*p.Parallel.PP < stages; round++ {
+		if j := p.stageIn(round, rank); j < stages {
 			n += p.LayersPerStage[j]
 		}
 	}

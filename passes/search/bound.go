@@ -929,9 +929,13 @@ func moveLayers(p *plan.Plan, of *profile, layers []int) []int {
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))
+	home := make([]int, len(layers))
+	for j := range home {
+		home[j] = p.Home(j)
+	}
 	add := func(j int, t ir.Seconds) {
 		stage[j] += t
-		rank[p.Home(j)] += t
+		rank[home[j]] += t
 	}
 	add(0, of.embedding)
 	add(len(layers)-1, of.head)
@@ -941,7 +945,7 @@ func dealLayers(p *plan.Plan, of *profile) []int {
 	for range p.Model.Layers - len(layers) {
 		best := 0
 		for j := range layers {
-			if r, b := rank[p.Home(j)], rank[p.Home(best)]; r < b || r == b && stage[j] < stage[best] {
+			if r, b := rank[home[j]], rank[home[best]]; r < b || r == b && stage[j] < stage[best] {
 				best = j
 			}
 		}

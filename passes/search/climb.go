@@ -247,7 +247,7 @@ func (s *search) relieved(n, than *node) *node {
 // improves plans a candidate if it may fit and be clearly faster than another. It reports whether it fits, and whether
 // it is, or may be, clearly faster.
 func (s *search) improves(n, from *node) (fits, faster bool) {
-	s.tell(from)
+	s.tell()
 	s.made++
 	bound, least := s.of(n.schedule, n.level)
 	if bound >= unreachable {

@@ -112,8 +112,9 @@ type search struct {
 	beat     *node          // the plan that the first stage has found
 	nearest  bool           // also consider candidates that do not fit
 	gap      float64
-	ended    bool    // the search ended before all candidates were considered
-	proved   float64 // upper bound on how much faster than the winner an unevaluated candidate may be
+	ended    bool       // the search ended before all candidates were considered
+	shortest ir.Seconds // estimated time of a step of the fastest complete candidate so far that seemed to fit; 0: none yet
+	proved   float64    // upper bound on how much faster than the winner an unevaluated candidate may be
 
 	whole *plan.Rejection // the best plan on all GPUs, if the winner leaves some idle
 }
@@ -370,6 +371,9 @@ func (s *search) finish(n *node) bool {
 	}
 	need := e.Memory().Footprint()
 	n.plan, n.need = p, &need
+	if t := p.Time.StepS; t > 0 && (s.shortest == 0 || t < s.shortest) && need.Shortfall(p.Memory) == nil {
+		s.shortest = t
+	}
 	s.count(n)
 	return true
 }

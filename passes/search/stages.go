@@ -116,18 +116,11 @@ func (s *search) explore(most float64) (winner *node, done bool) {
 	return nil, true
 }
 
-// tell reports the progress of the search to the caller, with the fastest plan in the queue or among the given ones.
-func (s *search) tell(others ...*node) {
-	if s.context.Options.Progress == nil {
-		return
+// tell reports the progress of the search to the caller.
+func (s *search) tell() {
+	if s.context.Options.Progress != nil {
+		s.context.Options.Progress(pass.Progress{Candidates: s.made, Planned: s.exact, StepS: s.shortest})
 	}
-	p := pass.Progress{Candidates: s.made, Planned: s.exact}
-	for _, n := range slices.Concat(s.frontier, others) {
-		if n.plan != nil && n.need.Shortfall(n.plan.Memory) == nil && (p.StepS == 0 || n.plan.Time.StepS < p.StepS) {
-			p.StepS = n.plan.Time.StepS
-		}
-	}
-	s.context.Options.Progress(p)
 }
 
 // settle calls explore, and takes the fastest candidate so far if explore stops early.
