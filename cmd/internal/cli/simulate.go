@@ -15,7 +15,7 @@ import (
 
 // mostSimulated is the largest number of ranks for which the figures of a report are simulated. With more
 // ranks, building the program only for these figures takes too long, so the report keeps the estimates.
-const mostSimulated = 1 << 13
+const mostSimulated = 1 << 15
 
 // simulates reports whether Simulate simulates a step.
 func (j *Job) simulates() bool {
