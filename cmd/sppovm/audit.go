@@ -65,7 +65,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 	to, err := vm.OpenCheckpoint(f.to)
 	if err != nil {
-		return cli.Wrong(err)
+		return cli.Wrong(noCheckpoint("--to", f.to, err))
 	}
 	defer to.Close()
 	tokens, err := openData(job, f.dir)
@@ -107,7 +107,7 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Chec
 		return err
 	}
 	if err := j.Restore(env.Context, f.from); err != nil {
-		return cli.Wrong(err)
+		return cli.Wrong(noCheckpoint("--from", f.from, err))
 	}
 	from, err := store.ReadManifest(f.from)
 	if err != nil {

@@ -86,6 +86,7 @@ func TestReadOnlyFolder(t *testing.T) {
 	text := onDisk(t, `
 mkdir disk/dir && chmod 555 disk/dir
 setpriv --bounding-set -dac_override,-dac_read_search "$sppovm" run tiny.sppo --save disk/dir -q; echo "exit $?"
+setpriv --bounding-set -dac_override,-dac_read_search "$sppovm" run tiny.sppo --save disk/dir/new -q; echo "exit $?"
 mount -o remount,ro disk
 run -q
 mount -o remount,rw disk
@@ -101,7 +102,9 @@ wait
 grep exit out; ls -A disk/dir
 cp -r disk/dir kept
 `)
-	has(t, text, "sppovm: cannot write to disk/dir: permission denied\nexit 2\n", "sppovm: cannot write to disk/dir: read-only file system\nexit 2\n", "exit 0\nstep-")
+	has(t, text, "sppovm: --save: cannot write to disk/dir: permission denied; choose a folder that can be written to\nexit 2\n",
+		"sppovm: --save: cannot create the folder disk/dir/new: permission denied; choose a folder that can be written to\nexit 2\n",
+		"sppovm: --save: cannot write to disk/dir: read-only file system; choose a folder that can be written to\nexit 2\n", "exit 0\nstep-")
 	steps, err := store.Steps("kept")
 	if err != nil || len(steps) < 2 || len(steps) > 3 { // one more if nothing shows that the last one is good
 		t.Errorf("kept are %v: %v", steps, err)

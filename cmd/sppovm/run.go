@@ -503,7 +503,7 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 		}
 	default:
 		if err := r.restored(r.job.Restore(ctx, r.f.resume)); err != nil {
-			return false, err
+			return false, noCheckpoint("--resume", r.f.resume, err)
 		}
 		r.resumed(r.show.say)
 		return true, nil

@@ -108,7 +108,7 @@ func (f *sampleFlags) open() (*sampleSource, error) {
 func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
 	c, err := vm.OpenCheckpoint(f.resume)
 	if err != nil {
-		return nil, err
+		return nil, noCheckpoint("--resume", f.resume, err)
 	}
 	s := &sampleSource{
 		name: f.resume, model: lang.Model(c.Model), folder: c.Origin, close: c.Close,

@@ -68,15 +68,15 @@ func (f *saveFlags) check(resume string, own ...string) error {
 	}
 	parent := filepath.Dir(filepath.Clean(f.dir))
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
-		return cli.Usagef("cannot write to %s: there is no folder %s", f.dir, parent)
+		return cli.Usagef("--save %s: there is no folder %s", f.dir, parent)
 	}
 	if target, err := os.Readlink(f.dir); err == nil {
 		if _, err := os.Stat(f.dir); errors.Is(err, fs.ErrNotExist) {
-			return cli.Usagef("cannot write to %s: it is a link to %s, which does not exist", f.dir, target)
+			return cli.Usagef("--save %s: it is a link to %s, which does not exist", f.dir, target)
 		}
 	}
 	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
-		return cli.Usagef("cannot write to %s: it is a file, but --save takes a folder", f.dir)
+		return cli.Usagef("--save %s: it is a file: name a folder", f.dir)
 	}
 	return f.takes(own)
 }
@@ -132,6 +132,19 @@ func (f *saveFlags) fits(file string, p *ir.Program, force bool) error {
 		file, c.Bytes[c.ShortStage], c.ShortStage, p.Codes[c.ShortStage].Arenas[ir.Host], c.ShortBytes, p.Machine.HostMemoryPerRank()))
 }
 
+// noCheckpoint returns the error of opening a checkpoint, or one that names the flag and suggests a checkpoint if there is none.
+func noCheckpoint(flag, path string, err error) error {
+	if _, missing := os.Stat(path); !errors.Is(missing, fs.ErrNotExist) {
+		return err
+	}
+	hint := "give a folder of checkpoints, as --save writes it, or one of its checkpoints, such as run1/step-100"
+	dir := filepath.Dir(filepath.Clean(path))
+	if steps, err := store.Steps(dir); err == nil && len(steps) > 0 {
+		hint = fmt.Sprintf("the newest checkpoint in %s is %s", dir, store.StepName(steps[len(steps)-1]))
+	}
+	return cli.Usagef("%s %s: there is no such file or folder: %s", flag, path, hint)
+}
+
 // saver writes the checkpoints of a run. A nil saver writes none.
 type saver struct {
 	*vm.Saver
@@ -147,7 +160,7 @@ func (r *training) newSaver(resumed bool) (*saver, error) {
 	}
 	s, err := r.job.NewSaver(r.f.saves.dir, r.f.saves.keep, resumed)
 	if err != nil {
-		return nil, r.restored(err)
+		return nil, r.restored(fmt.Errorf("--save: %w", err))
 	}
 	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1, unproven: -1}
 	if resumed && out.newest() == int64(r.job.Steps()) { // otherwise the run resumed from another folder

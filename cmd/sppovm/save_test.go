@@ -358,9 +358,9 @@ func TestSaveUsage(t *testing.T) {
 		{"--save d --save-every -5m", "must be more than 0"},
 		{"--save d --save-every soon", "--save-every soon: write a number of steps, or a time such as 30s, 10m or 2h"},
 		{"--save d --keep 0", "--keep 0: at least 1"},
-		{"--save no/d", "cannot write to no/d: there is no folder no"},
-		{"--save file", "cannot write to file: it is a file, but --save takes a folder"},
-		{"--save link", "cannot write to link: it is a link to nowhere, which does not exist"},
+		{"--save no/d", "--save no/d: there is no folder no"},
+		{"--save file", "--save file: it is a file: name a folder"},
+		{"--save link", "--save link: it is a link to nowhere, which does not exist"},
 		{"--start-over", "--start-over needs --resume auto"},
 		{"--prometheus -1", "--prometheus -1: ports are 0 to 65535"},
 	} {

@@ -183,7 +183,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		}
 		c, err := vm.OpenCheckpoint(args[0])
 		if err != nil {
-			return cli.Wrong(err)
+			return cli.Wrong(noCheckpoint("export", args[0], err))
 		}
 		defer c.Close()
 		of := lang.Model(c.Model)

@@ -87,7 +87,7 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 		return nil, fmt.Errorf("%s is a file, but checkpoints are written to a folder: give another name", dir)
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cannot create the folder %s: %w; choose a folder that can be written to", dir, errors.Unwrap(err))
 	}
 	f := &Folder{Dir: dir, Keep: max(1, keep)}
 	if err := f.take(); err != nil {
@@ -116,7 +116,7 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 func (f *Folder) writable() error {
 	trial, err := f.Begin(0)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		return fmt.Errorf("cannot write to %s: %w", f.Dir, errors.Unwrap(err))
+		return fmt.Errorf("cannot write to %s: %w; choose a folder that can be written to", f.Dir, errors.Unwrap(err))
 	}
 	if err == nil {
 		_ = os.Remove(trial) // clean would remove it, too
