@@ -129,7 +129,7 @@ func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
 }
 
 func openFolder(dir, adapter string) (*sampleSource, error) {
-	model, err := hf.ReadModel(dir)
+	model, err := readModel(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	case f.weights == "":
 		return nil, nil
 	}
-	model, err := hf.ReadModel(f.weights)
+	model, err := readModel(f.weights)
 	if err != nil {
 		return nil, cli.Wrong(err)
 	}
@@ -68,6 +68,16 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 		}
 	}
 	return w, nil
+}
+
+// readModel reads the model in the folder of --weights.
+func readModel(dir string) (*hf.Model, error) {
+	model, err := hf.ReadModel(dir)
+	if err != nil && cli.IsCheckpoint(dir) {
+		return nil, fmt.Errorf("--weights %s: it is a checkpoint, which --resume takes; sppovm export %[1]s -o FOLDER writes its weights to "+
+			"the folder of a model, which --weights takes", dir)
+	}
+	return model, err
 }
 
 // startWeights are the initial weights of a run: those of a folder and possibly those of an adapter. An adapter

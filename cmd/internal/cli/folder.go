@@ -91,7 +91,7 @@ func readFolder(dir string, set []string) (model *hf.Model, sequence string, err
 	if corpus.IsFolder(dir) {
 		return nil, "", Usagef("%s is a corpus of tokens, not a job: name it in a spec, as in data = tokens(%[1]q)", dir)
 	}
-	if _, err := os.Lstat(filepath.Join(dir, hf.ConfigFile)); err != nil && isCheckpoint(dir) {
+	if _, err := os.Lstat(filepath.Join(dir, hf.ConfigFile)); err != nil && IsCheckpoint(dir) {
 		return nil, "", Usagef("%s holds a checkpoint, not a job; to continue from it, give its job: sppovm run FILE --resume %[1]s", dir)
 	}
 	if model, err = hf.ReadModel(dir); err != nil {
@@ -110,8 +110,8 @@ func readFolder(dir string, set []string) (model *hf.Model, sequence string, err
 	return model, fmt.Sprint(model.Context()), nil
 }
 
-// isCheckpoint reports whether a folder is a checkpoint or holds checkpoints.
-func isCheckpoint(dir string) bool {
+// IsCheckpoint reports whether a folder is a checkpoint or holds checkpoints.
+func IsCheckpoint(dir string) bool {
 	if _, err := os.Lstat(filepath.Join(dir, store.ManifestFile)); err == nil {
 		return true
 	}
