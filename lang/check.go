@@ -171,10 +171,10 @@ func (c *checker) sizes() {
 	switch {
 	case s.SPMode == "ring" || s.SPMode == "auto" && c.Train.Sequence%int64(2*sp) == 0: // in a ring, every rank has all heads
 	case m.Heads%sp != 0:
-		c.fail("schedule.sp", Indivisible, c.nearSP(sp, c.Cluster.GPUs()/pp/dp),
+		c.fail("schedule.sp", Indivisible, NearSP(m, c.Train.Sequence, sp, c.Cluster.GPUs()/pp/dp),
 			"%d heads are not divisible by sp = %d", m.Heads, sp)
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0:
-		c.fail("schedule.sp", Indivisible, c.nearSP(sp, c.Cluster.GPUs()/pp/dp),
+		c.fail("schedule.sp", Indivisible, NearSP(m, c.Train.Sequence, sp, c.Cluster.GPUs()/pp/dp),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
 	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
@@ -207,10 +207,9 @@ func (c *checker) sizes() {
 	}
 }
 
-// nearSP names the values of sp nearest to one that does not divide the heads which work with the heads and the sequence,
+// NearSP names the values of sp nearest to one that does not divide the heads which work with the heads and the sequence,
 // of those up to a limit, and sp_mode = ring if it works with sp itself.
-func (c *checker) nearSP(sp, most int) string {
-	m, seq := c.Model, c.Train.Sequence
+func NearSP(m Model, seq int64, sp, most int) string {
 	var out []string
 	if near := nearDivisorsWith(m.Heads, sp, func(n int) bool {
 		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && seq%int64(n) == 0 && n <= most

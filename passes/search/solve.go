@@ -441,12 +441,12 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	if p.Split().Chunks() > 0 {
 		return ringProblems(p)
 	}
+	near := lang.NearSP(m, p.Train.Sequence, sp, p.Cluster.GPUs()/max(1, p.Parallel.PP*p.Parallel.DP))
 	if m.Heads%sp != 0 {
-		return append(found, plan.Fault("schedule.sp", lang.Indivisible, "sp = "+words.NearDivisors(m.Heads, sp)+", or sp_mode = ring", "%d heads are not divisible by sp = %d", m.Heads, sp))
+		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads are not divisible by sp = %d", m.Heads, sp))
 	}
 	if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
-		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, "kv_heads must divide sp or be a multiple of it; or sp_mode = ring",
-			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
+		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
 	}
 	if m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && sp > m.KVHeads {
 		found = append(found, plan.Fault("model.qk_norm", lang.Conflict, fmt.Sprintf("sp_mode = ulysses, or sp = %d at most", m.KVHeads),

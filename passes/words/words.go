@@ -39,21 +39,6 @@ func List[T any](items []T) string {
 	return strings.Trim(fmt.Sprint(items), "[]")
 }
 
-// NearDivisors returns the divisors of n nearest to x on both sides.
-func NearDivisors(n, x int) string {
-	below, above := min(x, n), x
-	for below > 1 && n%below != 0 {
-		below--
-	}
-	for above < n && n%above != 0 {
-		above++
-	}
-	if above > n || above == below {
-		return fmt.Sprint(below)
-	}
-	return fmt.Sprintf("%d or %d", below, above)
-}
-
 // NearMultiples returns the multiples of step nearest to x on both sides.
 func NearMultiples(x, step int64) string {
 	below := x / step * step
