@@ -225,7 +225,7 @@ func expand(patterns []string, dir string) ([]string, error) {
 	for _, pattern := range patterns {
 		found, err := glob(resolve(pattern, dir))
 		if err != nil {
-			return nil, fmt.Errorf("data %q: %w", pattern, err)
+			return nil, fmt.Errorf("data: %w", err)
 		}
 		files = append(files, found...)
 	}
@@ -245,7 +245,7 @@ func FindFiles(kind string, patterns []string) error {
 			_, err = glob(name)
 		}
 		if err != nil {
-			return fmt.Errorf("data %q: %w", pattern, err)
+			return fmt.Errorf("data: %w", err)
 		}
 	}
 	return nil
@@ -270,16 +270,16 @@ func glob(pattern string) ([]string, error) {
 		info, err := os.Stat(pattern)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = fmt.Errorf("no such file: %s", pattern)
+			err = fmt.Errorf("there is no file %s", pattern)
 		case err == nil && info.IsDir():
-			err = fmt.Errorf("%s is a folder; append /** to read the files in it", pattern)
+			err = fmt.Errorf("%s is a folder: append /** to read the files in it", pattern)
 		}
 		return []string{pattern}, err
 	}
 	root := cmp.Or(pattern[:strings.LastIndexByte(pattern[:at], '/')+1], ".")
 	parts := strings.Split(pattern, "/")
 	if _, err := path.Match(strings.ReplaceAll(pattern, "**", "*"), ""); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", pattern, err)
 	}
 	var files []string
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
@@ -291,7 +291,7 @@ func glob(pattern string) ([]string, error) {
 	})
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("no such folder: %s", strings.TrimSuffix(root, "/"))
+		err = fmt.Errorf("there is no folder %s", strings.TrimSuffix(root, "/"))
 	case err == nil && len(files) == 0:
 		err = fmt.Errorf("no file matches %s", pattern)
 	}

@@ -122,10 +122,10 @@ func TestDataErrors(t *testing.T) {
 		run  *ir.Run
 		want string
 	}{
-		"missing":   {textRun("nowhere"), "no such file"},
+		"missing":   {textRun("nowhere"), "there is no file"},
 		"no match":  {textRun("*.sppo"), "no file matches"},
-		"no folder": {textRun("nowhere/**"), "no such folder"},
-		"folder":    {textRun("."), "is a folder; append /**"},
+		"no folder": {textRun("nowhere/**"), "there is no folder"},
+		"folder":    {textRun("."), "is a folder: append /**"},
 		"none":      {textRun(), "without files"},
 		"pattern":   {textRun("[a"), "syntax error in pattern"},
 		"empty":     {textRun("empty"), "empty"},

@@ -28,7 +28,7 @@ func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
 	for _, pattern := range run.DataFiles {
 		found, err := globTokens(resolve(pattern, dir))
 		if err != nil {
-			return nil, fmt.Errorf("data %q: %w", pattern, err)
+			return nil, fmt.Errorf("data: %w", err)
 		}
 		files = append(files, found)
 	}

@@ -311,7 +311,7 @@ func TestProcessFails(t *testing.T) {
 		want []string // per process
 		code []int
 	}{
-		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "no such file: nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
+		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "there is no file nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
 		{"elsewhere", []string{"sppovm: process 1 reads different data from process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads different data"}, []int{cli.Failed, cli.Failed}},
 	} {
 		world := inWorld(t, 2, "tiny.sppo", "-q")
