@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"sppo.dev/infile"
@@ -32,10 +33,8 @@ func (r *reader) open(s *stream, name string) error {
 	case r.Tokenizer != "":
 		return r.openText(s, name)
 	}
-	for _, ext := range []string{".jsonl", ".txt", ".json", ".gz", ".zst", ".parquet"} {
-		if strings.HasSuffix(name, ext) {
-			return fmt.Errorf("%s: it is not a token file: set tokenizer = ..., or tokenize it first with sppoc tokenize", name)
-		}
+	if slices.Contains(textEndings, filepath.Ext(name)) {
+		return fmt.Errorf("%s: it is not a token file: set tokenizer = ..., or tokenize it first with sppoc tokenize", name)
 	}
 	if index := strings.TrimSuffix(name, filepath.Ext(name)) + ".idx"; r.Header == "auto" && index != name && isMegatron(index) {
 		return r.openMegatron(s, name, index)

@@ -93,6 +93,9 @@ func ManifestOf(dir string) (*Manifest, error) {
 	m, err := ReadManifest(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%s is a folder without %s: append /** to read the files in it", dir, ManifestName)
+		if text := textIn(dir); text != "" {
+			err = fmt.Errorf("%s is a folder of texts, such as %s: tokenize them first with sppoc tokenize, or append /** and set tokenizer", dir, text)
+		}
 	}
 	return m, err
 }

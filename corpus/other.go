@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"unicode"
 	"unicode/utf8"
 
@@ -27,6 +30,27 @@ func otherThanTokens(f *file) error {
 		return fmt.Errorf("%s is not a file of tokens: it is a text: set tokenizer = ..., or tokenize it first with sppoc tokenize", f.name)
 	}
 	return nil
+}
+
+// textEndings lists the endings of files that contain texts, also in formats such as parquet.
+var textEndings = []string{".jsonl", ".txt", ".json", ".gz", ".zst", ".parquet", ".md"}
+
+// textIn returns the name of a text in a folder, or "" if the folder has none or also has other files.
+func textIn(dir string) (name string) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return ""
+	}
+	for _, entry := range list {
+		switch {
+		case !entry.Type().IsRegular():
+		case !slices.Contains(textEndings, filepath.Ext(entry.Name())):
+			return ""
+		case name == "":
+			name = entry.Name()
+		}
+	}
+	return name
 }
 
 // isText reports whether the start of a file is a text. A short file may be either.

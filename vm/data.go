@@ -271,6 +271,8 @@ func glob(pattern string) ([]string, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			err = fmt.Errorf("there is no file %s", pattern)
+		case err == nil && corpus.IsFolder(pattern):
+			err = fmt.Errorf("%s is a corpus of tokens: use tokens(%q)", pattern, pattern)
 		case err == nil && info.IsDir():
 			err = fmt.Errorf("%s is a folder: append /** to read the files in it", pattern)
 		}
