@@ -152,19 +152,21 @@ func tilePanel(dim int) int64 {
 	return 64
 }
 
-// productPrimitives returns a product with both operands in shared memory and n columns, and one with the first in
-// registers and n tokens.
-func productPrimitives(dim, n int) []primitive {
+// productPrimitives returns a product with both operands in shared memory and n columns, one with the first in registers and
+// n tokens and, if n is 64, one with the first in registers and n columns.
+func productPrimitives(dim, n int) (all []primitive) {
 	a, b := numbers(128*dim, 6), numbers(n*dim, 7)
 	weights, values := numbers(128*n, 8), numbers(n*dim, 9)
-	return []primitive{
-		{kernels.HopperPrimitives, fmt.Sprintf("primitive_rows_%d_%d", dim, n), 256, int64((128+n)*2*dim + aroundTile), []operand{
-			{name: "d", t: ir.F32, cols: int64(n), want: product(128, dim, n, byRows(a, dim), byColumns(b, dim))},
-			{name: "a", t: ir.BF16, values: a}, {name: "b", t: ir.BF16, values: b}}, nil, nil},
-		{kernels.HopperPrimitives, fmt.Sprintf("primitive_columns_%d_%d", dim, n), 256, int64(n*2*dim + aroundTile), []operand{
-			{name: "d", t: ir.F32, cols: int64(dim), want: product(128, n, dim, byRows(weights, n), byRows(values, dim))},
-			{name: "a", t: ir.BF16, values: weights}, {name: "b", t: ir.BF16, values: values}}, nil, nil},
+	rows := primitive{kernels.HopperPrimitives, fmt.Sprintf("primitive_rows_%d_%d", dim, n), 256, int64((128+n)*2*dim + aroundTile), []operand{
+		{name: "d", t: ir.F32, cols: int64(n), want: product(128, dim, n, byRows(a, dim), byColumns(b, dim))},
+		{name: "a", t: ir.BF16, values: a}, {name: "b", t: ir.BF16, values: b}}, nil, nil}
+	all = append(all, rows, primitive{kernels.HopperPrimitives, fmt.Sprintf("primitive_columns_%d_%d", dim, n), 256, int64(n*2*dim + aroundTile), []operand{
+		{name: "d", t: ir.F32, cols: int64(dim), want: product(128, n, dim, byRows(weights, n), byRows(values, dim))},
+		{name: "a", t: ir.BF16, values: weights}, {name: "b", t: ir.BF16, values: values}}, nil, nil})
+	if rows.kernel = fmt.Sprintf("primitive_own_%d_%d", dim, n); n == 64 {
+		all = append(all, rows)
 	}
+	return all
 }
 
 func turnsPrimitive() primitive {

@@ -228,6 +228,7 @@ template <int N> void settle(unsigned (*a)[4], HERE) {
 }
 static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(64, d, nullptr, a, b, true, add); }
 static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(128, d, nullptr, a, b, true, add); }
+static inline void wgmma_own64(float (*d)[4], const unsigned *a, unsigned long long b, int add) { emu::product(64, d, a, 0, b, true, add); }
 static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(64, d, a, 0, b, false, true); }
 static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(96, d, a, 0, b, false, true); }
 static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(128, d, a, 0, b, false, true); }

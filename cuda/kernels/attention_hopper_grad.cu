@@ -11,13 +11,14 @@
 
 #define PAIR (2 * TILE_BYTES(64))
 
-// compare begins two products [64,64]: for d, a warpgroup's rows of the first kept tile are multiplied by the first
-// tile of a pair; for e, its rows of the second kept tile by the second tile.
-template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], u32 kept, u32 pair) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(pair, 16 * s), s > 0);
+// compare begins the product [64,64] of a warpgroup's rows of a kept tile with a tile of a pair.
+template <int DIM> DEV void compare(float (*d)[4], u32 kept, u32 tile) {
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(tile, 16 * s), s > 0);
     products_commit();
-    kept += UNITS(TILE_BYTES(128)), pair += UNITS(TILE_BYTES(64));
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(pair, 16 * s), s > 0);
+}
+// compare_own does the same with the rows in registers. Shared memory is then read for the tile only, half as much.
+template <int DIM> DEV void compare_own(float (*d)[4], const u32 (*rows)[4], u32 tile) {
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_own64(d, rows[s], by_rows<DIM, 64>(tile, 16 * s), s > 0);
     products_commit();
 }
 // add begins to add the product of weights [64,64] with a tile of 64 tokens.
@@ -72,23 +73,23 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
 // needed. soon(t) also keeps ptxas from hoisting the wait for products above the exponentials (see attend).
 template <int DIM, class O, class Way>
 DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const u32 mine = start_of(x.kept) + group * UNITS(64 * ROW_BYTES), pairs = start_of(x.pairs);
+    const u32 gradients = start_of(x.kept + TILE_BYTES(128)) + group * UNITS(64 * ROW_BYTES), pairs = start_of(x.pairs);
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // the lane's rows: row, row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float factor = 1.0f / sqrtf((float)DIM), scale = SOFTCAP ? LOG2E : factor * LOG2E, inverse = 1.0f / (float)s.softcap;
     float sum[DIM / 8][4], p[8][4], dp[8][4], log_sum[2], del[2];
-    u32 changes[4][4];
+    u32 changes[4][4], queries[DIM / 16][4];
     clear<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
         log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
     }
     const auto turn = [&](int tile) {
-        way.before(tile);
         settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum), settle<4>(changes);
         products_begin();
-        compare<DIM>(p, dp, mine, pairs + tile % 3 * UNITS(PAIR));
+        compare_own<DIM>(p, queries, pairs + tile % 3 * UNITS(PAIR));
+        compare<DIM>(dp, gradients, pairs + tile % 3 * UNITS(PAIR) + UNITS(TILE_BYTES(64)));
     };
     const auto weigh = [&](int tile) {
         const i64 key = x.key(tile);
@@ -106,6 +107,9 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     const auto change = [&]() {
         UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) p[c][e] *= dp[c][e] - del[e / 2];
     };
+    way.before(0);
+    own_rows<DIM, 128>(queries, x.kept, warp * 16);
+    settle<DIM / 16>(queries);
     turn(0);
     products_wait<0>();
     settle<8>(p), settle<8>(dp);
@@ -113,6 +117,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     change();
     as_weights(changes, p);
     for (int tile = 1; tile < x.tiles; tile++) {
+        way.before(tile);
         turn(tile);
         add<DIM>(sum, changes, pairs + (tile - 1) % 3 * UNITS(PAIR));
         products_commit();
@@ -159,18 +164,18 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     const int whole = (int)max(x.first + 127 - s.prefix - x.start, (i64)0);
     const int end = (int)min(PACKED ? s.end_of_queries(x.first + 1) - x.start : x.first - s.prefix - x.start + s.window, (i64)queries);
     const float factor = 1.0f / sqrtf((float)DIM), inverse = 1.0f / (float)s.softcap;
-    float sum_k[DIM / 8][4], sum_v[DIM / 8][4];
+    float sum_k[DIM / 8][4], sum_v[DIM / 8][4], p[8][4], dp[8][4];
+    u32 weights[4][4], changes[4][4];
     clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
     int base = 0; // first query of the tile
     for (int tile = 0; tile < x.tiles; tile++) {
         const u32 pair = pairs + tile % 3 * UNITS(PAIR);
         const float *const log_sum = x.stats + tile % 3 * 128 + 2 * t, *const del = log_sum + 64;
-        float p[8][4], dp[8][4];
-        u32 weights[4][4], changes[4][4];
         way.before(tile);
         settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
         products_begin();
-        compare<DIM>(p, dp, mine, pair);
+        compare<DIM>(p, mine, pair);
+        compare<DIM>(dp, mine + UNITS(TILE_BYTES(128)), pair + UNITS(TILE_BYTES(64)));
         products_wait<1>(); // for the first product
         settle<8>(p);
         if (SOFTCAP) bound<8>(p, s, factor);

@@ -16,13 +16,13 @@ import (
 // exponentials, and the speed of wide heads by a model.
 
 // waits lists the families of attention kernels with the events of an iteration of their main loop, in order. In a kernel
-// for heads of D elements, R stands for D/16, the number of products that reduce over the elements of a head. The number of
-// exponentials is the least.
+// for heads of D elements, R stands for D/16, the number of products that reduce over the elements of a head: of `own`
+// products, the first operand is in registers, of `rows` in shared memory. The number of exponentials is the least.
 var waits = []struct{ kernel, order string }{
 	{`^attention_bulk_(\d+)_\w`, "here turn begin rows*R columns*8 pass wait1 exp*64 here wait0"},
 	{`^attention_hopper_(\d+)_\w`, "begin rows*R columns*8 wait1 exp*64 wait0"},
-	{`^attention_bulk_dq_(\d+)_\w`, "here begin rows*2R columns*4 wait2 exp*32 here wait1 wait0 used"},
-	{`^attention_hopper_dq_(\d+)_\w`, "copied turn copies begin rows*2R columns*4 wait2 exp*32 copied wait1 wait0"},
+	{`^attention_bulk_dq_(\d+)_\w`, "here begin own*R rows*R columns*4 wait2 exp*32 here wait1 wait0 used"},
+	{`^attention_hopper_dq_(\d+)_\w`, "copied turn copies begin own*R rows*R columns*4 wait2 exp*32 copied wait1 wait0"},
 	{`^attention_bulk_dkv_(\d+)`, "here begin rows*2R wait1 exp*32 begin columns*4 wait1 begin columns*4 wait0 used"},
 	{`^attention_hopper_dkv_(\d+)`, "copied turn copies begin rows*2R wait1 exp*32 begin columns*4 wait1 begin columns*4 wait0"},
 	{`^attention_tensor_(?:dq_|dkv_)?(\d+)`, "copied turn copies products"},
@@ -35,6 +35,7 @@ var events = []struct {
 }{
 	{regexp.MustCompile(`^WARPGROUP\.ARRIVE`), "begin"},
 	{regexp.MustCompile(`^HGMMA.*tnspB`), "columns"},
+	{regexp.MustCompile(`^HGMMA\S+ R\d+, R`), "own"},
 	{regexp.MustCompile(`^HGMMA`), "rows"},
 	{regexp.MustCompile(`^WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)`), "wait"},
 	{regexp.MustCompile(`\bMUFU\.EX2`), "exp"},
@@ -167,7 +168,7 @@ func checkAttention(t *testing.T, arch, kernel string, blocks []block) {
 		dim, _ := strconv.Atoi(m[1])
 		want, products := parsed(w.order, dim), 0
 		for _, e := range want {
-			if e.name == "rows" || e.name == "columns" {
+			if e.name == "own" || e.name == "rows" || e.name == "columns" {
 				products += e.count
 			}
 		}

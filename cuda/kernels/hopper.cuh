@@ -48,6 +48,12 @@ DEV void wgmma_rows128(float (*d)[4], u64 a, u64 b, int add) {
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, %64, %65, p, 1, 1, 0, 0; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(add));
 }
+// wgmma_own64 is wgmma_rows64 with a in registers as for mma.sync.
+DEV void wgmma_own64(float (*d)[4], const u32 *a, u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
+                 : THIRTY_TWO(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 // wgmma_gather128 computes d[64,128] += a[64,16] b[16,128]; a is in registers as for mma.sync, b is a tile
 // descriptor. wgmma_gather64 and wgmma_gather96 have fewer columns.
 DEV void wgmma_gather64(float (*d)[4], const u32 *a, u64 b) {
@@ -152,6 +158,16 @@ template <int DIM> DEV void gather(float (*d)[4], const u32 *a, u64 b) {
     else wgmma_gather128(d, a, b);
 }
 
+// swizzled returns the place of chunk c in row r of a panel.
+template <int DIM> DEV int swizzled(int c, int r) { return PANEL == 64 ? (c ^ r) & 7 : (c ^ r >> 1) & 3; }
+
+// own_rows loads a warp's 16 rows of a tile of ROWS tokens as operands a of a product over the elements of a head.
+template <int DIM, int ROWS> DEV void own_rows(u32 (*a)[4], const unsigned char *tile, int row) {
+    const int r = row + (threadIdx.x & 15), half = threadIdx.x >> 4 & 1;
+    UNROLL for (int s = 0; s < DIM / 16; s++)
+        ldmatrix(a[s], (const bf16 *)(tile + 16 * s / PANEL * (ROWS * ROW_BYTES) + r * ROW_BYTES + swizzled<DIM>(2 * s % (PANEL / 8) + half, r) * 16));
+}
+
 // fetch begins to load ROWS tokens of a head into a tile with THREADS threads, with zeros past the last token. A
 // thread copies the same chunks of every `apart`-th token: one chunk per token with panels of 64 elements, one
 // chunk per token and panel otherwise. `apart` is a multiple of eight, so one address and one step serve all
@@ -160,8 +176,7 @@ template <int DIM, int ROWS, int THREADS>
 DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);
     const int beside = PANEL == 64 ? DIM / 8 : PANEL / 8, apart = THREADS / beside, r = threadIdx.x / beside, c = threadIdx.x % beside;
-    const int changed = PANEL == 64 ? (c ^ r) & 7 : (c ^ r >> 1) & 3;
-    unsigned char *const to = tile + c * 8 / PANEL * (ROWS * ROW_BYTES) + r * ROW_BYTES + changed * 16;
+    unsigned char *const to = tile + c * 8 / PANEL * (ROWS * ROW_BYTES) + r * ROW_BYTES + swizzled<DIM>(c, r) * 16;
     const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * DIM + c * 8;
     const i64 step = apart * batch * heads * DIM;
     UNROLL for (int i = 0; i < ROWS; i += apart, from += step) {

@@ -44,8 +44,8 @@ template <int COLUMNS> DEV void put_sums(float *d, const float (*sum)[4]) {
         d[(row + e / 2 * 8) * COLUMNS + 8 * c + 2 * t + e % 2] = sum[c][e];
 }
 
-// d[128,COLUMNS] = a[128,DIM] b[COLUMNS,DIM]^T, with both operands in shared memory.
-template <int DIM, int COLUMNS> DEV void product_of_rows(float *d, const bf16 *a, const bf16 *b) {
+// d[128,COLUMNS] = a[128,DIM] b[COLUMNS,DIM]^T, with b in shared memory, and with a there, too, or in registers if OWN.
+template <int DIM, int COLUMNS, bool OWN> DEV void product_of_rows(float *d, const bf16 *a, const bf16 *b) {
     DYNAMIC_SHARED(memory);
     unsigned char *const left = tile_start(memory), *const right = left + TILE_BYTES(128);
     fetch<DIM, 128, 256>(left, a, 0, 128, 0, 1, 0, 1);
@@ -54,10 +54,13 @@ template <int DIM, int COLUMNS> DEV void product_of_rows(float *d, const bf16 *a
     __syncthreads();
     const u32 mine = start_of(left) + warpgroup() * UNITS(64 * ROW_BYTES), other = start_of(right);
     float sum[COLUMNS / 8][4];
+    u32 own[DIM / 16][4];
+    if (OWN) own_rows<DIM, 128>(own, left, threadIdx.x / 32 * 16), settle<DIM / 16>(own);
     products_begin();
     UNROLL for (int s = 0; s < DIM / 16; s++) {
         const u64 of_a = by_rows<DIM, 128>(mine, 16 * s), of_b = by_rows<DIM, COLUMNS>(other, 16 * s);
-        if constexpr (COLUMNS == 64) wgmma_rows64(sum, of_a, of_b, s > 0);
+        if constexpr (OWN) wgmma_own64(sum, own[s], of_b, s > 0);
+        else if constexpr (COLUMNS == 64) wgmma_rows64(sum, of_a, of_b, s > 0);
         else wgmma_rows128(sum, of_a, of_b, s > 0);
     }
     products_commit();
@@ -93,8 +96,11 @@ template <int DIM, int TOKENS> DEV void product_of_columns(float *d, const bf16 
         tile_by_threads<DIM>(y, x, tokens, heads, head);                                                                       \
     }                                                                                                                          \
     KERNEL(primitive_engine_##DIM, (u32 * y, const unsigned char *map, i64 head)) { tile_by_engine<DIM>(y, map, head); }      \
-    KERNEL(primitive_rows_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 64>(d, a, b); }        \
-    KERNEL(primitive_rows_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 128>(d, a, b); }      \
+    KERNEL(primitive_own_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 64, true>(d, a, b); }   \
+    KERNEL(primitive_rows_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 64, false>(d, a, b); } \
+    KERNEL(primitive_rows_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) {                                            \
+        product_of_rows<DIM, 128, false>(d, a, b);                                                                             \
+    }                                                                                                                          \
     KERNEL(primitive_columns_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 64>(d, a, b); }  \
     KERNEL(primitive_columns_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 128>(d, a, b); }
 OF_DIM(64)
