@@ -8,14 +8,23 @@ import (
 // This file determines the work of an attention instruction or of its gradient, that is, the query-key pairs.
 
 // HeadKernels lists, in ascending order, the head dimensions whose bf16 attention GPUs compute on tensor cores. Other
-// dimensions, and f32, run on scalar code. Wgmma says that there are also kernels for Hopper's matrix units.
-// The CUDA device, the cost model and the warnings of plans use this table.
-var HeadKernels = []HeadKernel{{64, true}, {80, false}, {96, true}, {128, true}, {192, false}, {256, false}}
+// dimensions, and f32, run on scalar code. Wgmma says that there are also kernels for Hopper's matrix units. Forward and
+// Backward are the speeds that the cost model assumes, relative to heads of 128; `make kernels` compares those of rows without
+// Wgmma with a model of a Hopper card. The CUDA device, the cost model and the warnings of plans use this table.
+var HeadKernels = []HeadKernel{
+	{64, true, 1, 1},
+	{80, false, 0.29, 0.27},
+	{96, true, 1, 1},
+	{128, true, 1, 1},
+	{192, false, 0.36, 0.20},
+	{256, false, 0.32, 0.21},
+}
 
 // HeadKernel is a row of HeadKernels.
 type HeadKernel struct {
-	Dim   int64
-	Wgmma bool
+	Dim               int64
+	Wgmma             bool
+	Forward, Backward float64
 }
 
 // HeadKernelOf returns the row of a head dimension, or false if it has none.

@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -231,76 +232,164 @@ func checkRegisters(t *testing.T, arch string, u use) {
 	}
 }
 
-// tensorNames gives the products of the loops of the kernels for mma.sync: counted products, and those of each loop. Wide
-// heads compute the scores for dk and dv twice.
-var tensorNames = map[string]struct {
+// passes gives the products of attention and of its gradients: counted products, those of each loop of the kernels for
+// mma.sync, and which part of the second operands of wgmma arrives anew with each iteration, because two products share
+// a tile or not. Wide heads compute the scores for dk and dv twice.
+var passes = map[string]struct {
 	counted      int
 	narrow, wide []int
+	arrives      float64
 }{
-	"":     {2, []int{2}, []int{2}},
-	"dq_":  {3, []int{3}, []int{3}},
-	"dkv_": {4, []int{4}, []int{3, 2}},
+	"":     {2, []int{2}, []int{2}, 1},
+	"dq_":  {3, []int{3}, []int{3}, 2.0 / 3},
+	"dkv_": {4, []int{4}, []int{3, 2}, 1.0 / 2},
 }
 
-var tensorKernel = regexp.MustCompile(`^attention_tensor_(dq_|dkv_)?(\d+)(.*)`)
+var (
+	tensorKernel = regexp.MustCompile(`^attention_tensor_(dq_|dkv_)?(\d+)(.*)`)
+	engineKernel = regexp.MustCompile(`^attention_bulk_(dq_|dkv_)?(\d+)(.*)`)
+)
 
-// tensorRate returns a kernel's multiplications per cycle of a quarter of a multiprocessor, by a model of an A100: a quarter
-// issues one instruction per cycle, a product of 16 by 8 by 16 takes 8 cycles, and loading four fragments takes 16 cycles of
-// its share of shared memory. For kernels with two main loops, the time of both counts.
-func tensorRate(blocks []block, name string, dim int) float64 {
+// A quarter of a multiprocessor issues an instruction per cycle, computes four special functions, and has 32 bytes of
+// the bandwidth of shared memory; shuffles use the same path. Its multiplications depend on the card. With mma.sync,
+// Hopper reaches 62.9% of the peak of wgmma (arXiv:2402.13499).
+type quarter struct{ mma, wgmma float64 }
+
+var (
+	a100 = quarter{mma: 256}
+	h200 = quarter{mma: 0.629 * 512, wgmma: 512}
+)
+
+// uses returns the cycles that a warp's work takes on each unit: products, shared memory, issue, special functions.
+func (q quarter) uses(c cost) [4]float64 {
+	out := [4]float64{float64(c.mma) / q.mma, float64(c.shared) / 32, float64(c.instructions), float64(c.special) * 8}
+	if c.wgmma > 0 {
+		out[0] += float64(c.wgmma) / q.wgmma
+	}
+	return out
+}
+
+// tensorCosts returns the costs of the main loops of a kernel for mma.sync.
+func tensorCosts(blocks []block, dim int) (all []cost) {
 	loops, code := loopsOf(blocks, fewestProducts(dim))
-	rounds, inner := 1, []span(nil)
+	inner := []span(nil)
 	if dim > 128 {
 		inner, _ = loopsOf(blocks, 8)
-		rounds = dim / 64
 	}
-	count := func(s span, word string) (n int) {
-		n = countIn(code, s, word)
+	of := func(s span) (c cost) {
+		for _, in := range code[s.first : s.last+1] {
+			c.add(in)
+		}
+		return c
+	}
+	for _, s := range loops {
+		c := of(s)
 		for _, i := range inner {
 			if i.first >= s.first && i.last <= s.last {
-				n += (rounds - 1) * countIn(code, i, word)
+				c.times(dim/64-1, of(i))
 			}
 		}
-		return n
+		all = append(all, c)
 	}
-	products := tensorNames[name].narrow
-	if dim > 128 {
-		products = tensorNames[name].wide
-	}
-	cycles, tile := 0.0, 0.0
-	found := 0
-	for _, s := range loops {
-		found += count(s, "HMMA")
-		cycles += max(float64(count(s, "")), 8*float64(count(s, "HMMA")), 16*float64(count(s, "LDSM")))
-	}
-	sum := 0
-	for _, p := range products {
-		sum += p
-	}
-	tile = float64(found) / float64(sum) / float64(dim) * 128 // tokens: a product of 16 rows has tile/8 * dim/16 instructions
-	return float64(tensorNames[name].counted) * 16 * tile * float64(dim) / cycles
+	return all
 }
 
-// slowest is the least rate of a head dimension, relative to that of heads of 128. The cost model assumes it.
+// engineCosts returns the cost of the main loop of a kernel for Hopper's copy engine: the shortest way through it, where no
+// score is masked, and the tiles that arrive, which two warpgroups share.
+func engineCosts(blocks []block, name string) []cost {
+	back, best := backEdges(blocks), cost{}
+	for _, edge := range back {
+		if c := wayThrough(blocks, edge[1], edge[0], back); c.wgmma > best.wgmma {
+			best = c
+		}
+	}
+	best.shared += int(passes[name].arrives * float64(best.tiles) / 2)
+	return []cost{best}
+}
+
+// speed is what a model says about a kernel: multiplications per cycle of a quarter, without those that repeat others, and
+// the share of the cycles in which each unit is busy.
+type speed struct {
+	rate   float64
+	shares [4]float64
+}
+
+// speedOf returns the speed of loops that run one after the other.
+func (q quarter) speedOf(costs []cost, name string, dim int) (s speed) {
+	products := passes[name].narrow
+	if dim > 128 {
+		products = passes[name].wide
+	}
+	done, cycles, multiplications := 0, 0.0, 0
+	for _, p := range products {
+		done += p
+	}
+	for _, c := range costs {
+		uses := q.uses(c)
+		cycles += slices.Max(uses[:])
+		multiplications += c.mma + c.wgmma
+		for i, u := range uses {
+			s.shares[i] += u
+		}
+	}
+	for i := range s.shares {
+		s.shares[i] /= cycles
+	}
+	s.rate = float64(multiplications) * float64(passes[name].counted) / float64(done) / cycles
+	return s
+}
+
+// slowest is the least rate of a head dimension on an A100, relative to that of heads of 128.
 const slowest = 1.0 / 3
 
 // rateTable returns a line for each kernel with mma.sync, and reports those that are slower than the rate of heads of 128
 // allows.
-func rateTable(t *testing.T, rates map[string]float64) string {
+func rateTable(t *testing.T, rates map[string]speed) string {
 	text := strings.Builder{}
 	for _, row := range ir.HeadKernels {
-		if name := fmt.Sprintf("attention_tensor_dkv_%d", row.Dim); rates[name] == 0 {
+		if name := fmt.Sprintf("attention_tensor_dkv_%d", row.Dim); rates[name].rate == 0 {
 			t.Errorf("there is no %s", name)
 		}
 	}
-	fmt.Fprintf(&text, "multiplications per cycle of a quarter of a multiprocessor (256 at most), and relative to heads of 128, by model\n")
+	fmt.Fprintf(&text, "multiplications per cycle of a quarter of a multiprocessor of an A100 (256 at most), and relative to heads of 128, by model\n")
 	for _, kernel := range slices.Sorted(maps.Keys(rates)) {
 		m := tensorKernel.FindStringSubmatch(kernel)
-		relative := rates[kernel] / rates["attention_tensor_"+m[1]+"128"+m[3]]
-		fmt.Fprintf(&text, "%-34s %6.0f %6.2f\n", kernel, rates[kernel], relative)
+		relative := rates[kernel].rate / rates["attention_tensor_"+m[1]+"128"+m[3]].rate
+		fmt.Fprintf(&text, "%-34s %6.0f %6.2f\n", kernel, rates[kernel].rate, relative)
 		if !(relative >= slowest) {
 			t.Errorf("%s reaches %.2f of the rate of heads of 128, less than %.2f", kernel, relative, slowest)
 		}
 	}
+	return text.String()
+}
+
+// hopperTable returns a line for each kernel that a Hopper card runs for a head dimension, without soft cap and documents. It
+// reports head dimensions that are slower than the cost model assumes.
+func hopperTable(t *testing.T, rates map[string]speed) string {
+	text := strings.Builder{}
+	fmt.Fprintf(&text, "the same on an H200 (512 at most), and how busy it is: products, shared memory, issue, special functions\n")
+	each := func(names ...string) {
+		for _, row := range ir.HeadKernels {
+			relative, all := 0.0, 0.0
+			for _, name := range names {
+				ending := map[string]string{"": "_b", "dq_": "_b"}[name]
+				kernel := fmt.Sprintf("attention_%s_%s%d%s", map[bool]string{true: "bulk", false: "tensor"}[row.Wgmma], name, row.Dim, ending)
+				s, best := rates[kernel], rates["attention_bulk_"+name+"128"+ending]
+				fmt.Fprintf(&text, "%-34s %6.0f %6.2f  ", kernel, s.rate, s.rate/best.rate)
+				for _, share := range s.shares {
+					fmt.Fprintf(&text, " %4.0f%%", 100*share)
+				}
+				text.WriteString("\n")
+				relative += float64(passes[name].counted) / s.rate
+				all += float64(passes[name].counted) / best.rate
+			}
+			assumed := map[bool]float64{true: row.Forward, false: row.Backward}[len(names) == 1]
+			if relative = all / relative; !row.Wgmma && math.Abs(relative-assumed) > 0.01 {
+				t.Errorf("%v of heads of %d reach %.3f of the rate of heads of 128 on an H200; the cost model assumes %.2f", names, row.Dim, relative, assumed)
+			}
+		}
+	}
+	each("")
+	each("dkv_", "dq_")
 	return text.String()
 }

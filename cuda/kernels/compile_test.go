@@ -46,7 +46,8 @@ func TestCompile(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%s, release %s", api.Path, version)
-	uses, costs, rates := map[string]map[string]use{}, map[string]cost{}, map[string]float64{} // by kernel and architecture; by kernel
+	uses, costs := map[string]map[string]use{}, map[string]cost{} // by kernel and architecture; by kernel
+	rates, onHopper := map[string]speed{}, map[string]speed{}     // by kernel
 	tool := disassembler()
 	if tool == "" {
 		t.Logf("SKIPPED: there is no nvdisasm to read machine code with")
@@ -71,7 +72,7 @@ func TestCompile(t *testing.T) {
 				uses[u.kernel][arch] = u
 			}
 			if tool != "" && (strings.HasPrefix(arch, "90") || strings.HasPrefix(source, "attention")) {
-				readMachineCode(t, arch, disassemble(t, tool, image), costs, rates)
+				readMachineCode(t, arch, disassemble(t, tool, image), costs, rates, onHopper)
 			}
 		}
 	}
@@ -79,13 +80,16 @@ func TestCompile(t *testing.T) {
 	if len(costs) > 0 {
 		t.Log(costTable(t, costs))
 	}
-	if rates["attention_tensor_dkv_128"] > 0 {
+	if rates["attention_tensor_dkv_128"].rate > 0 {
 		t.Log(rateTable(t, rates))
+	}
+	if rates["attention_tensor_dkv_128"].rate > 0 && onHopper["attention_bulk_dkv_128"].rate > 0 {
+		t.Log(hopperTable(t, onHopper))
 	}
 }
 
-// readMachineCode checks attention kernels, and adds the costs and rates of those for sm_90.
-func readMachineCode(t *testing.T, arch string, code map[string][]block, costs map[string]cost, rates map[string]float64) {
+// readMachineCode checks attention kernels, and adds the costs of kernels for sm_90 and their speeds on both cards.
+func readMachineCode(t *testing.T, arch string, code map[string][]block, costs map[string]cost, rates, onHopper map[string]speed) {
 	t.Helper()
 	for kernel, blocks := range code {
 		attends := strings.HasPrefix(kernel, "attention")
@@ -99,7 +103,12 @@ func readMachineCode(t *testing.T, arch string, code map[string][]block, costs m
 		}
 		if m := tensorKernel.FindStringSubmatch(kernel); m != nil && arch == "90" {
 			dim, _ := strconv.Atoi(m[2])
-			rates[kernel] = tensorRate(blocks, m[1], dim)
+			loops := tensorCosts(blocks, dim)
+			rates[kernel], onHopper[kernel] = a100.speedOf(loops, m[1], dim), h200.speedOf(loops, m[1], dim)
+		}
+		if m := engineKernel.FindStringSubmatch(kernel); m != nil {
+			dim, _ := strconv.Atoi(m[2])
+			onHopper[kernel] = h200.speedOf(engineCosts(blocks, m[1]), m[1], dim)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -115,10 +116,18 @@ func instructions(blocks []block) (out []string) {
 	return out
 }
 
-// cost counts the work of a thread in one iteration of a loop that moves vectors of 16 bytes.
+// cost counts the work of a warp's instructions, such as those of an iteration of a loop.
 type cost struct {
 	instructions, special, doubles int // in all; on the unit for special functions; in f64
-	bytes                          int
+	bytes                          int // of vectors of 16 bytes per thread, in device memory
+	mma, wgmma                     int // multiplications, by either kind of instruction
+	shared, tiles                  int // bytes of shared memory; of these, bytes of second operands of wgmma
+}
+
+// times adds the cost of n repetitions of other work.
+func (c *cost) times(n int, d cost) {
+	c.instructions, c.special, c.doubles, c.bytes = c.instructions+n*d.instructions, c.special+n*d.special, c.doubles+n*d.doubles, c.bytes+n*d.bytes
+	c.mma, c.wgmma, c.shared, c.tiles = c.mma+n*d.mma, c.wgmma+n*d.wgmma, c.shared+n*d.shared, c.tiles+n*d.tiles
 }
 
 // The model of an H200 consists of four figures per multiprocessor and cycle: the lanes that can issue, those
@@ -140,8 +149,18 @@ func (c cost) share() float64 {
 // instructions. It follows the path through the loop that moves the most bytes with the fewest instructions,
 // that is, with aligned accesses and without the slow branches of functions.
 func costOf(blocks []block) (best cost) {
+	tails := backEdges(blocks)
+	for _, edge := range tails {
+		if c := wayThrough(blocks, edge[1], edge[0], tails); better(c, best) {
+			best = c
+		}
+	}
+	return best
+}
+
+// backEdges returns the last and the first block of each loop.
+func backEdges(blocks []block) (tails [][2]int) {
 	state := make([]int, len(blocks)) // 1: on the current path; 2: finished
-	var tails [][2]int
 	var walk func(int)
 	walk = func(i int) {
 		state[i] = 1
@@ -158,12 +177,7 @@ func costOf(blocks []block) (best cost) {
 	if len(blocks) > 0 {
 		walk(0)
 	}
-	for _, edge := range tails {
-		if c := wayThrough(blocks, edge[1], edge[0], tails); better(c, best) {
-			best = c
-		}
-	}
-	return best
+	return tails
 }
 
 func better(a, b cost) bool {
@@ -208,6 +222,8 @@ func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
 }
 
 var (
+	wgmmas  = regexp.MustCompile(`^HGMMA\.64x(\d+)x16\S* R\d+, (gdesc)?`)
+	sharing = regexp.MustCompile(`\b(LDS|STS|SHFL|LDSM|LDGSTS)\b(?:\S*\.(64|128|4)\b)?`)
 	vectors = regexp.MustCompile(`\b(LDG?|STG?)\.E(\.\w+)*\.128\b`)
 	doubles = regexp.MustCompile(`\b(DADD|DMUL|DFMA|DSETP)\b`)
 )
@@ -217,6 +233,20 @@ func (c *cost) add(instruction string) {
 	switch {
 	case vectors.MatchString(instruction):
 		c.bytes += 16
+	case strings.Contains(instruction, "HMMA.16816"):
+		c.mma += 16 * 8 * 16
+	case strings.HasPrefix(instruction, "HGMMA"):
+		m := wgmmas.FindStringSubmatch(instruction)
+		columns, _ := strconv.Atoi(m[1])
+		c.wgmma += 64 * columns * 16 / 4 // a quarter of a warpgroup's
+		c.tiles += columns * 32 / 4
+		c.shared += columns * 32 / 4
+		if m[2] != "" { // the first operand is in shared memory, too
+			c.shared += 64 * 32 / 4
+		}
+	case sharing.MatchString(instruction):
+		m := sharing.FindStringSubmatch(instruction)
+		c.shared += 32 * map[string]int{"": 4, "64": 8, "128": 16, "4": 16}[m[2]]
 	case strings.Contains(instruction, "MUFU"):
 		c.special++
 	case doubles.MatchString(instruction):

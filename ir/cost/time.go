@@ -135,15 +135,10 @@ func (c Model) Peak(d ir.DType) float64 {
 	return c.machine.PeakF32
 }
 
-// Attention of bf16 heads on GPUs is slower without kernels for the card, and much slower on scalar code. The first
-// share is what `make kernels` demands of the portable kernels for tensor cores, relative to heads of 128; the
-// second is an assumption about the share of the f32 peak.
-const (
-	portableShare = 1.0 / 3
-	scalarShare   = 0.1
-)
+// scalarShare is an assumption: the share of the f32 peak that attention of bf16 heads reaches on GPUs without tensor cores.
+const scalarShare = 0.1
 
-// attention returns the FLOP rate of attention, whose heads may lack the kernels for which efficiency holds.
+// attention returns the FLOP rate of attention. Efficiency holds for heads of 128; others are slower on GPUs.
 func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {
 	rate := c.Peak(w.DType) * Efficiency(efficiency, w.Rows)
 	if c.machine.Parallelism > 0 || w.DType != ir.BF16 {
@@ -152,10 +147,11 @@ func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {
 	switch row, ok := ir.HeadKernelOf(w.HeadDim); {
 	case !ok:
 		return min(rate, scalarShare*c.machine.PeakF32)
-	case !row.Wgmma:
-		return rate * portableShare
+	case w.Kind == ir.WorkAttention:
+		return rate * row.Forward
+	default:
+		return rate * row.Backward
 	}
-	return rate
 }
 
 // kernel returns the larger of the time for arithmetic, at a FLOP rate, and the time for memory traffic.

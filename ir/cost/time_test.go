@@ -159,18 +159,22 @@ func TestParallelism(t *testing.T) {
 
 // TestHeadsWithoutKernels checks that attention takes longer where a GPU lacks kernels for the heads, and only there.
 func TestHeadsWithoutKernels(t *testing.T) {
-	seconds := func(dim int64, dtype ir.DType, parallelism float64) ir.Seconds {
+	seconds := func(kind ir.WorkKind, dim int64, dtype ir.DType, parallelism float64) ir.Seconds {
 		m := ir.Machine{PeakBF16: 1e15, PeakF32: 6e13, MemoryBandwidth: 1e15, CopyEfficiency: 1, Parallelism: parallelism, SpreadEfficiency: 1,
 			AttentionEfficiency: []ir.CurvePoint{{1, 0.5}}, AttentionGradEff: []ir.CurvePoint{{1, 0.5}}}
-		return New(m, 1).One(ir.Work{Kind: ir.WorkAttention, Flops: 1e15, Rows: 1, DType: dtype, HeadDim: dim}, Link{})
+		return New(m, 1).One(ir.Work{Kind: kind, Flops: 1e15, Rows: 1, DType: dtype, HeadDim: dim}, Link{})
 	}
 	for _, c := range []struct {
+		kind        ir.WorkKind
 		dim         int64
 		dtype       ir.DType
 		parallelism float64
 		want        ir.Seconds
-	}{{128, ir.BF16, 0, 2}, {256, ir.BF16, 0, 6}, {112, ir.BF16, 0, 1000.0 / 6}, {112, ir.BF16, 4, 2}, {112, ir.F32, 0, 200.0 / 6}} {
-		if got := seconds(c.dim, c.dtype, c.parallelism); math.Abs(float64(got/c.want)-1) > 1e-9 {
+	}{
+		{ir.WorkAttention, 128, ir.BF16, 0, 2}, {ir.WorkAttention, 256, ir.BF16, 0, 2 / 0.32}, {ir.WorkAttentionGrad, 256, ir.BF16, 0, 2 / 0.21},
+		{ir.WorkAttention, 112, ir.BF16, 0, 1000.0 / 6}, {ir.WorkAttention, 112, ir.BF16, 4, 2}, {ir.WorkAttention, 112, ir.F32, 0, 200.0 / 6},
+	} {
+		if got := seconds(c.kind, c.dim, c.dtype, c.parallelism); math.Abs(float64(got/c.want)-1) > 1e-9 {
 			t.Errorf("heads of %d, %s, parallelism %g: %g s, want %g s", c.dim, c.dtype, c.parallelism, got, c.want)
 		}
 	}
