@@ -212,9 +212,15 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
 }
 
 #if !SOFTCAP && !PACKED
-#define SHARED_KERNELS(S, T)                                                                                                  KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                                   attention_delta(delta, dout, o, rows, dim);                                                                           }
+#define SHARED_KERNELS(S, T)                                                                                                   \
+    KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                                \
+        attention_delta(delta, dout, o, rows, dim);                                                                            \
+    }
 FOR_TYPES(SHARED_KERNELS)
-#define MERGE(S, O, T)                                                                                                        KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {               attention_merge(o, lse, parts, lses, p, rows, dim);                                                                   }
+#define MERGE(S, O, T)                                                                                                         \
+    KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {            \
+        attention_merge(o, lse, parts, lses, p, rows, dim);                                                                    \
+    }
 MERGE(ff, float, float)
 MERGE(fb, float, bf16)
 MERGE(bf, bf16, float)
@@ -222,10 +228,26 @@ MERGE(bb, bf16, bf16)
 #endif
 
 #define SHAPE Shape{n, keys, heads, kv_heads, dim, batch, prefix, window, softcap WITH_POSITIONS}
-#define GRADIENTS(S, T)                                                                                                       KERNEL(VARIANT(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                        const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                          i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                                 attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                  }
+#define GRADIENTS(S, T)                                                                                                        \
+    KERNEL(VARIANT(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v,               \
+                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,        \
+                                        i64 dim, i64 batch, i64 prefix, i64 window, double softcap,                            \
+                                        i64 accumulate POSITIONS)) {                                                           \
+        attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                   \
+    }
 FOR_TYPES(GRADIENTS)
 
-#define RESULTS(S, O, T)                                                                                                      KERNEL(VARIANT(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,                                        i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention(o, lse, q, k, v, SHAPE, accumulate);                                                                        }                                                                                                                         KERNEL(VARIANT(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                              const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                         i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                                  attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                       }
+#define RESULTS(S, O, T)                                                                                                       \
+    KERNEL(VARIANT(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,         \
+                                    i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap,                  \
+                                    i64 accumulate POSITIONS)) {                                                               \
+        attention(o, lse, q, k, v, SHAPE, accumulate);                                                                         \
+    }                                                                                                                          \
+    KERNEL(VARIANT(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,            \
+                                       const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,       \
+                                       i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                    \
+        attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                        \
+    }
 RESULTS(ff, float, float)
 RESULTS(fb, float, bf16)
 RESULTS(bf, bf16, float)

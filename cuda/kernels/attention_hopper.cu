@@ -260,7 +260,17 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
     }
 }
 
-#define FORWARD(DIM, S, O)                                                                                                        KERNEL(VARIANT(attention_hopper_##DIM##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                   i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                  attention<DIM>(o, lse, q, k, v, HEADS, accumulate);                                                                       }                                                                                                                             KERNEL_THREE(VARIANT(attention_bulk_##DIM##_##S), (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,                                                       i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                              attention_bulk<DIM>(o, lse, maps, HEADS, accumulate);                                                                     }
+#define FORWARD(DIM, S, O)                                                                                                     \
+    KERNEL(VARIANT(attention_hopper_##DIM##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n,      \
+                                                   i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,       \
+                                                   double softcap, i64 accumulate POSITIONS)) {                                \
+        attention<DIM>(o, lse, q, k, v, HEADS, accumulate);                                                                    \
+    }                                                                                                                          \
+    KERNEL_THREE(VARIANT(attention_bulk_##DIM##_##S), (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys,          \
+                                                       i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,             \
+                                                       double softcap, i64 accumulate POSITIONS)) {                            \
+        attention_bulk<DIM>(o, lse, maps, HEADS, accumulate);                                                                  \
+    }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)
 FORWARD(96, f, float)

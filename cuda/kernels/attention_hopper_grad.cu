@@ -381,8 +381,34 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
     }
 }
 
-#define RESULTS(DIM, S, O)                                                                                                        KERNEL(VARIANT(attention_hopper_dq_##DIM##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                               attention_dq<DIM>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                      }                                                                                                                             KERNEL_THREE(VARIANT(attention_bulk_dq_##DIM##_##S), (O * dq, const unsigned char *maps, const float *lse, const float *delta,                                                          i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,                                                              i64 window, double softcap, i64 accumulate POSITIONS)) {                               bulk_dq<DIM>(dq, maps, lse, delta, HEADS, accumulate);                                                                    }
-#define GRADIENTS(DIM)                                                                                                            RESULTS(DIM, f, float)                                                                                                        RESULTS(DIM, b, bf16)                                                                                                         KERNEL(VARIANT(attention_hopper_dkv_##DIM), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys,                                                         i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                    attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                 }                                                                                                                             KERNEL_THREE(VARIANT(attention_bulk_dkv_##DIM), (float *dk, float *dv, const unsigned char *maps, const float *lse,                                                            const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch,                                                      i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                        bulk_dkv<DIM>(dk, dv, maps, lse, delta, HEADS, accumulate);                                                               }
+#define RESULTS(DIM, S, O)                                                                                                     \
+    KERNEL(VARIANT(attention_hopper_dq_##DIM##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,   \
+                                                      const float *lse, const float *delta, i64 n, i64 keys, i64 heads,        \
+                                                      i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,         \
+                                                      i64 accumulate POSITIONS)) {                                             \
+        attention_dq<DIM>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   \
+    }                                                                                                                          \
+    KERNEL_THREE(VARIANT(attention_bulk_dq_##DIM##_##S), (O * dq, const unsigned char *maps, const float *lse,                 \
+                                                          const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,        \
+                                                          i64 batch, i64 prefix, i64 window, double softcap,                   \
+                                                          i64 accumulate POSITIONS)) {                                         \
+        bulk_dq<DIM>(dq, maps, lse, delta, HEADS, accumulate);                                                                 \
+    }
+#define GRADIENTS(DIM)                                                                                                         \
+    RESULTS(DIM, f, float)                                                                                                     \
+    RESULTS(DIM, b, bf16)                                                                                                      \
+    KERNEL(VARIANT(attention_hopper_dkv_##DIM), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,         \
+                                                 const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys,         \
+                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,   \
+                                                 i64 accumulate POSITIONS)) {                                                  \
+        attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                              \
+    }                                                                                                                          \
+    KERNEL_THREE(VARIANT(attention_bulk_dkv_##DIM), (float *dk, float *dv, const unsigned char *maps, const float *lse,        \
+                                                     const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,             \
+                                                     i64 batch, i64 prefix, i64 window, double softcap,                        \
+                                                     i64 accumulate POSITIONS)) {                                              \
+        bulk_dkv<DIM>(dk, dv, maps, lse, delta, HEADS, accumulate);                                                            \
+    }
 GRADIENTS(64)
 GRADIENTS(96)
 GRADIENTS(128)

@@ -284,8 +284,27 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     else change_keys<D, false, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
 }
 
-#define RESULTS(S, D, O)                                                                                                          KERNEL_HALF(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL_HALF(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
-#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL_HALF(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
+#define RESULTS(S, D, O)                                                                                                       \
+    KERNEL_HALF(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n,   \
+                                                      i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,    \
+                                                      double softcap, i64 accumulate POSITIONS)) {                             \
+        attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                      \
+    }                                                                                                                          \
+    KERNEL_HALF(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k,               \
+                                                         const bf16 *v, const float *lse, const float *delta, i64 n,           \
+                                                         i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,             \
+                                                         i64 window, double softcap, i64 accumulate POSITIONS)) {              \
+        attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                     \
+    }
+#define ATTENTION(D)                                                                                                           \
+    RESULTS(f, D, float)                                                                                                       \
+    RESULTS(b, D, bf16)                                                                                                        \
+    KERNEL_HALF(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,      \
+                                                    const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys,      \
+                                                    i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,                \
+                                                    double softcap, i64 accumulate POSITIONS)) {                               \
+        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                \
+    }
 ATTENTION(64)
 ATTENTION(80)
 ATTENTION(96)
