@@ -52,6 +52,30 @@ type Clock interface {
 	Elapsed() (time.Duration, bool)
 }
 
+// Elapsed returns the duration of the last section according to the device's clock, or false if it has no clock.
+func Elapsed(d Device) (time.Duration, bool) {
+	if c, ok := d.(Clock); ok {
+		return c.Elapsed()
+	}
+	return 0, false
+}
+
+// Watched is implemented by devices that know the current instruction of each stream while a section runs.
+type Watched interface {
+	// Doing returns the current instruction of each stream that has work. Any goroutine may call it during a
+	// section.
+	Doing() []Doing
+}
+
+// Doing is an instruction that has begun but not ended.
+type Doing struct {
+	Stream ir.Stream
+	PC     int32 // or UnknownPC
+}
+
+// UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
+const UnknownPC int32 = -1
+
 // Env is the environment of a rank's device.
 type Env struct {
 	Transport Transport // connects the rank with others; a device with its own network uses only Abort

@@ -47,8 +47,8 @@ func BF16(f float32) uint16 {
 // FromBF16 returns the value of bf16 bits.
 func FromBF16(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
-// widen converts bytes of f32 or bf16 to f32 values.
-func widen(out []float32, b []byte, t ir.DType) {
+// Widen converts bytes of f32 or bf16 to f32 values.
+func Widen(out []float32, b []byte, t ir.DType) {
 	if t == ir.F32 {
 		copy(out, Float32s(b))
 		return
@@ -58,8 +58,8 @@ func widen(out []float32, b []byte, t ir.DType) {
 	}
 }
 
-// narrow is the inverse of widen.
-func narrow(b []byte, in []float32, t ir.DType) {
+// Narrow is the inverse of Widen.
+func Narrow(b []byte, in []float32, t ir.DType) {
 	if t == ir.F32 {
 		copy(Float32s(b), in)
 		return
@@ -76,6 +76,6 @@ func Stored(values []float32, t ir.DType) []byte {
 		return BytesOf(values)
 	}
 	out := make([]byte, 2*len(values))
-	narrow(out, values, t)
+	Narrow(out, values, t)
 	return out
 }

@@ -209,7 +209,7 @@ func (j *Job) runRank(r *rank, o Order, parameters, weight []float32) error {
 	if err := r.fill(weightOf[o.Section], BytesOf(weight)); err != nil {
 		return err
 	}
-	return run(r.device, r.code, o.Section, o.Round)
+	return RunSection(r.device, r.code, o.Section, o.Round)
 }
 
 // fill writes values to the named result, if the rank's code has it.
@@ -293,20 +293,13 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 func (j *Job) elapsed(here time.Duration) time.Duration {
 	var longest time.Duration
 	for _, r := range j.ranks {
-		d, ok := elapsed(r.device)
+		d, ok := Elapsed(r.device)
 		if !ok {
 			return here // also for a rank of another process
 		}
 		longest = max(longest, d)
 	}
 	return longest
-}
-
-func elapsed(d Device) (time.Duration, bool) {
-	if c, ok := d.(Clock); ok {
-		return c.Elapsed()
-	}
-	return 0, false
 }
 
 // Eval returns the mean loss over the labels of the validation's sequences. It runs as many eval sections as

@@ -303,15 +303,15 @@ func sum(y []byte, sources []source, row int, dtype ir.DType) {
 		for i, s := range sources {
 			from := s.x[row*s.stride+at:][:len(block)]
 			if i == 0 {
-				widen(sums[:n], from, dtype)
+				Widen(sums[:n], from, dtype)
 				continue
 			}
-			widen(addend[:n], from, dtype)
+			Widen(addend[:n], from, dtype)
 			for i, v := range addend[:n] {
 				sums[i] += v
 			}
 		}
-		narrow(block, sums[:n], dtype)
+		Narrow(block, sums[:n], dtype)
 		at += len(block)
 	}
 }

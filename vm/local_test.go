@@ -148,7 +148,7 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 		}
 	}
 	want := make([]byte, n*each*size)
-	narrow(want, sum, dtype)
+	Narrow(want, sum, dtype)
 	part, all := []int64{int64(each)}, []int64{int64(n * each)}
 	expectNone(t, together(t, n, func(rank int) error {
 		index := slices.Index(members, int32(rank))
@@ -156,7 +156,7 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 			return collective(local, rank, members, irtest.Collective(op, dtype, shapes), y, x)
 		}
 		x, share, whole := make([]byte, n*each*size), make([]byte, each*size), make([]byte, n*each*size)
-		narrow(x, inputs[index], dtype)
+		Narrow(x, inputs[index], dtype)
 		for range 3 {
 			if err := call(ir.ReduceScatter, share, x, part, all); err != nil {
 				return err
@@ -169,7 +169,7 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 				return err
 			}
 			handed := make([]byte, len(x))
-			if narrow(handed, inputs[(index+n-1)%n], dtype); string(before) != string(handed) {
+			if Narrow(handed, inputs[(index+n-1)%n], dtype); string(before) != string(handed) {
 				return fmt.Errorf("rank %d: not what the rank before has (seed %d)", rank, seed)
 			}
 			if err := call(ir.AllGather, whole, share, all, part); err != nil {
@@ -223,7 +223,7 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 			}
 		}
 		x, y, z := make([]byte, len(byRows)*size), make([]byte, len(byCols)*size), make([]byte, len(byRows)*size)
-		narrow(x, byRows, dtype)
+		Narrow(x, byRows, dtype)
 		sides := [][]int64{{int64(n * rows), cols}, {rows, int64(wide)}}
 		for _, leg := range []struct {
 			y, x    []byte
@@ -238,7 +238,7 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 				return err
 			}
 			want := make([]byte, len(leg.y))
-			narrow(want, leg.want, dtype)
+			Narrow(want, leg.want, dtype)
 			if string(leg.y) != string(want) {
 				return fmt.Errorf("rank %d, inverse %t: wrong elements", rank, leg.inverse)
 			}

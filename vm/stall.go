@@ -15,22 +15,6 @@ import (
 	"sppo.dev/ir"
 )
 
-// Watched is implemented by devices that know the current instruction of each stream while a section runs.
-type Watched interface {
-	// Doing returns the current instruction of each stream that has work. Any goroutine may call it during a
-	// section.
-	Doing() []Doing
-}
-
-// Doing is an instruction that has begun but not ended.
-type Doing struct {
-	Stream ir.Stream
-	PC     int32 // or UnknownPC
-}
-
-// UnknownPC is the PC of a stream that has work, on a device that cannot tell which instruction is current.
-const UnknownPC int32 = -1
-
 // Stall defines when an order (a section, or loading, saving or ending a job) is considered stalled. With the
 // zero value, orders may take any amount of time.
 type Stall struct {

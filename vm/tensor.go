@@ -156,12 +156,12 @@ func (rect *rectangle) read(j *Job, r *rank) ([]float32, error) {
 		return nil, err
 	}
 	values := make([]float32, rect.view.Elements())
-	widen(values, bytes, rect.view.DType)
+	Widen(values, bytes, rect.view.DType)
 	return values, nil
 }
 
 func (rect *rectangle) write(j *Job, r *rank, values []float32) error {
 	bytes := make([]byte, rect.view.Bytes())
-	narrow(bytes, values, rect.view.DType)
+	Narrow(bytes, values, rect.view.DType)
 	return j.write(r, rect.view, bytes)
 }

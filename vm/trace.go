@@ -85,4 +85,4 @@ func (t *Trace) Doing() []Doing {
 
 // Elapsed returns the duration of the last section according to the device's clock, or false if it has no
 // clock.
-func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }
+func (t *Trace) Elapsed() (time.Duration, bool) { return Elapsed(t.Device) }

@@ -25,9 +25,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// run issues one section of a rank's code and waits for it to end. It only decides which method to call; the
+// RunSection issues one section of a rank's code and waits for it to end. It only decides which method to call; the
 // stream, operands and dependencies of an instruction were fixed when the device loaded the program.
-func run(d Device, code *ir.Code, section ir.Section, round int64) error {
+func RunSection(d Device, code *ir.Code, section ir.Section, round int64) error {
 	if err := d.Begin(section, round); err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, 
 		}
 		view := rect.band(first, n)
 		bytes := make([]byte, view.Bytes())
-		narrow(bytes, padded, view.DType)
+		Narrow(bytes, padded, view.DType)
 		if err := d.Write(view, bytes); err != nil {
 			return err
 		}
