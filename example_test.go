@@ -8,7 +8,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // Compile a spec with one key changed, and train the model on the CPU.
@@ -22,7 +22,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	var losses []float64
-	err = sppo.Run(context.Background(), program, func(r vm.StepResult) { losses = append(losses, r.Loss) })
+	err = sppo.Run(context.Background(), program, func(r train.StepResult) { losses = append(losses, r.Loss) })
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func ExampleOpen_programByHand() {
 	program := &ir.Program{Name: "by hand", Lines: []string{"by hand"}, Passes: []string{"hand"},
 		Run: ir.Run{Steps: 1, Batch: 1, Sequence: 4}, Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}}
 
-	err := sppo.Run(context.Background(), program, func(r vm.StepResult) { fmt.Println("loss", r.Loss) })
+	err := sppo.Run(context.Background(), program, func(r train.StepResult) { fmt.Println("loss", r.Loss) })
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -55,13 +55,14 @@ var levels = []struct {
 		"passes/words lang ir ir/cost graph"},
 	{"passes", 9, "passes/plan passes/walk passes/strategy passes/estimate passes/pass passes/partition passes/mux passes/offload " +
 		"passes/search lang ir graph"},
-	{"vm/store", 2, "infile ir corpus hf/safetensors"},
-	{"vm", 2, "infile ir corpus vm/store"},
+	{"vm", 2, "ir"},
+	{"train/store", 2, "infile ir corpus hf/safetensors"},
+	{"train", 3, "infile ir corpus vm train/store"},
 	{"codegen", 10, "lang passes passes/plan passes/strategy passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"sample", 4, "lang ir graph tokenizer vm vm/cpu vm/cpu/simd"},
-	{"vm/world", 3, "vm ir"},
-	{"vm/probe", 3, "vm ir ir/cost"},
+	{"train/world", 4, "train vm ir"},
+	{"train/probe", 4, "train vm ir ir/cost"},
 	{"vm/sim", 3, "vm ir ir/cost"},
 	{"vm/field", 3, "vm ir"},
 	{"cuda/kernels", 3, "vm ir"},
@@ -75,7 +76,7 @@ var levels = []struct {
 	{"examples", 0, ""},
 	{"hf/safetensors", 0, "infile"},
 	{"hf", 1, "infile lang ir examples hf/safetensors"},
-	{".", 11, "lang passes passes/plan codegen ir vm vm/cpu vm/cpu/simd vm/sim examples"},
+	{".", 11, "lang passes passes/plan codegen ir vm train vm/cpu vm/cpu/simd vm/sim examples"},
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},
 	{"bench/gpu", 13, "*"},
@@ -104,7 +105,7 @@ var libraries = map[string]string{
 	"google.golang.org/protobuf":          "tokenizer cmd/sppovm/watch",
 	"github.com/creack/pty":               "test",
 	"github.com/prometheus/client_golang": "cmd/sppovm/watch",
-	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
+	"golang.org/x/sys":                    "train vm/cpu vm/cpu/simd cuda cmd",
 }
 
 const (

@@ -5,10 +5,10 @@
 //	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
 //	program, err := sppo.Build(plan)                            // verified bytecode of every rank: package ir
 //	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package vm/sim
-//	err = sppo.Run(ctx, program, each)                          // training on the CPU: package vm
+//	err = sppo.Run(ctx, program, each)                          // training on the CPU: package train
 //
 // The results are plain values of those packages. A Program can also be written by hand: ir.Verify checks any
-// program, regardless of its origin. To run on other devices, give vm.Open a function that creates them;
+// program, regardless of its origin. To run on other devices, give train.Open a function that creates them;
 // package cuda has the one for NVIDIA GPUs.
 //
 // While the major version is 0, this package changes along with the language and the file formats;
@@ -27,6 +27,7 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
@@ -170,7 +171,7 @@ func Simulate(p *ir.Program) (*sim.Timeline, error) {
 // A Job is a program loaded for execution on the CPU. Init, Step and Eval run it; Tensor, Save and
 // Restore access its weights. It must be used by one goroutine at a time.
 type Job struct {
-	*vm.Job
+	*train.Job
 	pool *simd.Pool
 }
 
@@ -182,7 +183,7 @@ func Open(p *ir.Program, threads int) (*Job, error) {
 		return nil, err
 	}
 	pool := simd.NewPool(threads)
-	job, err := vm.Open(p, func(int) (vm.Device, error) { return cpu.New(pool), nil }, vm.Options{})
+	job, err := train.Open(p, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{})
 	if err != nil {
 		pool.Close()
 		return nil, err
@@ -198,7 +199,7 @@ func (j *Job) Close() error {
 
 // Run trains on the CPU from initial weights to the program's last step. It calls the function each, which may
 // be nil, after every step. Relative paths of data files are resolved against the working directory.
-func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
+func Run(ctx context.Context, p *ir.Program, each func(train.StepResult)) (err error) {
 	job, err := Open(p, 0)
 	if err != nil {
 		return err

@@ -12,9 +12,9 @@ import (
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 )
 
 // attentionCase is a shape of bf16 attention, with a head width for which some architecture has its own

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 )
@@ -69,7 +70,7 @@ func TestNCCLAbort(t *testing.T) {
 		within(t, func() {
 			got := make([][]byte, ranks)
 			open := func(rank int) (vm.Device, error) { return &filled{Device: m.New(rank), got: &got}, nil }
-			job, err := vm.Open(p, open, vm.Options{Transport: m, Tokens: lostTokens{}})
+			job, err := train.Open(p, open, train.Options{Transport: m, Tokens: lostTokens{}})
 			if err != nil {
 				t.Error(err)
 				return

@@ -6,8 +6,8 @@ import (
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 	"sppo.dev/vm/vmtest"
 )
 

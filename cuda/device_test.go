@@ -15,9 +15,10 @@ import (
 	"sppo.dev/cuda/driver"
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 	"sppo.dev/vm/sim"
 )
 
@@ -183,7 +184,7 @@ func (f *filled) Join() error {
 func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, transport vm.Transport) (out [][][]byte, err error) {
 	got := make([][]byte, len(p.Ranks))
 	open := func(rank int) (vm.Device, error) { return &filled{Device: newDevice(rank), got: &got}, nil }
-	job, err := vm.Open(p, open, vm.Options{Transport: transport, Tokens: tokens{}})
+	job, err := train.Open(p, open, train.Options{Transport: transport, Tokens: tokens{}})
 	if err != nil {
 		return nil, err
 	}
@@ -428,10 +429,10 @@ func TestFaultNamesItsInstruction(t *testing.T) {
 		b.code.Sections[ir.SectionStep][0].Prov.Line = 1
 		p := &ir.Program{Name: "fault", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{"", "spec:3: the line"}}
 		m := fake.open(t, Options{OwnProducts: true, Sync: sync})
-		job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+		job, err := train.Open(p, func(rank int) (vm.Device, error) {
 			d := m.New(rank).(*Device)
 			return &sabotaged{d}, nil
-		}, vm.Options{Transport: m})
+		}, train.Options{Transport: m})
 		if err != nil {
 			t.Fatal(err)
 		}

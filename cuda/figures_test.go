@@ -13,8 +13,9 @@ import (
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 )
 
 // figure is a line of the output of TestGPUFigures, from which bench/gpu makes its report.
@@ -318,10 +319,10 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 		return err
 	}
 	ranks := make([]*issuing, len(p.Ranks))
-	job, err := vm.Open(p, func(r int) (vm.Device, error) {
+	job, err := train.Open(p, func(r int) (vm.Device, error) {
 		ranks[r] = &issuing{Device: m.New(r).(*Device)}
 		return ranks[r], nil
-	}, vm.Options{Transport: m})
+	}, train.Options{Transport: m})
 	if err != nil {
 		return err
 	}

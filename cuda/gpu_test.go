@@ -6,8 +6,9 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 	"sppo.dev/vm/vmtest"
 )
 
@@ -82,7 +83,7 @@ func TestGPUGraphs(t *testing.T) {
 func TestGPUPeaks(t *testing.T) {
 	m := needGPU(t, Options{})
 	p := trainingProgram(t, "gpt", "f32")
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return m.New(rank), nil }, vm.Options{Dir: wordsFolder(t), Transport: m})
+	job, err := train.Open(p, func(rank int) (vm.Device, error) { return m.New(rank), nil }, train.Options{Dir: wordsFolder(t), Transport: m})
 	if err != nil {
 		t.Fatal(err)
 	}

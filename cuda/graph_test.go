@@ -8,8 +8,8 @@ import (
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 )
 
 // alone is a program of one rank that moves its tokens through host memory, on three streams; none of its

@@ -7,8 +7,9 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 )
 
 // memoryBound returns memory-bound kernels other than those that probe measures on every device.
@@ -125,7 +126,7 @@ func (f *figures) steps(p *ir.Program) (took []float64, err error) {
 	if err != nil {
 		return nil, err
 	}
-	job, err := vm.Open(p, func(r int) (vm.Device, error) { return m.New(r), nil }, vm.Options{Transport: m})
+	job, err := train.Open(p, func(r int) (vm.Device, error) { return m.New(r), nil }, train.Options{Transport: m})
 	if err != nil {
 		return nil, err
 	}

@@ -13,9 +13,9 @@ import (
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 )
 
 // The tests in this file plant errors and require that the checks of bench/gpu see them. `make gpu-planted` prints

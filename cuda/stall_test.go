@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 )
 
@@ -42,14 +43,14 @@ func TestStall(t *testing.T) {
 		fake.reset(ranks, 1<<30, 0)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
 		let := make(chan struct{})
-		job, err := vm.Open(meeting(), func(rank int) (vm.Device, error) { return m.New(rank), nil },
-			vm.Options{Transport: letGo{m, sync.OnceFunc(func() { close(let) })}, Tokens: lateTokens{let: let}, Stall: vm.Stall{After: 1500 * time.Millisecond}})
+		job, err := train.Open(meeting(), func(rank int) (vm.Device, error) { return m.New(rank), nil },
+			train.Options{Transport: letGo{m, sync.OnceFunc(func() { close(let) })}, Tokens: lateTokens{let: let}, Stall: train.Stall{After: 1500 * time.Millisecond}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = job.Step(t.Context())
 		want := `^step 1 has stalled: no rank has made progress for \S+\n  rank 0 waits (for|in) .*\n  rank 1 waits .*\n  rank 2 waits .*\n  rank 3 executes load_tokens `
-		if stalled := (*vm.StallError)(nil); !errors.As(err, &stalled) || !regexp.MustCompile(want).MatchString(err.Error()) {
+		if stalled := (*train.StallError)(nil); !errors.As(err, &stalled) || !regexp.MustCompile(want).MatchString(err.Error()) {
 			t.Errorf("NCCL %t: %v, want %s", nccl, err, want)
 		}
 		if err := job.Close(); err != nil || job.Stuck() {

@@ -17,9 +17,10 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 	"sppo.dev/vm/vmtest"
 )
 
@@ -89,7 +90,7 @@ func compiled(text string, set ...string) (*ir.Program, error) {
 // losses trains a program and returns the loss and gradient norm of every step.
 func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, transport vm.Transport) (out []probe.TrainingStep, err error) {
 	open := func(rank int) (vm.Device, error) { return newDevice(rank), nil }
-	job, err := vm.Open(p, open, vm.Options{Dir: dir, Transport: transport})
+	job, err := train.Open(p, open, train.Options{Dir: dir, Transport: transport})
 	if err != nil {
 		return nil, err
 	}

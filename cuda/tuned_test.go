@@ -7,8 +7,8 @@ import (
 
 	"sppo.dev/cuda/emu"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
 )
 
 // Timing results are stored for the next process, keyed by everything that they depend on. If a file is

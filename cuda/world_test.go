@@ -13,10 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/train"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/vmtest"
-	"sppo.dev/vm/world"
 )
 
 // asProcess is the environment variable that makes the test binary run as one of several processes of a job.
@@ -71,11 +72,11 @@ func runProcess(index int) (err error) {
 	w.OnFailure(m.Abort)
 	got := make([][]byte, ranks)
 	device := func(rank int) (vm.Device, error) { return &filled{Device: m.New(rank), got: &got}, nil }
-	o := vm.Options{Transport: &aborting{m, w}, Tokens: tokens{}, Crew: w, Reply: func(question string) ([]byte, error) { return nil, keepMemory(question, got[first:end], first) }}
+	o := train.Options{Transport: &aborting{m, w}, Tokens: tokens{}, Crew: w, Reply: func(question string) ([]byte, error) { return nil, keepMemory(question, got[first:end], first) }}
 	if os.Getenv(failVariable) != "" {
 		o.Tokens = lostTokens{}
 	}
-	job, err := vm.Open(p, device, o)
+	job, err := train.Open(p, device, o)
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func runProcess(index int) (err error) {
 	return err
 }
 
-func lead(job *vm.Job, mine [][]byte) error {
+func lead(job *train.Job, mine [][]byte) error {
 	for step := range jobSteps {
 		if _, err := job.Step(context.Background()); err != nil {
 			return err

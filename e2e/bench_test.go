@@ -15,6 +15,7 @@ import (
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 	"sppo.dev/vm/sim"
@@ -337,7 +338,7 @@ func benchmarkSave(b *testing.B, threads int) {
 			if err := saver.Begin(b.Context(), false); err != nil {
 				b.Fatal(err)
 			}
-			var saved *vm.Saved
+			var saved *train.Saved
 			for ; saved == nil; steps++ {
 				doSteps(b, job, 1)
 				if saved, err = saver.Poll(false); err != nil {

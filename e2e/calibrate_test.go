@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/probe"
 	"sppo.dev/vm/sim"
 )
 
@@ -171,7 +172,7 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 		for i := range plans {
 			p := &plans[i]
 			doSteps(b, p.job, 1) // memory not used for a round is slow at first
-			s, err := bench.Sample(func() (vm.StepResult, error) { return p.job.Step(b.Context()) })
+			s, err := bench.Sample(func() (train.StepResult, error) { return p.job.Step(b.Context()) })
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -195,7 +196,7 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 // calibration holds the measured and the simulated results of a plan.
 type calibration struct {
 	program   *ir.Program
-	job       *vm.Job
+	job       *train.Job
 	samples   []probe.Sample // measured steps
 	seconds   []float64      // durations of the counted samples, ascending
 	simulated float64        // simulated duration of a step

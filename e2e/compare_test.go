@@ -11,6 +11,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -144,7 +145,7 @@ func distance[F float32 | float64](got []float32, want []F) (difference, size fl
 
 // checkPeaks is the first half of E5: the highest byte that a rank touched is exactly the peak that the program
 // declares, which is exactly the plan's.
-func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *vm.Job) {
+func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *train.Job) {
 	t.Helper()
 	checkBound(t, c, plan, p)
 	planned := [ir.NumArenas][]ir.Bytes{ir.Device: plan.Memory.DevicePeakBytes, ir.Host: plan.Memory.HostPeakBytes}

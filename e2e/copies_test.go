@@ -139,7 +139,7 @@ func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 		t.Fatal(err)
 	}
 	job := open(t, p, threadsOf(c), nil)
-	result := train(t, p, job, func() {})
+	result := trained(t, p, job, func() {})
 	checkPeaks(t, c, plan, p, job)
 	return result
 }

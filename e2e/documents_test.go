@@ -14,6 +14,7 @@ import (
 	"sppo.dev/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/passes/memory"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/vmtest/naive"
 )
@@ -194,7 +195,7 @@ func eachDocument(t *testing.T, d *drawn) *reference {
 // positions.
 func overDocuments(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, naive.Tensors) {
 	t.Helper()
-	data, err := vm.OpenData(&p.Run, "")
+	data, err := train.OpenData(&p.Run, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func trainField(t testing.TB, p *ir.Program) *Result {
 	t.Helper()
 	machine := field.New(p)
 	job := openOn(t, p, func(int) vm.Device { return machine.Device() })
-	result := train(t, p, job, func() {})
+	result := trained(t, p, job, func() {})
 	result.EvalLoss = 0
 	losses, err := job.TokenLosses()
 	if err != nil {
@@ -91,14 +91,14 @@ func TestFieldSeesErrors(t *testing.T) {
 	harmful := 0
 	for i := range uint64(specs) {
 		p := drawnProgram(t, rand.New(rand.NewPCG(seed, i)))
-		cpuWants, fieldWants := train(t, p, open(t, p, 1, nil), func() {}), trainField(t, p)
+		cpuWants, fieldWants := trained(t, p, open(t, p, 1, nil), func() {}), trainField(t, p)
 		for k, kind := range mutations {
 			for n := range each {
 				m := newMutant(rand.New(rand.NewPCG(seed+i, uint64(k*each+n))), p)
 				if !kind.apply(m) || !runs(m.p) {
 					continue
 				}
-				got, name := train(t, m.p, open(t, m.p, 1, nil), func() {}), ""
+				got, name := trained(t, m.p, open(t, m.p, 1, nil), func() {}), ""
 				for tensor, want := range cpuWants.Weights {
 					if difference, size := distance(got.Weights[tensor], want); !(difference <= 1e-3*size) {
 						name = tensor

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sppo.dev/cuda"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 )
@@ -37,14 +38,14 @@ func runOn(t *testing.T, c Case, on computer) *Result {
 		t.Fatal(err)
 	}
 	traces := make([]*vm.Trace, len(p.Ranks))
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+	job, err := train.Open(p, func(rank int) (vm.Device, error) {
 		traces[rank] = vm.NewTrace(device(rank))
 		return traces[rank], nil
-	}, vm.Options{Transport: transport})
+	}, train.Options{Transport: transport})
 	if err != nil {
 		t.Fatalf("%v: opening: %v", c, err)
 	}
-	r := train(t, p, job, func() { checkOrder(t, c, p, traces) })
+	r := trained(t, p, job, func() { checkOrder(t, c, p, traces) })
 	checkPeaks(t, c, plan, p, job)
 	if err := job.Close(); err != nil {
 		t.Errorf("%v: closing: %v", c, err)
@@ -70,12 +71,12 @@ func resumeOn(t *testing.T, c Case, on computer) {
 	whole := runOn(t, c, on)
 	_, p := mustCompile(t, c)
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	open := func() *vm.Job {
+	open := func() *train.Job {
 		device, transport, err := on()
 		if err != nil {
 			t.Fatal(err)
 		}
-		job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{Transport: transport})
+		job, err := train.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, train.Options{Transport: transport})
 		if err != nil {
 			t.Fatal(err)
 		}

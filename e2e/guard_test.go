@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // stateOf returns the bits of everything that a checkpoint of the job would hold.
-func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
+func stateOf(t *testing.T, job *train.Job, p *ir.Program) (bits []uint32) {
 	t.Helper()
 	for i := range p.Tensors {
 		for role := range ir.NumRoles {
@@ -30,7 +30,7 @@ func stateOf(t *testing.T, job *vm.Job, p *ir.Program) (bits []uint32) {
 
 // guarded runs steps and checks that a skipped step changes no bit of the state and that every other step
 // changes some bits.
-func guarded(t *testing.T, job *vm.Job, p *ir.Program, steps int) (results []string, skipped int) {
+func guarded(t *testing.T, job *train.Job, p *ir.Program, steps int) (results []string, skipped int) {
 	t.Helper()
 	before := stateOf(t, job, p)
 	for range steps {
@@ -68,7 +68,7 @@ func TestSpikesAreSkipped(t *testing.T) {
 			c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: x.dtype, PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 				Partition: "flops", Batch: 1, Microbatch: 1, Steps: 30, Layers: 2, Sequence: 16, Vocab: tinyVocab}
 			set := append([]string{"train.guard.spikes=0.9", "train.data=random()"}, x.set...)
-			start := func(more ...string) (*vm.Job, *ir.Program) {
+			start := func(more ...string) (*train.Job, *ir.Program) {
 				_, p, err := compile(c.Spec(), append(set, more...)...)
 				if err != nil {
 					t.Fatal(err)

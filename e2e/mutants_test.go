@@ -13,6 +13,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/field"
 )
@@ -78,7 +79,7 @@ func programOf(t *testing.T, kind int) *ir.Program {
 func outcomeOver(t *testing.T, p *ir.Program) (numbers []float64, err error) {
 	t.Helper()
 	machine := field.New(p)
-	job, err := vm.Open(p, func(int) (vm.Device, error) { return machine.Device(), nil }, vm.Options{})
+	job, err := train.Open(p, func(int) (vm.Device, error) { return machine.Device(), nil }, train.Options{})
 	if err != nil {
 		return nil, err
 	}

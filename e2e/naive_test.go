@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/vmtest/naive"
 )
@@ -231,7 +232,7 @@ func checkRoundedSteps(t *testing.T, when string, before, got, want naive.Tensor
 }
 
 // checkRounded compares the weights that the forward pass reads with the f32 masters, which it returns.
-func checkRounded(t *testing.T, c Case, p *ir.Program, job *vm.Job) naive.Tensors {
+func checkRounded(t *testing.T, c Case, p *ir.Program, job *train.Job) naive.Tensors {
 	t.Helper()
 	truth, read := tensors(t, p, job, ir.RoleMaster), tensors(t, p, job, ir.RoleWeight)
 	for name := range truth {
@@ -276,7 +277,7 @@ func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []str
 // tokensOf returns a step's batch from the program's data set.
 func tokensOf(t *testing.T, p *ir.Program, step int) [][]int32 {
 	t.Helper()
-	data, err := vm.OpenData(&p.Run, "")
+	data, err := train.OpenData(&p.Run, "")
 	if err != nil {
 		t.Fatalf("opening the data: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/vmtest/naive"
 )
@@ -437,7 +438,7 @@ func checkCheckpointCopy(t *testing.T, p *plan.Plan, program *ir.Program) {
 	asking := *p
 	asking.Schedule.CheckpointCopy = "on"
 	left := memory.CheckpointCopy(&asking)
-	copies, err := vm.CopyBytes(program)
+	copies, err := train.CopyBytes(program)
 	if err != nil {
 		t.Error(err)
 		return
@@ -464,7 +465,7 @@ func (d *drawn) run(t *testing.T, set []string) *Result {
 	checkForms(t, d.model, p)
 	var traces []*vm.Trace
 	job := open(t, p, 1, &traces)
-	result := train(t, p, job, func() { checkOrder(t, d.model, p, traces) })
+	result := trained(t, p, job, func() { checkOrder(t, d.model, p, traces) })
 	checkPeaks(t, d.model, plan, p, job)
 	checkSimulated(t, d.model, p)
 	result.Sums = p.Run.Sums

@@ -10,7 +10,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // TestResume is E6. A run that stops at a checkpoint and continues in a new job is bitwise equal to an
@@ -42,7 +42,7 @@ func TestResume(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			_, p := mustCompile(t, c)
-			whole := train(t, p, open(t, p, 1, nil), func() {})
+			whole := trained(t, p, open(t, p, 1, nil), func() {})
 
 			path := filepath.Join(t.TempDir(), "checkpoint")
 			save(t, p, path, 3)
@@ -70,7 +70,7 @@ func TestResumeOnOtherRanks(t *testing.T) {
 		t.Run(fmt.Sprint(c.from, " to ", c.to), func(t *testing.T) {
 			t.Parallel()
 			_, from := mustCompile(t, c.from)
-			whole := train(t, from, open(t, from, 1, nil), func() {})
+			whole := trained(t, from, open(t, from, 1, nil), func() {})
 			saved := open(t, from, 1, nil)
 			if err := saved.Init(t.Context()); err != nil {
 				t.Fatal(err)
@@ -120,7 +120,7 @@ func TestResumeOnLearningRates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := train(t, p, open(t, p, 1, nil), func() {})
+		whole := trained(t, p, open(t, p, 1, nil), func() {})
 		path := filepath.Join(t.TempDir(), "checkpoint")
 		save(t, p, path, 4)
 		_, piped, err := compile(other.Spec(), set...)
@@ -207,7 +207,7 @@ func save(t *testing.T, p *ir.Program, path string, steps int) {
 	doSteps(t, job, 1)
 }
 
-func doSteps(t testing.TB, job *vm.Job, n int) (last vm.StepResult) {
+func doSteps(t testing.TB, job *train.Job, n int) (last train.StepResult) {
 	t.Helper()
 	for range n {
 		var err error

@@ -15,6 +15,7 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
@@ -102,7 +103,7 @@ func encode(t testing.TB, p *ir.Program) []byte {
 
 // open loads a program onto cpu devices whose kernels share a pool of threads. If traces is not nil, it
 // receives one trace for each rank.
-func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
+func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *train.Job {
 	t.Helper()
 	var pool *simd.Pool
 	if threads > 1 {
@@ -121,9 +122,9 @@ func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job
 
 // openOn loads a program onto the devices that a function creates for its ranks. The job is closed at the end
 // of the test.
-func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Job {
+func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *train.Job {
 	t.Helper()
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{})
+	job, err := train.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, train.Options{})
 	if err != nil {
 		t.Fatalf("opening: %v", err)
 	}
@@ -158,7 +159,7 @@ func holds(p *ir.Program, tensor string, role ir.Role) bool {
 
 // raiseAdapters sets the second matrices of adapters, which start as 0, to other values, so that gradients
 // reach the first matrices.
-func raiseAdapters(t testing.TB, p *ir.Program, job *vm.Job) {
+func raiseAdapters(t testing.TB, p *ir.Program, job *train.Job) {
 	t.Helper()
 	for _, tensor := range p.Tensors {
 		if !strings.HasSuffix(tensor.Name, ".lora_b") {
@@ -175,7 +176,7 @@ func raiseAdapters(t testing.TB, p *ir.Program, job *vm.Job) {
 }
 
 // tensors reads all tensors in one role; for gradients, it leaves out frozen tensors.
-func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string][]float32 {
+func tensors(t testing.TB, p *ir.Program, job *train.Job, role ir.Role) map[string][]float32 {
 	t.Helper()
 	all := map[string][]float32{}
 	for _, tensor := range p.Tensors {
@@ -191,9 +192,9 @@ func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string]
 	return all
 }
 
-// train runs all steps of a program and then a validation. It calls `after` at the end of each step and of the
+// trained runs all steps of a program and then a validation. It calls `after` at the end of each step and of the
 // validation.
-func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
+func trained(t testing.TB, p *ir.Program, job *train.Job, after func()) *Result {
 	t.Helper()
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatalf("init: %v", err)
@@ -242,7 +243,7 @@ func run(t testing.TB, c Case) *Result {
 		plan, p := mustCompile(t, c)
 		var traces []*vm.Trace
 		job := open(t, p, threadsOf(c), &traces)
-		o.result = train(t, p, job, func() { checkOrder(t, c, p, traces) })
+		o.result = trained(t, p, job, func() { checkOrder(t, c, p, traces) })
 		checkPeaks(t, c, plan, p, job)
 		checkSimulated(t, c, p)
 	})

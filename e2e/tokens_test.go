@@ -44,7 +44,7 @@ func TestResumeOnTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	for _, options := range []string{", shuffle = off", "", ", weights = [1, 3]"} {
 		p := compiled(c, options)
-		whole := train(t, p, open(t, p, 1, nil), func() {})
+		whole := trained(t, p, open(t, p, 1, nil), func() {})
 		key := fmt.Sprint(whole.Losses)
 		if other, ok := seen[key]; ok {
 			t.Errorf("tokens(...%s) and tokens(...%s) have the same losses", options, other)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/vmtest/naive"
@@ -145,7 +146,7 @@ func (o *oracle) check(t *testing.T, schedule string) {
 		t.Fatalf("%v\n%s", err, o.spec(schedule))
 	}
 	source := &drawnModel{p: p}
-	job, err := vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, vm.Options{Tokens: source, Weights: source})
+	job, err := train.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, train.Options{Tokens: source, Weights: source})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +184,7 @@ func (o *oracle) check(t *testing.T, schedule string) {
 
 // checkTokens compares the loss of every token, as the eval section of our program computes it, with that of
 // transformers.
-func (o *oracle) checkTokens(t *testing.T, job *vm.Job, sequences int) {
+func (o *oracle) checkTokens(t *testing.T, job *train.Job, sequences int) {
 	t.Helper()
 	if _, err := job.Eval(t.Context()); err != nil {
 		t.Fatal(err)

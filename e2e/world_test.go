@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/vmtest"
-	"sppo.dev/vm/world"
 )
 
 // TestWorlds checks that a job whose ranks are in several processes gives the same bits as the job in one
@@ -43,7 +44,7 @@ func TestWorlds(t *testing.T) {
 // party is one process's part of a job.
 type party struct {
 	world *world.World
-	job   *vm.Job
+	job   *train.Job
 	err   error
 }
 
@@ -51,7 +52,7 @@ type party struct {
 // which the others follow until the job ends; wait returns once the others have finished.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
-	all, wait = openParties(t, p, processes, func(process int, o *vm.Options) func() vm.Device {
+	all, wait = openParties(t, p, processes, func(process int, o *train.Options) func() vm.Device {
 		o.Tokens = tokens(process)
 		if _, ok := o.Tokens.(hanging); ok {
 			o.Stall.After = time.Second
@@ -65,7 +66,7 @@ func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process i
 }
 
 // openParties is openWorld with any options and devices for each process. Opening may fail.
-func openParties(t *testing.T, p *ir.Program, processes int, change func(process int, o *vm.Options) func() vm.Device) (all []*party, wait func()) {
+func openParties(t *testing.T, p *ir.Program, processes int, change func(process int, o *train.Options) func() vm.Device) (all []*party, wait func()) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
 	var done sync.WaitGroup
@@ -88,15 +89,15 @@ func openParties(t *testing.T, p *ir.Program, processes int, change func(process
 	return all, done.Wait
 }
 
-func (x *party) open(t *testing.T, p *ir.Program, o world.Options, change func(process int, o *vm.Options) func() vm.Device) (err error) {
+func (x *party) open(t *testing.T, p *ir.Program, o world.Options, change func(process int, o *train.Options) func() vm.Device) (err error) {
 	if x.world, err = world.Join(t.Context(), o); err != nil {
 		return err
 	}
 	local := vm.NewWired(x.world)
 	x.world.OnFailure(local.Abort)
-	options := vm.Options{Transport: local, Crew: x.world}
+	options := train.Options{Transport: local, Crew: x.world}
 	device := change(o.Process, &options)
-	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return device(), nil }, options)
+	x.job, err = train.Open(p, func(int) (vm.Device, error) { return device(), nil }, options)
 	return err
 }
 
@@ -104,7 +105,7 @@ func runWorld(t *testing.T, p *ir.Program, processes int) *Result {
 	t.Helper()
 	all, wait := openWorld(t, p, processes, func(int) vm.Tokens { return nil })
 	lead := all[0]
-	result := train(t, p, lead.job, func() {})
+	result := trained(t, p, lead.job, func() {})
 	lead.err = lead.world.Close(lead.job.Close())
 	wait()
 	for i, x := range all {
@@ -135,7 +136,7 @@ func TestWorldFails(t *testing.T) {
 	_, p := mustCompile(t, c)
 	for _, failing := range []int{0, 2} {
 		all, wait := openWorld(t, p, 4, func(process int) vm.Tokens {
-			data, err := vm.OpenData(&p.Run, "")
+			data, err := train.OpenData(&p.Run, "")
 			if err != nil {
 				t.Error(err)
 			}
@@ -188,7 +189,7 @@ func TestWorldStalls(t *testing.T) {
 	_, p := mustCompile(t, c)
 	const stuck = 2
 	all, wait := openWorld(t, p, 4, func(process int) vm.Tokens {
-		data, err := vm.OpenData(&p.Run, "")
+		data, err := train.OpenData(&p.Run, "")
 		if err != nil {
 			t.Error(err)
 		}
@@ -263,19 +264,19 @@ func TestWorldStallsOutsideSteps(t *testing.T) {
 	_, p := mustCompile(t, c)
 	for _, x := range []struct {
 		method, what string
-		act          func(j *vm.Job, dir string) error
+		act          func(j *train.Job, dir string) error
 	}{
 		{"Load", "loading the program", nil},
-		{"Read", `saving the checkpoint to \S+`, func(j *vm.Job, dir string) error { return j.Save(dir) }},
-		{"Write", `loading the checkpoint \S+`, func(j *vm.Job, dir string) error { return j.Restore(t.Context(), dir) }},
-		{"Close", "the end of the run", func(*vm.Job, string) error { return nil }},
+		{"Read", `saving the checkpoint to \S+`, func(j *train.Job, dir string) error { return j.Save(dir) }},
+		{"Write", `loading the checkpoint \S+`, func(j *train.Job, dir string) error { return j.Restore(t.Context(), dir) }},
+		{"Close", "the end of the run", func(*train.Job, string) error { return nil }},
 	} {
 		for _, stuck := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s of process %d", x.method, stuck), func(t *testing.T) {
 				t.Parallel()
 				var now atomic.Bool
 				now.Store(x.method == "Load")
-				all, wait := openParties(t, p, 2, func(process int, o *vm.Options) func() vm.Device {
+				all, wait := openParties(t, p, 2, func(process int, o *train.Options) func() vm.Device {
 					o.Stall.After = time.Second
 					return func() vm.Device {
 						device := vm.Device(cpu.New(nil))

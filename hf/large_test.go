@@ -14,6 +14,7 @@ import (
 	"sppo.dev/hf"
 	"sppo.dev/hf/safetensors"
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 )
 
@@ -46,20 +47,20 @@ func (s *sink) Write(v ir.View, in []byte) error {
 // never fail.
 type oneOf int
 
-func (c oneOf) Here(rank int) bool                { return rank == int(c) }
-func (c oneOf) Wire(int, int, string) vm.Wire     { return nil }
-func (c oneOf) Failed(error)                      {}
-func (c oneOf) Leads() bool                       { return true }
-func (c oneOf) Order(vm.Order) error              { return nil }
-func (c oneOf) Answers() ([][]byte, error)        { return nil, nil }
-func (c oneOf) Ask(int, vm.Order) ([]byte, error) { return nil, nil }
-func (c oneOf) Next() (vm.Order, error)           { return vm.Order{}, io.EOF }
-func (c oneOf) Answer([]byte) error               { return nil }
-func (c oneOf) Cause() error                      { return nil }
-func (c oneOf) Down() <-chan struct{}             { return nil }
-func (c oneOf) OnInspect(func() []byte)           {}
+func (c oneOf) Here(rank int) bool                   { return rank == int(c) }
+func (c oneOf) Wire(int, int, string) vm.Wire        { return nil }
+func (c oneOf) Failed(error)                         {}
+func (c oneOf) Leads() bool                          { return true }
+func (c oneOf) Order(train.Order) error              { return nil }
+func (c oneOf) Answers() ([][]byte, error)           { return nil, nil }
+func (c oneOf) Ask(int, train.Order) ([]byte, error) { return nil, nil }
+func (c oneOf) Next() (train.Order, error)           { return train.Order{}, io.EOF }
+func (c oneOf) Answer([]byte) error                  { return nil }
+func (c oneOf) Cause() error                         { return nil }
+func (c oneOf) Down() <-chan struct{}                { return nil }
+func (c oneOf) OnInspect(func() []byte)              {}
 
-func (c oneOf) Inspect(time.Duration) []vm.Inspection { return nil }
+func (c oneOf) Inspect(time.Duration) []train.Inspection { return nil }
 
 // hole creates a file of tensors that contain only zeros. The file is sparse, so it takes no disk space.
 func hole(t *testing.T, path string, tensors []safetensors.Info) {
@@ -121,7 +122,7 @@ func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	}
 	defer weights.Close()
 	device := &sink{}
-	job, err := vm.Open(program, func(int) (vm.Device, error) { return device, nil }, vm.Options{
+	job, err := train.Open(program, func(int) (vm.Device, error) { return device, nil }, train.Options{
 		Weights: weights, Tokens: expected{}, Crew: oneOf(3),
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"sppo.dev/hf/safetensors"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
@@ -95,7 +96,7 @@ func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir
 }
 
 // open starts a job for a program and loads the weights of a folder into it.
-func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *vm.Job {
+func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *train.Job {
 	t.Helper()
 	model, err := hf.ReadModel(dir)
 	if err != nil {
@@ -108,7 +109,7 @@ func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *vm.J
 	t.Cleanup(func() { weights.Close() })
 	pool := simd.NewPool(2)
 	t.Cleanup(pool.Close)
-	job, err := vm.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, vm.Options{Weights: weights, Tokens: tokens})
+	job, err := train.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{Weights: weights, Tokens: tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,13 +188,13 @@ func TestRoundTrip(t *testing.T) {
 }
 
 // saved returns a checkpoint of a job.
-func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
+func saved(t *testing.T, job *train.Job) *train.Checkpoint {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "checkpoint")
 	if err := job.Save(file); err != nil {
 		t.Fatal(err)
 	}
-	c, err := vm.OpenCheckpoint(file)
+	c, err := train.OpenCheckpoint(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +203,7 @@ func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
 }
 
 // exported saves a job and exports the checkpoint, based on the folder from which the job was loaded.
-func exported(t *testing.T, job *vm.Job, dtype string) string {
+func exported(t *testing.T, job *train.Job, dtype string) string {
 	t.Helper()
 	c := saved(t, job)
 	from, err := hf.ReadModel(c.Origin)

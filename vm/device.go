@@ -82,20 +82,3 @@ type Env struct {
 	Tokens    Tokens    // source for load_tokens
 	Spans     *Spans    // nil: no timeline is recorded
 }
-
-// Documents is implemented by Tokens whose sequences contain several documents, or whose labels may be masked.
-type Documents interface {
-	Tokens
-	// Marks is like Tokens, but for the other values that load_tokens can load: ir.AsLabels or ir.AsPositions.
-	Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error
-	// Labels returns the total number of unmasked labels in the sequences of a step or an eval section.
-	Labels(section ir.Section, round int64) (int64, error)
-}
-
-// Tokens is a source of tokens, safe for concurrent use.
-type Tokens interface {
-	// Tokens writes the tokens at position, position+1, ... of a sequence to out[0], out[stride], ... For a
-	// step, round is the step's number and sequence an index into its global batch; for a validation, round is
-	// the number of the eval section and sequence an index into that section.
-	Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error
-}

@@ -1,22 +1,17 @@
-// Package vm runs programs: it issues every instruction of every rank to a Device, connects the ranks through a
-// Transport, and provides the training run around them (data, learning rate, results, checkpoints).
+// Package vm runs the sections of programs: it issues every instruction of a rank to a Device, and connects the
+// ranks through a Transport.
 //
-//	vm.go         the interpreter loop, the same for every device
-//	device.go     Device, and how the cpu, the simulator and CUDA implement it
-//	link.go       Transport, which connects ranks; local.go implements it, with wire.go between processes
-//	job.go        Job: open, init, step, eval, close
-//	losses.go     losses of individual tokens; positions.go groups them by position
-//	stall.go      sections that make no progress, and what each rank waits for
-//	crew.go       the processes of one job: leader and followers
-//	schedule.go   the learning rate of a step; guard.go decides which steps are skipped
-//	tensor.go     whole tensors from the rectangles of ranks, and back
-//	checkpoint.go reads checkpoints; parts.go and saver.go write them; package store defines their files
-//	data.go       data sets; random.go generates random data and initial values
-//	trace.go      timelines on any device
-//	elements.go   bytes viewed as numbers
+//	vm.go       the interpreter loop, the same for every device
+//	device.go   Device, and how the cpu, the simulator and CUDA implement it
+//	link.go     Transport, which connects ranks; local.go implements it, with wire.go between processes
+//	tokens.go   Tokens, the source of what a section reads, and which of them an instruction loads
+//	random.go   random numbers: initial values, dropout, random data
+//	trace.go    timelines on any device
+//	elements.go bytes viewed as numbers
+//	memory.go   the memory that is free on this computer
 //
-// The package does not depend on specs, plans or kernels. The program determines what to execute, and the
-// device executes it.
+// The package does not depend on specs, plans, kernels or training runs (package train). The program determines
+// what to execute, and the device executes it.
 package vm
 
 import (

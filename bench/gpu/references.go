@@ -10,9 +10,10 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 )
 
 // reference is a job that trains on the GPU as on the CPU. Its text is in the bundle.
@@ -53,7 +54,7 @@ func (r *reference) program(examples string) (*ir.Program, error) {
 
 // cpuSteps trains a program on the cpu device, with the text in a folder, for a number of steps.
 func cpuSteps(p *ir.Program, folder string, steps int) (out []stepLine, err error) {
-	job, err := vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, vm.Options{Dir: folder})
+	job, err := train.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, train.Options{Dir: folder})
 	if err != nil {
 		return nil, err
 	}

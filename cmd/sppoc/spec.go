@@ -14,7 +14,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 func check(flags *pflag.FlagSet) cli.Action {
@@ -40,7 +40,7 @@ func check(flags *pflag.FlagSet) cli.Action {
 
 // noteData says which data files do not exist or cannot be read. That is no error: a job may be planned elsewhere than where it runs.
 func noteData(env *cli.Env, spec *lang.Spec) {
-	if err := vm.FindFiles(spec.Train.Data.Kind, spec.Train.Data.Files); err != nil {
+	if err := train.FindFiles(spec.Train.Data.Kind, spec.Train.Data.Files); err != nil {
 		fmt.Fprintf(env.Stderr, "%s: note: %v; only a run needs the data\n", env.Name, err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"sppo.dev/hf"
 	"sppo.dev/lang"
 	"sppo.dev/sample"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 	"sppo.dev/vm/cpu/simd"
 )
 
@@ -205,7 +205,7 @@ func checkUse(t *testing.T, model, adapter string) {
 func checkFrozen(t *testing.T) {
 	t.Helper()
 	values := func(path string) map[string][]float32 {
-		c, err := vm.OpenCheckpoint(path)
+		c, err := train.OpenCheckpoint(path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,8 +16,9 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
+	"sppo.dev/train"
+	"sppo.dev/train/store"
 	"sppo.dev/vm"
-	"sppo.dev/vm/store"
 )
 
 // auditFlags are the flags of audit, many of which are also flags of run.
@@ -63,7 +64,7 @@ func audit(flags *pflag.FlagSet) cli.Action {
 
 // audit recomputes the steps between two checkpoints and compares the result with the second.
 func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
-	to, err := vm.OpenCheckpoint(f.to)
+	to, err := train.OpenCheckpoint(f.to)
 	if err != nil {
 		return cli.Wrong(noCheckpoint("--to", f.to, err))
 	}
@@ -77,8 +78,8 @@ func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
 		return err
 	}
 	defer computer.close()
-	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil },
-		vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Kind: computer.kind})
+	j, err := train.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil },
+		train.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Kind: computer.kind})
 	if err != nil {
 		return err
 	}
@@ -102,7 +103,7 @@ type audited struct {
 	far    float64               // relative difference of the tensor named by Where
 }
 
-func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Checkpoint, device string) error {
+func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *train.Job, to *train.Checkpoint, device string) error {
 	if err := j.Init(env.Context); err != nil {
 		return err
 	}
@@ -199,7 +200,7 @@ func reasons(mine store.Division, made ...*store.Division) (list []string) {
 var digest = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // gathered returns the job's values for an entry of a checkpoint.
-func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
+func gathered(j *train.Job, e *store.Tensor) ([]float32, error) {
 	for role := range ir.NumRoles {
 		if role.String() == e.Role {
 			values, _, err := j.Tensor(e.Tensor, role)
@@ -211,7 +212,7 @@ func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
 
 // add compares an entry of the later checkpoint with the job's values. before holds the values at the earlier
 // checkpoint.
-func (out *audited) add(j *vm.Job, to *vm.Checkpoint, e *store.Tensor, before []float32) error {
+func (out *audited) add(j *train.Job, to *train.Checkpoint, e *store.Tensor, before []float32) error {
 	got, err := gathered(j, e)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm/store"
+	"sppo.dev/train/store"
 )
 
 // flip changes one bit in the exponent of one value of a shard.

@@ -8,7 +8,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/vm/probe"
+	"sppo.dev/train/probe"
 )
 
 // clusterText returns a cluster file in the standard style, with the measured figures and the origin of each.

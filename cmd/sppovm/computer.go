@@ -7,11 +7,12 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/passes/words"
+	"sppo.dev/train"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
 	"sppo.dev/vm/field"
-	"sppo.dev/vm/world"
 )
 
 // computer holds the devices of the ranks and the transport between the ranks.
@@ -77,7 +78,7 @@ func (f *runFlags) hasMemory(p *ir.Program, w *world.World) error {
 	var copies []ir.Bytes
 	if f.saves.during() && !f.saves.wait {
 		var err error
-		if copies, err = vm.CopyBytes(p); err != nil {
+		if copies, err = train.CopyBytes(p); err != nil {
 			return err
 		}
 	}

@@ -19,8 +19,9 @@ import (
 	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
 	"sppo.dev/passes/words"
+	"sppo.dev/train"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
-	"sppo.dev/vm/world"
 )
 
 // evalFlags are the flags of eval, many of which are also flags of run.
@@ -37,7 +38,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.adapter, "adapter", "", "with --weights, evaluate the model with the adapters in this `FOLDER`, in PEFT format; the spec needs train.adapter")
 	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT` or, for a folder of checkpoints, of the newest one")
 	flags.BoolVar(&f.cast, "cast", false, "allow --weights to round values that the program cannot represent exactly")
-	cli.Choice(flags, &f.split, "split", vm.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", vm.SplitNames...)
+	cli.Choice(flags, &f.split, "split", train.SplitAll, "part of the data to evaluate on: all, train, or validation (the held-out part)", train.SplitNames...)
 	flags.StringVar(&f.losses, "token-losses", "", "write token losses to this file as little-endian float32; NaN where the label is masked")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show warnings and errors only, no progress")
@@ -117,7 +118,7 @@ func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error
 
 // evaluate computes the losses, together with the other processes of the world if there are any.
 func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *world.World) error {
-	split, err := vm.OpenSplit(&job.Program.Run, f.dir, f.split, holdout)
+	split, err := train.OpenSplit(&job.Program.Run, f.dir, f.split, holdout)
 	if err != nil {
 		return cli.Wrong(err)
 	}
@@ -125,7 +126,7 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *wor
 	if err != nil {
 		return err
 	}
-	options := vm.Options{Dir: f.dir, Tokens: split}
+	options := train.Options{Dir: f.dir, Tokens: split}
 	if weights != nil {
 		defer weights.Close()
 		options.Weights = weights
@@ -139,7 +140,7 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *wor
 	if w != nil {
 		options.Crew = w
 	}
-	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil }, options)
+	j, err := train.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil }, options)
 	if err != nil {
 		return err
 	}
@@ -178,8 +179,8 @@ type evaluation struct {
 type evaluating struct {
 	*evalFlags
 	*training
-	split  *vm.Split
-	losses vm.PositionLosses
+	split  *train.Split
+	losses train.PositionLosses
 }
 
 // all evaluates the split. If a file of losses is requested, it appears completely or not at all.

@@ -7,9 +7,9 @@ import (
 
 	"sppo.dev/cuda"
 	"sppo.dev/ir"
+	"sppo.dev/train/probe"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
-	"sppo.dev/vm/world"
 )
 
 func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {

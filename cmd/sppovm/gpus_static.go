@@ -6,7 +6,7 @@ import (
 	"errors"
 
 	"sppo.dev/ir"
-	"sppo.dev/vm/world"
+	"sppo.dev/train/world"
 )
 
 // errStatic explains why a static build has no GPUs: NVIDIA's libraries need the C library's loader.

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // A run with an absurd learning rate keeps the checkpoint that it started from, and ends with an error.
@@ -107,16 +107,16 @@ func TestStoppedAfterSkippedSteps(t *testing.T) {
 func TestProvenWeights(t *testing.T) {
 	nan := math.NaN()
 	for _, c := range []struct {
-		steps  []vm.StepResult
+		steps  []train.StepResult
 		proven int
 		sick   bool
 	}{
-		{[]vm.StepResult{{Step: 1, Loss: nan, Skipped: true}}, -1, true},
-		{[]vm.StepResult{{Step: 1, Loss: 3, Skipped: true}}, 1, false},
-		{[]vm.StepResult{{Step: 1, Loss: 3, Skipped: true}, {Step: 2, Loss: nan, Skipped: true}}, 2, false},
-		{[]vm.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: nan, Skipped: true}}, 0, true},
-		{[]vm.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: 3, GradNorm: nan, Skipped: true}}, 2, false},
-		{[]vm.StepResult{{Step: 1, Loss: nan, Skipped: true}, {Step: 2, Loss: 3}}, 1, false},
+		{[]train.StepResult{{Step: 1, Loss: nan, Skipped: true}}, -1, true},
+		{[]train.StepResult{{Step: 1, Loss: 3, Skipped: true}}, 1, false},
+		{[]train.StepResult{{Step: 1, Loss: 3, Skipped: true}, {Step: 2, Loss: nan, Skipped: true}}, 2, false},
+		{[]train.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: nan, Skipped: true}}, 0, true},
+		{[]train.StepResult{{Step: 1, Loss: 3}, {Step: 2, Loss: 3, GradNorm: nan, Skipped: true}}, 2, false},
+		{[]train.StepResult{{Step: 1, Loss: nan, Skipped: true}, {Step: 2, Loss: 3}}, 1, false},
 	} {
 		r := newTraining(&runFlags{})
 		for _, result := range c.steps {

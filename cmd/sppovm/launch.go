@@ -17,7 +17,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
-	"sppo.dev/vm/world"
+	"sppo.dev/train/world"
 )
 
 // launch describes how the processes of a job were started, as seen by one of them.

@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 )
 
@@ -28,7 +29,7 @@ func TestJobNeedsMemory(t *testing.T) {
 	for _, r := range job.Program.Ranks {
 		need += job.Program.Codes[r.Code].Arenas[ir.Device] + job.Program.Codes[r.Code].Arenas[ir.Host]
 	}
-	each, err := vm.CopyBytes(job.Program)
+	each, err := train.CopyBytes(job.Program)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,9 +15,9 @@ import (
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/probe"
 )
 
 // probeFlags are the flags of probe.

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/vm/probe"
+	"sppo.dev/train/probe"
 )
 
 // smallest is a scale at which everything is measured quickly.

@@ -8,6 +8,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/sim"
@@ -77,7 +78,7 @@ func TestMeterOfSomeSteps(t *testing.T) {
 	}
 	meter := newBubbleMeter(job.Program)
 	meter.wanted = sampled(0)
-	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return meter.wrap(rank, cpu.New(nil)), nil }, vm.Options{})
+	j, err := train.Open(job.Program, func(rank int) (vm.Device, error) { return meter.wrap(rank, cpu.New(nil)), nil }, train.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

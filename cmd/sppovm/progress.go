@@ -11,8 +11,8 @@ import (
 	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
 	"sppo.dev/passes/words"
-	"sppo.dev/vm"
-	"sppo.dev/vm/probe"
+	"sppo.dev/train"
+	"sppo.dev/train/probe"
 )
 
 // progress reports a run: as text for people, as JSON for programs.
@@ -156,7 +156,7 @@ func (s *progress) print(to io.Writer, format string, args ...any) {
 	fmt.Fprintf(to, format+"\n", args...)
 }
 
-func (s *progress) saved(c *vm.Saved) {
+func (s *progress) saved(c *train.Saved) {
 	const short = 100 * time.Microsecond
 	text := fmt.Sprintf("saved %s: %s in %s, of which training waited for %s", c.Path, ir.Bytes(c.Bytes), c.Took.Round(short), c.Waited.Round(short))
 	s.print(s.text, "%s", text)

@@ -9,7 +9,7 @@ import (
 
 	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
-	"sppo.dev/vm/probe"
+	"sppo.dev/train/probe"
 )
 
 // On a terminal, the line of a step overwrites that of the previous step; a permanent line is printed below the

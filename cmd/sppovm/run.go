@@ -16,9 +16,10 @@ import (
 	"sppo.dev/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/train"
+	"sppo.dev/train/world"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/world"
 )
 
 // runFlags are the flags of run.
@@ -274,16 +275,16 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
 	var show *progress
-	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Stall: f.watched(env, &show), Kind: computer.kind}
+	options := train.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport, Stall: f.watched(env, &show), Kind: computer.kind}
 	if weights != nil {
 		options.Weights = weights
 	}
 	if w != nil {
 		options.Crew, options.Reply = w, meter.reply
 	}
-	j, err := vm.Open(job.Program, open, options)
+	j, err := train.Open(job.Program, open, options)
 	if err != nil {
-		if !errors.As(err, new(*vm.StallError)) { // after a stall, ranks may still be using their devices
+		if !errors.As(err, new(*train.StallError)) { // after a stall, ranks may still be using their devices
 			computer.close()
 		}
 		return err
@@ -343,8 +344,8 @@ const lastRecords = 5 * time.Second
 
 // watched defines when the run counts as stalled, and reports orders that take unusually long: on standard error
 // while the run is being loaded, and as lines of progress afterwards.
-func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
-	return vm.Stall{After: f.stall, Tell: func(what string) {
+func (f *runFlags) watched(env *cli.Env, show **progress) train.Stall {
+	return train.Stall{After: f.stall, Tell: func(what string) {
 		if *show == nil {
 			fmt.Fprintln(env.Stderr, what)
 			return
@@ -354,7 +355,7 @@ func (f *runFlags) watched(env *cli.Env, show **progress) vm.Stall {
 }
 
 // follow carries out the orders of process 0. Interrupting this process stops all processes.
-func follow(ctx context.Context, w *world.World, j *vm.Job) error {
+func follow(ctx context.Context, w *world.World, j *train.Job) error {
 	defer context.AfterFunc(ctx, w.Stop)()
 	return j.Follow()
 }
@@ -386,7 +387,7 @@ func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 	if job.Program.Run.DataKind == "" {
 		return nil, nil
 	}
-	tokens, err := vm.OpenData(&job.Program.Run, dir)
+	tokens, err := train.OpenData(&job.Program.Run, dir)
 	if err != nil && job.Spec != nil {
 		return nil, job.Spec.Diagnose("train.data", lang.BadData, "%v", err)
 	}
@@ -409,7 +410,7 @@ func named(job *cli.Job, err error) error {
 type training struct {
 	f       *runFlags
 	program *ir.Program
-	job     *vm.Job
+	job     *train.Job
 	weights *startWeights // nil: the run does not start from a folder
 	meter   *bubbleMeter
 	device  string
@@ -527,7 +528,7 @@ func (r *training) resumed(tell func(format string, args ...any)) {
 // restored marks the error of a checkpoint as the user's mistake, unless the job has failed while loading it. With --resume auto
 // it is a mistake only if the checkpoint is good and of another job: a file that cannot be read now may be readable later.
 func (r *training) restored(err error) error {
-	if r.job.Failed() != nil || r.f.resume == resumeAuto && !errors.As(err, new(*vm.MismatchError)) {
+	if r.job.Failed() != nil || r.f.resume == resumeAuto && !errors.As(err, new(*train.MismatchError)) {
 		return err
 	}
 	return cli.Wrong(err)
@@ -572,7 +573,7 @@ func (r *training) step(ctx context.Context) error {
 
 // prove notes which weights have given a finite loss, and whether the state after the step should be saved. The loss of a step is
 // that of the weights before it, which a skipped step leaves as they were.
-func (r *training) prove(result vm.StepResult) {
+func (r *training) prove(result train.StepResult) {
 	if r.sick = ""; finite(result.Loss) {
 		r.proven = max(r.proven, result.Step-1)
 	}
@@ -585,7 +586,7 @@ func (r *training) prove(result vm.StepResult) {
 }
 
 // guard reports a step that was skipped, and ends a run that skips too many steps in a row.
-func (r *training) guard(result vm.StepResult) error {
+func (r *training) guard(result train.StepResult) error {
 	if !result.Skipped {
 		r.inRow = 0
 		return nil

@@ -19,7 +19,7 @@ import (
 	"sppo.dev/passes/words"
 	"sppo.dev/sample"
 	"sppo.dev/tokenizer"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 	"sppo.dev/vm/cpu/simd"
 )
 
@@ -106,7 +106,7 @@ func (f *sampleFlags) open() (*sampleSource, error) {
 }
 
 func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
-	c, err := vm.OpenCheckpoint(f.resume)
+	c, err := train.OpenCheckpoint(f.resume)
 	if err != nil {
 		return nil, noCheckpoint("--resume", f.resume, err)
 	}

@@ -17,8 +17,8 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/corpus"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
-	"sppo.dev/vm/store"
+	"sppo.dev/train"
+	"sppo.dev/train/store"
 )
 
 // saveFlags are the flags that control when and where checkpoints are written.
@@ -147,7 +147,7 @@ func noCheckpoint(flag, path string, err error) error {
 
 // saver writes the checkpoints of a run. A nil saver writes none.
 type saver struct {
-	*vm.Saver
+	*train.Saver
 	r        *training
 	savedAt  time.Time
 	savedFor int // step of the last checkpoint that was begun
@@ -240,7 +240,7 @@ func (s *saver) complete(wait bool) error {
 }
 
 func (s *saver) tolerate(err error) error {
-	var failed *vm.SaveError
+	var failed *train.SaveError
 	if errors.As(err, &failed) {
 		s.r.show.warn("%v; the run continues, and earlier checkpoints are unchanged", failed)
 		return nil
@@ -288,7 +288,7 @@ func (s *saver) retire() error {
 	return err
 }
 
-func (s *saver) tell(saved *vm.Saved) error {
+func (s *saver) tell(saved *train.Saved) error {
 	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // keeps the user's name for the folder
 	s.r.show.saved(saved)
 	s.unproven = saved.Step
@@ -320,11 +320,11 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var damaged []*vm.DamagedError
+	var damaged []*train.DamagedError
 	for _, step := range slices.Backward(steps) {
 		path := filepath.Join(dir, store.StepName(step))
 		err := r.job.Restore(ctx, path)
-		var damage *vm.DamagedError
+		var damage *train.DamagedError
 		switch {
 		case err == nil:
 			if err := r.setAside(damaged); err != nil {
@@ -336,7 +336,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 			}
 			r.resumed(tell)
 			return true, nil
-		case errors.As(err, new(*vm.MismatchError)):
+		case errors.As(err, new(*train.MismatchError)):
 			return false, r.restored(err)
 		case !errors.As(err, &damage):
 			return false, err
@@ -357,7 +357,7 @@ func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
 
 // mayStart refuses to start from the beginning if the folder has damaged checkpoints: those given, or those that
 // earlier runs have renamed.
-func (r *training) mayStart(damaged []*vm.DamagedError) error {
+func (r *training) mayStart(damaged []*train.DamagedError) error {
 	dir := r.f.saves.dir
 	const what = "no other checkpoint in %s is undamaged: repair one, or start from the beginning with --start-over"
 	if len(damaged) > 0 {
@@ -372,7 +372,7 @@ func (r *training) mayStart(damaged []*vm.DamagedError) error {
 }
 
 // setAside renames damaged checkpoints.
-func (r *training) setAside(damaged []*vm.DamagedError) error {
+func (r *training) setAside(damaged []*train.DamagedError) error {
 	for _, d := range damaged {
 		var aside string
 		if err := r.job.OnDisk(d.Path, func() (err error) { aside, err = store.SetAside(d.Path); return err }); err != nil {

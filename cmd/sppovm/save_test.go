@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm"
-	"sppo.dev/vm/store"
+	"sppo.dev/train"
+	"sppo.dev/train/store"
 )
 
 // runs executes sppovm run in a separate process and returns the exit code, the output and the messages.
@@ -273,7 +273,7 @@ func TestUnwritable(t *testing.T) {
 		t.Log("root may write anywhere: the folder is replaced by a file instead")
 	}
 	alone(t, "tiny.sppo", "-q", "--save", "dir", "--steps", "1")
-	job, err := vm.OpenCheckpoint("dir")
+	job, err := train.OpenCheckpoint("dir")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -39,7 +40,7 @@ func TestSimulationOfClasses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		job, err := vm.Open(p, func(rank int) (vm.Device, error) { return world.Device(rank), nil }, vm.Options{Tokens: sim.NoTokens{}})
+		job, err := train.Open(p, func(rank int) (vm.Device, error) { return world.Device(rank), nil }, train.Options{Tokens: sim.NoTokens{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +70,7 @@ func TestSimulationOfClasses(t *testing.T) {
 }
 
 // most returns the highest peak of any rank.
-func most(p *ir.Program, job *vm.Job, a ir.Arena) (peak ir.Bytes) {
+func most(p *ir.Program, job *train.Job, a ir.Arena) (peak ir.Bytes) {
 	for r := range p.Ranks {
 		peak = max(peak, job.Peaks(r)[a])
 	}

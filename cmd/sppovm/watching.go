@@ -12,7 +12,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // watchFlags are the flags of run that add observers.
@@ -130,7 +130,7 @@ func (r *training) announce() error {
 }
 
 // record passes the step that has just ended to the observers.
-func (r *training) record(result *vm.StepResult) error {
+func (r *training) record(result *train.StepResult) error {
 	split, err := r.meter.add()
 	if err != nil {
 		return err
@@ -163,7 +163,7 @@ func (r *training) evaluate(ctx context.Context) (*watch.Validation, error) {
 		v.Loss = number(loss)
 		return v, err
 	}
-	var losses vm.PositionLosses
+	var losses train.PositionLosses
 	loss, err := r.job.EvalPositions(ctx, &losses)
 	v.Loss, v.ByPosition = number(loss), watch.BucketsOf(&losses, r.program.Run.Sequence)
 	return v, err

@@ -17,7 +17,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/tokenizer"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // openWeights opens the folder of initial weights and checks that the weights belong to the program's model. It
@@ -62,7 +62,7 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 		w.notices = append(w.notices, model.Notices[before:]...)
 	}
 	for i := range p.Tensors {
-		if name := p.Tensors[i].Name; !f.cast && !hf.IsAdapter(name) && w.Wider(name, vm.Precision(p, i)) {
+		if name := p.Tensors[i].Name; !f.cast && !hf.IsAdapter(name) && w.Wider(name, train.Precision(p, i)) {
 			return nil, cli.Usagef("%s: the program stores %s only as bf16, which rounds the folder's values; --cast allows this",
 				f.weights, name)
 		}
@@ -191,7 +191,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		if err := hf.CheckTarget(f.out); err != nil {
 			return cli.Wrong(err)
 		}
-		c, err := vm.OpenCheckpoint(args[0])
+		c, err := train.OpenCheckpoint(args[0])
 		if err != nil {
 			return cli.Wrong(noCheckpoint("export", args[0], err))
 		}
@@ -240,7 +240,7 @@ func (f *exportFlags) checkTokenizer(env *cli.Env, vocab int) error {
 }
 
 // describe returns a model and its config for a run that did not start from a folder.
-func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
+func (f *exportFlags) describe(c *train.Checkpoint) (*hf.Model, []byte, error) {
 	sequence := cmp.Or(f.sequence, c.Sequence)
 	switch {
 	case c.Model.Positions == lang.PositionsLearned:
@@ -254,7 +254,7 @@ func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 }
 
 // write writes the requested folder.
-func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export) error {
+func (f *exportFlags) write(ctx context.Context, c *train.Checkpoint, e *hf.Export) error {
 	of := lang.Model(c.Model)
 	switch adapts := of.Adapter != ""; {
 	case !adapts && (f.adapter || f.merge):
@@ -270,7 +270,7 @@ func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export)
 
 // origin returns the model of the folder that provides everything in the export except the values of tensors. If the run
 // has changed position settings or the length of sequences, it also returns the config.json with these changes.
-func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, []byte, error) {
+func (f *exportFlags) origin(c *train.Checkpoint) (*hf.Model, []byte, error) {
 	dir := f.from
 	if dir == "" {
 		dir = c.Origin
@@ -305,7 +305,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 }
 
 // sequenceOf returns a sequence length that the checkpoint's model supports.
-func sequenceOf(c *vm.Checkpoint) int64 {
+func sequenceOf(c *train.Checkpoint) int64 {
 	for _, t := range c.Weights() {
 		if t.Name == "pos" {
 			return t.Shape[0]

@@ -9,7 +9,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // jobOf writes a spec that trains the model in the folder hub on four ranks.
@@ -44,7 +44,7 @@ func TestProcessesLoadWeights(t *testing.T) {
 	}
 	same(t, "one.ckpt", "many.ckpt")
 	alone(t, "job.sppo", "--resume", "many.ckpt", "--steps", "3", "-q", "--save", "later.ckpt")
-	c, err := vm.OpenCheckpoint("later.ckpt")
+	c, err := train.OpenCheckpoint("later.ckpt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestProcessesLoadWeights(t *testing.T) {
 		t.Errorf("step %d of weights from %q, want 3 and %q: %v", c.Step, c.Origin, dir, err)
 	}
 	alone(t, "job.sppo", "--steps", "1", "-q", "--save", "fresh.ckpt")
-	fresh, err := vm.OpenCheckpoint("fresh.ckpt")
+	fresh, err := train.OpenCheckpoint("fresh.ckpt")
 	if err != nil {
 		t.Fatal(err)
 	}

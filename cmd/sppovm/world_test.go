@@ -25,9 +25,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm/store"
+	"sppo.dev/train/store"
+	"sppo.dev/train/world"
 	"sppo.dev/vm/vmtest"
-	"sppo.dev/vm/world"
 )
 
 // process is one of the processes that run a job.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 )
@@ -149,11 +150,11 @@ func (cyclic) Tokens(section ir.Section, round, sequence, position int64, out []
 	return nil
 }
 
-func open(t *testing.T, p *ir.Program, tokens vm.Tokens) *vm.Job {
+func open(t *testing.T, p *ir.Program, tokens vm.Tokens) *train.Job {
 	t.Helper()
 	pool := simd.NewPool(2)
 	t.Cleanup(pool.Close)
-	job, err := vm.Open(p, func(int) (vm.Device, error) { return New(pool), nil }, vm.Options{Tokens: tokens})
+	job, err := train.Open(p, func(int) (vm.Device, error) { return New(pool), nil }, train.Options{Tokens: tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +167,7 @@ func open(t *testing.T, p *ir.Program, tokens vm.Tokens) *vm.Job {
 }
 
 // start opens a job and initialises it.
-func start(t *testing.T, p *ir.Program) *vm.Job {
+func start(t *testing.T, p *ir.Program) *train.Job {
 	t.Helper()
 	job := open(t, p, cyclic{})
 	if err := job.Init(context.Background()); err != nil {
@@ -176,7 +177,7 @@ func start(t *testing.T, p *ir.Program) *vm.Job {
 }
 
 // steps runs n steps and returns their losses.
-func steps(t *testing.T, job *vm.Job, n int) (losses []float64) {
+func steps(t *testing.T, job *train.Job, n int) (losses []float64) {
 	t.Helper()
 	for range n {
 		r, err := job.Step(context.Background())
@@ -388,7 +389,7 @@ func TestSavingBesideTraining(t *testing.T) {
 			t.Fatal(err)
 		}
 		var losses []float64
-		var saved *vm.Saved
+		var saved *train.Saved
 		for done := 0; done < 3; {
 			losses = append(losses, steps(t, job, 1)...)
 			now, err := saver.Poll(false)
@@ -490,10 +491,10 @@ func TestCancelledStepDoesNotStart(t *testing.T) {
 func TestTraceShowsTheProgramsOrder(t *testing.T) {
 	p := bigram(ir.F32)
 	var traces [2]*vm.Trace
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+	job, err := train.Open(p, func(rank int) (vm.Device, error) {
 		traces[rank] = vm.NewTrace(New(nil))
 		return traces[rank], nil
-	}, vm.Options{Tokens: cyclic{}})
+	}, train.Options{Tokens: cyclic{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -559,7 +560,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 	} {
 		p := bigram(ir.F32)
 		spoil(p)
-		job, err := vm.Open(p, func(int) (vm.Device, error) { return New(nil), nil }, vm.Options{Tokens: cyclic{}})
+		job, err := train.Open(p, func(int) (vm.Device, error) { return New(nil), nil }, train.Options{Tokens: cyclic{}})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 )
@@ -37,7 +38,7 @@ func overheadProgram(n int, events bool) *ir.Program {
 // TestInstructionsAllocateNothing allows a section at most one allocation per 100 instructions.
 func TestInstructionsAllocateNothing(t *testing.T) {
 	const n = 10000
-	job, err := vm.Open(overheadProgram(n, true), func(int) (vm.Device, error) { return New(nil), nil }, vm.Options{})
+	job, err := train.Open(overheadProgram(n, true), func(int) (vm.Device, error) { return New(nil), nil }, train.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func BenchmarkOverhead(b *testing.B) {
 		}
 		b.Run(name, func(b *testing.B) {
 			p := overheadProgram(n, events)
-			job, err := vm.Open(p, func(int) (vm.Device, error) { return New(simd.NewPool(0)), nil }, vm.Options{})
+			job, err := train.Open(p, func(int) (vm.Device, error) { return New(simd.NewPool(0)), nil }, train.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}

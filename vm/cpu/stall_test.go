@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/vmtest"
 )
@@ -29,7 +30,7 @@ func (s slow) Tokens(section ir.Section, round, sequence, position int64, out []
 }
 
 // openSlow opens a job of two ranks and collects the reports on slow steps.
-func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told func() []string) {
+func openSlow(t *testing.T, after time.Duration, wait func()) (job *train.Job, told func() []string) {
 	t.Helper()
 	var mu sync.Mutex
 	var all []string
@@ -38,8 +39,8 @@ func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told
 		defer mu.Unlock()
 		all = append(all, what)
 	}
-	job, err := vm.Open(unequal(), func(int) (vm.Device, error) { return vm.NewTrace(New(nil)), nil },
-		vm.Options{Tokens: slow{wait: wait}, Stall: vm.Stall{After: after, Tell: tell}})
+	job, err := train.Open(unequal(), func(int) (vm.Device, error) { return vm.NewTrace(New(nil)), nil },
+		train.Options{Tokens: slow{wait: wait}, Stall: train.Stall{After: after, Tell: tell}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func TestStalledStep(t *testing.T) {
 	steps(t, job, 2)
 	began := time.Now()
 	_, err := job.Step(t.Context())
-	var stalled *vm.StallError
+	var stalled *train.StallError
 	if want := regexp.MustCompile(`^step 3 has stalled: no rank has made progress for \S+` + whatRanksDo); !errors.As(err, &stalled) || !want.MatchString(err.Error()) {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -83,7 +84,7 @@ func TestStalledStep(t *testing.T) {
 
 // A slow step is reported, but continues.
 func TestSlowStep(t *testing.T) {
-	var job *vm.Job
+	var job *train.Job
 	var told func() []string
 	job, told = openSlow(t, 3*time.Second, func() {
 		for len(told()) == 0 {
@@ -130,8 +131,8 @@ func TestStalledWriter(t *testing.T) {
 		t.Run(c.file, func(t *testing.T) {
 			dir, pipe := t.TempDir(), vmtest.FullPipe(t)
 			var told []string
-			job, err := vm.Open(bigram(ir.F32), func(int) (vm.Device, error) { return pipeInstead{New(nil), pipe, dir, c.file}, nil },
-				vm.Options{Tokens: cyclic{}, Stall: vm.Stall{After: time.Second, Tell: func(what string) { told = append(told, what) }}})
+			job, err := train.Open(bigram(ir.F32), func(int) (vm.Device, error) { return pipeInstead{New(nil), pipe, dir, c.file}, nil },
+				train.Options{Tokens: cyclic{}, Stall: train.Stall{After: time.Second, Tell: func(what string) { told = append(told, what) }}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +158,7 @@ func TestStalledWriter(t *testing.T) {
 			if failed == nil {
 				_, failed = saver.Poll(true)
 			}
-			var stalled *vm.StallError
+			var stalled *train.StallError
 			if !errors.As(failed, &stalled) || !regexp.MustCompile(c.want).MatchString(failed.Error()) {
 				t.Errorf("%v, want %s", failed, c.want)
 			}

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// Job provides the ranks of a program as devices for a vm.Job. All ranks run in one process, each in its own
+// Job provides the ranks of a program as devices for a train.Job. All ranks run in one process, each in its own
 // interpreter loop. At messages and collectives they compare their clocks.
 type Job struct {
 	program *ir.Program

@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -156,13 +157,13 @@ func TestSharedDeadlock(t *testing.T) {
 	}
 }
 
-func openSimulated(t *testing.T, p *ir.Program) *vm.Job {
+func openSimulated(t *testing.T, p *ir.Program) *train.Job {
 	t.Helper()
 	job, err := sim.New(p, sim.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	j, err := vm.Open(p, func(r int) (vm.Device, error) { return job.Device(r), nil }, vm.Options{Tokens: sim.NoTokens{}})
+	j, err := train.Open(p, func(r int) (vm.Device, error) { return job.Device(r), nil }, train.Options{Tokens: sim.NoTokens{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
+	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -295,7 +296,7 @@ func TestDeviceEqualsRun(t *testing.T) {
 			traces[r] = vm.NewTrace(job.Device(r))
 			return traces[r], nil
 		}
-		j, err := vm.Open(p, open, vm.Options{Tokens: sim.NoTokens{}})
+		j, err := train.Open(p, open, train.Options{Tokens: sim.NoTokens{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -421,7 +422,7 @@ func TestDeadlock(t *testing.T) {
 		if jobErr != nil {
 			t.Fatal(jobErr)
 		}
-		j, openErr := vm.Open(c.p, func(r int) (vm.Device, error) { return job.Device(r), nil }, vm.Options{})
+		j, openErr := train.Open(c.p, func(r int) (vm.Device, error) { return job.Device(r), nil }, train.Options{})
 		if openErr != nil {
 			t.Fatal(openErr)
 		}

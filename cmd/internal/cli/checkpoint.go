@@ -3,13 +3,13 @@ package cli
 import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 )
 
 // CheckpointCopy computes the host memory for the copy from which a checkpoint of the program is written during
 // training. Stages in the result are indexes into the program's codes.
 func CheckpointCopy(p *ir.Program) (*plan.CheckpointCopy, error) {
-	copies, err := vm.CopyBytes(p)
+	copies, err := train.CopyBytes(p)
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/examples"
 	"sppo.dev/hf"
 	"sppo.dev/lang"
-	"sppo.dev/vm/store"
+	"sppo.dev/train/store"
 )
 
 // JobFlags defines --set and the short forms of ShortFlags. It returns a function that gives all of them as overrides.

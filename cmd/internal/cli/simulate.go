@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 	"sppo.dev/vm/sim"
 )
 
@@ -71,7 +71,7 @@ func (j *Job) estimateDocuments() error {
 	for layer := range windows {
 		windows[layer] = j.Plan.Model.WindowOf(layer)
 	}
-	share, sequences, err := vm.DocumentShare(run, "", windows)
+	share, sequences, err := train.DocumentShare(run, "", windows)
 	if err != nil {
 		j.Plan.Documents = &plan.Documents{Problem: err.Error()}
 		return nil

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
-	"sppo.dev/vm"
+	"sppo.dev/train"
 	"sppo.dev/vm/sim"
 )
 
@@ -117,7 +117,7 @@ type Bucket struct {
 }
 
 // BucketsOf groups the losses into buckets, for sequences of the given length.
-func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
+func BucketsOf(losses *train.PositionLosses, sequence int64) []Bucket {
 	var out []Bucket
 	for _, b := range losses.Buckets() {
 		out = append(out, Bucket{b.First, min(b.End, sequence) - 1, Number(b.Loss), b.Tokens})
