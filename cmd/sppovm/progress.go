@@ -46,11 +46,11 @@ func (s *progress) header(p *ir.Program, device string) {
 			memory[a] = max(memory[a], p.Codes[r.Code].Arenas[a])
 		}
 	}
+	fmt.Fprintf(s.text, "device %s\n", device)
 	fmt.Fprintf(s.text, "%s: %s parameters, %s of %d tokens per step in %s\n",
 		p.Name, cli.Short(float64(parameters(p))), words.Plural(p.Run.Batch, "sequence"), p.Run.Sequence, words.Plural(int(subsequences(p)), "subsequence"))
 	fmt.Fprintf(s.text, "%s = %s x %s x %s per stage; at most %s device and %s host memory per rank\n",
 		words.Plural(len(p.Ranks), "rank"), words.Plural(dp, "replica"), words.Plural(pp, "stage"), words.Plural(sp, "rank"), memory[ir.Device], memory[ir.Host])
-	fmt.Fprintf(s.text, "device %s\n", device)
 }
 
 // degrees returns the numbers of replicas, of stages, and of ranks per stage.

@@ -377,6 +377,9 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	if f.json {
 		show.watchers.Add("--json", &watch.Lines{W: env.Stdout, Results: true})
 	}
+	if f.device == "cpu" && lang.Cluster(p.Machine).Unit() == "GPU" {
+		device += fmt.Sprintf("; the job is planned for the GPUs of %s: --device cuda runs it on GPUs, --device sim simulates it on %[1]s", p.Machine.Name)
+	}
 	show.header(p, device)
 	return show
 }
