@@ -56,18 +56,6 @@ const worrying = 0.05
 // summaryWidth is the width of the second column of the summary, so that no line has more than 120 columns.
 const summaryWidth = 106
 
-// folded breaks a text into lines between words.
-func folded(text string, width int) (lines []string) {
-	for len(text) > width {
-		cut := strings.LastIndexByte(text[:width+1], ' ')
-		if cut <= 0 {
-			break
-		}
-		lines, text = append(lines, text[:cut]), text[cut+1:]
-	}
-	return append(lines, text)
-}
-
 // WriteSummary writes the answer that a plan gives in at most 11 lines: whether the job fits, time, throughput, ranks,
 // recomputation, offload and memory, and a warning for each reason to distrust it. The plan must be placed.
 func WriteSummary(w io.Writer, p *plan.Plan) error {
@@ -76,7 +64,7 @@ func WriteSummary(w io.Writer, p *plan.Plan) error {
 	par, m := p.Parallel, p.Memory
 	table(&b, func(cells func(...string)) {
 		line := func(name, text string) {
-			for _, part := range folded(text, summaryWidth) {
+			for _, part := range words.Fold(text, summaryWidth) {
 				cells(name, part)
 				name = ""
 			}

@@ -44,21 +44,6 @@ func TestWarnings(t *testing.T) {
 	check()
 }
 
-// TestFolded checks that texts are broken between words, and that nothing is lost.
-func TestFolded(t *testing.T) {
-	for text, want := range map[string][]string{
-		"":                     {""},
-		"one two":              {"one two"},
-		"one two three four":   {"one two", "three four"},
-		"longer_than_the_line": {"longer_than_the_line"},
-		"twelve chars":         {"twelve", "chars"},
-	} {
-		if got := folded(text, 10); !slices.Equal(got, want) {
-			t.Errorf("%q is broken into %q, want %q", text, got, want)
-		}
-	}
-}
-
 // TestShortfalls checks that the summary names what is short in both arenas.
 func TestShortfalls(t *testing.T) {
 	m := plan.Memory{Placed: true, DeviceCapacityBytes: 100, HostCapacityBytes: 50, DevicePeakBytes: []ir.Bytes{90, 130}, HostPeakBytes: []ir.Bytes{70, 60}}

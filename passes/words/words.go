@@ -47,3 +47,19 @@ func NearMultiples(x, step int64) string {
 	}
 	return fmt.Sprintf("%d or %d", below, below+step)
 }
+
+// Fold breaks a text into lines of at most width bytes between words. A longer word is a line of its own.
+func Fold(text string, width int) []string {
+	lines := []string{""}
+	for _, word := range strings.Fields(text) {
+		switch last := &lines[len(lines)-1]; {
+		case *last == "":
+			*last = word
+		case len(*last)+1+len(word) <= width:
+			*last += " " + word
+		default:
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}

@@ -3,28 +3,13 @@ package cli
 import (
 	"fmt"
 	"strings"
+
+	"sppo.dev/passes/words"
 )
 
 // Wrap breaks text into lines for a terminal.
 func Wrap(text, indent string) string {
-	const width = 100
-	var b strings.Builder
-	line := indent
-	for _, word := range strings.Fields(text) {
-		if len(line) > len(indent) {
-			if len(line)+1+len(word) > width {
-				b.WriteString(line + "\n")
-				line = indent
-			} else {
-				line += " "
-			}
-		}
-		line += word
-	}
-	if len(line) > len(indent) {
-		b.WriteString(line + "\n")
-	}
-	return b.String()
+	return indent + strings.Join(words.Fold(text, 100-len(indent)), "\n"+indent) + "\n"
 }
 
 // Short writes a number with the suffix K, M or B for powers of 1000.
