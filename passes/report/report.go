@@ -507,7 +507,11 @@ const mostRejected = 6
 // reportSearch lists the other candidates that solve has considered.
 func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
-		b.WriteString("Next best plans, by estimated step time (this plan: " + p.Search.StepS.String() + "); memory figures are upper bounds:\n")
+		this := p.Search.StepS.String()
+		if m := p.Memory; m.Placed {
+			this += fmt.Sprintf(", %s device, %s host", slices.Max(m.DevicePeakBytes), slices.Max(m.HostPeakBytes))
+		}
+		b.WriteString("Next best plans, by estimated step time (this plan: " + this + "); memory figures are upper bounds:\n")
 		table(b, func(line func(...string)) {
 			for i := range p.Alternatives {
 				a := &p.Alternatives[i]

@@ -53,8 +53,34 @@ func (s *search) others(winner *node) []*node {
 	for _, n := range best {
 		out = append(out, n)
 	}
-	slices.SortFunc(out, func(a, b *node) int { return cmp.Or(cmp.Compare(a.time(), b.time()), cmp.Compare(a.number, b.number)) })
-	return out[:min(len(out), mostAlternatives)]
+	return fastestFirst(out)[:min(len(out), mostAlternatives)]
+}
+
+// fastestFirst sorts complete candidates by their times.
+func fastestFirst(list []*node) []*node {
+	slices.SortFunc(list, func(a, b *node) int { return cmp.Or(cmp.Compare(a.time(), b.time()), cmp.Compare(a.number, b.number)) })
+	return list
+}
+
+// nearTies returns the candidates that differ from a winner only in a policy of recomputation instead of a decision for each unit,
+// take hardly longer, and need less memory.
+func (s *search) nearTies(winner *node) (out []*node) {
+	const hardly, less = 1.01, 0.95
+	if !winner.weighed || !mayBe(s.request.Schedule.Recompute, plan.PolicyAuto) {
+		return nil
+	}
+	total := func(n *node) ir.Bytes {
+		device, host := n.need.Peaks()
+		return device + host
+	}
+	for i, policy := range s.recomputes(&winner.schedule) {
+		n := s.weighing(winner)
+		n.schedule.Recompute, n.number = policy, s.made+i
+		if !s.context.Options.Stopped() && s.finish(n) && n.fits() && n.time() <= hardly*winner.time() && float64(total(n)) <= less*float64(total(winner)) {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // untried returns the value of a dimension with the lowest bound of all values with which no plan is known, or "" if there

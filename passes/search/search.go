@@ -147,6 +147,7 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	}
 	if found {
 		winner = s.offloadsLess(winner)
+		alternatives = fastestFirst(append(alternatives, s.nearTies(winner)...))
 	}
 	if winner.fits() {
 		s.proved = s.distance(winner)

@@ -368,3 +368,43 @@ func TestNoneWasFound(t *testing.T) {
 		}
 	}
 }
+
+// TestNearTies checks that a plan in which the offload pass decides about each activation lists a policy of recomputation that
+// takes hardly longer and needs less memory.
+func TestNearTies(t *testing.T) {
+	sp := parse(t, `import "clusters/h200.sppo"
+
+model m {
+  family   = llama
+  layers   = 8
+  hidden   = 4096
+  heads    = 32
+  kv_heads = 8
+  ffn      = 14336
+  vocab    = 32000
+  dtype    = bf16
+}
+
+cluster one = h200(gpus_per_node = 1)
+
+train {
+  sequence = 768K
+  data     = random()
+}
+`)
+	p := plan.New(sp)
+	if err := RunWith(sp, p, pass.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	need := memory.FootprintOf(p)
+	device, host := need.Peaks()
+	i := slices.IndexFunc(p.Alternatives, func(a plan.Alternative) bool {
+		return slices.Equal(a.Set, []string{"schedule.recompute=keep_attention"})
+	})
+	if i < 0 {
+		t.Fatalf("the alternatives are %v", p.Alternatives)
+	}
+	if a := p.Alternatives[i]; a.StepS > p.Search.StepS*1.01 || a.DevicePeakBytes+a.HostPeakBytes > (device+host)*3/4 {
+		t.Errorf("%v is no near tie of %s with %s and %s", a, p.Search.StepS, device, host)
+	}
+}
