@@ -85,7 +85,7 @@ gpu-check: gpu-bundle ## on a machine with a GPU: compare it with the cpu, then 
 PLANTED = awk '{ all = all $$0 "\n" } sub(/.*PLANTED/, "") { rows = rows $$0 "\n" } /^(FAIL|--- FAIL)/ { bad = 1 } END { if (bad || !rows) { printf "%s", all; exit 1 } printf "| stage | planted error | report |\n| --- | --- | --- |\n%s", rows }'
 
 gpu-planted: ## plant errors in kernels, driver and cpu device, and print how the checks of gpu-check report each
-	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu 2>&1 | $(PLANTED)
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu ./e2e 2>&1 | $(PLANTED)
 
 gpu-drill: ## the first hour of docs/gpu.md on a stand-in for a machine that is lent
 	$(GO) test -count 1 -timeout 40m -v -run '^TestDrill' ./bench/gpu

@@ -56,7 +56,8 @@ var planted = []struct {
 		ir.AttentionGrad, 64, false, "d. of attention_bulk_d"},
 }
 
-// plantedVariable, if set, selects the first mistake of a library when a process opens it.
+// plantedVariable, if set, selects the first mistake of a library when a process opens it, and the one of the stand-in for
+// NCCL.
 const plantedVariable = "SPPO_PLANTED"
 
 // plant compiles sources and headers with all mistakes. The function that it returns selects one by its number, counted
@@ -263,6 +264,29 @@ func TestPlantedConformance(t *testing.T) {
 			t.Errorf("planted %q: %v\n%s", chosen, err, out)
 		} else if err != nil {
 			told(t, "conformance", m.name, report[1]+": "+report[2])
+		}
+	}
+}
+
+// The stage for NCCL reports a gather that leaves out bytes. It runs in a process of its own, as in the check.
+func TestPlantedNCCL(t *testing.T) {
+	fake, kernelsFolder := useFake(t), t.TempDir()
+	image := func(string, []string) ([]byte, error) { return []byte(fake.stubs), nil }
+	if err := KeepKernels(kernelsFolder, []string{"90", "90a"}, image); err != nil {
+		t.Fatal(err)
+	}
+	for _, chosen := range []string{"", "1"} {
+		cmd := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestGPUNCCL$")
+		cmd.Env = append(os.Environ(), KernelsVariable+"="+kernelsFolder)
+		if chosen != "" {
+			cmd.Env = append(cmd.Env, plantedVariable+"="+chosen)
+		}
+		out, err := cmd.CombinedOutput()
+		report := regexp.MustCompile(`(?m)^ +nccl_test\.go:\d+: (step 1: buffer 1 .*)$`).FindStringSubmatch(string(out))
+		if (err != nil) != (chosen != "") || (report != nil) != (chosen != "") || strings.Contains(string(out), "SKIP") {
+			t.Errorf("planted %q: %v\n%s", chosen, err, out)
+		} else if err != nil {
+			told(t, "nccl", "a gather without the last bytes of each rank", report[1])
 		}
 	}
 }

@@ -1,10 +1,14 @@
 package e2e
 
 import (
+	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"sppo.dev/cuda"
+	"sppo.dev/ir"
 	"sppo.dev/train"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
@@ -149,10 +153,70 @@ func TestOnAnyComputer(t *testing.T) {
 		t.Skip("too slow under the race detector")
 	}
 	on := func() (func(rank int) vm.Device, vm.Transport, error) {
-		return func(int) vm.Device { return cpu.New(nil) }, nil, nil
+		return func(int) vm.Device { return &faulty{Device: cpu.New(nil), mistake: os.Getenv(plantedVariable)} }, nil, nil
 	}
 	forResumed(t, func(t *testing.T, c Case) {
 		checkOn(t, c, on, true)
 		resumeOn(t, c, on)
 	})
+}
+
+// faulty is a device with an error that a test plants, or none.
+type faulty struct {
+	vm.Device
+	mistake string
+	code    *ir.Code
+	section ir.Section
+	round   int64
+}
+
+// plantedVariable names the mistake of the devices of TestOnAnyComputer: one of plantedErrors.
+const plantedVariable = "SPPO_PLANTED"
+
+// plantedErrors describes the mistakes, with the start of the report.
+var plantedErrors = []struct{ mistake, name, want string }{
+	{"copies", "stale pinned memory: from the second step on, copies to the host have no effect", "E1 and E2"},
+	{"writes", "restored states are not written to the device", "E6"},
+}
+
+func (f *faulty) Load(p *ir.Program, rank int, env *vm.Env) error {
+	f.code = &p.Codes[p.Ranks[rank].Code]
+	return f.Device.Load(p, rank, env)
+}
+
+func (f *faulty) Begin(section ir.Section, round int64) error {
+	f.section, f.round = section, round
+	return f.Device.Begin(section, round)
+}
+
+func (f *faulty) Copy(pc int) {
+	if f.mistake != "copies" || f.round < 2 || f.code.Sections[f.section][pc].Stream != ir.D2H {
+		f.Device.Copy(pc)
+	}
+}
+
+func (f *faulty) Write(v ir.View, in []byte) error {
+	if f.mistake == "writes" && len(in) > 64 { // not the numbers of a step
+		return nil
+	}
+	return f.Device.Write(v, in)
+}
+
+// TestPlantedSchedules plants errors in the device, and requires that the comparisons of schedules and of checkpoints report
+// them. It logs rows of the table of make gpu-planted.
+func TestPlantedSchedules(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	for _, planted := range plantedErrors {
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestOnAnyComputer$")
+		cmd.Env = append(os.Environ(), plantedVariable+"="+planted.mistake)
+		out, err := cmd.CombinedOutput()
+		report := regexp.MustCompile(`(?m)^ +\w+_test\.go:\d+: (` + planted.want + `.*)$`).FindStringSubmatch(string(out))
+		if err == nil || report == nil {
+			t.Errorf("%s: %v\n%s", planted.name, err, out)
+			continue
+		}
+		t.Logf("PLANTED| schedules | %s | %s |", planted.name, report[1])
+	}
 }

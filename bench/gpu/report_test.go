@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -171,6 +172,26 @@ func TestPlantedLosses(t *testing.T) {
 		} else {
 			told(t, "layers", name, fmt.Sprintf("goal not met: %s: %.3g times what is allowed", g.Name, g.Got))
 		}
+	}
+}
+
+// The probe stage reports rates above the card's peak, and a cluster file with which simulated steps are off misses the goal.
+func TestPlantedProbe(t *testing.T) {
+	for fault, want := range map[string]string{"": "", "fast clock": "matmul of 4096 rows reaches 1.42 of the card's peak"} {
+		_, out, status := measured(t, bundle(t), fault, "probe")
+		report := regexp.MustCompile(`(?m)^failed .* probe  (.*)$`).FindStringSubmatch(out)
+		if (status != 0) != (want != "") || want != "" && (report == nil || !strings.HasPrefix(report[1], want)) {
+			t.Errorf("%q: status %d\n%s", fault, status, out)
+		} else if want != "" {
+			told(t, "probe", "a clock that counts half of the time", report[1])
+		}
+	}
+	r := report(t, map[[3]string]string{{"layers", "7b-128k, simulated", kindSim}: `{"simulated":true,"done":true,"step_s_median":4.6}`})
+	at := slices.IndexFunc(r.Goals, func(g Goal) bool { return g.Name == "simulation" })
+	if g := r.Goals[at]; g.Met {
+		t.Error("a simulated step that takes 1.15 times as long meets the goal")
+	} else {
+		told(t, "probe, layers", "a bandwidth in cluster.sppo with which a step takes 1.15 times as long", fmt.Sprintf("goal not met: %s: %.3g", g.Name, g.Got))
 	}
 }
 

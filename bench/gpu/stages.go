@@ -192,8 +192,31 @@ func scheduleTasks(string) []task {
 }
 
 func probeTasks(string) []task {
-	return []task{{name: "probe", limit: 240 * time.Second, kind: kindProbe,
+	return []task{{name: "probe", limit: 240 * time.Second, kind: kindProbe, last: judgeProbe,
 		argv: []string{"sppovm", "probe", "--device", "cuda", "--json", "-q", "-o", "{out}/" + clusterFile, "--name", "measured"}}}
+}
+
+// judgeProbe requires rates that a machine can have: if measured times are too short, as when a clock does not wait for the
+// work, they exceed the peak.
+func judgeProbe(results *part) error {
+	x := &reader{of: []*part{results}}
+	for _, done := range objectsOf[struct{ Machine *ir.Machine }](x, results, kindProbe) {
+		m := done.Machine
+		if m == nil {
+			continue
+		}
+		for _, curve := range []struct {
+			name   string
+			points []ir.CurvePoint
+		}{{"matmul", m.MatmulEfficiency}, {"attention", m.AttentionEfficiency}, {"attention_grad", m.AttentionGradEff}} {
+			for _, p := range curve.points {
+				if !(p[1] > 0 && p[1] <= 1) {
+					return fmt.Errorf("%s of %g rows reaches %.2f of the card's peak, which is impossible: its time was not measured correctly", curve.name, p[0], p[1])
+				}
+			}
+		}
+	}
+	return x.err
 }
 
 func ncclTasks(string) []task {

@@ -138,7 +138,8 @@ func standIn(role string, args []string) int {
 		say("devices 2", "GPU 0: NVIDIA H200, sm_90")
 	case args[0] == "probe":
 		say("probe 1", `{"item":"a","seconds":1}`)
-		say("probe 2", `{"done":true,"machine":{"name":"measured"}}`)
+		share := map[bool]string{false: "0.71", true: "1.42"}[strings.Contains(os.Getenv(faultVariable), "fast clock")]
+		say("probe 2", `{"done":true,"machine":{"name":"measured","matmul_efficiency":[[4096,`+share+`]]}}`)
 		return map[bool]int{true: 1}[os.WriteFile(args[slices.Index(args, "-o")+1], []byte("cluster measured {}\n"), 0o644) != nil]
 	default:
 		device := args[slices.Index(args, "--device")+1]

@@ -217,6 +217,8 @@ static void exchange(struct Team *t, int rank, struct Call *calls) { // requires
         }
     while (t->untaken[rank] > 0 && !t->aborted) pthread_cond_wait(&t->changed, &t->lock);
 }
+// missing is an error that a test plants: gathers leave out the last bytes of each member's part.
+static size_t missing(void) { return getenv("SPPO_PLANTED") ? 4 : 0; }
 static void work(void *argument) {
     struct Work *w = argument;
     struct Team *t = w->comm->team;
@@ -231,7 +233,7 @@ static void work(void *argument) {
     if (!t->aborted && meet(t)) { // keeps the lock, so that an abort waits until no other member writes to its rank's memory
         switch (w->call.op) {
         case GATHER:
-            for (int r = 0; r < t->size; r++) memcpy(w->call.y + r * bytes, t->brought[r], bytes);
+            for (int r = 0; r < t->size; r++) memcpy(w->call.y + r * bytes, t->brought[r], bytes - missing());
             break;
         case SCATTER: sum(t, w->call.y, w->comm->rank * w->call.count, w->call.count, w->call.type); break;
         case REDUCE: sum(t, w->call.y, 0, w->call.count, w->call.type); break;
