@@ -88,7 +88,7 @@ gpu-planted: ## plant errors in kernels, driver and cpu device, and print how th
 	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu ./e2e 2>&1 | $(PLANTED)
 
 gpu-drill: ## the first hour of docs/gpu.md on a stand-in for a machine that is lent
-	$(GO) test -count 1 -timeout 40m -v -run '^TestDrill' ./bench/gpu
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestDrill' ./bench/gpu
 
 engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernetes; installs what is missing
 	bash bench/engines/check.sh out/engines

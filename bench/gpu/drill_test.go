@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,7 +16,9 @@ import (
 	"time"
 )
 
-// The drill runs the commands of the first hour, as docs/gpu.md prints them, on a stand-in for a machine that is lent.
+// The drill runs the commands of the first hour, as docs/gpu.md prints them, on a stand-in for a machine that is lent. With
+// SPPO_LONG=1, as in make gpu-drill, the stages that check results run the real programs on the stand-in driver, with
+// emulated kernels; all other programs are stand-ins.
 
 // lent is a machine that runs each command for at most ten minutes, empties the results folder before each, and is taken
 // away after each reply: the next command finds only what is sent along.
@@ -122,6 +125,9 @@ func stagesOf(t *testing.T, command string) []chosen {
 func TestDrill(t *testing.T) {
 	commands, limit := firstHour(t)
 	m := &lent{bundle: drillBundle(t), home: t.TempDir(), limit: lentLimit}
+	if os.Getenv("SPPO_LONG") != "" {
+		m.env = useRealPrograms(t, m.bundle)
+	}
 	seen, before := map[string]bool{}, ""
 	for i, command := range commands {
 		began := time.Now()
@@ -204,4 +210,50 @@ func drillBundle(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return folder
+}
+
+// standIns lists the real programs of the bundle, each with the arguments for which a stand-in takes its place: measurements,
+// the opcodes of the first stage, which the stage conformance has, too, and layers and comparisons of schedules that take a CPU
+// too long.
+var standIns = map[string]string{
+	"gpu":       "touch*",
+	"cuda.test": `*TestGPUFigures*|*"(matmul|attention|"*`,
+	"e2e.test":  "*SchedulesAreEqual*",
+	"sppoc":     "*7b-*|*/8b-128k.*",
+	"sppovm":    "probe*|*7b-*|*/8b-128k.*",
+}
+
+// useRealPrograms puts the real programs into a bundle of stand-ins. It returns the environment in which they find the
+// stand-ins for NVIDIA's libraries.
+func useRealPrograms(t *testing.T, bundle string) []string {
+	t.Helper()
+	files := rehearsal(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		from, to := filepath.Join(files, e.Name()), filepath.Join(bundle, e.Name())
+		args, program := standIns[e.Name()]
+		switch {
+		case strings.Contains(e.Name(), ".so."): // it belongs to the machine
+			continue
+		case e.IsDir():
+			err = os.CopyFS(to, os.DirFS(from))
+		case program:
+			text := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in\n%s) %s=%s exec %s \"$@\";;\n*) echo \"$0 $*\" >&2; exec \"$(dirname \"$0\")/real-%s\" \"$@\";;\nesac\n",
+				args, roleVariable, e.Name(), self, e.Name())
+			err = errors.Join(os.Rename(from, filepath.Join(bundle, "real-"+e.Name())), os.WriteFile(to, []byte(text), 0o755))
+		default:
+			err = os.Rename(from, to)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{"SPPO_CUDA_PATH=" + files, "SPPO_GPU_FIGURES=small", factorVariable + "=10", quietVariable + "=5m"}
 }
