@@ -69,7 +69,7 @@ gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: b
 	rm -rf out/gpu out/gpu.tar.gz && mkdir -p out/gpu
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./cuda
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./e2e
-	CGO_ENABLED=0 $(GO) build $(SMALL) -o out/gpu/ ./cmd/sppoc ./cmd/sppovm ./bench/gpu
+	CGO_ENABLED=0 $(GO) build $(SMALL) -o out/gpu/ ./cmd/sppovm ./bench/gpu
 	@bash cuda/nvrtc/get.sh out/nvrtc
 	SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" out/gpu/gpu kernels out/gpu/kernels $(GPUS) || echo "SKIPPED: no kernels were compiled"
 	cat README.md ARCHITECTURE.md docs/*.md >out/gpu/text.txt

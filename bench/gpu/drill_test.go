@@ -216,10 +216,9 @@ func drillBundle(t *testing.T) string {
 // the opcodes of the first stage, which the stage conformance has, too, and layers and comparisons of schedules that take a CPU
 // too long.
 var standIns = map[string]string{
-	"gpu":       "touch*",
+	"gpu":       "touch*|compile*7b-*|compile*/8b-128k.*",
 	"cuda.test": `*TestGPUFigures*|*"(matmul|attention|"*`,
 	"e2e.test":  "*SchedulesAreEqual*",
-	"sppoc":     "*7b-*|*/8b-128k.*",
 	"sppovm":    "probe*|*7b-*|*/8b-128k.*",
 }
 

@@ -20,7 +20,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -32,7 +31,9 @@ import (
 	"syscall"
 	"time"
 
+	"sppo.dev"
 	"sppo.dev/cuda"
+	"sppo.dev/ir"
 )
 
 // Environment variables.
@@ -59,32 +60,15 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 		fmt.Fprintln(errs, "gpu:", err)
 		return status
 	}
-	if len(args) > 0 && args[0] == "kernels" {
-		if len(args) < 3 {
-			return fail(2, errors.New("usage: gpu kernels FOLDER ARCHITECTURE [ARCHITECTURE]"))
+	if len(args) > 0 {
+		if h, ok := helpers[args[0]]; ok && len(args)-1 < h.least {
+			return fail(2, fmt.Errorf("usage: gpu %s %s", args[0], h.usage))
+		} else if ok {
+			if err := h.run(args[1:], out); err != nil {
+				return fail(1, err)
+			}
+			return 0
 		}
-		if err := cuda.KeepKernels(args[1], args[2:], nil); err != nil {
-			return fail(1, err)
-		}
-		return 0
-	}
-	if len(args) > 0 && args[0] == "references" {
-		if len(args) != 3 {
-			return fail(2, errors.New("usage: gpu references FOLDER EXAMPLES"))
-		}
-		if err := writeReferences(args[1], args[2]); err != nil {
-			return fail(1, err)
-		}
-		return 0
-	}
-	if len(args) > 0 && args[0] == "touch" {
-		if len(args) != 2 {
-			return fail(2, errors.New("usage: gpu touch SIZE"))
-		}
-		if err := touch(args[1], out); err != nil {
-			return fail(1, err)
-		}
-		return 0
 	}
 	if len(args) > 0 && args[0] == "help" {
 		fmt.Fprintln(out, help())
@@ -100,6 +84,31 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	}
 	defer c.close()
 	return c.all(plan)
+}
+
+// helpers are commands that are not stages, with the least number of their arguments.
+var helpers = map[string]struct {
+	usage string
+	least int
+	run   func(args []string, out io.Writer) error
+}{
+	"kernels":    {"FOLDER ARCHITECTURE [ARCHITECTURE]...", 2, func(args []string, _ io.Writer) error { return cuda.KeepKernels(args[0], args[1:], nil) }},
+	"references": {"FOLDER EXAMPLES", 2, func(args []string, _ io.Writer) error { return writeReferences(args[0], args[1]) }},
+	"touch":      {"SIZE", 1, func(args []string, out io.Writer) error { return touch(args[0], out) }},
+	"compile":    {"SPEC PROGRAM [KEY=VALUE]...", 2, func(args []string, _ io.Writer) error { return compile(args[0], args[1], args[2:]) }},
+}
+
+// compile builds the program of a spec.
+func compile(spec, program string, overrides []string) error {
+	s, err := sppo.Load(spec, overrides...)
+	if err != nil {
+		return err
+	}
+	p, err := sppo.Compile(s)
+	if err != nil {
+		return err
+	}
+	return ir.WriteFile(program, p)
 }
 
 // chosen is a stage, with its argument if it takes one.

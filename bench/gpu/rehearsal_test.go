@@ -42,7 +42,7 @@ func rehearsal(t *testing.T) string {
 	}
 	do("go", "test", "-c", "-o", in("cuda.test"), "./cuda")
 	do("go", "test", "-c", "-o", in("e2e.test"), "./e2e")
-	do("go", "build", "-o", dir+"/", "./cmd/sppoc", "./cmd/sppovm", "./bench/gpu")
+	do("go", "build", "-o", dir+"/", "./cmd/sppovm", "./bench/gpu")
 	folder, err := emu.Folder()
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func rehearsal(t *testing.T) string {
 		t.Fatal(err)
 	}
 	for _, r := range references {
-		do(in("sppoc"), "build", in("7b.sppo"), "-o", in(r.name+".sppb"))
+		do(in("gpu"), "compile", in("7b.sppo"), in(r.name+".sppb"))
 		p, err := ir.ReadFile(in(r.name + ".sppb"))
 		if err != nil {
 			t.Fatal(err)

@@ -263,12 +263,10 @@ func layerTasks(name string) []task {
 		if l.name != name {
 			continue
 		}
-		build := task{name: name + ", compiled", limit: 40 * time.Second, argv: []string{"sppoc", "build", "{work}/" + l.spec, "-o", program}, first: specs}
-		for _, s := range l.set {
-			build.argv = append(build.argv, "--set", s)
-		}
+		build := task{name: name + ", compiled", limit: 40 * time.Second, argv: []string{"gpu", "compile", "{work}/" + l.spec, program}, first: specs}
+		build.argv = append(build.argv, l.set...)
 		if size := os.Getenv(memoryVariable); size != "" {
-			build.argv = append(build.argv, "--set", "cluster.host_memory="+size)
+			build.argv = append(build.argv, "cluster.host_memory="+size)
 		}
 		tasks = append(tasks, build)
 	}
