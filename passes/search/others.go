@@ -73,10 +73,14 @@ func (s *search) nearTies(winner *node) (out []*node) {
 		device, host := n.need.Peaks()
 		return device + host
 	}
+	until := s.impatience() + lastShare
 	for i, policy := range s.recomputes(&winner.schedule) {
+		if s.spent(until) || s.context.Options.Stopped() {
+			break
+		}
 		n := s.weighing(winner)
 		n.schedule.Recompute, n.number = policy, s.made+i
-		if !s.context.Options.Stopped() && s.finish(n) && n.fits() && n.time() <= hardly*winner.time() && float64(total(n)) <= less*float64(total(winner)) {
+		if s.finish(n) && n.fits() && n.time() <= hardly*winner.time() && float64(total(n)) <= less*float64(total(winner)) {
 			out = append(out, n)
 		}
 	}
