@@ -41,7 +41,7 @@ mutants: ## break programs of all kinds in more than 10,000 ways: how many the v
 fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleet -v -timeout 120m
 
-fleet-pins: ## compare the plans of the fleet with plans in which one value is pinned; an hour; a second run goes on where the first stopped
+fleet-pins: ## compare the plans of the fleet with plans in which one value is pinned; several hours; a second run goes on where the first stopped
 	@mkdir -p out
 	SPPO_LONG=1 SPPO_PINS="$${SPPO_PINS:-$(CURDIR)/out/fleet-pins-$$(git describe --always).jsonl}" $(GO) test ./cmd/sppoc -run TestFleetPins -v -timeout 180m
 

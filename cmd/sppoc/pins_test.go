@@ -54,11 +54,11 @@ type pinResult struct {
 }
 
 // TestFleetPins compares the plan of each job with plans in which one value is pinned: for each of dp, sp and pp one
-// drawn value, and drawn values of all keys. It takes close to an hour. If SPPO_PINS names a file, results are
+// drawn value, and drawn values of all keys. It takes several hours on two cores. If SPPO_PINS names a file, results are
 // appended to it as they are found, and jobs that it already has are not planned again.
 func TestFleetPins(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
-		t.Skip("takes close to an hour: make fleet-pins")
+		t.Skip("takes several hours: make fleet-pins")
 	}
 	seed, file := irtest.Seed(t), os.Getenv("SPPO_PINS")
 	done, err := readPins(file)
