@@ -56,7 +56,7 @@ bench: ## benchmarks, as ratios within one run
 
 kernels: ## compile every kernel for each kind of GPU: registers and spills; NVRTC comes from the package index, once
 	@bash cuda/nvrtc/get.sh out/nvrtc
-	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 30m -v -run '^TestCompile$$' ./cuda/kernels
+	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./cuda/kernels
 
 # Architectures of precompiled kernels. Other GPUs, and drivers too old for these kernels, compile them when they run.
 GPUS  = 80 90 90a 100
