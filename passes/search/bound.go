@@ -160,12 +160,10 @@ type profile struct {
 
 // layerProfile holds the times of one microbatch in a layer of one kind.
 type layerProfile struct {
-	all             ir.Seconds        // forward and backward
-	halved          func() ir.Seconds // the same, if backward tasks may run in two halves
-	each, attention []ir.Seconds      // of each subsequence: the entire layer, and only its attention
-	first, last     crossing          // the first subsequence and the last
-	shares          [2]share          // of the last subsequence: forward and backward
-	streaming       ir.Seconds        // time to load all blocks of K and V, one after another
+	all         ir.Seconds        // forward and backward
+	halved      func() ir.Seconds // the same, if backward tasks may run in two halves
+	first, last crossing          // the first subsequence and the last
+	streaming   ir.Seconds        // time to load all blocks of K and V, one after another
 }
 
 func (k *layerProfile) whole() ir.Seconds { return k.all }
@@ -193,13 +191,6 @@ func (c crossing) both(late bool) ir.Seconds {
 		return c.forward + min(c.backward, c.input)
 	}
 	return c.forward + c.backward
-}
-
-// share describes attention that other ranks can share: its time, and the bytes sent to each of those ranks and
-// back.
-type share struct {
-	whole   ir.Seconds
-	travels []ir.Bytes
 }
 
 // profileOf computes the costs of a plan's subsequences.
@@ -288,21 +279,24 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 		return t.Makespan(layer, layer.Backward, z, back.Weights+back.Gradients)
 	}
 	known := map[graph.Size]ir.Seconds{}
-	var sizes []graph.Size // sizes for which all nodes except attention are costed
+	var (
+		sizes      []graph.Size // for which all nodes except attention are costed
+		attentions []ir.Seconds
+	)
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
 		z := size(prefix, n)
 		sizes = append(sizes, leastRest(t, z))
 		rest := memo(known, sizes[len(sizes)-1], func(z graph.Size) ir.Seconds { return forward(z) - t.AttentionTime(kind, z) + backward(z) })
 		attention := t.AttentionAfter(kind, prefix, n)
-		out.each, out.attention = append(out.each, rest+attention), append(out.attention, attention)
+		attentions = append(attentions, attention)
 		out.all += rest + attention
 		prefix += n
 	}
 	out.halved = sync.OnceValue(func() (sum ir.Seconds) {
 		known := map[graph.Size]ir.Seconds{}
 		for i, z := range sizes {
-			sum += out.attention[i] + memo(known, z, func(z graph.Size) ir.Seconds {
+			sum += attentions[i] + memo(known, z, func(z graph.Size) ir.Seconds {
 				input, weights := t.Halves(layer, z, back)
 				return forward(z) - t.AttentionTime(kind, z) + min(backward(z), input+weights)
 			})
@@ -314,7 +308,7 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	}
 	n := p.Subsequences.Lengths[len(p.Subsequences.Lengths)-1]
 	z := size(p.Train.Sequence-n, n)
-	out.last, out.shares = crossing(z), shares(t, kind, z)
+	out.last = crossing(z)
 	out.first = crossing(size(0, p.Subsequences.Lengths[0]))
 	out.streaming = streamingTime(p, g, kind)
 	return out
@@ -338,20 +332,6 @@ func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 		z.Prefix = z.Sequence - z.Tokens
 	}
 	return z
-}
-
-// shares returns the attention of a layer that other ranks could share.
-func shares(t *estimate.TaskTime, kind int, z graph.Size) (out [2]share) {
-	for _, n := range t.Attends[kind] {
-		in, d := graph.BlockInstr(t.Layers[kind], n, z), t.Back(t.Layers[kind], n, z)
-		q, stats := in.Arg("q").Bytes(), in.Arg("lse").Bytes()
-		if n.Op == ir.Attention {
-			out[0] = share{d, []ir.Bytes{q, in.Arg("o").Bytes(), stats}}
-		} else {
-			out[1] = share{d, []ir.Bytes{q, q, q, stats, stats}}
-		}
-	}
-	return out
 }
 
 // streamingTime is the time to load all blocks of K and V for a layer of a certain kind.
@@ -541,7 +521,7 @@ const unreachable ir.Seconds = 1e300
 // share returns a lower bound on the work of the busiest stage for any assignment of layers.
 func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	busy := (of.layer*ir.Seconds(p.Model.Layers) + of.embedding + of.head) / ir.Seconds(b.mostStages(p))
-	if !b.mayShare(&p.Schedule) {
+	if !p.Schedule.SharesTasks() {
 		busy = max(busy, of.leastLayer*ir.Seconds(b.layersOfMost(p)))
 	}
 	return busy * ir.Seconds(p.Parallel.Microbatches)
@@ -561,15 +541,6 @@ func (b *bounds) layersOfMost(p *plan.Plan) int {
 	return (p.Model.Layers + stages - 1) / stages
 }
 
-// mayShare reports whether ranks may take over parts of each other's tasks.
-func (b *bounds) mayShare(s *lang.Schedule) bool {
-	if s.SharesTasks() || s.Mux == "off" {
-		return s.SharesTasks()
-	}
-	st := strategy.Find(s.Strategy)
-	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategy.All[0])
-}
-
 // time returns the bound on the time of a plan whose layers have been assigned to stages.
 func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	layers := make([]int, p.Parallel.PP)
@@ -580,15 +551,9 @@ func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	for rank, n := range layers {
 		optimizer = max(optimizer, ir.Seconds(n)*e.layer+ends(p, rank, e.embedding, e.head))
 	}
-	sides := b.muxes(&p.Schedule)
-	if mux := p.Schedule.Mux; mux != "" && mux != plan.PolicyAuto {
-		sides = []string{mux}
-	}
 	least := b.pipeline(p, of)
-	for _, side := range sides {
-		if side != "off" {
-			least = min(least, b.shared(p, of, layers, side))
-		}
+	if p.Schedule.SharesTasks() {
+		least = b.shared(p, of)
 	}
 	var streaming ir.Seconds
 	for _, counts := range b.kindsByRank(p) {
@@ -675,147 +640,12 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 	return before, after, all
 }
 
-// shared returns the bound for ranks that take over parts of each other's tasks, at the start and
-// the end of the pipeline (left), at its turnaround (right), or both (on). The total work stays the
-// same.
-//
-// At the turnaround, a rank waits while the last subsequence passes through the later ranks, each of which
-// shares its attention with the earlier ranks; messages arrive one by one. If the start is not shared, the rank
-// also waits while the first subsequence passes through the earlier ranks and back, as in pipeline.
-//
-// If the start is shared, the first rank runs at least the first (x+1)/PP of the tokens of
-// subsequence x, and at least the square of that fraction of the work, because earlier tokens
-// attend to fewer tokens. The last rank runs all of its own tasks, and helps all other ranks before
-// and after them. To do so, it receives, one by one, the weights, K and V of their layers, and
-// sends back contributions to the gradients of all of these.
-func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir.Seconds {
-	m := estimate.CostModel(p)
-	far := estimate.WidestLink(p, m, estimate.Farthest)
-	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
-	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // time of each rank: for all of its tasks, and for the last subsequence
-	var all, turn, least ir.Seconds
-	stays := attentionThatStays(p)
-	kinds := b.kindsByRank(p)
-	for rank, counts := range kinds {
-		own[rank] = of.layers(counts, (*layerProfile).whole) + ends(p, rank, of.embedding, of.head)
-		crossed[rank] = of.layers(counts, func(k *layerProfile) ir.Seconds { return k.last.both(false) })
-		if side != "left" {
-			crossed[rank] -= of.layers(counts, func(k *layerProfile) ir.Seconds {
-				return k.given(rank, stays(p.Subsequences.N-1, rank), message)
-			})
-		}
-		all += own[rank]
+// shared returns the bound for ranks that take over parts of each other's tasks: the mean of their work.
+func (b *bounds) shared(p *plan.Plan, of *profile) (mean ir.Seconds) {
+	for _, counts := range b.kindsByRank(p) {
+		mean += of.layers(counts, (*layerProfile).whole)
 	}
-	stages := len(layers)
-	before, _, _ := b.ways(p, of, false)
-	for rank := stages - 1; rank >= 0; rank-- {
-		if side != "left" {
-			for k := range rank {
-				x := p.Subsequences.N - rank + k
-				own[rank] -= of.layers(kinds[rank], func(l *layerProfile) ir.Seconds { return (1 - stays(x, k+1)) * l.attention[x] })
-			}
-		}
-		if side == "right" {
-			least = max(least, before[rank]+own[rank]+turn)
-		}
-		if rank > 0 {
-			turn += crossed[rank]
-		}
-	}
-	if side != "right" {
-		first := of.layers(kinds[0], func(k *layerProfile) ir.Seconds {
-			first := k.all
-			for x, t := range k.each[:min(stages-1, len(k.each))] {
-				part := float64(x+1) / float64(stages)
-				first -= ir.Seconds(1-part*part) * t
-			}
-			return first
-		})
-		least = max(first+turn, own[stages-1]+b.helping(p, of, layers, message))
-	}
-	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
-}
-
-// attentionThatStays returns a lower bound on the largest part of a subsequence's attention that any of the
-// ranks that share it runs: the larger of the mean over these ranks, and the part that remains with the owner
-// when each helper takes 1/PP of the keys, to within half a step of the grid.
-func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
-	keys, end, stages, grid := make([]float64, p.Subsequences.N), float64(0), float64(p.Parallel.PP), float64(p.Subsequences.Align)
-	for x, n := range p.Subsequences.Lengths {
-		keys[x], end = end+float64(n+1)/2, end+float64(n)
-	}
-	return func(x, helpers int) ir.Seconds {
-		least := 1 / float64(helpers+1)
-		if keys[x] >= stages*grid {
-			least = max(least, 1-float64(helpers)/stages-grid/2/keys[x])
-		}
-		return ir.Seconds(least)
-	}
-}
-
-// given returns an upper bound on the time that sharing attention with the given number of helpers saves for
-// the last subsequence in a layer, if at least the given part of the attention stays on one rank.
-func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
-	for _, share := range of.shares {
-		var messages ir.Seconds
-		for _, bytes := range share.travels {
-			messages += message(bytes)
-		}
-		t += max(0, share.whole-max(share.whole*stays, messages*ir.Seconds(helpers)))
-	}
-	return t
-}
-
-// helping returns a lower bound on the time that the last rank spends helping all others: weights, K and V
-// arrive one by one, and their gradients are sent back.
-func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
-	g := b.cache.Model(p)
-	fewest := ir.Seconds(slices.Min(layers))
-	var lent, rows, gradients ir.Seconds
-	for x := range p.Parallel.PP - 1 {
-		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // at least this many layers of other ranks use its help with subsequence x
-		part := func(v *graph.Value) ir.Seconds {
-			others := ir.Bytes(z.Tokens) * ir.Bytes(p.Parallel.PP-1) / ir.Bytes(p.Parallel.PP)
-			return times * message(v.Bytes(z)*others/ir.Bytes(z.Sequence))
-		}
-		for v := range g.Layer.Values {
-			switch v := &g.Layer.Values[v]; v.Kind {
-			case graph.Cache:
-				rows += part(v)
-			case graph.CacheGrad:
-				gradients += part(v)
-			}
-		}
-	}
-	for i := range g.Layer.Params {
-		if g.Layer.Params[i].Frozen {
-			continue
-		}
-		n, times := ir.Bytes(g.Layer.Params[i].Local[0]*g.Layer.Params[i].Local[1]), ir.Seconds(p.Parallel.PP-1)*fewest
-		lent += times * message(n*g.DType().Bytes())
-		gradients += times * message(n*ir.F32.Bytes())
-	}
-	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
-}
-
-// givingBack returns a lower bound on the time to return the last rank's weight gradients to their owners if
-// the start is shared. In every slot, the gradients of a stage pass through all later ranks one after another,
-// each of which adds its own. No rank begins to send the gradients of a slot before the last gradients of the
-// previous slot have arrived, because the last rank helps the receiving rank to compute the gradients of keys.
-func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
-	g, m := b.cache.Model(p), estimate.CostModel(p)
-	var hop ir.Seconds
-	for i := range g.Layer.Params {
-		if g.Layer.Params[i].Frozen {
-			continue
-		}
-		n := ir.Bytes(g.Layer.Params[i].Local[0] * g.Layer.Params[i].Local[1])
-		hop += message(n*ir.F32.Bytes()) + m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
-	}
-	for stage, n := range layers[:len(layers)-1] {
-		t += ir.Seconds(len(layers)-1-stage+n-1) * hop
-	}
-	return t
+	return (mean + of.embedding + of.head) * ir.Seconds(p.Parallel.Microbatches) / ir.Seconds(p.Parallel.PP)
 }
 
 // ends returns a rank's time for the embedding and the head.

@@ -648,7 +648,12 @@ func reason(key string, others []plan.Rejection, winner *node) string {
 	if !winner.fits() {
 		return "auto: nothing fits; this choice has the smallest shortfall"
 	}
-	next := &others[0]
-	return fmt.Sprintf("auto: %s; %s = %s: %s", map[bool]string{true: "nothing else fits", false: "the fastest found"}[next.StepS == 0 && next.BoundS == 0],
-		key, next.Value, next.InWords(winner.plan.Time.StepS))
+	next, why := &others[0], "the fastest found"
+	switch {
+	case next.StepS == 0 && next.BoundS == 0:
+		why = "nothing else fits"
+	case next.StepS > 0 && next.StepS < winner.time():
+		why = "the simplest of those that hardly differ"
+	}
+	return fmt.Sprintf("auto: %s; %s = %s: %s", why, key, next.Value, next.InWords(winner.plan.Time.StepS))
 }

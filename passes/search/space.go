@@ -59,7 +59,7 @@ var dimensions = []dimension{
 	detail(number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages)),
 	frugally(refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
-	widely("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
+	refined(plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes))),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, others: (*bounds).coarser, detail: true,
 		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	lossChunk,
