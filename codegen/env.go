@@ -71,20 +71,12 @@ func (e *env) runBackward() {
 		return
 	}
 	e.run(e.block.Backward)
-	e.completeGrads()
 }
 
 // runWeightGrads emits the second half of a backward pass.
 func (e *env) runWeightGrads() {
 	e.s.visits.number++
 	e.run(e.block.Halves[graph.WeightGradient])
-	e.completeGrads()
-}
-
-func (e *env) completeGrads() {
-	if e.layer != ir.None {
-		e.s.leaveBackward(e.task, e.layer)
-	}
 }
 
 func (e *env) chunks(nodes []graph.Node) {

@@ -201,7 +201,6 @@ func (s *stage) lowerStep() {
 	}
 	s.loadDocuments(s.plan.Parallel.Microbatches)
 	s.setTasks(s.plan.Tasks[s.index0], s.pipeline, s.index0)
-	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
 		s.step(st)
 	}
@@ -264,6 +263,14 @@ func (s *stage) act(a schedule.Action) {
 		s.runEmbedding(t)
 	case schedule.Head:
 		s.rows = s.backwardHead(t, s.rows)
+	case schedule.Enter:
+		s.enter()
+	case schedule.Gather, schedule.Complete:
+		s.gatherWeights(s.layerOf(a), s.readBy(t, s.layerOf(a)))
+	case schedule.Free:
+		delete(s.visits.whole, s.layerOf(a))
+	case schedule.Reduce:
+		s.reduceGradients(s.layerOf(a))
 	case schedule.Visit:
 		s.visit(t, s.layerOf(a))
 	case schedule.Release:
@@ -388,7 +395,6 @@ func (s *stage) block(t plan.Task, layer int) *graph.Block {
 func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
-	s.enter(layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.Input, x, 0)
@@ -478,7 +484,6 @@ func (s *stage) finishBackward(t plan.Task) {
 func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
-	s.enter(layer)
 	s.recomputeCaches(t, layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
@@ -535,7 +540,6 @@ func (s *stage) lowerEval() {
 		}
 	}
 	s.setTasks(tasks, walk.PipelineOf(s.plan, [][]plan.Task{tasks}, 0), 0)
-	s.visits.plan(s, steps)
 	for _, st := range steps {
 		s.step(step{kind: st.kind, task: index[st.task]})
 	}

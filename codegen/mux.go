@@ -49,8 +49,9 @@ func (w *sharedSlot) act(a schedule.Action) {
 	case schedule.Lend:
 		w.lendWeights(int(a.Of), int(a.Layer))
 	case schedule.Enter:
-		w.workOn(int(a.Of))
-		w.enterShared(int(a.Of), int(a.Layer))
+		w.workOn(w.index0)
+		w.provide(t, w.layerOf(a))
+		w.enter()
 	case schedule.FirstHalf:
 		w.workOn(t.Stage)
 		w.firstHalf(t, w.layerOf(a))
@@ -63,9 +64,9 @@ func (w *sharedSlot) act(a schedule.Action) {
 		w.working = -1
 	case schedule.Return:
 		w.returnGradients(int(a.Layer))
-	case schedule.Leave:
-		w.leave(int(a.Layer))
-		w.working = -1
+	case schedule.Reduce:
+		w.provide(t, w.layerOf(a))
+		w.reduceGradients(w.layerOf(a))
 	case schedule.End:
 		w.endTask(t, a, w.x[t])
 	default:
@@ -88,14 +89,6 @@ func (w *sharedSlot) tasksOf(stage int) []plan.Task {
 	return slices.DeleteFunc(slices.Clone(w.all), func(t plan.Task) bool { return t.Stage != stage })
 }
 
-// enterShared begins the visit to the k-th layer of the rank's own tasks.
-func (w *sharedSlot) enterShared(stage, k int) {
-	t := w.tasksOf(stage)[0]
-	layer := w.path(t)[k]
-	w.provide(t, layer)
-	w.enter(layer)
-}
-
 // exchange issues the messages that the tasks of a stage need in their k-th layer. Incoming messages may arrive
 // while this rank works on the stage.
 func (w *sharedSlot) exchange(stage, k int) {
@@ -109,21 +102,6 @@ func (w *sharedSlot) exchange(stage, k int) {
 	w.shareGradients(tasks, layer)
 	for _, a := range w.adds[stage] {
 		w.reserve(a.part.Buffer, w.since)
-	}
-}
-
-// leave ends the visit to the k-th layer of the rank's own tasks. If the slot has the last shared tasks of the
-// rank's stage, the visit ends later, when the gradients of the helpers have been received.
-func (w *sharedSlot) leave(k int) {
-	t := w.mine[0]
-	slot := t.Slot()
-	if w.index0 == slot {
-		k -= w.plan.Parallel.PP - 2 - slot
-	}
-	t.Stage, t.Subsequence = w.index0, slot-w.index0
-	if path := w.path(t); t.Kind == plan.Backward && t.Subsequence >= 0 && 0 <= k && k < len(path) {
-		w.provide(t, path[k])
-		w.leaveBackward(t, path[k])
 	}
 }
 

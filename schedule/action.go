@@ -18,7 +18,12 @@ const (
 	CachesIn
 	Embedding
 	Head
+	Enter
+	Gather
+	Complete
+	Free
 	Visit
+	Reduce
 	Release
 	Reload
 	End
@@ -28,8 +33,6 @@ const (
 	Lend
 	Exchange
 	Return
-	Enter
-	Leave
 	FirstHalf
 	SecondHalf
 )
@@ -40,6 +43,12 @@ type Action struct {
 	Task  int32 // index among the tasks of the rank
 	Layer int32 // index among the layers of the task's stage, or number of a round
 	Of    int32 // a second task, a stage or a slot
+}
+
+// as returns an action of another kind for the same task and layer.
+func (a Action) as(op Op) Action {
+	a.Op = op
+	return a
 }
 
 // OpInfo is the row of a kind of action. A field without a meaning is 0, except that an Of that stands for a task is
@@ -61,8 +70,16 @@ var Ops = [...]OpInfo{
 	CachesIn:  {Name: "CachesIn", Doc: "Begins to copy K and V of the stage's layers from the host.", Task: "the rank's next task"},
 	Embedding: {Name: "Embedding", Doc: "Runs the embedding in the direction of the task."},
 	Head:      {Name: "Head", Doc: "Runs the head with the loss, forward and backward."},
+	Enter: {Name: "Enter", Doc: "Begins a visit: one task's work in a layer or, in a shared slot, that of all the rank's tasks on its own stage. " +
+		"It comes only if weights or gradients are divided (ZeRO). Buffers between the steps of earlier collectives are freed.", Task: "a task of the visit", Layer: "layer of its stage"},
+	Gather: {Name: "Gather", Doc: "Begins to gather the divided weights of a layer that a visit reads, this one or the next.", Task: "a task of that visit", Layer: "layer of its stage"},
+	Complete: {Name: "Complete", Doc: "Like Gather, but of a layer whose weights have been gathered already, except those that no visit has read since.",
+		Task: "a task of the visit that reads them", Layer: "layer of its stage"},
+	Free: {Name: "Free", Doc: "Frees the gathered weights of a layer, each after its last use in the visit.", Task: "a task of the visit", Layer: "layer of its stage"},
 	Visit: {Name: "Visit", Doc: "Runs a layer in the direction of the task. A forward issues the layer's copies to the host; " +
 		"the offloaded tensors keep their device bytes until the Release.", Layer: "layer of the task's stage"},
+	Reduce: {Name: "Reduce", Doc: "Passes the divided gradients of a layer to collectives. The results of the previous Reduce are added to earlier sums.",
+		Task: "a task of the visit that has added to them", Layer: "layer of its stage"},
 	Release: {Name: "Release", Doc: "Ends the time allowed for a layer's copies to the host: the next user of the bytes waits for the copies.",
 		Task: "the forward whose layer was copied", Layer: "layer of its stage"},
 	Reload: {Name: "Reload", Doc: "Issues the copies that reload a layer.", Task: "the backward that needs the layer", Layer: "layer of its stage"},
@@ -77,8 +94,6 @@ var Ops = [...]OpInfo{
 		Of: "the slot for which they need the weights"},
 	Exchange: {Name: "Exchange", Common: true, Doc: "Sends rows of K and V, or their gradients, to the ranks that read them.", Layer: "round", Of: "stage"},
 	Return:   {Name: "Return", Common: true, Doc: "Each helper sends weight gradients to the previous rank.", Layer: "round"},
-	Enter:    {Name: "Enter", Doc: "Gathers the weights of a layer of the rank's own stage.", Layer: "round", Of: "stage"},
-	Leave:    {Name: "Leave", Doc: "Reduces weight gradients at the end of a visit.", Layer: "round"},
 	FirstHalf: {Name: "FirstHalf", Doc: "Runs a layer of a piece up to the exchange, like the first half of a Visit.", Task: "the piece",
 		Layer: "layer of the piece's stage"},
 	SecondHalf: {Name: "SecondHalf", Doc: "Runs the rest of the layer.", Task: "the piece", Layer: "layer of the piece's stage"},

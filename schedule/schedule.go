@@ -53,19 +53,22 @@ func (l *List) Last(place int) (last Action) {
 
 // Pipeline is the input from which schedules are written.
 type Pipeline struct {
-	Layers []int // [virtual stage]
-	Shared int   // how many of the first slots the ranks of all stages share, in both passes
-	Staged bool  // results that are read much later are kept on the host, as K and V may be
-	undone []int // [virtual stage]: how many layers, at the end of the stage, its backwards visit
-	frozen int   // how many virtual stages at the start have no backward
-	embeds bool  // whether the backwards of the first stage include the embedding
-	tasks  [][]Task
-	links  [][]link // [rank][task]
+	Layers  []int           // [virtual stage]
+	Shared  int             // how many of the first slots the ranks of all stages share, in both passes
+	Staged  bool            // results that are read much later are kept on the host, as K and V may be
+	Gathers bool            // weights of layers are divided among ranks, and gathered for each visit
+	Reduces func(Task) bool // whether a task's visits end by reducing gradients that ranks divide; nil: none are divided
+	undone  []int           // [virtual stage]: how many layers, at the end of the stage, its backwards visit
+	frozen  int             // how many virtual stages at the start have no backward
+	embeds  bool            // whether the backwards of the first stage include the embedding
+	tasks   [][]Task
+	links   [][]link // [rank][task]
 }
 
 // link connects a task with other tasks of its rank. Indices are -1 if there is no such task.
 type link struct {
 	undone int32 // for a backward: its forward
+	split  bool  // for a backward: whether its weight gradients are another task
 	reader int32 // the task that reads the result: the same task on the next stage, or the backward that begins with the head
 	first  int32 // number of layers of all earlier tasks
 	last   bool  // whether no later subsequence passes through the stage in this direction
@@ -106,7 +109,7 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 			case t.Kind == WeightGrad:
 				continue
 			case t.Kind == Backward:
-				links[i].undone, next.Stage = find(t.As(Forward)), t.Stage-1
+				links[i].undone, links[i].split, next.Stage = find(t.As(Forward)), find(t.As(WeightGrad)) >= 0, t.Stage-1
 			case next.Stage == len(layers):
 				next = t.As(Backward)
 			}
@@ -138,6 +141,7 @@ func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 		released: make([]bool, n), reloaded: make([]int, len(tasks)),
 	}
 	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
+	w.planVisits(n)
 	for i := 0; i < len(tasks); {
 		end := w.turnEnd(i)
 		for ; i < end; i++ {
@@ -169,6 +173,10 @@ type writer struct {
 	turn, turnFirst int        // number and first task of the current turn
 	waiting         []offloads // forwards whose copies are still allowed to run, oldest first
 	leaving         []int      // elements of waiting whose copies end during the current turn
+
+	visits []Action // the rank's visits to its own layers that have not ended; empty if nothing is divided
+	whole  []Action // visits to the layers whose weights are gathered
+	lent   []Action // visits to the layers whose weights have been lent since the last Enter
 }
 
 // offloads describes a forward's copies to the host.
@@ -242,8 +250,13 @@ func (w *writer) task(i, turnEnd int) {
 		w.add(Action{Op: Head, Task: place})
 	}
 	for at := range layers {
-		if t.Kind == Forward || at < w.undone[t.Stage] {
-			w.visit(Visit, i, at)
+		if at < w.visited(i) {
+			if t.Kind != WeightGrad {
+				w.enter()
+				w.leave()
+			}
+			w.add(w.visit(Visit, i, at))
+			w.reduce(i, at)
 		}
 		if i+1 == turnEnd {
 			w.releaseBeside(at, at == layers-1)
@@ -279,13 +292,21 @@ func (w *writer) stageIn(i int) {
 	}
 }
 
-// visit lists a task's work in layer number at, counted in the order in which the task visits its layers.
-func (w *writer) visit(op Op, i, at int) {
+// visited returns the number of layers that a task visits.
+func (w *writer) visited(i int) int {
+	if w.tasks[i].Kind == Forward {
+		return w.layersOf(i)
+	}
+	return w.undone[w.tasks[i].Stage]
+}
+
+// visit returns an action of a task in layer number at, counted in the order in which the task visits its layers.
+func (w *writer) visit(op Op, i, at int) Action {
 	k := at
 	if w.tasks[i].Kind != Forward {
 		k = w.layersOf(i) - 1 - at
 	}
-	w.add(Action{Op: op, Task: int32(i), Layer: int32(k)})
+	return Action{Op: op, Task: int32(i), Layer: int32(k)}
 }
 
 // releaseBeside lists the releases during layer number at of a turn. The copies of a forward's

@@ -24,7 +24,7 @@ func (w *writer) slot(first, end int) {
 	}
 	next, opens := w.nextShared(t.Kind, number)
 	if opens {
-		w.add(Action{Op: Lend, Task: place, Of: int32(number)})
+		w.lend(first, 0, number)
 	}
 	for k := range rounds + 1 {
 		for at := range number + 1 {
@@ -35,18 +35,18 @@ func (w *writer) slot(first, end int) {
 			w.round(first, end, stage, k)
 		}
 		if opens {
-			w.add(Action{Op: Lend, Task: place, Layer: int32(k + 1), Of: int32(number)})
+			w.lend(first, k+1, number)
 		}
 		if next >= 0 {
-			w.add(Action{Op: Lend, Task: place, Layer: int32(k), Of: int32(next)})
+			w.lend(first, k, next)
 		}
 		if k > 0 {
 			w.copiesBesideSlot(end, k-1, rounds)
-			w.endRound(place, k-1)
+			w.endRound(first, end, k-1)
 		}
 	}
 	for k := rounds; k < rounds+w.Shared-1-number; k++ {
-		w.endRound(place, k)
+		w.endRound(first, end, k)
 	}
 	for i := first; i < end; i++ {
 		w.end(i)
@@ -75,23 +75,25 @@ func (w *writer) round(first, end, stage, k int) {
 	layers := w.Layers[stage]
 	for i := first; i < end && 0 < k && k <= layers; i++ {
 		if w.tasks[i].Stage == stage {
-			w.visit(SecondHalf, i, k-1)
+			w.add(w.visit(SecondHalf, i, k-1))
 			w.reloadUpTo(i, 0, k-1+w.ahead)
 		}
+	}
+	if stage == w.rank && 0 < k && k <= layers {
+		w.leave()
 	}
 	if k >= layers {
 		return
 	}
-	place := int32(first)
 	if stage == w.rank {
-		w.add(Action{Op: Enter, Task: place, Layer: int32(k), Of: int32(stage)})
+		w.enter()
 	}
 	for i := first; i < end; i++ {
 		if w.tasks[i].Stage == stage {
-			w.visit(FirstHalf, i, k)
+			w.add(w.visit(FirstHalf, i, k))
 		}
 	}
-	w.add(Action{Op: Exchange, Task: place, Layer: int32(k), Of: int32(stage)})
+	w.add(Action{Op: Exchange, Task: int32(first), Layer: int32(k), Of: int32(stage)})
 }
 
 // copiesBesideSlot lists the releases and reloads that take place during a round for tasks outside the slot.
@@ -102,9 +104,19 @@ func (w *writer) copiesBesideSlot(end, round, rounds int) {
 	}
 }
 
-func (w *writer) endRound(place int32, round int) {
-	if w.tasks[place].Kind == Backward {
-		w.add(Action{Op: Return, Task: place, Layer: int32(round)})
+// endRound lists how the gradients of a round's layers become complete. Those of the stage whose last shared tasks are in
+// the slot are complete once the gradients of all helpers have arrived.
+func (w *writer) endRound(first, end, round int) {
+	t := w.tasks[first]
+	if t.Kind != Backward {
+		return
 	}
-	w.add(Action{Op: Leave, Task: place, Layer: int32(round)})
+	w.add(Action{Op: Return, Task: int32(first), Layer: int32(round)})
+	if w.rank == t.Slot() {
+		round -= w.Shared - 1 - w.rank
+	}
+	own := slices.IndexFunc(w.tasks[first:end], func(t Task) bool { return t.Stage == w.rank })
+	if own >= 0 && 0 <= round && round < w.Layers[w.rank] {
+		w.reduce(first+own, round)
+	}
 }

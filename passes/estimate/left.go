@@ -14,7 +14,7 @@ import (
 
 // leftCosts holds the costs of sharing beyond those of the computation.
 type leftCosts struct {
-	visit           VisitTime                         // parameter collectives of a layer, once per slot
+	visit           VisitTime                         // to gather a layer's weights, or to reduce its gradients
 	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
 	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], to send the layer's weights to one rank
 	give            ir.Seconds                        // to pass a layer's weight gradients to the previous rank
@@ -139,7 +139,6 @@ type sharedSlot struct {
 	first   plan.Task
 	all     []slotTask
 	actions [][]schedule.Action  // actions of this slot that have not run yet
-	whole   []ir.Seconds         // when the collectives that run during the rank's current layer are done
 	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks have arrived
 	summed  []ir.Seconds         // when the last weight gradients received have been added
 }
@@ -165,8 +164,7 @@ type lentLayer struct{ rank, stage, k int }
 // newSharedSlot returns the slot that all ranks have reached.
 func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	w := &sharedSlot{
-		Simulation: s, first: t, all: sharedTasks(s.Plan, t),
-		whole: make([]ir.Seconds, len(s.stages)), summed: make([]ir.Seconds, len(s.stages)),
+		Simulation: s, first: t, all: sharedTasks(s.Plan, t), summed: make([]ir.Seconds, len(s.stages)),
 	}
 	for r := range s.stages {
 		w.actions, w.ready = append(w.actions, s.stages[r].list.Of(s.stages[r].done)), append(w.ready, map[int]ir.Seconds{})
@@ -201,9 +199,11 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	n := st.first + a.Task
 	switch a.Op {
 	case schedule.Enter:
-		w.enter(rank)
-	case schedule.Leave:
-		st.now = max(st.now, w.whole[rank])
+		st.now = max(st.now, st.whole)
+	case schedule.Gather:
+		st.whole = max(st.whole, st.now) + w.left.visit.Weights
+	case schedule.Reduce:
+		st.whole = max(st.whole, st.now) + w.left.visit.Gradients
 	case schedule.FirstHalf:
 		w.firstHalf(st, n, int(a.Layer))
 	case schedule.SecondHalf:
@@ -237,14 +237,6 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 		}
 	case schedule.Return:
 		w.giveBack(int(a.Layer))
-	}
-}
-
-// enter begins the collectives of parameters that run while the rank's own tasks visit a layer.
-func (w *sharedSlot) enter(rank int) {
-	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
-	if w.first.Kind == plan.Backward {
-		w.whole[rank] += w.left.visit.Gradients
 	}
 }
 

@@ -47,6 +47,7 @@ type simStage struct {
 	sendFree [2]ir.Seconds // when the links to the next and to the previous stage are free
 	muxOut   ir.Seconds    // when the last messages to and from ranks that share tasks end
 	muxIn    ir.Seconds
+	whole    ir.Seconds // when the weights and gradients of layers that were being gathered or reduced in a shared slot are complete
 	simStaging
 	simStream
 }

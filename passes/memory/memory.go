@@ -180,11 +180,8 @@ type tracker struct {
 	rows      [2]rowsOf    // last results of the method streamed: for K and V, and for their gradients
 	loads     loadsHeld
 	visitsOf  []visitBytes // by kind of layers
-	visits    visitBytes   // of the current layer
-	path      []int        // under ZeroWeights, the rank's layers in the order of visits
-	visited   int          // number of visits in path that have ended
-	gathered  ir.Bytes     // gathered weights, and the slices that they are gathered from
-	passing   params       // parameters that are whole only during this visit, so that gathered does not include them
+	halves    ir.Bytes     // bytes between the two steps of the visit's gathers
+	passing   params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
 
 	waits []bool         // [task]: whether its input is on the host; nil: no task's input is
 	task  int            // the current task
@@ -227,7 +224,6 @@ func (m *Meter) newTracker(stage int) *tracker {
 	for kind := range r.graph.Kinds() {
 		r.visitsOf = append(r.visitsOf, visitBytesOf(p, r.graph, r.graph.LayerOf(kind)))
 	}
-	r.visits = r.visitsOf[0]
 	r.whole, r.given = make([]params, p.LayersOf(stage)+2), make([]bool, p.LayersOf(stage))
 	for j := range r.layers {
 		first, _ := p.Span(j)
@@ -253,9 +249,6 @@ func (m *Meter) newTracker(stage int) *tracker {
 	}
 	if p.Streams() {
 		r.loads.queue = walk.NewLoadQueue(p, r.graph, p.Tasks[stage])
-	}
-	if p.Parallel.Zero >= plan.ZeroWeights {
-		r.planVisits()
 	}
 	if p.Mux.Right {
 		r.loans = make([]plan.Lending, len(p.Tasks))
@@ -380,8 +373,16 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 		r.embedding(t, at)
 	case schedule.Head:
 		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.plan.HeadSize(r.Sizes[t.Subsequence]))
+	case schedule.Enter:
+		r.enter()
+	case schedule.Gather:
+		r.gather(r.visitOf(a))
+	case schedule.Free:
+		r.free(r.visitOf(a))
 	case schedule.Visit:
 		r.visit(t, at, a)
+	case schedule.Reduce:
+		r.reduce(r.first[t.Stage]+int(a.Layer), r.visitOf(a))
 	case schedule.Release:
 		r.release(at, a)
 	case schedule.Reload:
@@ -413,15 +414,15 @@ func (r *tracker) embedding(t plan.Task, at *walk.Node) {
 func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
 	k := int(a.Layer)
 	b, own := r.block(t, k), r.first[t.Stage]+k
-	r.visits = r.visitsOf[r.last.kind]
 	switch t.Kind {
 	case plan.Forward:
 		r.forward(t, at, a, b, own)
 	case plan.Backward:
 		r.backward(t, at, k, b, own)
 	case plan.WeightGrad:
-		r.weightGrads(t, at, k, b, own)
+		r.weightGrads(t, k, b)
 	}
+	r.passing = 0
 }
 
 func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *graph.Block, own int) {
@@ -430,11 +431,9 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 		r.now[TermCaches] += r.caches(b, graph.Cache, z)
 		r.host += r.streamed(graph.Cache, z.Sequence)
 	}
-	r.enter()
 	r.now[TermLoads] = r.attend(t, k, b)
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 	r.now[TermLoads] = r.loads.bytes()
-	r.exit()
 	r.cachesOut(t, b)
 	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // no backward reads K and V
 		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
@@ -454,13 +453,13 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	if at.Split {
 		pass = inputPass
 	}
-	r.enter()
 	r.recomputeCaches(t, k, b)
 	r.now[TermKept] -= u.kept[own]
 	r.now[TermCopies] -= u.offloaded[own]
 	r.visiting(t, k, b, pass, z)
-	r.exit()
-	r.leaveBackward(t, own, at, b, z)
+	if at.Split {
+		r.now[TermKept] += r.between(b, z)
+	}
 	if !b.Attends {
 		return
 	}
@@ -491,11 +490,10 @@ func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
 }
 
 // weightGrads tracks the second half of a backward.
-func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
+func (r *tracker) weightGrads(t plan.Task, k int, b *graph.Block) {
 	z := r.Sizes[t.Subsequence]
 	r.now[TermKept] -= r.between(b, z)
 	r.visiting(t, k, b, weightPass, z)
-	r.leaveBackward(t, own, at, b, z)
 	if t.Subsequence == 0 && b.Attends {
 		r.now[TermCacheGrads] -= r.cachesBetween(b, z)
 	}
@@ -519,29 +517,6 @@ func (r *tracker) reload(t *walk.Node, a schedule.Action) {
 	r.now[TermCopies] += n
 	r.most = max(r.most, r.host)
 	r.host -= n
-}
-
-// leaveBackward ends the visit to a layer. It keeps the tensors that the second half will read, or passes the
-// gradients to collectives; the collectives of the previous visit are then complete. Gradients to which later
-// visits add stay whole.
-func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
-	if at.Split {
-		r.now[TermKept] += r.between(b, z)
-		return
-	}
-	if r.visits.divided == 0 || !r.plan.Completes(t) {
-		return
-	}
-	r.whole[own] &^= r.visits.divided
-	r.now[TermGradients] -= r.visits.gradients + r.owed
-	r.owed = r.visits.gradients + r.visits.halfSums
-	if r.given[own] { // added to the sums of earlier visits
-		r.owed += r.visits.sums
-	} else {
-		r.given[own] = true
-		r.now[TermGradients] += r.visits.sums
-	}
-	r.now[TermGradients] += r.owed
 }
 
 // between returns the bytes that a block holds between the two halves of its backward.

@@ -1,80 +1,49 @@
 package memory
 
 import (
-	"slices"
-
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
+	"sppo.dev/schedule"
 )
 
-// Divided weights are gathered and released at the same points as in codegen. During a visit, the weights of
-// the current and the next layer are whole. After it, weights stay whole if one of the next two visits needs
-// them.
-
-// planVisits records the visits of a stage's tasks, except those of the second half of a backward, which reads
-// no weights.
-func (r *tracker) planVisits() {
-	for _, t := range r.plan.Tasks[r.stage] {
-		if t.Kind == plan.WeightGrad {
-			continue
-		}
-		first := len(r.path)
-		for k := range r.layers[t.Stage] {
-			r.path = append(r.path, r.first[t.Stage]+k)
-		}
-		if t.Kind == plan.Backward {
-			slices.Reverse(r.path[first:])
-			r.path = r.path[:len(r.path)-r.plan.Skipped(t.Stage)]
-		}
-	}
+// gather counts the whole weights of a layer, and the halves of its gathers until the next visit.
+func (r *tracker) gather(v *visitBytes) {
+	r.now[TermWeights] += v.weights + v.halves
+	r.halves += v.halves
 }
 
-// layerAt returns the layer of a visit, or -1 if there is no such visit.
-func (r *tracker) layerAt(visit int) int {
-	if visit < 0 || visit >= len(r.path) {
-		return -1
-	}
-	return r.path[visit]
-}
-
-// enter begins a visit. It also gathers the next layer's weights, unless they are whole. The weights of the
-// current layer are counted with the running block, unless one of the next two visits is to the same layer.
+// enter begins a visit.
 func (r *tracker) enter() {
-	if r.path == nil {
-		return
-	}
-	v := r.visited
-	before, layer, next, then := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1), r.layerAt(v+2)
-	n := ir.Bytes(0)
-	if next == layer || then == layer {
-		n += r.visits.weights
+	r.now[TermWeights] -= r.halves
+	r.halves = 0
+}
+
+// free counts the weights of a layer with the running block: each is freed after its last use in the visit.
+func (r *tracker) free(v *visitBytes) {
+	r.now[TermWeights] -= v.weights
+	r.passing = v.gathered
+}
+
+// reduce passes the gradients of a layer to collectives; those of the previous visit are then complete. Gradients to
+// which later visits add stay whole.
+func (r *tracker) reduce(own int, v *visitBytes) {
+	r.whole[own] &^= v.divided
+	r.now[TermGradients] -= v.gradients + r.owed
+	r.owed = v.gradients + v.halfSums
+	if r.given[own] { // added to the sums of earlier visits
+		r.owed += v.sums
 	} else {
-		r.passing = r.visits.gathered
+		r.given[own] = true
+		r.now[TermGradients] += v.sums
 	}
-	if next >= 0 && next != layer {
-		n += r.visits.weights
-		if next != before {
-			n += r.visits.halves
-		}
-	}
-	if before < 0 {
-		n += r.visits.halves
-	}
-	r.hasWhole(n)
+	r.now[TermGradients] += r.owed
 }
 
-// exit ends a visit.
-func (r *tracker) exit() {
-	if r.path != nil {
-		r.visited++
-		r.passing = 0
-	}
-}
-
-func (r *tracker) hasWhole(n ir.Bytes) {
-	r.now[TermWeights] += n - r.gathered
-	r.gathered = n
+// visitOf returns the bytes of a visit to the layer of an action.
+func (r *tracker) visitOf(a schedule.Action) *visitBytes {
+	stage := r.plan.Tasks[r.stage][a.Task].Stage
+	return &r.visitsOf[r.graph.KindOf(r.plan.LayerAt(stage, int(a.Layer)))]
 }
 
 // visitBytes holds the bytes that a visit to a layer needs temporarily, in addition to the slices.

@@ -472,14 +472,6 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	return p.Runner(t), t, true
 }
 
-// Skipped returns the number of layers at the start of a virtual stage that its backwards do not visit.
-func (p *Plan) Skipped(stage int) int {
-	if p.Untrained == 0 {
-		return 0
-	}
-	return min(max(0, p.Untrained-p.LayerAt(stage, 0)), p.LayersPerStage[stage])
-}
-
 // Undone reports whether the backwards of a virtual stage compute anything. The backwards of the
 // last stage always do, because they include the head.
 func (p *Plan) Undone(stage int) bool {

@@ -124,6 +124,10 @@ func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
+	of.Gathers = p.Parallel.Zero >= plan.ZeroWeights
+	if p.Parallel.Zero >= plan.ZeroGradients {
+		of.Reduces = p.Completes
+	}
 	return of
 }
 
