@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps mfu mutants bench kernels gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins long-steps mfu mutants bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -54,7 +54,11 @@ mfu: ## plan common models on 1, 3, 5 and 7 GPUs: simulated MFU over all GPUs, w
 bench: ## benchmarks, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
 
-kernels: ## compile every kernel for each kind of GPU: registers and spills; NVRTC comes from the package index, once
+kernels: ## compile every kernel for each kind of GPU and rewrite the record of registers, spills and speeds, which takes minutes; NVRTC comes from the package index, once
+	@bash cuda/nvrtc/get.sh out/nvrtc
+	@SPPO_LONG=1 SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./cuda/kernels -update
+
+kernels-changed: ## compile only kernels that are not in the record, and one to compare; check the figures of all
 	@bash cuda/nvrtc/get.sh out/nvrtc
 	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./cuda/kernels
 

@@ -29,57 +29,6 @@ var waits = []struct{ kernel, order string }{
 	{`^attention_tensor_(?:dq_|dkv_)?(\d+)`, "copied turn copies products"},
 }
 
-// events lists the instructions that show in an order. A group in the pattern is part of the event's name.
-var events = []struct {
-	pattern *regexp.Regexp
-	name    string
-}{
-	{regexp.MustCompile(`^WARPGROUP\.ARRIVE`), "begin"},
-	{regexp.MustCompile(`^HGMMA.*tnspB`), "columns"},
-	{regexp.MustCompile(`^HGMMA\S+ R\d+, R`), "own"},
-	{regexp.MustCompile(`^HGMMA`), "rows"},
-	{regexp.MustCompile(`^WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)`), "wait"},
-	{regexp.MustCompile(`\bMUFU\.EX2`), "exp"},
-	{regexp.MustCompile(`\bLDGSTS`), "copies"},
-	{regexp.MustCompile(`\bDEPBAR\.LE SB0`), "copied"},
-	{regexp.MustCompile(`\bSYNCS\.PHASECHK`), "here"},
-	{regexp.MustCompile(`\bSYNCS\.ARRIVE`), "used"},
-	{regexp.MustCompile(`\bBAR\.ARV`), "pass"},
-	{regexp.MustCompile(`\bBAR\.SYNC`), "turn"},
-	{regexp.MustCompile(`\bHMMA`), "products"},
-}
-
-// event is a run of equal events.
-type event struct {
-	name  string
-	count int
-}
-
-// orderOf returns those events of the code that are among the given names, in order.
-func orderOf(code []string, among []event) (out []event) {
-	for _, in := range code {
-		for _, e := range events {
-			m := e.pattern.FindStringSubmatch(in)
-			if m == nil {
-				continue
-			}
-			name := e.name + strings.Join(m[1:], "")
-			if !slices.ContainsFunc(among, func(e event) bool {
-				return e.name == name || strings.HasPrefix(e.name, "wait") && strings.HasPrefix(name, "wait")
-			}) {
-				break
-			}
-			if n := len(out); n > 0 && out[n-1].name == name && e.name != "wait" {
-				out[n-1].count++
-			} else {
-				out = append(out, event{name, 1})
-			}
-			break
-		}
-	}
-	return out
-}
-
 // parsed returns the events of an order for heads of a dimension.
 func parsed(order string, dim int) (out []event) {
 	for word := range strings.FieldsSeq(order) {
@@ -103,64 +52,51 @@ func agrees(got, want []event) bool {
 	})
 }
 
-// span is a loop: its first and its last instruction, in address order.
-type span struct{ first, last int }
-
-// loopsOf returns the loops of a kernel that contain at least the given number of products, and the code. Of loops that
-// overlap, it returns the shortest: waits that are retried behind the kernel's end look like long loops.
-func loopsOf(blocks []block, products int) (loops []span, code []string) {
-	starts := make([]int, len(blocks)+1)
-	for i, b := range blocks {
-		starts[i+1] = starts[i] + len(b.instructions)
-	}
-	code = instructions(blocks)
-	var all []span
-	for i, b := range blocks {
-		for _, next := range b.next {
-			if s := (span{starts[next], starts[i+1] - 1}); next <= i && countIn(code, s, "MMA") >= products {
-				all = append(all, s)
-			}
+// among returns those of the events whose names are also among others, in order.
+func among(all, others []event) (out []event) {
+	for _, e := range all {
+		if slices.ContainsFunc(others, func(o event) bool {
+			return o.name == e.name || strings.HasPrefix(o.name, "wait") && strings.HasPrefix(e.name, "wait")
+		}) {
+			out = appendEvent(out, e)
 		}
 	}
-	slices.SortFunc(all, func(a, b span) int { return (a.last - a.first) - (b.last - b.first) })
-	for _, s := range all {
-		if !slices.ContainsFunc(loops, func(o span) bool { return o.first <= s.last && s.first <= o.last }) {
-			loops = append(loops, s)
-		}
-	}
-	return loops, code
+	return out
 }
 
-func countIn(code []string, s span, word string) (n int) {
-	for _, in := range code[s.first : s.last+1] {
-		if strings.Contains(in, word) {
-			n++
+// loops returns the loops that contain at least the given number of products. Of loops that overlap, it returns the shortest:
+// waits that are retried behind the kernel's end look like long loops.
+func (m *machineCode) loops(products int) (loops []loop) {
+	if products < fewestRecorded {
+		panic("internal: loops with fewer products are not recorded")
+	}
+	for _, l := range m.Loops {
+		if l.Products >= products && !slices.ContainsFunc(loops, func(o loop) bool { return o.First <= l.Last && l.First <= o.Last }) {
+			loops = append(loops, l)
 		}
 	}
-	return n
+	return loops
 }
-
-// manyRegisters matches instructions that use registers above bulkRegisters.
-var manyRegisters = regexp.MustCompile(`\bR(1[7-9]\d|2\d\d)\b`)
 
 // checkRegisterUse reports a kernel that keeps values in memory, or, for Hopper, uses the tensor core instructions of older
 // cards.
-func checkRegisterUse(t *testing.T, arch, kernel string, code []string) {
+func checkRegisterUse(t *testing.T, arch string, f figures) {
 	t.Helper()
-	for _, in := range code {
-		if strings.Contains(in, "LDL") || strings.Contains(in, "STL") || strings.HasSuffix(arch, "a") && strings.Contains(in, "HMMA") {
-			t.Errorf("%s for sm_%s: %s: registers that lie in memory, or tensor cores in the way of older cards", kernel, arch, in)
-			break
-		}
+	if f.Code.Local != "" {
+		t.Errorf("%s for sm_%s: %s: registers that lie in memory", f.Kernel, arch, f.Code.Local)
 	}
-	if kernel == "primitive_registers" && !slices.ContainsFunc(code, manyRegisters.MatchString) {
-		t.Errorf("%s holds no more registers than it has at its entry", kernel)
+	if strings.HasSuffix(arch, "a") && f.Code.OldMMA {
+		t.Errorf("%s for sm_%s: tensor cores in the way of older cards", f.Kernel, arch)
+	}
+	if f.Kernel == "primitive_registers" && !f.Code.Many {
+		t.Errorf("%s holds no more registers than it has at its entry", f.Kernel)
 	}
 }
 
 // checkAttention reports an attention kernel whose main loop has another order of events than its family.
-func checkAttention(t *testing.T, arch, kernel string, blocks []block) {
+func checkAttention(t *testing.T, arch string, f figures) {
 	t.Helper()
+	kernel := f.Kernel
 	for _, w := range waits {
 		m := regexp.MustCompile(w.kernel).FindStringSubmatch(kernel)
 		if m == nil {
@@ -176,12 +112,12 @@ func checkAttention(t *testing.T, arch, kernel string, blocks []block) {
 		if products == 0 {
 			products = fewestProducts(dim)
 		}
-		loops, code := loopsOf(blocks, products)
+		loops := f.Code.loops(products)
 		if len(loops) == 0 {
 			t.Errorf("%s for sm_%s: no loop contains %d products", kernel, arch, products)
 		}
-		for _, s := range loops {
-			if got := orderOf(code[s.first:s.last+1], want); !agrees(got, want) {
+		for _, l := range loops {
+			if got := among(parsed(l.Events, dim), want); !agrees(got, want) {
 				t.Errorf("%s for sm_%s: the order of its main loop is %v, want %v: softmax, copies or products wait for each other",
 					kernel, arch, got, want)
 			}
@@ -216,17 +152,17 @@ var mostRegisters = []struct {
 }
 
 // checkRegisters reports a kernel that spills, has a stack or, if it computes attention, has too many registers.
-func checkRegisters(t *testing.T, arch string, u use) {
+func checkRegisters(t *testing.T, arch string, u figures) {
 	t.Helper()
-	if u.spilled > 0 || u.stack > 0 {
-		t.Errorf("%s for sm_%s spills %d bytes and has %d bytes of stack; kernels for one architecture and attention must have none", u.kernel, arch, u.spilled, u.stack)
+	if u.Spilled > 0 || u.Stack > 0 {
+		t.Errorf("%s for sm_%s spills %d bytes and has %d bytes of stack; kernels for one architecture and attention must have none", u.Kernel, arch, u.Spilled, u.Stack)
 	}
 	for _, m := range mostRegisters {
-		if !regexp.MustCompile(m.kernel).MatchString(u.kernel) {
+		if !regexp.MustCompile(m.kernel).MatchString(u.Kernel) {
 			continue
 		}
-		if most := 65536 / (m.threads * m.holds) / 8 * 8; u.registers > most {
-			t.Errorf("%s for sm_%s has %d registers, more than the %d with which a multiprocessor holds %d blocks", u.kernel, arch, u.registers, most, m.holds)
+		if most := 65536 / (m.threads * m.holds) / 8 * 8; u.Registers > most {
+			t.Errorf("%s for sm_%s has %d registers, more than the %d with which a multiprocessor holds %d blocks", u.Kernel, arch, u.Registers, most, m.holds)
 		}
 		return
 	}
@@ -270,23 +206,16 @@ func (q quarter) uses(c cost) [4]float64 {
 }
 
 // tensorCosts returns the costs of the main loops of a kernel for mma.sync.
-func tensorCosts(blocks []block, dim int) (all []cost) {
-	loops, code := loopsOf(blocks, fewestProducts(dim))
-	inner := []span(nil)
+func tensorCosts(m *machineCode, dim int) (all []cost) {
+	inner := []loop(nil)
 	if dim > 128 {
-		inner, _ = loopsOf(blocks, 8)
+		inner = m.loops(fewestRecorded)
 	}
-	of := func(s span) (c cost) {
-		for _, in := range code[s.first : s.last+1] {
-			c.add(in)
-		}
-		return c
-	}
-	for _, s := range loops {
-		c := of(s)
+	for _, l := range m.loops(fewestProducts(dim)) {
+		c := l.Cost
 		for _, i := range inner {
-			if i.first >= s.first && i.last <= s.last {
-				c.times(dim/64-1, of(i))
+			if i.First >= l.First && i.Last <= l.Last {
+				c.times(dim/64-1, i.Cost)
 			}
 		}
 		all = append(all, c)
@@ -294,15 +223,10 @@ func tensorCosts(blocks []block, dim int) (all []cost) {
 	return all
 }
 
-// engineCosts returns the cost of the main loop of a kernel for Hopper's copy engine: the shortest way through it, where no
-// score is masked, and the tiles that arrive, which two warpgroups share.
-func engineCosts(blocks []block, name string) []cost {
-	back, best := backEdges(blocks), cost{}
-	for _, edge := range back {
-		if c := wayThrough(blocks, edge[1], edge[0], back); c.wgmma > best.wgmma {
-			best = c
-		}
-	}
+// engineCosts returns the cost of the main loop of a kernel for Hopper's copy engine, and the tiles that arrive, which two
+// warpgroups share.
+func engineCosts(m *machineCode, name string) []cost {
+	best := m.Wgmma
 	best.shared += int(passes[name].arrives * float64(best.tiles) / 2)
 	return []cost{best}
 }

@@ -1,6 +1,7 @@
 package kernels_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,11 +15,15 @@ import (
 	"sppo.dev/cuda/kernels"
 	"sppo.dev/cuda/library"
 	"sppo.dev/cuda/nvrtc"
+	"sppo.dev/ir/irtest"
 )
 
 // archs lists the architectures that the kernels must compile for, if the compiler supports them. Architectures
 // with a letter are only for the sources that support no other.
 var archs = []string{"80", "90", "100", "90a"}
+
+// options are the options of the compiler, after the architecture.
+var options = []string{"--std=c++17", "--ptxas-options=-v"}
 
 // spillsAllowed is the number of bytes that a kernel may spill: a few bytes around the slow paths of f64
 // functions and outside loops, where spills cost nothing.
@@ -27,119 +32,206 @@ const spillsAllowed = 64
 // bulkRegisters is the number of registers at the entry of kernels for the copy engine: three warpgroups share 65536.
 const bulkRegisters = 168
 
-// NVIDIA's own compiler needs no GPU. It must accept every source for every architecture that it supports, without
-// a warning and without spilling registers in loops. The resources of every kernel are logged as a table.
-func TestCompile(t *testing.T) {
-	api, err := nvrtc.Open()
-	if missing := (*library.MissingError)(nil); errors.As(err, &missing) {
-		t.Skipf("SKIPPED: %v; make kernels gets it; it is looked for in %s", err, library.Order)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	version, err := api.Version()
-	if err != nil {
-		t.Fatal(err)
-	}
-	known, err := api.Archs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%s, release %s", api.Path, version)
-	uses, costs := map[string]map[string]use{}, map[string]cost{} // by kernel and architecture; by kernel
-	rates, onHopper := map[string]speed{}, map[string]speed{}     // by kernel
-	tool := disassembler()
-	if tool == "" {
-		t.Logf("SKIPPED: there is no nvdisasm to read machine code with")
-	}
+// compilation names a source and an architecture that it is compiled for.
+type compilation struct{ source, arch string }
+
+func (c compilation) String() string { return c.source + " for sm_" + c.arch }
+
+// compilations lists what is compiled.
+func compilations() (out []compilation) {
 	for _, arch := range archs {
-		if number, _ := strconv.Atoi(strings.TrimSuffix(arch, "a")); !slices.Contains(known, number) {
-			t.Logf("SKIPPED: release %s of the compiler does not know sm_%s", version, arch)
+		for _, source := range kernels.Sources() {
+			if target := kernels.Target(source); target == arch || target == "" && !strings.HasSuffix(arch, "a") {
+				out = append(out, compilation{source, arch})
+			}
+		}
+	}
+	return out
+}
+
+// NVIDIA's own compiler needs no GPU. It must accept every source for every architecture that it supports, without
+// a warning and without spilling registers in loops.
+//
+// Compiling everything takes minutes, so the figures of each compilation are recorded, together with a hash of everything that
+// they depend on. The checks run on all figures, but only what is not in the record is compiled, and one recorded source, to
+// compare. With SPPO_LONG=1, everything is compiled, and the figures are logged as tables. -update writes the record, which
+// needs the compiler.
+func TestCompile(t *testing.T) {
+	all, rec := os.Getenv("SPPO_LONG") != "", readRecord(t)
+	tools, err := openTools()
+	missing := (*library.MissingError)(nil)
+	if err != nil && !errors.As(err, &missing) {
+		t.Fatal(err)
+	}
+	release := rec.release
+	if tools != nil {
+		release = tools.release
+		t.Logf("%s, release %s", tools.api.Path, release)
+	}
+	results, out, sample := map[compilation][]figures{}, record{release: release, rows: map[compilation]row{}}, rec.sample()
+	var compiled, lacking []string
+	for _, c := range compilations() {
+		hash := keyOf(c, release)
+		old, recorded := rec.rows[c]
+		recorded = recorded && old.hash == hash
+		if recorded {
+			results[c], out.rows[c] = old.figures, old
+		}
+		if recorded && !all && c != sample {
 			continue
 		}
-		for _, source := range kernels.Sources() {
-			if only := os.Getenv("SPPO_CUDA_SOURCES"); !strings.Contains(source, only) {
-				continue // while a developer changes one source
+		if tools == nil || !tools.knows(c.arch) {
+			if !recorded {
+				lacking = append(lacking, c.String())
 			}
-			if target := kernels.Target(source); target != arch && (target != "" || strings.HasSuffix(arch, "a")) {
-				continue
-			}
-			report, image := compile(t, api, source, arch)
-			for _, u := range report {
-				if uses[u.kernel] == nil {
-					uses[u.kernel] = map[string]use{}
-				}
-				uses[u.kernel][arch] = u
-			}
-			if tool != "" && (strings.HasPrefix(arch, "90") || strings.HasPrefix(source, "attention")) {
-				readMachineCode(t, arch, disassemble(t, tool, image), costs, rates, onHopper)
-			}
+			continue
 		}
+		compiled = append(compiled, c.String())
+		fresh := tools.compile(t, c)
+		if recorded && !irtest.Update() {
+			compareFigures(t, c, old.figures, fresh)
+		}
+		results[c], out.rows[c] = fresh, row{hash, fresh}
 	}
-	t.Log(useTable(uses))
-	if len(costs) > 0 {
-		t.Log(costTable(t, costs))
+	t.Logf("compiled %d of %d: %s", len(compiled), len(compilations()), strings.Join(compiled, ", "))
+	if tables := checkFigures(t, results); all {
+		t.Log(tables)
 	}
-	if rates["attention_tensor_dkv_128"].rate > 0 {
-		t.Log(rateTable(t, rates))
+	if len(lacking) > 0 && tools != nil {
+		t.Logf("SKIPPED: release %s of the compiler does not know the architecture of %s", release, strings.Join(lacking, ", "))
 	}
-	if rates["attention_tensor_dkv_128"].rate > 0 && onHopper["attention_bulk_dkv_128"].rate > 0 {
-		t.Log(hopperTable(t, onHopper))
+	if irtest.Update() && tools != nil && !t.Failed() {
+		out.write(t)
+	}
+	if tools == nil {
+		t.Skipf("SKIPPED: %v; make kernels gets it; it is looked for in %s; only recorded figures were checked, and these were missing: %q",
+			err, library.Order, lacking)
 	}
 }
 
-// readMachineCode checks attention kernels, and adds the costs of kernels for sm_90 and their speeds on both cards.
-func readMachineCode(t *testing.T, arch string, code map[string][]block, costs map[string]cost, rates, onHopper map[string]speed) {
-	t.Helper()
-	for kernel, blocks := range code {
-		attends := strings.HasPrefix(kernel, "attention")
-		if attends || strings.HasSuffix(arch, "a") {
-			checkRegisterUse(t, arch, kernel, instructions(blocks))
-		}
-		if attends {
-			checkAttention(t, arch, kernel, blocks)
-		} else if c := costOf(blocks); c.bytes > 0 && !exempt.MatchString(kernel) {
-			costs[kernel] = c
-		}
-		if m := tensorKernel.FindStringSubmatch(kernel); m != nil && arch == "90" {
-			dim, _ := strconv.Atoi(m[2])
-			loops := tensorCosts(blocks, dim)
-			rates[kernel], onHopper[kernel] = a100.speedOf(loops, m[1], dim), h200.speedOf(loops, m[1], dim)
-		}
-		if m := engineKernel.FindStringSubmatch(kernel); m != nil {
-			dim, _ := strconv.Atoi(m[2])
-			onHopper[kernel] = h200.speedOf(engineCosts(blocks, m[1]), m[1], dim)
-		}
-	}
+// toolchain holds the compiler and the disassembler.
+type toolchain struct {
+	api                   *nvrtc.API
+	release, disassembler string
+	archs                 []int
 }
 
-func compile(t *testing.T, api *nvrtc.API, source, arch string) ([]use, []byte) {
-	t.Helper()
-	out, err := api.Compile(nvrtc.Source{Name: source, Text: kernels.Text(source), Headers: kernels.Headers()},
-		"--gpu-architecture=sm_"+arch, "--std=c++17", "--ptxas-options=-v")
+// openTools finds the compiler and the disassembler.
+func openTools() (*toolchain, error) {
+	api, err := nvrtc.Open()
 	if err != nil {
-		t.Errorf("%s for sm_%s: %v", source, arch, err)
-		return nil, nil
+		return nil, err
+	}
+	tools := &toolchain{api: api, disassembler: disassembler()}
+	if tools.disassembler == "" {
+		return nil, &library.MissingError{Wanted: &library.Wanted{Name: "NVIDIA's disassembler (nvdisasm)", Get: "pip install nvidia-cuda-nvdisasm"}}
+	}
+	if tools.archs, err = api.Archs(); err != nil {
+		return nil, err
+	}
+	tools.release, err = releaseOf(api)
+	return tools, err
+}
+
+func (c *toolchain) knows(arch string) bool {
+	number, _ := strconv.Atoi(strings.TrimSuffix(arch, "a"))
+	return slices.Contains(c.archs, number)
+}
+
+// compile compiles a source and returns the figures of its kernels.
+func (c *toolchain) compile(t *testing.T, what compilation) []figures {
+	t.Helper()
+	out, err := c.api.Compile(nvrtc.Source{Name: what.source, Text: kernels.Text(what.source), Headers: kernels.Headers()},
+		append([]string{"--gpu-architecture=sm_" + what.arch}, options...)...)
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return nil
 	}
 	if strings.Contains(strings.ToLower(out.Log), "warning") || strings.Contains(out.Log, "serialized") {
-		t.Errorf("%s for sm_%s: the compiler warns:\n%s", source, arch, out.Log)
+		t.Errorf("%s: the compiler warns:\n%s", what, out.Log)
 	}
-	report := resources(out.Log)
-	if len(report) == 0 {
-		t.Logf("%s for sm_%s: %d bytes; this release reports no registers", source, arch, len(out.Image))
+	all := resources(out.Log)
+	if len(all) == 0 {
+		t.Logf("%s: %d bytes; this release reports no registers", what, len(out.Image))
 	}
-	for _, r := range report {
-		if kernels.Target(source) != "" || strings.HasPrefix(r.kernel, "attention") {
-			checkRegisters(t, arch, r)
+	if !strings.HasPrefix(what.arch, "90") && !strings.HasPrefix(what.source, "attention") {
+		return all
+	}
+	code := disassemble(t, c.disassembler, out.Image)
+	for i := range all {
+		if code[all[i].Kernel] == nil {
+			t.Errorf("%s: the disassembler does not show %s", what, all[i].Kernel)
 		}
-		if strings.HasPrefix(r.kernel, "attention_bulk") && r.registers != bulkRegisters {
-			t.Errorf("%s for sm_%s has %d registers at its entry, want %d, which its warpgroups redistribute", r.kernel, arch, r.registers, bulkRegisters)
-		}
-		if r.spilled > spillsAllowed {
-			t.Errorf("%s for sm_%s spills %d bytes of registers, more than the %d that are allowed", r.kernel, arch, r.spilled, spillsAllowed)
+		all[i].Code = machineCodeOf(code[all[i].Kernel])
+	}
+	return all
+}
+
+// checkFigures checks the figures of all kernels, and returns them as tables.
+func checkFigures(t *testing.T, results map[compilation][]figures) string {
+	t.Helper()
+	uses, costs := map[string]map[string]use{}, map[string]cost{} // by kernel and architecture; by kernel
+	rates, onHopper := map[string]speed{}, map[string]speed{}     // by kernel
+	for _, c := range compilations() {
+		for _, f := range results[c] {
+			checkUse(t, c, f)
+			if uses[f.Kernel] == nil {
+				uses[f.Kernel] = map[string]use{}
+			}
+			uses[f.Kernel][c.arch] = f.use
+			if f.Code != nil {
+				checkMachineCode(t, c.arch, f, costs, rates, onHopper)
+			}
 		}
 	}
-	return report, out.Image
+	tables := []string{useTable(uses)}
+	if len(costs) > 0 {
+		tables = append(tables, costTable(t, costs))
+	}
+	if rates["attention_tensor_dkv_128"].rate > 0 {
+		tables = append(tables, rateTable(t, rates))
+	}
+	if rates["attention_tensor_dkv_128"].rate > 0 && onHopper["attention_bulk_dkv_128"].rate > 0 {
+		tables = append(tables, hopperTable(t, onHopper))
+	}
+	return strings.Join(tables, "\n")
+}
+
+// checkUse reports a kernel with too many registers or spills.
+func checkUse(t *testing.T, c compilation, f figures) {
+	t.Helper()
+	if kernels.Target(c.source) != "" || strings.HasPrefix(f.Kernel, "attention") {
+		checkRegisters(t, c.arch, f)
+	}
+	if strings.HasPrefix(f.Kernel, "attention_bulk") && f.Registers != bulkRegisters {
+		t.Errorf("%s for sm_%s has %d registers at its entry, want %d, which its warpgroups redistribute", f.Kernel, c.arch, f.Registers, bulkRegisters)
+	}
+	if f.Spilled > spillsAllowed {
+		t.Errorf("%s for sm_%s spills %d bytes of registers, more than the %d that are allowed", f.Kernel, c.arch, f.Spilled, spillsAllowed)
+	}
+}
+
+// checkMachineCode checks attention kernels, and adds the costs of kernels for sm_90 and their speeds on both cards.
+func checkMachineCode(t *testing.T, arch string, f figures, costs map[string]cost, rates, onHopper map[string]speed) {
+	t.Helper()
+	attends := strings.HasPrefix(f.Kernel, "attention")
+	if attends || strings.HasSuffix(arch, "a") {
+		checkRegisterUse(t, arch, f)
+	}
+	if attends {
+		checkAttention(t, arch, f)
+	} else if f.Code.Moving.bytes > 0 && !exempt.MatchString(f.Kernel) {
+		costs[f.Kernel] = f.Code.Moving
+	}
+	if m := tensorKernel.FindStringSubmatch(f.Kernel); m != nil && arch == "90" {
+		dim, _ := strconv.Atoi(m[2])
+		loops := tensorCosts(f.Code, dim)
+		rates[f.Kernel], onHopper[f.Kernel] = a100.speedOf(loops, m[1], dim), h200.speedOf(loops, m[1], dim)
+	}
+	if m := engineKernel.FindStringSubmatch(f.Kernel); m != nil {
+		dim, _ := strconv.Atoi(m[2])
+		onHopper[f.Kernel] = h200.speedOf(engineCosts(f.Code, m[1]), m[1], dim)
+	}
 }
 
 // useTable returns a line for each kernel, with its registers, bytes spilled and bytes of stack on each
@@ -153,13 +245,13 @@ func useTable(uses map[string]map[string]use) string {
 	for _, kernel := range slices.Sorted(maps.Keys(uses)) {
 		shared := 0
 		for _, u := range uses[kernel] {
-			shared = max(shared, u.shared)
+			shared = max(shared, u.Shared)
 		}
 		fmt.Fprintf(&text, "\n%-28s %8d", kernel, shared)
 		for _, arch := range archs {
 			cell := "-"
 			if u, ok := uses[kernel][arch]; ok {
-				cell = fmt.Sprintf("%4d %4d %4d", u.registers, u.spilled, u.stack)
+				cell = fmt.Sprintf("%4d %4d %4d", u.Registers, u.Spilled, u.Stack)
 			}
 			fmt.Fprintf(&text, " %14s", cell)
 		}
@@ -167,34 +259,29 @@ func useTable(uses map[string]map[string]use) string {
 	return text.String()
 }
 
-// use holds the resources of a kernel, as ptxas reports them.
-type use struct {
-	kernel                    string
-	registers, spilled, stack int
-	shared                    int
-}
+// mostIssue is the maximum share of cycles in which a memory-bound kernel may issue instructions or use one of
+// the units.
+const mostIssue = 0.85
 
-var (
-	entryLine = regexp.MustCompile(`Compiling entry function '([^']+)'`)
-	spillLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
-	usedLine  = regexp.MustCompile(`Used (\d+) registers(?:.*?(\d+) bytes smem)?`)
-)
+// exempt matches kernels that are bound by arithmetic rather than by memory, although they move vectors in a
+// loop.
+var exempt = regexp.MustCompile(`^(attention|matmul|primitive)`)
 
-// resources parses ptxas's report.
-func resources(log string) (out []use) {
-	number := func(s string) int { n, _ := strconv.Atoi(s); return n }
-	current := use{}
-	for _, line := range strings.Split(log, "\n") {
-		if m := entryLine.FindStringSubmatch(line); m != nil {
-			current = use{kernel: m[1]}
-		}
-		if m := spillLine.FindStringSubmatch(line); m != nil {
-			current.stack, current.spilled = number(m[1]), number(m[2])+number(m[3])
-		}
-		if m := usedLine.FindStringSubmatch(line); m != nil {
-			current.registers, current.shared = number(m[1]), number(m[2])
-			out = append(out, current)
+// costTable returns a line for each kernel that moves vectors, the busiest kernel first.
+func costTable(t *testing.T, costs map[string]cost) string {
+	text := strings.Builder{}
+	fmt.Fprintf(&text, "estimated from machine code: of the cycles that its bytes take on an H200, those in which a kernel issues or has its busiest unit at work\n")
+	fmt.Fprintf(&text, "%-28s %12s %8s %6s %6s %8s", "kernel", "instructions", "special", "f64", "bytes", "share")
+	names := slices.SortedFunc(maps.Keys(costs), func(a, b string) int {
+		return cmp.Or(cmp.Compare(costs[b].share(), costs[a].share()), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		c := costs[name]
+		fmt.Fprintf(&text, "\n%-28s %12d %8d %6d %6d %7.0f%%", name, c.instructions, c.special, c.doubles, c.bytes, 100*c.share())
+		if c.share() > mostIssue {
+			t.Errorf("%s: %d instructions for %d bytes take %.0f%% of the cycles of those bytes, more than %.0f%%",
+				name, c.instructions, c.bytes, 100*c.share(), 100*mostIssue)
 		}
 	}
-	return out
+	return text.String()
 }

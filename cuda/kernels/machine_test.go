@@ -1,9 +1,7 @@
 package kernels_test
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,8 +14,54 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// TestCompile uses the checks in this file to find slow machine code: instructions in an unfavourable order, or
-// too many of them. On a GPU, such code would still give correct results.
+// This file derives from compiled kernels the figures that TestCompile checks, to find slow machine code: instructions in
+// an unfavourable order, or too many of them. On a GPU, such code would still give correct results. The text of this file is part
+// of the keys of the record of compilations, so all kernels are compiled afresh after it has changed. Checks are in other files.
+
+// figures are what is known about a compiled kernel.
+type figures struct {
+	Kernel string `json:"kernel"`
+	use
+	Code *machineCode `json:"code,omitempty"` // for Hopper and of attention
+}
+
+// machineCode holds figures of a kernel's machine code.
+type machineCode struct {
+	Local  string `json:"local,omitempty"` // the first instruction that accesses registers kept in memory
+	OldMMA bool   `json:"mma,omitempty"`   // it uses the tensor core instructions of cards before Hopper
+	Many   bool   `json:"many,omitempty"`  // it uses more registers than kernels for the copy engine have at their entry
+	Moving cost   `json:"moving,omitzero"` // an iteration of the loop that moves the most bytes
+	Wgmma  cost   `json:"wgmma,omitzero"`  // an iteration of the loop with the most products of wgmma, on the shortest way
+	Loops  []loop `json:"loops,omitempty"` // with at least fewestRecorded products
+}
+
+// loop is a loop: its first and its last instruction, in address order, its products, the events of an iteration and its cost.
+type loop struct {
+	First    int    `json:"first"`
+	Last     int    `json:"last"`
+	Products int    `json:"products"`
+	Events   string `json:"events"`
+	Cost     cost   `json:"cost"`
+}
+
+// fewestRecorded is the number of products of the smallest loops of machineCode.
+const fewestRecorded = 8
+
+// machineCodeOf returns the figures of a kernel's code.
+func machineCodeOf(blocks []block) *machineCode {
+	code := instructions(blocks)
+	m := &machineCode{Many: slices.ContainsFunc(code, manyRegisters.MatchString), Moving: costOf(blocks), Wgmma: wgmmaCost(blocks), Loops: loopsOf(blocks)}
+	for _, in := range code {
+		if m.Local == "" && (strings.Contains(in, "LDL") || strings.Contains(in, "STL")) {
+			m.Local = in
+		}
+		m.OldMMA = m.OldMMA || strings.Contains(in, "HMMA")
+	}
+	return m
+}
+
+// manyRegisters matches instructions that use registers above bulkRegisters.
+var manyRegisters = regexp.MustCompile(`\bR(1[7-9]\d|2\d\d)\b`)
 
 // disassembler returns the path of nvdisasm, or "" if there is none. `make kernels` installs it with the
 // compiler.
@@ -124,6 +168,17 @@ type cost struct {
 	shared, tiles                  int // bytes of shared memory; of these, bytes of second operands of wgmma
 }
 
+// MarshalText writes the counts, in the order of their fields.
+func (c cost) MarshalText() ([]byte, error) {
+	return fmt.Append(nil, c.instructions, c.special, c.doubles, c.bytes, c.mma, c.wgmma, c.shared, c.tiles), nil
+}
+
+// UnmarshalText reads the counts.
+func (c *cost) UnmarshalText(text []byte) error {
+	_, err := fmt.Sscan(string(text), &c.instructions, &c.special, &c.doubles, &c.bytes, &c.mma, &c.wgmma, &c.shared, &c.tiles)
+	return err
+}
+
 // times adds the cost of n repetitions of other work.
 func (c *cost) times(n int, d cost) {
 	c.instructions, c.special, c.doubles, c.bytes = c.instructions+n*d.instructions, c.special+n*d.special, c.doubles+n*d.doubles, c.bytes+n*d.bytes
@@ -152,6 +207,18 @@ func costOf(blocks []block) (best cost) {
 	tails := backEdges(blocks)
 	for _, edge := range tails {
 		if c := wayThrough(blocks, edge[1], edge[0], tails); better(c, best) {
+			best = c
+		}
+	}
+	return best
+}
+
+// wgmmaCost returns the cost of an iteration of the loop with the most products of wgmma, on the shortest way through it, where
+// no score is masked.
+func wgmmaCost(blocks []block) (best cost) {
+	back := backEdges(blocks)
+	for _, edge := range back {
+		if c := wayThrough(blocks, edge[1], edge[0], back); c.wgmma > best.wgmma {
 			best = c
 		}
 	}
@@ -254,29 +321,117 @@ func (c *cost) add(instruction string) {
 	}
 }
 
-// mostIssue is the maximum share of cycles in which a memory-bound kernel may issue instructions or use one of
-// the units.
-const mostIssue = 0.85
+// events lists the instructions that show in an order. A group in the pattern is part of the event's name.
+var events = []struct {
+	pattern *regexp.Regexp
+	name    string
+}{
+	{regexp.MustCompile(`^WARPGROUP\.ARRIVE`), "begin"},
+	{regexp.MustCompile(`^HGMMA.*tnspB`), "columns"},
+	{regexp.MustCompile(`^HGMMA\S+ R\d+, R`), "own"},
+	{regexp.MustCompile(`^HGMMA`), "rows"},
+	{regexp.MustCompile(`^WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)`), "wait"},
+	{regexp.MustCompile(`\bMUFU\.EX2`), "exp"},
+	{regexp.MustCompile(`\bLDGSTS`), "copies"},
+	{regexp.MustCompile(`\bDEPBAR\.LE SB0`), "copied"},
+	{regexp.MustCompile(`\bSYNCS\.PHASECHK`), "here"},
+	{regexp.MustCompile(`\bSYNCS\.ARRIVE`), "used"},
+	{regexp.MustCompile(`\bBAR\.ARV`), "pass"},
+	{regexp.MustCompile(`\bBAR\.SYNC`), "turn"},
+	{regexp.MustCompile(`\bHMMA`), "products"},
+}
 
-// exempt matches kernels that are bound by arithmetic rather than by memory, although they move vectors in a
-// loop.
-var exempt = regexp.MustCompile(`^(attention|matmul|primitive)`)
+// event is a run of equal events.
+type event struct {
+	name  string
+	count int
+}
 
-// costTable returns a line for each kernel that moves vectors, the busiest kernel first.
-func costTable(t *testing.T, costs map[string]cost) string {
-	text := strings.Builder{}
-	fmt.Fprintf(&text, "estimated from machine code: of the cycles that its bytes take on an H200, those in which a kernel issues or has its busiest unit at work\n")
-	fmt.Fprintf(&text, "%-28s %12s %8s %6s %6s %8s", "kernel", "instructions", "special", "f64", "bytes", "share")
-	names := slices.SortedFunc(maps.Keys(costs), func(a, b string) int {
-		return cmp.Or(cmp.Compare(costs[b].share(), costs[a].share()), cmp.Compare(a, b))
-	})
-	for _, name := range names {
-		c := costs[name]
-		fmt.Fprintf(&text, "\n%-28s %12d %8d %6d %6d %7.0f%%", name, c.instructions, c.special, c.doubles, c.bytes, 100*c.share())
-		if c.share() > mostIssue {
-			t.Errorf("%s: %d instructions for %d bytes take %.0f%% of the cycles of those bytes, more than %.0f%%",
-				name, c.instructions, c.bytes, 100*c.share(), 100*mostIssue)
+// eventsOf returns the events of the code, in order, as words like rows*8. Every wait has its own word.
+func eventsOf(code []string) string {
+	var out []event
+	for _, in := range code {
+		for _, e := range events {
+			if m := e.pattern.FindStringSubmatch(in); m != nil {
+				out = appendEvent(out, event{e.name + strings.Join(m[1:], ""), 1})
+				break
+			}
 		}
 	}
-	return text.String()
+	var words []string
+	for _, e := range out {
+		words = append(words, fmt.Sprintf("%s*%d", e.name, e.count))
+	}
+	return strings.Join(words, " ")
+}
+
+// appendEvent appends an event, or adds it to the last one if that is of the same kind.
+func appendEvent(to []event, e event) []event {
+	if n := len(to); n > 0 && to[n-1].name == e.name && !strings.HasPrefix(e.name, "wait") {
+		to[n-1].count += e.count
+		return to
+	}
+	return append(to, e)
+}
+
+// loopsOf returns the loops of a kernel that contain at least fewestRecorded products, shortest first.
+func loopsOf(blocks []block) (loops []loop) {
+	starts := make([]int, len(blocks)+1)
+	for i, b := range blocks {
+		starts[i+1] = starts[i] + len(b.instructions)
+	}
+	code := instructions(blocks)
+	for i, b := range blocks {
+		for _, next := range b.next {
+			if next > i {
+				continue
+			}
+			l := loop{First: starts[next], Last: starts[i+1] - 1}
+			for _, in := range code[l.First : l.Last+1] {
+				l.Cost.add(in)
+				if strings.Contains(in, "MMA") {
+					l.Products++
+				}
+			}
+			if l.Products >= fewestRecorded {
+				l.Events = eventsOf(code[l.First : l.Last+1])
+				loops = append(loops, l)
+			}
+		}
+	}
+	slices.SortStableFunc(loops, func(a, b loop) int { return (a.Last - a.First) - (b.Last - b.First) })
+	return loops
+}
+
+// use holds the resources of a kernel, as ptxas reports them. All but the registers are in bytes.
+type use struct {
+	Registers int `json:"registers"`
+	Spilled   int `json:"spilled"`
+	Stack     int `json:"stack"`
+	Shared    int `json:"shared"`
+}
+
+var (
+	entryLine = regexp.MustCompile(`Compiling entry function '([^']+)'`)
+	spillLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
+	usedLine  = regexp.MustCompile(`Used (\d+) registers(?:.*?(\d+) bytes smem)?`)
+)
+
+// resources parses ptxas's report.
+func resources(log string) (out []figures) {
+	number := func(s string) int { n, _ := strconv.Atoi(s); return n }
+	current := figures{}
+	for _, line := range strings.Split(log, "\n") {
+		if m := entryLine.FindStringSubmatch(line); m != nil {
+			current = figures{Kernel: m[1]}
+		}
+		if m := spillLine.FindStringSubmatch(line); m != nil {
+			current.Stack, current.Spilled = number(m[1]), number(m[2])+number(m[3])
+		}
+		if m := usedLine.FindStringSubmatch(line); m != nil {
+			current.Registers, current.Shared = number(m[1]), number(m[2])
+			out = append(out, current)
+		}
+	}
+	return out
 }
