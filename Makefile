@@ -30,13 +30,13 @@ test: ## all tests, slow ones in their short form
 race: ## the concurrent packages under the race detector; needs gcc
 	$(TEST) -race -timeout 20m ./vm/... ./train/...
 	$(TEST) -race -timeout 20m -short ./codegen ./cuda
-	$(TEST) -race -timeout 20m -run 'Schedules|Resume' ./e2e
+	$(TEST) -race -timeout 20m -run 'Schedules|Resume' ./internal/e2e
 
 long: ## tests that take hours: every combination of settings; every key of every job of the paper pinned
 	SPPO_LONG=1 $(TEST) -timeout 600m ./...
 
 mutants: ## break programs of all kinds in more than 10,000 ways: how many the verifier accepts, and how many of these change results
-	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./e2e -run '^TestMutants$$' -v -count 1 -timeout 60m
+	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./internal/e2e -run '^TestMutants$$' -v -count 1 -timeout 60m
 
 fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleet -v -timeout 120m
@@ -72,7 +72,7 @@ BUNDLE = 40000000
 gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: binaries, compiled kernels, losses of the cpu
 	rm -rf out/gpu out/gpu.tar.gz && mkdir -p out/gpu
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./cuda
-	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./e2e
+	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./internal/e2e
 	CGO_ENABLED=0 $(GO) build $(SMALL) -o out/gpu/ ./cmd/sppovm ./bench/gpu
 	@bash cuda/nvrtc/get.sh out/nvrtc
 	SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" out/gpu/gpu kernels out/gpu/kernels $(GPUS) || echo "SKIPPED: no kernels were compiled"
@@ -89,7 +89,7 @@ gpu-check: gpu-bundle ## on a machine with a GPU: compare it with the cpu, then 
 PLANTED = awk '{ all = all $$0 "\n" } sub(/.*PLANTED/, "") { rows = rows $$0 "\n" } /^(FAIL|--- FAIL)/ { bad = 1 } END { if (bad || !rows) { printf "%s", all; exit 1 } printf "| stage | planted error | report |\n| --- | --- | --- |\n%s", rows }'
 
 gpu-planted: ## plant errors in kernels, driver and cpu device, and print how the checks of gpu-check report each
-	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu ./e2e 2>&1 | $(PLANTED)
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu ./internal/e2e 2>&1 | $(PLANTED)
 
 gpu-drill: ## the first hour of docs/gpu.md on a stand-in for a machine that is lent
 	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestDrill' ./bench/gpu

@@ -22,9 +22,9 @@ import (
 	"strings"
 
 	"sppo.dev/codegen"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
 	"sppo.dev/train"
@@ -50,7 +50,7 @@ func Parse(name string, text []byte, overrides ...string) (*lang.Spec, error) {
 }
 
 func languageOptions(overrides []string) lang.Options {
-	return lang.Options{Set: overrides, Shipped: examples.Shipped}
+	return lang.Options{Set: overrides, Shipped: shipped.Files}
 }
 
 // Plan decides what the spec leaves open and predicts how a step will run. Plan.Memory is an estimate until the

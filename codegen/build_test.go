@@ -6,10 +6,10 @@ import (
 	"runtime"
 	"testing"
 
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
 )
@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { irtest.Main(m) }
 // planOf runs the passes over a spec file.
 func planOf(t testing.TB, file string, set ...string) *plan.Plan {
 	t.Helper()
-	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := lang.Load(file, lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func planOf(t testing.TB, file string, set ...string) *plan.Plan {
 
 // tryPlan is like planOf, but returns nil if the spec has no valid plan.
 func tryPlan(file string, set ...string) *plan.Plan {
-	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := lang.Load(file, lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		return nil
 	}

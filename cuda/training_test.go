@@ -12,9 +12,9 @@ import (
 	"sppo.dev/codegen"
 	"sppo.dev/cuda/emu"
 	"sppo.dev/cuda/kernels"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
 	"sppo.dev/train"
@@ -76,7 +76,7 @@ func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir
 
 // compiled returns a spec's program.
 func compiled(text string, set ...string) (*ir.Program, error) {
-	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/data/safetensors"
 	"sppo.dev/lang"
 )
 

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 	"sppo.dev/lang"
 )
 

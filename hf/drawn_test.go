@@ -14,12 +14,12 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/data/safetensors"
 	"sppo.dev/hf"
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/internal/sample"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
-	"sppo.dev/sample"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu/simd"
 )

@@ -12,8 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"sppo.dev/hf/safetensors"
-	"sppo.dev/infile"
+	"sppo.dev/data/safetensors"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 )
 

@@ -3,7 +3,7 @@ package hf
 import (
 	"strings"
 
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/data/safetensors"
 	"sppo.dev/ir"
 )
 

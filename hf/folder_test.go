@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/data/safetensors"
 	"sppo.dev/hf"
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/internal/sample"
 	"sppo.dev/ir"
-	"sppo.dev/sample"
 )
 
 // small returns the config of the llama fixture with changed members; nil removes a member.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"sppo.dev/hf"
-	"sppo.dev/sample"
+	"sppo.dev/internal/sample"
 	"sppo.dev/vm/cpu/simd"
 )
 

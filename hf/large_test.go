@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/data/safetensors"
 	"sppo.dev/hf"
-	"sppo.dev/hf/safetensors"
 	"sppo.dev/ir"
 	"sppo.dev/train"
 	"sppo.dev/vm"

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"sppo.dev/examples"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 )
 
 // Key is a key of the language's model block, with its value as written and its origin in config.json.
@@ -304,7 +304,7 @@ func (m *Model) Lang(sequence int64, dtype string) (lang.Model, error) {
 		set = []string{"model.dtype=" + dtype}
 	}
 	text := m.Spec("local", "", strconv.FormatInt(sequence, 10))
-	spec, err := lang.Parse(filepath.Join(m.Dir, ConfigFile), []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := lang.Parse(filepath.Join(m.Dir, ConfigFile), []byte(text), lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		return lang.Model{}, err
 	}

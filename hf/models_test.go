@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"sppo.dev"
+	"sppo.dev/data/safetensors"
 	"sppo.dev/hf"
-	"sppo.dev/hf/safetensors"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/train"

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 )

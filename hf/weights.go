@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/data/safetensors"
 	"sppo.dev/ir"
 )
 

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 )
 
 // maxFile is the maximum size of a program's file in bytes. A program for thousands of ranks takes a tenth of

@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"sppo.dev/codegen"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
 )
@@ -19,7 +19,7 @@ import (
 // compiled returns the program of an example spec in which some keys are replaced.
 func compiled(t testing.TB, file string, set ...string) *ir.Program {
 	t.Helper()
-	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/alecthomas/participle/v2/lexer"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 )
 
 // Options controls Load and Parse. The zero value reads from disk, has no shipped files and overrides nothing.

@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/participle/v2"
 	"github.com/alecthomas/participle/v2/lexer"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 )
 
 // These limits keep malicious input from taking too much time or stack. Real specs stay far below them.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/examples"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
@@ -351,7 +351,7 @@ func TestRenamesAreSearched(t *testing.T) {
 				set = append(set, "schedule.subsequences=1")
 			}
 			find := func(name string) *plan.Plan {
-				sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(set), "schedule.pp=2", "schedule.strategy="+name)})
+				sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: shipped.Files, Set: append(slices.Clone(set), "schedule.pp=2", "schedule.strategy="+name)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -388,7 +388,7 @@ func TestReasonForVirtualStages(t *testing.T) {
 		"schedule.pp=2 schedule.subsequences=4": "the bubble is 1/2",
 	} {
 		flags := append(strings.Fields(set), "model.layers=4", "schedule.virtual_stages=2", "schedule.strategy=sppo")
-		sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: flags})
+		sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: shipped.Files, Set: flags})
 		if err != nil {
 			t.Fatal(err)
 		}

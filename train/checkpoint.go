@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/corpus"
-	"sppo.dev/infile"
+	"sppo.dev/data/corpus"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 	"sppo.dev/train/store"
 )

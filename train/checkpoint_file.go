@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/train/store"
 	"sppo.dev/vm"

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )

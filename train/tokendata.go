@@ -5,7 +5,7 @@ import (
 	"os"
 	"slices"
 
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 	"sppo.dev/ir"
 )
 

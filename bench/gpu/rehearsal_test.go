@@ -41,7 +41,7 @@ func rehearsal(t *testing.T) string {
 		do(append([]string{"gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", c[0], "cuda/fake/" + c[1]}, c[2:]...)...)
 	}
 	do("go", "test", "-c", "-o", in("cuda.test"), "./cuda")
-	do("go", "test", "-c", "-o", in("e2e.test"), "./e2e")
+	do("go", "test", "-c", "-o", in("e2e.test"), "./internal/e2e")
 	do("go", "build", "-o", dir+"/", "./cmd/sppovm", "./bench/gpu")
 	folder, err := emu.Folder()
 	if err != nil {
@@ -60,7 +60,7 @@ func rehearsal(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	shipped, err := os.ReadFile("../../examples/clusters/h200.sppo")
+	shipped, err := os.ReadFile("../../lang/shipped/clusters/h200.sppo")
 	if err != nil {
 		t.Fatal(err)
 	}

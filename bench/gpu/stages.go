@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"sppo.dev/cuda"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
+	"sppo.dev/lang/shipped"
 )
 
 // stage is a part of the check that can be requested by name.
@@ -311,11 +311,11 @@ var clusterName = regexp.MustCompile(`(?m)^cluster (\w+)`)
 func specs(c *check) (map[string][]any, error) {
 	cluster, err := os.ReadFile(filepath.Join(c.folder, clusterFile))
 	if err != nil {
-		shipped := c.shippedCluster()
-		if cluster, err = examples.Shipped.ReadFile("clusters/" + shipped + ".sppo"); err != nil {
+		name := c.shippedCluster()
+		if cluster, err = shipped.Files.ReadFile("clusters/" + name + ".sppo"); err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(c.out, "there is no %s from a probe; using the shipped cluster %s\n", clusterFile, shipped)
+		fmt.Fprintf(c.out, "there is no %s from a probe; using the shipped cluster %s\n", clusterFile, name)
 		cluster = clusterName.ReplaceAll(cluster, []byte("cluster measured"))
 	}
 	errs := []error{os.WriteFile(filepath.Join(c.work, clusterFile), cluster, 0o644)}

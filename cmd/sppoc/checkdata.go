@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/corpus"
-	"sppo.dev/corpus/prepare"
+	"sppo.dev/data/corpus"
+	"sppo.dev/data/corpus/prepare"
 )
 
 func checkData(flags *pflag.FlagSet) cli.Action {

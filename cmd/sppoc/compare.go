@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes/report"
 	"sppo.dev/passes/search"
 	"sppo.dev/vm/sim"
@@ -151,7 +151,7 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 }
 
 // baselines lists the shipped schedules of other systems whose sizes the compiler chooses.
-func baselines() []string { return lang.ShippedAuto(examples.Shipped, "schedule") }
+func baselines() []string { return lang.ShippedAuto(shipped.Files, "schedule") }
 
 // withBaselines adds, after every variant, the same job with each of the baselines as its schedule.
 func withBaselines(variants []variant) (out []variant, err error) {

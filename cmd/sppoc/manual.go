@@ -5,9 +5,9 @@ import (
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 )
 
@@ -65,5 +65,5 @@ func explained() []string {
 	for _, t := range lang.Terms {
 		words = append(words, t.Name)
 	}
-	return slices.Concat(words, cli.Clusters(), lang.Shipped(examples.Shipped, "schedule"), passes.Names(), ir.Opcodes())
+	return slices.Concat(words, cli.Clusters(), lang.Shipped(shipped.Files, "schedule"), passes.Names(), ir.Opcodes())
 }

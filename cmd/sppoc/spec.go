@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/train"
 )
@@ -119,14 +119,14 @@ func explanation(word string) (string, error) {
 	if word == "" {
 		spec, err := lang.Explain(word)
 		return spec + "\nclusters\n" + cli.Wrap(strings.Join(cli.Clusters(), ", "), "    ") +
-			"\nschedules\n" + cli.Wrap(strings.Join(lang.Shipped(examples.Shipped, "schedule"), ", "), "    ") + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
+			"\nschedules\n" + cli.Wrap(strings.Join(lang.Shipped(shipped.Files, "schedule"), ", "), "    ") + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
 			"\nopcodes\n" + cli.Wrap(strings.Join(ir.Opcodes(), ", "), "    "), err
 	}
 	for _, form := range forms(word) {
 		spec, _ := lang.Explain(form)
 		opcode, _ := ir.Explain(form)
 		var found []string
-		for _, text := range []string{spec, wrapped(passes.Explain(form)), opcode, lang.ExplainShipped(examples.Shipped, form)} {
+		for _, text := range []string{spec, wrapped(passes.Explain(form)), opcode, lang.ExplainShipped(shipped.Files, form)} {
 			if text != "" {
 				found = append(found, strings.TrimRight(text, "\n")+"\n")
 			}

@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/corpus/prepare"
+	"sppo.dev/data/corpus/prepare"
+	"sppo.dev/data/tokenizer"
 	"sppo.dev/passes/words"
-	"sppo.dev/tokenizer"
 )
 
 func tokenize(flags *pflag.FlagSet) cli.Action {

@@ -18,7 +18,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 	"sppo.dev/passes/words"
 	"sppo.dev/vm/sim"

@@ -15,8 +15,8 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/hf"
+	"sppo.dev/internal/sample"
 	"sppo.dev/lang"
-	"sppo.dev/sample"
 	"sppo.dev/train"
 	"sppo.dev/vm/cpu/simd"
 )

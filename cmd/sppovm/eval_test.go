@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 )
 
 // evalOf runs eval --json and returns its output.

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/train/probe"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
@@ -155,7 +155,7 @@ func (f *probeFlags) open() (*bench, error) {
 // GPU, such as its PCIe card, are slower and do not match.
 func sheetOf(card string) *lang.Cluster {
 	words := strings.Fields(strings.ToLower(card))
-	files, err := examples.Shipped.ReadDir("clusters")
+	files, err := shipped.Files.ReadDir("clusters")
 	if err != nil {
 		panic("internal: " + err.Error())
 	}
@@ -176,7 +176,7 @@ func sheetOf(card string) *lang.Cluster {
 func shippedCluster(name string) *lang.Cluster {
 	text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { layers = 1 hidden = 64 heads = 1 vocab = 64 family = gpt dtype = bf16 }\ncluster it = %s()\n"+
 		"train { sequence = 64 batch = 1 data = random() }\nschedule s { sp = 1 pp = 1 dp = 1 }\n", name, name)
-	spec, err := lang.Parse("shipped", []byte(text), lang.Options{Shipped: examples.Shipped})
+	spec, err := lang.Parse("shipped", []byte(text), lang.Options{Shipped: shipped.Files})
 	if err != nil {
 		panic("internal: " + err.Error())
 	}

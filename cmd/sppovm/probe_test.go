@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/train/probe"
 )
 
@@ -48,7 +48,7 @@ func TestProbedFileIsACluster(t *testing.T) {
 	}
 	spec := "import \"here.sppo\"\nmodel m { layers = 2 hidden = 64 heads = 2 vocab = 64 family = gpt dtype = bf16 }\ncluster it = here()\n" +
 		"train { sequence = 64 batch = 1 data = random() }\nschedule s { sp = 1 pp = 2 dp = 1 }\n"
-	parsed, err := lang.Parse("spec.sppo", []byte(spec), lang.Options{Shipped: examples.Shipped})
+	parsed, err := lang.Parse("spec.sppo", []byte(spec), lang.Options{Shipped: shipped.Files})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}

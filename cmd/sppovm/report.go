@@ -10,7 +10,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 )
 
 // maxLog is the size limit of a run's records in bytes.

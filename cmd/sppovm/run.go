@@ -13,7 +13,7 @@ import (
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/train"

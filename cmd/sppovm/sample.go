@@ -12,13 +12,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/data/tokenizer"
 	"sppo.dev/hf"
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
+	"sppo.dev/internal/sample"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes/words"
-	"sppo.dev/sample"
-	"sppo.dev/tokenizer"
 	"sppo.dev/train"
 	"sppo.dev/vm/cpu/simd"
 )

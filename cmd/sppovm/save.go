@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/corpus"
+	"sppo.dev/data/corpus"
 	"sppo.dev/ir"
 	"sppo.dev/train"
 	"sppo.dev/train/store"

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/data/tokenizer"
 	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/tokenizer"
 	"sppo.dev/train"
 )
 

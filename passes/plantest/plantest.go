@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/examples"
 	"sppo.dev/graph"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes/plan"
 )
 
@@ -25,7 +25,7 @@ var (
 // Load reads an example, with overrides as given to --set.
 func Load(t testing.TB, file string, set ...string) *lang.Spec {
 	t.Helper()
-	sp, err := lang.Load(FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: set})
+	sp, err := lang.Load(FolderOfExamples()+file, lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}

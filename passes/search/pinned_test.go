@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/examples"
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
@@ -32,7 +32,7 @@ type pinJob struct {
 // paperJob returns a job from the paper; drawnJob returns a random job with little memory.
 func paperJob(file string, base []string, most int) pinJob {
 	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
-		return lang.Load(plantest.FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
+		return lang.Load(plantest.FolderOfExamples()+file, lang.Options{Shipped: shipped.Files, Set: append(slices.Clone(base), set...)})
 	}}
 }
 
@@ -40,7 +40,7 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 	text := smallSpec(r)
 	base = append(slices.Clone(base), fmt.Sprintf("cluster.device_memory=%dKiB", 1<<(10+r.IntN(11))))
 	return pinJob{name + "\n" + text, base, most, func(set ...string) (*lang.Spec, error) {
-		return lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
+		return lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: shipped.Files, Set: append(slices.Clone(base), set...)})
 	}}
 }
 

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
@@ -25,7 +25,7 @@ import (
 // parse reads a spec from text.
 func parse(t testing.TB, text string, set ...string) *lang.Spec {
 	t.Helper()
-	sp, err := lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	sp, err := lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: shipped.Files, Set: set})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"sppo.dev/corpus"
-	"sppo.dev/hf/safetensors"
-	"sppo.dev/infile"
+	"sppo.dev/data/corpus"
+	"sppo.dev/data/safetensors"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 )
 

@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"sppo.dev/hf/safetensors"
-	"sppo.dev/infile"
+	"sppo.dev/data/safetensors"
+	"sppo.dev/internal/infile"
 )
 
 // Checkpoint is a checkpoint open for reading. Its methods are safe for concurrent use.

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"sppo.dev/hf/safetensors"
+	"sppo.dev/data/safetensors"
 )
 
 // Part is a rectangle of a tensor. Write writes its values, row by row.

@@ -14,10 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"sppo.dev/codegen"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/passes"
 	"sppo.dev/passes/plan"
 	"sppo.dev/train"
@@ -38,7 +38,7 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device by default
-	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
+	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: shipped.Files})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo.dev/examples"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 )
 
 // choice is a flag value that accepts one of several words.
@@ -72,7 +72,7 @@ func annotate(flags *pflag.FlagSet, name, annotation string, values []string) {
 func KeyWords() []string {
 	var words []string
 	for _, b := range lang.Blocks {
-		for _, name := range lang.Shipped(examples.Shipped, b.Name) {
+		for _, name := range lang.Shipped(shipped.Files, b.Name) {
 			words = append(words, b.Name+"="+name)
 		}
 	}

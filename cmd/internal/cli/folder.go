@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
-	"sppo.dev/corpus"
-	"sppo.dev/examples"
+	"sppo.dev/data/corpus"
 	"sppo.dev/hf"
 	"sppo.dev/lang"
+	"sppo.dev/lang/shipped"
 	"sppo.dev/train/store"
 )
 
@@ -50,7 +50,7 @@ const (
 )
 
 // Clusters lists the shipped clusters.
-func Clusters() []string { return lang.Shipped(examples.Shipped, "cluster") }
+func Clusters() []string { return lang.Shipped(shipped.Files, "cluster") }
 
 // isFolder reports whether a path names a folder.
 func isFolder(path string) bool {

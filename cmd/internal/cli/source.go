@@ -15,7 +15,7 @@ import (
 	"sppo.dev"
 	"sppo.dev/codegen"
 	"sppo.dev/hf"
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"

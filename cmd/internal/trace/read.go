@@ -9,7 +9,7 @@ import (
 	"io"
 	"slices"
 
-	"sppo.dev/infile"
+	"sppo.dev/internal/infile"
 	"sppo.dev/ir"
 	"sppo.dev/vm/sim"
 )
