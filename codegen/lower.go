@@ -48,6 +48,7 @@ type stage struct {
 	taskStart position               // start of the previous task
 	inputs    map[plan.Task]uint32   // inputs of tasks, if another task or rank has produced them
 	away      map[plan.Task]uint32   // the same, on the host
+	loaded    map[int]uint32         // [subsequence]: inputs of a layer that are on the device to recompute K and V
 	outputs   map[plan.Task]uint32   // results that have not been sent yet
 	lent      map[lentKey]*lentBlock // keys of other stages
 	rows      uint32                 // the current rows of the running task, or their gradients
@@ -108,7 +109,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
 	s.inputs, s.outputs, s.away = map[plan.Task]uint32{}, map[plan.Task]uint32{}, map[plan.Task]uint32{}
-	s.parked, s.lent = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}
+	s.parked, s.lent, s.loaded = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}, map[int]uint32{}
 	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]plan.ParamSet{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
@@ -210,7 +211,7 @@ func (s *stage) lowerStep() {
 
 // setTasks sets the tasks of a section, and lists their actions.
 func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
-	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
+	s.tasks, s.list = tasks, of.Write(rank, s.plan.Timing(), nil)
 	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks)}
 }
 
@@ -258,7 +259,7 @@ func (s *stage) act(a schedule.Action) {
 	case schedule.StageIn:
 		s.stageIn(t)
 	case schedule.CachesIn:
-		s.cachesIn(t)
+		s.cachesIn(t, s.layerOf(a))
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
@@ -271,6 +272,8 @@ func (s *stage) act(a schedule.Action) {
 		delete(s.visits.whole, s.layerOf(a))
 	case schedule.Reduce:
 		s.reduceGradients(s.layerOf(a))
+	case schedule.LoadInput, schedule.Recompute:
+		s.recompute(t, a)
 	case schedule.Visit:
 		s.visit(t, s.layerOf(a))
 	case schedule.Release:
@@ -484,7 +487,6 @@ func (s *stage) finishBackward(t plan.Task) {
 func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
-	s.recomputeCaches(t, layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.DOutput, dy, 0)

@@ -5,6 +5,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
+	"sppo.dev/schedule"
 )
 
 // This file emits the copies of tensors that a plan with order = layer keeps on the host: hidden states between
@@ -81,83 +82,66 @@ func (e *env) readLater() int64 {
 	return max(e.size.Prefix, blocks[0].First)
 }
 
-// cachesIn loads K and V of a stage's layers for its first backward task, in order of use, if they are on the
-// host.
-func (s *stage) cachesIn(t plan.Task) {
-	if !s.plan.StagesCaches(t.Stage) {
+// cachesIn loads K and V of a layer for its first backward task, if they are on the host.
+func (s *stage) cachesIn(t plan.Task, layer int) {
+	if !s.plan.StagesCaches(t.Stage) || !s.layerOfModel(layer).Attends {
 		return
 	}
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.at(t)
 	s.decidedBy("offload", "schedule.order")
-	layers, values := s.stages[t.Stage], s.model.Layer.Values
-	for k := range layers {
-		layer := layers[len(layers)-1-k]
-		if !s.layerOfModel(layer).Attends {
+	s.prov.Layer = int32(layer)
+	values := s.model.Layer.Values
+	for v := range values {
+		if values[v].Kind != graph.Cache || !values[v].Spans() {
 			continue
 		}
-		s.prov.Layer = int32(layer)
-		for v := range values {
-			if values[v].Kind != graph.Cache || !values[v].Spans() {
-				continue
-			}
-			key := cacheKey{t.Microbatch, layer, values[v].Name}
-			b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[s.parked[key]].size)
-			s.caches[key] = b
-			for i := range s.plan.Subsequences.N {
-				z := s.plan.Size(i)
-				rows := s.hostRows(key.microbatch, key.layer, &values[v], z.Prefix, z.Prefix+z.Tokens)
-				s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), rows})
-			}
+		key := cacheKey{t.Microbatch, layer, values[v].Name}
+		b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[s.parked[key]].size)
+		s.caches[key] = b
+		for i := range s.plan.Subsequences.N {
+			z := s.plan.Size(i)
+			rows := s.hostRows(key.microbatch, key.layer, &values[v], z.Prefix, z.Prefix+z.Tokens)
+			s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), rows})
 		}
 	}
 }
 
-// recomputeCaches recomputes K and V of a layer from the layer's inputs, if that is how the plan begins the
-// backward task. Inputs on the host are loaded a few at a time, in advance.
-func (s *stage) recomputeCaches(t plan.Task, layer int) {
-	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
-	if !s.plan.RecomputesCaches(t) || !b.Attends {
+// recompute emits an action that recomputes K and V: the load of a layer's input for a subsequence, or the computation of
+// the subsequence's rows.
+func (s *stage) recompute(t plan.Task, a schedule.Action) {
+	layer := s.layerOf(a)
+	b := s.layerOfModel(layer)
+	if !b.Attends {
 		return
 	}
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	t.Subsequence = int(a.Of)
+	s.prov.Layer, s.prov.Subsequence = int32(layer), a.Of
+	s.decidedBy("offload", "schedule.recompute")
+	if a.Op == schedule.Recompute {
+		e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
+		e.suffix = ".kv"
+		e.put(b.Input, s.loaded[t.Subsequence], 0)
+		e.run(b.Caching)
+		return
+	}
 	for v := range b.Values {
-		if b.Values[v].Kind == graph.Cache {
+		if b.Values[v].Kind == graph.Cache && a.Of == 0 {
 			key := cacheKey{t.Microbatch, layer, b.Values[v].Name}
 			old := s.buffers[s.caches[key]]
 			s.caches[key] = s.allocate(old.name+".again", ir.Device, old.size)
 		}
 	}
-	inputs := make([]uint32, n)
-	load := func(i int) {
-		if i < n {
-			inputs[i] = s.loadInput(t, i, layer)
-		}
-	}
-	for i := range plan.CacheLoads - 1 {
-		load(i)
-	}
-	for i := range n {
-		load(i + plan.CacheLoads - 1)
-		t.Subsequence = i
-		s.prov.Subsequence = int32(i)
-		s.decidedBy("offload", "schedule.recompute")
-		e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
-		e.suffix = ".kv"
-		e.put(b.Input, inputs[i], 0)
-		e.run(b.Caching)
-	}
+	s.loaded[t.Subsequence] = s.loadInput(t, layer)
 }
 
-// loadInput returns the buffer of a layer's input for a subsequence, loaded from the host unless it is on the device.
-func (s *stage) loadInput(t plan.Task, subsequence, layer int) uint32 {
-	t.Subsequence = subsequence
-	saved := s.saved[unitKey{t.Microbatch, subsequence, t.Piece, layer, 0}]
+// loadInput returns the buffer of a layer's input, loaded from the host unless it is on the device.
+func (s *stage) loadInput(t plan.Task, layer int) uint32 {
+	saved := s.saved[unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, 0}]
 	if !saved.onHost || saved.returned {
 		return saved.device
 	}
-	s.prov.Subsequence = int32(subsequence)
-	s.decidedBy("offload", "schedule.recompute")
 	size := s.buffers[saved.host].size
 	x := s.allocate(s.label(t, layer, "ln1.in.kv"), ir.Device, size)
 	rows := asBytes(0, size)

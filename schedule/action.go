@@ -22,6 +22,8 @@ const (
 	Gather
 	Complete
 	Free
+	LoadInput
+	Recompute
 	Visit
 	Reduce
 	Release
@@ -42,7 +44,7 @@ type Action struct {
 	Op    Op
 	Task  int32 // index among the tasks of the rank
 	Layer int32 // index among the layers of the task's stage, or number of a round
-	Of    int32 // a second task, a stage or a slot
+	Of    int32 // a second task, a subsequence, a stage or a slot
 }
 
 // as returns an action of another kind for the same task and layer.
@@ -67,7 +69,7 @@ type OpInfo struct {
 var Ops = [...]OpInfo{
 	Begin:     {Name: "Begin", Doc: "Waits for the task's input."},
 	StageIn:   {Name: "StageIn", Doc: "Begins to copy the input of a task from the host.", Task: "the rank's next task"},
-	CachesIn:  {Name: "CachesIn", Doc: "Begins to copy K and V of the stage's layers from the host.", Task: "the rank's next task"},
+	CachesIn:  {Name: "CachesIn", Doc: "Begins to copy K and V of a layer from the host, if they are there.", Task: "the rank's next task", Layer: "layer of its stage"},
 	Embedding: {Name: "Embedding", Doc: "Runs the embedding in the direction of the task."},
 	Head:      {Name: "Head", Doc: "Runs the head with the loss, forward and backward."},
 	Enter: {Name: "Enter", Doc: "Begins a visit: one task's work in a layer or, in a shared slot, that of all the rank's tasks on its own stage. " +
@@ -75,7 +77,9 @@ var Ops = [...]OpInfo{
 	Gather: {Name: "Gather", Doc: "Begins to gather the divided weights of a layer that a visit reads, this one or the next.", Task: "a task of that visit", Layer: "layer of its stage"},
 	Complete: {Name: "Complete", Doc: "Like Gather, but of a layer whose weights have been gathered already, except those that no visit has read since.",
 		Task: "a task of the visit that reads them", Layer: "layer of its stage"},
-	Free: {Name: "Free", Doc: "Frees the gathered weights of a layer, each after its last use in the visit.", Task: "a task of the visit", Layer: "layer of its stage"},
+	Free:      {Name: "Free", Doc: "Frees the gathered weights of a layer, each after its last use in the visit.", Task: "a task of the visit", Layer: "layer of its stage"},
+	LoadInput: {Name: "LoadInput", Doc: "Begins to load the input of a layer for a subsequence, unless it is on the device.", Layer: "layer of the task's stage", Of: "the subsequence"},
+	Recompute: {Name: "Recompute", Doc: "Recomputes the rows of K and V of a layer for a subsequence from the layer's input.", Layer: "layer of the task's stage", Of: "the subsequence"},
 	Visit: {Name: "Visit", Doc: "Runs a layer in the direction of the task. A forward issues the layer's copies to the host; " +
 		"the offloaded tensors keep their device bytes until the Release.", Layer: "layer of the task's stage"},
 	Reduce: {Name: "Reduce", Doc: "Passes the divided gradients of a layer to collectives. The results of the previous Reduce are added to earlier sums.",

@@ -20,7 +20,7 @@ func TestDivided(t *testing.T) {
 		tasks, layers := drawn(r)
 		p := New([][]Task{tasks}, layers, 0)
 		p.Gathers, p.Reduces = true, func(t Task) bool { return t.Subsequence%2 == 0 }
-		list := p.Write(0, 1, 1+r.IntN(3), nil)
+		list := p.Write(0, Timing{Lag: 1, Ahead: 1 + r.IntN(3)}, nil)
 		at := func(a Action) layer { return layer{tasks[a.Task].Stage, a.Layer} }
 		var visits []layer
 		for _, a := range list.actions {

@@ -10,8 +10,8 @@
 //	passes/memory     adds up the bytes that each action takes and frees: the memory tracker
 //	codegen           expands each action to instructions
 //
-// A list depends on the order of tasks and on two numbers: by how many tasks a copy to the host may
-// lag, and how many layers ahead a reload is issued. It does not depend on the placement of saved
+// A list depends on the order of tasks and on a Timing, above all on two numbers: by how many tasks a copy to the
+// host may lag, and how many layers ahead a reload is issued. It does not depend on the placement of saved
 // tensors: even a layer that keeps all of them on the device has a Release and a Reload, which then copy
 // nothing. A search over thousands of placements can therefore use the same list.
 //
@@ -125,10 +125,20 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 // feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > p.frozen }
 
-// Write lists the actions of a rank. lag is the number of tasks by which copies to the host may lag, and
-// ahead the number of backward layers by which reloads are issued in advance. Write overwrites the list
-// passed as reuse, which may be nil and must not be read afterwards.
-func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
+// Timing is the part of a schedule's input that may change while copies are being chosen.
+type Timing struct {
+	Lag        int  // number of tasks by which copies to the host may lag
+	Ahead      int  // number of backward layers by which reloads are issued in advance
+	Recomputes bool // the first backward of a stage recomputes K and V from the inputs of layers
+}
+
+// inputLoads is the number of layer inputs that are on the device at a time to recompute K and V: one in use, and the
+// others being loaded.
+const inputLoads = 3
+
+// Write lists the actions of a rank. It overwrites the list passed as reuse, which may be nil and must not be read
+// afterwards.
+func (p *Pipeline) Write(rank int, timing Timing, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}
 	}
@@ -137,7 +147,7 @@ func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 		n = int(p.links[rank][last].first) + p.Layers[tasks[last].Stage]
 	}
 	w := writer{
-		Pipeline: p, rank: rank, list: reuse, tasks: tasks, links: p.links[rank], lag: lag, ahead: ahead,
+		Pipeline: p, rank: rank, list: reuse, tasks: tasks, links: p.links[rank], Timing: timing,
 		released: make([]bool, n), reloaded: make([]int, len(tasks)),
 	}
 	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
@@ -161,11 +171,11 @@ func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 // writer writes the list of one rank.
 type writer struct {
 	*Pipeline
-	rank       int
-	list       *List
-	tasks      []Task
-	links      []link
-	lag, ahead int
+	Timing
+	rank  int
+	list  *List
+	tasks []Task
+	links []link
 
 	released []bool // of each layer of each task, which start at link.first: whether a forward's copies have been released
 	reloaded []int  // [place]: number of the backward's layers whose reloads have been issued
@@ -198,7 +208,7 @@ func (w *writer) turnEnd(i int) (end int) {
 	for end = i + 1; end < len(w.tasks) && w.tasks[i].Piece > 0 && SameSlot(w.tasks[i], w.tasks[end]); end++ {
 	}
 	w.leaving = w.leaving[:0]
-	for len(w.waiting) > 0 && (w.tasks[i].Kind == Backward || w.waiting[0].turn+w.lag <= w.turn) {
+	for len(w.waiting) > 0 && (w.tasks[i].Kind == Backward || w.waiting[0].turn+w.Lag <= w.turn) {
 		if task := w.waiting[0].task; !w.undoes(i, end, task) {
 			w.leaving = append(w.leaving, task)
 		}
@@ -236,11 +246,11 @@ func (w *writer) task(i, turnEnd int) {
 				w.release(f, k)
 			}
 		}
-		w.reloadUpTo(i, 0, w.ahead-1)
+		w.reloadUpTo(i, 0, w.Ahead-1)
 	}
 	w.add(Action{Op: Begin, Task: place})
 	if t.Kind == Backward {
-		w.reloadUpTo(i, coming, w.ahead-1)
+		w.reloadUpTo(i, coming, w.Ahead-1)
 	}
 	w.stageIn(i + 1)
 	switch {
@@ -255,13 +265,14 @@ func (w *writer) task(i, turnEnd int) {
 				w.enter()
 				w.leave()
 			}
+			w.recompute(i, at)
 			w.add(w.visit(Visit, i, at))
 			w.reduce(i, at)
 		}
 		if i+1 == turnEnd {
 			w.releaseBeside(at, at == layers-1)
 		}
-		w.reloadUpTo(i, coming, at+w.ahead)
+		w.reloadUpTo(i, coming, at+w.Ahead)
 	}
 	if layers == 0 && i+1 == turnEnd {
 		w.releaseBeside(0, true)
@@ -287,8 +298,34 @@ func (w *writer) stageIn(i int) {
 		return
 	}
 	w.add(Action{Op: StageIn, Task: int32(i)})
-	if t := w.tasks[i]; t.Kind == Backward && w.links[i].last && t.Stage < len(w.Layers)-1 {
-		w.add(Action{Op: CachesIn, Task: int32(i)})
+	for at := range w.layersOf(i) {
+		if w.returns(i) {
+			w.add(w.visit(CachesIn, i, at))
+		}
+	}
+}
+
+// returns reports whether a task is the first backward of a stage that is not the last, so that other stages have run
+// since its forwards.
+func (w *writer) returns(i int) bool {
+	return w.tasks[i].Kind == Backward && w.links[i].last && w.tasks[i].Stage < len(w.Layers)-1
+}
+
+// recompute lists the recomputation of K and V of the whole sequence in layer number at, if a task begins with it. Inputs
+// are loaded a few at a time, in advance.
+func (w *writer) recompute(i, at int) {
+	if !w.Recomputes || !w.returns(i) {
+		return
+	}
+	const early = inputLoads - 1
+	load, again, n := w.visit(LoadInput, i, at), w.visit(Recompute, i, at), w.tasks[i].Subsequence+1
+	for x := range n + early {
+		if load.Of = int32(x); x < n {
+			w.add(load)
+		}
+		if again.Of = int32(x - early); x >= early {
+			w.add(again)
+		}
 	}
 }
 
@@ -343,7 +380,7 @@ func (w *writer) coming(i int) int {
 		rest = rest[:1]
 	}
 	n := 0
-	for layers := 0; n < len(rest) && rest[n].Kind == Backward && layers < w.ahead; n++ {
+	for layers := 0; n < len(rest) && rest[n].Kind == Backward && layers < w.Ahead; n++ {
 		layers += w.Layers[rest[n].Stage]
 	}
 	return n

@@ -13,7 +13,7 @@ func TestExample(t *testing.T) {
 	task := func(kind Kind, i int) Task { return Task{Kind: kind, Subsequence: i, Stage: 1} }
 	tasks := []Task{task(Forward, 0), task(Forward, 1), task(Backward, 1), task(Backward, 0)}
 	var printed strings.Builder
-	if err := New([][]Task{tasks}, []int{2, 2, 2}, 0).Write(0, 1, 1, nil).Print(&printed, tasks); err != nil {
+	if err := New([][]Task{tasks}, []int{2, 2, 2}, 0).Write(0, Timing{Lag: 1, Ahead: 1}, nil).Print(&printed, tasks); err != nil {
 		t.Fatal(err)
 	}
 	got := strings.ReplaceAll(printed.String(), "@1", "")
@@ -85,7 +85,7 @@ func TestCopies(t *testing.T) {
 	for range 2000 {
 		tasks, layers := drawn(r)
 		lag, ahead := 1+r.IntN(4), 1+r.IntN(6)
-		list = New([][]Task{tasks}, layers, 0).Write(0, lag, ahead, list)
+		list = New([][]Task{tasks}, layers, 0).Write(0, Timing{Lag: lag, Ahead: ahead}, list)
 		gone, released, back := map[layer]bool{}, map[layer]bool{}, map[layer]bool{}
 		fail := func(what string, at layer) {
 			var words strings.Builder
@@ -136,7 +136,7 @@ func TestLag(t *testing.T) {
 		tasks = append(tasks, Task{Kind: Forward, Subsequence: i})
 	}
 	for lag := 1; lag < n; lag++ {
-		list := New([][]Task{tasks}, []int{layers}, 0).Write(0, lag, 1, nil)
+		list := New([][]Task{tasks}, []int{layers}, 0).Write(0, Timing{Lag: lag, Ahead: 1}, nil)
 		for i := range n {
 			for _, a := range list.Of(i) {
 				if a.Op == Release && int(a.Task) != i-lag {
@@ -155,7 +155,7 @@ func TestWithoutLayers(t *testing.T) {
 		{Kind: Backward, Subsequence: 1, Stage: 2}, {Kind: Backward, Subsequence: 1, Stage: 0},
 	}
 	p := New([][]Task{tasks}, []int{0, 1, 2, 0}, 0)
-	list := p.Write(0, 1, 1, nil)
+	list := p.Write(0, Timing{Lag: 1, Ahead: 1}, nil)
 	var words strings.Builder
 	_ = list.Print(&words, tasks)
 	var released []int32
@@ -212,7 +212,7 @@ func TestSlots(t *testing.T) {
 		p.Shared = pp - 1
 		var first []Action
 		for rank := range tasks {
-			list := p.Write(rank, 1, 1+r.IntN(3), nil)
+			list := p.Write(rank, Timing{Lag: 1, Ahead: 1 + r.IntN(3)}, nil)
 			var common []Action
 			halves := map[layer]Op{}
 			for i := range tasks[rank] {
@@ -249,6 +249,49 @@ func TestSlots(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestRecompute checks the recomputation of K and V before the first backward of a stage visits a layer: in the order of
+// subsequences, each from an input that has been loaded, with at most inputLoads on the device.
+func TestRecompute(t *testing.T) {
+	for n := 1; n < 6; n++ {
+		var tasks []Task
+		for i := range n {
+			tasks = append(tasks, Task{Kind: Forward, Subsequence: i})
+		}
+		for i := range n {
+			tasks = append(tasks, Task{Kind: Backward, Subsequence: n - 1 - i})
+		}
+		list := New([][]Task{tasks}, []int{2, 1}, 0).Write(0, Timing{Lag: 1, Ahead: 1, Recomputes: true}, nil)
+		layers := 0
+		for i := range tasks {
+			loaded, done := int32(0), int32(0)
+			for _, a := range list.Of(i) {
+				checkFields(t, a, i)
+				switch a.Op {
+				case LoadInput:
+					if loaded++; a.Of != loaded-1 || loaded-done > inputLoads {
+						t.Fatalf("%d subsequences: %s loads input %d, and has loaded %d and used %d", n, tasks[i], a.Of, loaded-1, done)
+					}
+				case Recompute:
+					if done++; a.Of != done-1 || done > loaded {
+						t.Fatalf("%d subsequences: %s recomputes %d, and has loaded %d and used %d", n, tasks[i], a.Of, loaded, done-1)
+					}
+				case Visit:
+					if first := i == n; first != (done == int32(n)) || done != loaded {
+						t.Fatalf("%d subsequences: %s visits a layer after recomputing %d of %d", n, tasks[i], done, loaded)
+					}
+					if done > 0 {
+						layers++
+					}
+					loaded, done = 0, 0
+				}
+			}
+		}
+		if layers != 2 {
+			t.Fatalf("%d subsequences: %d layers are recomputed", n, layers)
 		}
 	}
 }

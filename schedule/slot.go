@@ -20,7 +20,7 @@ func (w *writer) slot(first, end int) {
 		w.add(Action{Op: HandOut, Task: place})
 	}
 	for i := first; i < end; i++ {
-		w.reloadUpTo(i, 0, w.ahead-1)
+		w.reloadUpTo(i, 0, w.Ahead-1)
 	}
 	next, opens := w.nextShared(t.Kind, number)
 	if opens {
@@ -76,7 +76,7 @@ func (w *writer) round(first, end, stage, k int) {
 	for i := first; i < end && 0 < k && k <= layers; i++ {
 		if w.tasks[i].Stage == stage {
 			w.add(w.visit(SecondHalf, i, k-1))
-			w.reloadUpTo(i, 0, k-1+w.ahead)
+			w.reloadUpTo(i, 0, k-1+w.Ahead)
 		}
 	}
 	if stage == w.rank && 0 < k && k <= layers {
@@ -99,7 +99,7 @@ func (w *writer) round(first, end, stage, k int) {
 // copiesBesideSlot lists the releases and reloads that take place during a round for tasks outside the slot.
 func (w *writer) copiesBesideSlot(end, round, rounds int) {
 	w.releaseBeside(round, false)
-	if last := round + w.ahead - rounds; last >= 0 && w.coming(end-1) > 0 {
+	if last := round + w.Ahead - rounds; last >= 0 && w.coming(end-1) > 0 {
 		w.reloadUpTo(end, w.coming(end-1)-1, last)
 	}
 }

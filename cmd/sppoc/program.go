@@ -203,7 +203,7 @@ func dumpActions(w io.Writer, p *plan.Plan, f dumpFlags) error {
 		if _, err := fmt.Fprintf(w, "# pipeline rank %d\n", i); err != nil {
 			return err
 		}
-		if err := pipeline.Write(i, p.Offload.Lag, p.Offload.Ahead, nil).Print(w, tasks); err != nil {
+		if err := pipeline.Write(i, p.Timing(), nil).Print(w, tasks); err != nil {
 			return err
 		}
 	}

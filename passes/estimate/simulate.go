@@ -71,7 +71,7 @@ func (s *Simulation) reset() {
 			job: s, tasks: tasks, list: s.Schedule(i), first: int32(s.Firsts[i]), link: s.link, late: make([]ir.Seconds, p.Subsequences.N),
 		}
 		if p.LayerOrder() || s.streams {
-			s.stages[i].simStaging = newSimStaging(len(tasks))
+			s.stages[i].simStaging = newSimStaging(len(tasks), p.Subsequences.N)
 		}
 		if s.streams {
 			s.stages[i].simStream = newSimStream(walk.NewLoadQueue(p, s.graph, tasks))
@@ -163,11 +163,16 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 	case schedule.StageIn:
 		s.stageIn(st, int(a.Task))
 	case schedule.CachesIn:
-		s.cachesIn(st, int(a.Task))
+		s.cachesIn(st, a)
 	case schedule.Embedding:
 		s.runEmbedding(st, t)
 	case schedule.Head:
 		st.run(s.head[t.At])
+	case schedule.LoadInput:
+		s.loadInput(st, a)
+	case schedule.Recompute:
+		st.waitFor(st.inputs[a.Of])
+		st.run(s.cacheAgain[a.Of])
 	case schedule.Visit:
 		s.visit(st, t, a)
 	case schedule.Release:
@@ -257,8 +262,7 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 		if s.backs {
 			st.wait(t.Subsequence, s.back[int(t.Layers)+k])
 		}
-		s.waitCaches(st, t, k)
-		s.recomputeCaches(st, t, k)
+		st.waitFor(st.caches[[2]int32{t.Stage, a.Layer}])
 		s.runLayer(st, t, k, s.backwardOf(t, k).of(t.Split))
 	case plan.WeightGrad:
 		st.run(s.backwardOf(t, k).weights)

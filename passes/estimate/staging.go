@@ -3,23 +3,25 @@ package estimate
 import (
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
-	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
+	"sppo.dev/schedule"
 )
 
 // simStaging tracks the hidden states, K and V that a rank keeps on the host if tasks are in layer order or K and
-// V are streamed. Lists are indexed by the rank's tasks.
+// V are streamed. Lists are indexed by the rank's tasks, unless a comment
+// says otherwise.
 type simStaging struct {
 	waits         []bool // whether the task's input is on the host; nil: no task's input is
 	gone, fetched []ir.Seconds
-	caches        map[int32][]ir.Seconds // by stage, [k]: when K and V of a layer are on the device again
-	lagging       ir.Seconds             // when the copy of the last task's result to the host is done
+	caches        map[[2]int32]ir.Seconds // by stage and layer of the stage: when K and V are on the device again
+	inputs        []ir.Seconds            // [i]: when a layer's input is on the device to recompute K and V
+	lagging       ir.Seconds              // when the copy of the last task's result to the host is done
 }
 
-func newSimStaging(tasks int) simStaging {
+func newSimStaging(tasks, subsequences int) simStaging {
 	return simStaging{
 		waits: make([]bool, tasks), gone: make([]ir.Seconds, tasks), fetched: make([]ir.Seconds, tasks),
-		caches: map[int32][]ir.Seconds{},
+		caches: map[[2]int32]ir.Seconds{}, inputs: make([]ir.Seconds, subsequences),
 	}
 }
 
@@ -43,23 +45,10 @@ func (s *Simulation) stageIn(st *simStage, at int) {
 	}
 }
 
-// cachesIn loads K and V of the stage whose backward begins with the rank's next task.
-func (s *Simulation) cachesIn(st *simStage, at int) {
-	stage := st.tasks[at].Stage
-	if !s.Plan.StagesCaches(stage) {
-		return
-	}
-	layers := make([]ir.Seconds, s.Plan.LayersPerStage[stage])
-	for k := len(layers) - 1; k >= 0; k-- {
-		layers[k] = st.link.Copies(cost.Back, st.now, s.cacheBack)
-	}
-	st.caches[int32(stage)] = layers
-}
-
-// waitCaches simulates the wait for K and V of the k-th layer of a backward's stage.
-func (s *Simulation) waitCaches(st *simStage, t *walk.Node, k int) {
-	if layers := st.caches[t.Stage]; k < len(layers) {
-		st.waitFor(layers[k])
+// cachesIn loads K and V of a layer of the stage whose backward begins with the rank's next task.
+func (s *Simulation) cachesIn(st *simStage, a schedule.Action) {
+	if stage := st.tasks[a.Task].Stage; s.Plan.StagesCaches(stage) {
+		st.caches[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.cacheBack)
 	}
 }
 
@@ -82,36 +71,12 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	return d
 }
 
-// recomputeCaches simulates the recomputation of K and V of the k-th layer of a backward's stage from the
-// inputs of all subsequences, if the backward begins by recomputing them. Inputs on the host are loaded a few
-// at a time.
-func (s *Simulation) recomputeCaches(st *simStage, t *walk.Node, k int) {
-	task := st.tasks[st.done]
-	if !s.Plan.RecomputesCaches(task) {
-		return
-	}
-	came, used := make([]ir.Seconds, len(s.cacheAgain)), make([]ir.Seconds, len(s.cacheAgain))
-	begun := st.now
-	load := func(i int) {
-		if i >= len(came) || s.hiddenBack[i] == 0 {
-			return
-		}
-		if task.Subsequence = i; !s.Plan.InputOffloaded(task, k) {
-			return
-		}
-		free := begun
-		if i >= plan.CacheLoads {
-			free = used[i-plan.CacheLoads]
-		}
-		came[i] = st.link.Copies(cost.Back, free, s.hiddenBack[i])
-	}
-	for i := range plan.CacheLoads - 1 {
-		load(i)
-	}
-	for i, d := range s.cacheAgain {
-		load(i + plan.CacheLoads - 1)
-		st.waitFor(came[i])
-		st.run(d)
-		used[i] = st.now
+// loadInput loads the input of a layer for a subsequence, if it is on the host.
+func (s *Simulation) loadInput(st *simStage, a schedule.Action) {
+	of := st.tasks[a.Task]
+	of.Subsequence = int(a.Of)
+	st.inputs[a.Of] = 0
+	if s.Plan.InputOffloaded(of, int(a.Layer)) {
+		st.inputs[a.Of] = st.link.Copies(cost.Back, st.now, s.hiddenBack[a.Of])
 	}
 }

@@ -183,10 +183,11 @@ type tracker struct {
 	halves    ir.Bytes     // bytes between the two steps of the visit's gathers
 	passing   params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
 
-	waits []bool         // [task]: whether its input is on the host; nil: no task's input is
-	task  int            // the current task
-	loans []plan.Lending // [i]: the keys that stage i lends to this stage
-	last  blockOf
+	waits  []bool         // [task]: whether its input is on the host; nil: no task's input is
+	inputs ir.Bytes       // inputs of a layer that have been loaded to recompute K and V, and not yet used
+	task   int            // the current task
+	loans  []plan.Lending // [i]: the keys that stage i lends to this stage
+	last   blockOf
 }
 
 // blockOf is a dataflow and the placement letters that it was built for.
@@ -368,7 +369,7 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 			r.borrow(t)
 		}
 	case schedule.CachesIn:
-		r.cachesIn(r.plan.Tasks[r.stage][a.Task])
+		r.cachesIn(r.plan.Tasks[r.stage][a.Task], int(a.Layer))
 	case schedule.Embedding:
 		r.embedding(t, at)
 	case schedule.Head:
@@ -379,6 +380,8 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 		r.gather(r.visitOf(a))
 	case schedule.Free:
 		r.free(r.visitOf(a))
+	case schedule.LoadInput, schedule.Recompute:
+		r.recompute(t, a)
 	case schedule.Visit:
 		r.visit(t, at, a)
 	case schedule.Reduce:
@@ -453,7 +456,6 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	if at.Split {
 		pass = inputPass
 	}
-	r.recomputeCaches(t, k, b)
 	r.now[TermKept] -= u.kept[own]
 	r.now[TermCopies] -= u.offloaded[own]
 	r.visiting(t, k, b, pass, z)
@@ -656,33 +658,29 @@ func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 	}
 }
 
-// recomputeCaches tracks the recomputation of K and V of a layer, if the first backward of the layer begins by
-// recomputing them.
-func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
-	if !r.plan.RecomputesCaches(t) || !b.Attends {
-		return
-	}
-	r.now[TermCaches] += r.caches(b, graph.Cache, r.Sizes[0])
-	gradient := r.hidden(r.Sizes[t.Subsequence])
-	for i, z := range r.Sizes {
-		coming := gradient
-		for n := i + 1; n < min(i+plan.CacheLoads, len(r.Sizes)); n++ {
-			coming += r.hidden(r.Sizes[n])
+// recompute tracks the recomputation of K and V of a layer from inputs on the device.
+func (r *tracker) recompute(t plan.Task, a schedule.Action) {
+	b, z := r.block(t, int(a.Layer)), r.Sizes[a.Of]
+	switch {
+	case !b.Attends:
+	case a.Op == schedule.Recompute:
+		r.inputs -= r.hidden(z)
+		gradient := r.hidden(r.Sizes[t.Subsequence])
+		r.note(t, gradient+r.inputs+r.working(r.graph.Layer, cachingPass, z, 0))
+	default:
+		r.inputs += r.hidden(z)
+		if a.Of == 0 {
+			r.now[TermCaches] += r.caches(b, graph.Cache, r.Sizes[0])
 		}
-		r.note(t, coming+r.working(r.graph.Layer, cachingPass, z, 0))
 	}
 }
 
-// cachesIn reloads K and V for the stage's first backward.
-func (r *tracker) cachesIn(next plan.Task) {
+// cachesIn reloads K and V of a layer for the stage's first backward.
+func (r *tracker) cachesIn(next plan.Task, k int) {
 	if !r.plan.StagesCaches(next.Stage) {
 		return
 	}
-	for k := range r.layers[next.Stage] {
-		b := r.block(next, k)
-		if !b.Attends {
-			continue
-		}
+	if b := r.block(next, k); b.Attends {
 		caches := r.caches(b, graph.Cache, r.Sizes[0])
 		r.most = max(r.most, r.host)
 		r.now[TermCaches] += caches

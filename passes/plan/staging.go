@@ -1,5 +1,7 @@
 package plan
 
+import "sppo.dev/schedule"
+
 // Tensors that one task of a rank passes to another usually stay on the device, because one of the next two
 // tasks reads them. In layer order, the results of a layer are not read until all other subsequences have
 // passed through the layer, and K and V of a layer are not read until all later layers are done. These tensors
@@ -47,9 +49,10 @@ func (p *Plan) RecomputesCaches(t Task) bool {
 		t.Stage < p.Parallel.Stages()-1
 }
 
-// CacheLoads is the number of layer inputs that are loaded from the host at a time to recompute K and V: one in
-// use, and the others in transit.
-const CacheLoads = 3
+// Timing returns the timing of the plan's schedules.
+func (p *Plan) Timing() schedule.Timing {
+	return schedule.Timing{Lag: p.Offload.Lag, Ahead: p.Offload.Ahead, Recomputes: p.Offload.Caches == CachesRecompute}
+}
 
 // InputOffloaded reports whether the backward of a layer loads the layer's input from the host.
 func (p *Plan) InputOffloaded(t Task, k int) bool {

@@ -28,10 +28,10 @@ type Walk struct {
 	lists    []writtenList      // [rank]
 }
 
-// writtenList is the schedule of a rank for a lag and a reload distance.
+// writtenList is the schedule of a rank for a timing.
 type writtenList struct {
-	lag, ahead int
-	list       *schedule.List
+	schedule.Timing
+	list *schedule.List
 }
 
 // Node is a task in a Walk.
@@ -110,9 +110,9 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 	if c.pipeline == nil {
 		c.pipeline, c.lists = Pipeline(c.Plan), make([]writtenList, len(c.Tasks))
 	}
-	w, o := &c.lists[rank], &c.Plan.Offload
-	if w.list == nil || w.lag != o.Lag || w.ahead != o.Ahead {
-		*w = writtenList{o.Lag, o.Ahead, c.pipeline.Write(rank, o.Lag, o.Ahead, w.list)}
+	w, timing := &c.lists[rank], c.Plan.Timing()
+	if w.list == nil || w.Timing != timing {
+		*w = writtenList{timing, c.pipeline.Write(rank, timing, w.list)}
 	}
 	return w.list
 }
