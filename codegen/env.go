@@ -182,7 +182,7 @@ func (e *env) find(value int) place {
 			break
 		}
 		if e.backward {
-			e.takeOwn()
+			e.transfers(nil, ir.Instr{})
 			break
 		}
 		e.put(value, e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size)), 0)

@@ -212,7 +212,7 @@ func (s *stage) lowerStep() {
 // setTasks sets the tasks of a section, and lists their actions.
 func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Timing(), nil)
-	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks)}
+	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks, s.list)}
 }
 
 func (s *stage) step(st step) {
@@ -380,6 +380,9 @@ func (s *stage) embed(t plan.Task) uint32 {
 
 // visit emits a layer for a task: forward, backward or weight gradients.
 func (s *stage) visit(t plan.Task, layer int) {
+	if t.Kind != plan.WeightGrad {
+		s.streams.rest = s.streams.queue.Visit()
+	}
 	switch t.Kind {
 	case plan.Forward:
 		s.rows = s.forwardLayer(t, layer, s.rows)
@@ -405,7 +408,6 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 		e.saveUnits()
 	}
 	e.run(b.Forward)
-	s.streams.queue.SentRows(t, layer)
 	s.prov.Layer = ir.None
 	return e.at[b.Output].buffer
 }

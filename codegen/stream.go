@@ -16,13 +16,14 @@ import (
 // streams holds the transfers of a section that are in progress.
 type streams struct {
 	queue    *walk.LoadQueue
-	arrivals []arrival   // issued and not yet used
-	sent     [2][]uint32 // dK and dV in transit to the host: those sent before the last load was taken, and those sent since then
+	rest     []walk.Transfer // of the current visit
+	arrivals []arrival       // issued and not yet used
+	sent     [][]uint32      // [block]: dK and dV that are held because they may be in transit to the host
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
 type arrival struct {
-	walk.Load
+	walk.Transfer
 	buffers map[string]uint32
 }
 
@@ -83,28 +84,8 @@ func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
 	return name
 }
 
-// take returns the next load. It first issues the loads that should be in transit by now. Blocks that were sent
-// before the last load was taken are held only until now, because their copies have had enough time.
-func (s *stage) take() arrival {
-	q := &s.streams
-	for _, b := range q.sent[0] {
-		s.hold(b)
-	}
-	q.sent = [2][]uint32{q.sent[1], nil}
-	for l, ok := q.queue.Next(); ok; l, ok = q.queue.Next() {
-		q.arrivals = append(q.arrivals, arrival{l, s.load(l)})
-	}
-	if len(q.arrivals) == 0 {
-		panic("internal: lower: a load that cannot be issued")
-	}
-	a := q.arrivals[0]
-	q.arrivals = q.arrivals[1:]
-	q.queue.Take()
-	return a
-}
-
 // load allocates the buffers of a load and issues its copies.
-func (s *stage) load(l walk.Load) map[string]uint32 {
+func (s *stage) load(l walk.Transfer) map[string]uint32 {
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.at(l.Task)
 	s.prov.Layer = int32(l.Layer)
@@ -126,7 +107,7 @@ func (s *stage) load(l walk.Load) map[string]uint32 {
 }
 
 // loadName names a value's buffer in a load; each load of a task has different names.
-func loadName(l walk.Load, v *graph.Value) string {
+func loadName(l walk.Transfer, v *graph.Value) string {
 	switch {
 	case l.Own:
 		return v.Name + ".own"
@@ -138,10 +119,35 @@ func loadName(l walk.Load, v *graph.Value) string {
 	return fmt.Sprintf("%s.at%d", v.Name, l.First)
 }
 
-// takeOwn loads a backward task's own rows: of K and V, and of dK and dV if later subsequences have added to
+// transfers emits the rest of the visit's transfers, up to the next that begins attention. The instruction is that of
+// attention over the subsequence's own rows, if attention has begun.
+func (e *env) transfers(n *graph.Node, own ir.Instr) {
+	q, block := &e.s.streams, arrival{}
+	for ; len(q.rest) > 0 && q.rest[0].Op != walk.Attend; q.rest = q.rest[1:] {
+		switch x := q.rest[0]; x.Op {
+		case walk.Issue:
+			q.arrivals = append(q.arrivals, arrival{x, e.s.load(x)})
+		case walk.Use:
+			block, q.arrivals = q.arrivals[0], q.arrivals[1:]
+			if x.Own {
+				e.takeOwn(block)
+			} else {
+				e.attendBlock(n, own, block)
+			}
+		case walk.Send:
+			e.sendGrads(block)
+		case walk.Free:
+			for _, b := range q.sent[0] {
+				e.s.hold(b)
+			}
+			q.sent = q.sent[1:]
+		}
+	}
+}
+
+// takeOwn takes a backward task's own rows: of K and V, and of dK and dV if later subsequences have added to
 // them.
-func (e *env) takeOwn() {
-	own := e.s.take()
+func (e *env) takeOwn(own arrival) {
 	e.begun = own.Grads
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
@@ -192,19 +198,17 @@ func (e *env) attend(n *graph.Node) {
 	}
 	own.Args[0] = sum
 	e.s.emit(own)
-	for range blocks {
-		e.attendBlock(n, own)
-	}
+	e.s.streams.rest = e.s.streams.rest[1:]
+	e.transfers(n, own)
 	if sum != result && (n.Op == ir.Attention || e.block.ReadsBack(n.Args[0].Value)) {
 		e.s.op(ir.Cast, ir.Compute, []ir.View{result, sum})
 	}
 }
 
-// attendBlock emits the part for the next block. Operands that do not depend on the block are taken from the
+// attendBlock emits the part for a block. Operands that do not depend on the block are taken from the
 // part for the subsequence's own rows.
-func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
+func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
 	s := e.s
-	block := s.take()
 	grads := n.Op == ir.AttentionGrad
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
@@ -212,7 +216,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 			continue
 		}
 		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
-		b := s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
+		b := s.allocate(s.label(e.task, e.layer, loadName(block.Transfer, v)), ir.Device, bytes)
 		e.clearUnread(b, bytes, block.Grads) // nothing has been added to the gradient of these rows yet, or it is never read
 		block.buffers[v.Name] = b
 	}
@@ -233,9 +237,6 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	setAttr(&in, continued, ir.Bool(true))
 	in.Args[0] = own.Args[0]
 	s.emit(in)
-	if grads {
-		e.sendGrads(block)
-	}
 }
 
 // attends reports whether a node is emitted in parts.
@@ -254,15 +255,16 @@ func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View
 func (e *env) sendGrads(block arrival) {
 	s := e.s
 	s.decidedBy("offload", "schedule.keep")
+	var sent []uint32
 	for _, v := range streaming(e.block, true) { // those that are read
 		if v.Kind != graph.CacheGrad {
 			continue
 		}
 		rows, b := s.hostRows(e.task.Microbatch, e.layer, v, block.First, block.End), block.buffers[v.Name]
 		s.op(ir.CopyD2H, ir.D2H, []ir.View{rows, in(b, asBytes(0, rows.Bytes()))})
-		s.streams.sent[1] = append(s.streams.sent[1], b)
+		sent = append(sent, b)
 	}
-	s.streams.queue.SentGrads(block.Load)
+	s.streams.sent = append(s.streams.sent, sent)
 	s.decidedBy("lower", e.key())
 }
 

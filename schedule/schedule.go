@@ -42,6 +42,9 @@ func (l *List) Of(place int) []Action {
 	return l.actions[l.begins[place]:]
 }
 
+// All returns the actions of all tasks.
+func (l *List) All() []Action { return l.actions }
+
 // Last returns the last action of a task. In a shared slot, only the first task has actions; for the slot's
 // other tasks, Last returns the zero action.
 func (l *List) Last(place int) (last Action) {

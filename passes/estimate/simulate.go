@@ -74,7 +74,7 @@ func (s *Simulation) reset() {
 			s.stages[i].simStaging = newSimStaging(len(tasks), p.Subsequences.N)
 		}
 		if s.streams {
-			s.stages[i].simStream = newSimStream(walk.NewLoadQueue(p, s.graph, tasks))
+			s.stages[i].simStream = newSimStream(p, walk.NewLoadQueue(p, s.graph, tasks, s.Schedule(i)))
 		}
 	}
 }

@@ -106,90 +106,71 @@ type simStream struct {
 	freed  [2]ir.Seconds // when the copies of the last two blocks of dK and dV ended: a load reuses the bytes of the earlier one
 }
 
-func newSimStream(q *walk.LoadQueue) simStream {
-	return simStream{queue: q, rows: make([]ir.Seconds, len(q.Rows)), grads: make([]ir.Seconds, len(q.Rows))}
+func newSimStream(p *plan.Plan, q *walk.LoadQueue) simStream {
+	return simStream{queue: q, rows: make([]ir.Seconds, walk.Places(p)), grads: make([]ir.Seconds, walk.Places(p))}
 }
 
-// take issues the loads that should be in transit by now, and waits for the next one.
-func (s *Simulation) take(st *simStage) {
-	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
-		start, at := max(st.now, st.freed[0]), st.queue.Place(l)
-		if l.Own || l.End == st.queue.Sizes[l.Task.Subsequence].Prefix {
-			start = max(start, st.rows[at])
-		}
-		if l.Own && l.Grads {
-			start = max(start, st.grads[at])
-		}
-		st.coming = append(st.coming, st.link.Copies(cost.Back, start, s.stream.in(l)))
-	}
-	st.queue.Take()
-	st.waitFor(st.coming[0])
-	st.coming = st.coming[1:]
-}
-
-// runLayer simulates the k-th layer of a task, in which attention processes blocks as they arrive.
+// runLayer simulates the k-th layer of a task, in which attention processes blocks as they arrive. The rest of the
+// layer runs at the end, except what precedes the attention that a backward recomputes.
 func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
 	if !s.streams {
 		s.sharedLayer(st, at, k, whole)
 		return
 	}
-	t, i := st.tasks[st.done], at.Subsequence
-	costs := s.Costs.layer(at.Stage, k)
-	if t.Kind == plan.Forward {
-		whole -= s.attend(st, &costs.stream.forward[i])
-		st.run(max(0, whole))
-		return
+	costs, i := s.Costs.layer(at.Stage, k), at.Subsequence
+	var of *stretch
+	block := 0
+	for _, x := range st.queue.Visit() {
+		switch x.Op {
+		case walk.Attend:
+			block = 0
+			switch {
+			case x.Again:
+				of = &costs.stream.again[i]
+				st.run(max(0, whole-costs.backward[i].Whole-of.total()))
+				whole = costs.backward[i].Whole
+			case at.Kind == plan.Backward:
+				of = &costs.stream.backward[i]
+				whole -= of.total()
+			default:
+				of = &costs.stream.forward[i]
+				whole -= of.total()
+			}
+			st.run(of.before + of.own)
+		case walk.Issue:
+			st.coming = append(st.coming, st.link.Copies(cost.Back, st.ready(x), s.stream.in(*x.Load)))
+		case walk.Use:
+			st.waitFor(st.coming[0])
+			st.coming = st.coming[1:]
+			if !x.Own {
+				st.run(of.blocks[block])
+				block++
+			}
+		case walk.Send:
+			left := st.link.Copies(cost.Out, st.now, s.stream.out(*x.Load))
+			st.grads[st.queue.Place(x.Visited)] = left
+			st.freed = [2]ir.Seconds{st.freed[1], left}
+		}
 	}
-	if !s.graph.LayerOf(s.graph.KindOf(s.Plan.LayerAt(int(at.Stage), k))).Attends {
-		st.run(whole)
-		return
-	}
-	s.take(st)
-	if again := whole - costs.backward[i].Whole; s.makesAttention(t, k) {
-		a := &costs.stream.again[i]
-		st.run(max(0, again-a.total()))
-		whole -= again
-		s.attend(st, a)
-	}
-	b := &costs.stream.backward[i]
-	st.run(b.before + b.own)
-	layer := s.Plan.Layers(t.Stage)[k]
-	for j, l := range walk.Blocks(s.Plan.Stream.Block, s.graph.OfLayer(st.queue.Sizes[i], layer)) {
-		s.take(st)
-		st.run(b.blocks[j])
-		l.Task, l.Layer = t, layer
-		s.sendGrads(st, l)
-	}
-	st.run(max(0, whole-b.total()))
+	st.run(max(0, whole))
 }
 
-// attend simulates a layer up to the end of attention and returns the time that this takes without waits.
-func (s *Simulation) attend(st *simStage, a *stretch) ir.Seconds {
-	st.run(a.before + a.own)
-	for _, d := range a.blocks {
-		s.take(st)
-		st.run(d)
+// ready returns when a load can begin.
+func (st *simStage) ready(x walk.Transfer) ir.Seconds {
+	start, at := max(st.now, st.freed[0]), st.queue.Place(x.Visited)
+	if x.Own || x.End == st.queue.Sizes[x.Task.Subsequence].Prefix {
+		start = max(start, st.rows[at])
 	}
-	return a.total()
-}
-
-func (s *Simulation) sendGrads(st *simStage, l walk.Load) {
-	left := st.link.Copies(cost.Out, st.now, s.stream.out(l))
-	st.grads[st.queue.Place(l)] = left
-	st.freed = [2]ir.Seconds{st.freed[1], left}
-	st.queue.SentGrads(l)
+	if x.Own && x.Grads {
+		start = max(start, st.grads[at])
+	}
+	return start
 }
 
 // sentRows records when the copies of a forward's layer, including its rows of K and V, are done.
 func (s *Simulation) sentRows(st *simStage, k int, left ir.Seconds) {
 	if s.streams {
 		t := st.tasks[st.done]
-		l := walk.Load{Task: t, Layer: s.Plan.Layers(t.Stage)[k]}
-		st.rows[st.queue.Place(l)] = left
-		st.queue.SentRows(t, l.Layer)
+		st.rows[st.queue.Place(&walk.Visited{Task: t, Layer: s.Plan.LayerAt(t.Stage, k)})] = left
 	}
-}
-
-func (s *Simulation) makesAttention(t plan.Task, k int) bool {
-	return walk.MakesAttention(s.Plan.LayerOf(s.graph, t, k))
 }

@@ -178,7 +178,8 @@ type tracker struct {
 	streaming []int        // values with the rows of only one subsequence
 	spans     spansOf      // last result of the method spanning
 	rows      [2]rowsOf    // last results of the method streamed: for K and V, and for their gradients
-	loads     loadsHeld
+	queue     *walk.LoadQueue
+	held      ir.Bytes     // loads that have been issued and are not used yet, and blocks of dK and dV that are being copied to the host
 	visitsOf  []visitBytes // by kind of layers
 	halves    ir.Bytes     // bytes between the two steps of the visit's gathers
 	passing   params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
@@ -248,9 +249,7 @@ func (m *Meter) newTracker(stage int) *tracker {
 			r.streaming = append(r.streaming, i)
 		}
 	}
-	if p.Streams() {
-		r.loads.queue = walk.NewLoadQueue(p, r.graph, p.Tasks[stage])
-	}
+	r.queue = walk.NewLoadQueue(p, r.graph, p.Tasks[stage], r.Schedule(stage))
 	if p.Mux.Right {
 		r.loans = make([]plan.Lending, len(p.Tasks))
 		for i := stage + 1; i < len(p.Tasks); i++ {
@@ -434,9 +433,9 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 		r.now[TermCaches] += r.caches(b, graph.Cache, z)
 		r.host += r.streamed(graph.Cache, z.Sequence)
 	}
-	r.now[TermLoads] = r.attend(t, k, b)
+	r.now[TermLoads] = r.attend()
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
-	r.now[TermLoads] = r.loads.bytes()
+	r.now[TermLoads] = r.held
 	r.cachesOut(t, b)
 	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // no backward reads K and V
 		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
@@ -541,13 +540,16 @@ func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
 	working := r.working(b, pass, z, begins) + r.sharing(t)
-	if r.loads.queue != nil && b.Attends {
-		r.noteOwn(t, working)
-		r.now[TermLoads] = r.attend(t, k, b)
+	if r.plan.Streams() {
+		if issued := r.queue.Issued; b.Attends && len(issued) > 0 { // its own rows, which are counted with the running layer
+			r.now[TermLoads] -= r.loadBytes(issued[0].Load)
+		}
+		r.note(t, working)
+		r.now[TermLoads] = r.attend()
 		working = r.working(b, attendingPass, z, begins)
 	}
 	r.note(t, working)
-	r.now[TermLoads] = r.loads.bytes()
+	r.now[TermLoads] = r.held
 	r.begin(b, own, begins)
 }
 

@@ -6,6 +6,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
+	"sppo.dev/schedule"
 )
 
 // This file describes the loads of K and V that do not stay on the device. A forward copies the rows that it
@@ -17,8 +18,6 @@ import (
 // Load is the transfer of rows of K and V for one layer of a task: a block of earlier rows or, in
 // the backward pass, the task's own rows.
 type Load struct {
-	Task       plan.Task
-	Layer      int
 	First, End int64 // tokens
 	Own        bool
 	Again      bool  // for attention that the backward recomputes
@@ -29,28 +28,18 @@ type Load struct {
 // Blocks returns the blocks of earlier tokens that the attention of a subsequence sees, at least in
 // part. Blocks have a fixed size, starting at the first token of the sequence.
 func Blocks(block int64, z graph.Size) []Load {
-	n := CountBlocks(block, z)
-	if n == 0 {
+	if z.Earliest() == z.Prefix {
 		return nil
 	}
-	out := make([]Load, 0, n)
+	var out []Load
 	for at := z.Earliest() / block * block; at < z.Prefix; at += block {
 		out = append(out, Load{First: at, End: min(at+block, z.Prefix), Begun: at})
 	}
 	return out
 }
 
-// CountBlocks returns the number of blocks that Blocks would return.
-func CountBlocks(block int64, z graph.Size) int {
-	if z.Earliest() == z.Prefix {
-		return 0
-	}
-	return int((z.Prefix+block-1)/block - z.Earliest()/block)
-}
-
 // VisitLoads returns the loads of one layer of a task, in the order of use. In the backward pass, these are the
-// task's own rows, followed by blocks of earlier rows, which are loaded twice if attention is recomputed. It
-// does not set the fields Task and Layer of the loads.
+// task's own rows, followed by blocks of earlier rows, which are loaded twice if attention is recomputed.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
 	loads := Blocks(p.Stream.Block, z)
@@ -105,30 +94,60 @@ type VisitKind struct {
 	again       bool // the backward recomputes attention
 }
 
-// MakesAttention reports whether a layer's backward recomputes attention.
-func MakesAttention(b *graph.Block) bool {
-	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
+// Visited is a task's visit to a layer.
+type Visited struct {
+	Task  plan.Task
+	Layer int
+	loads int  // number of its loads
+	again bool // it recomputes attention
 }
 
-// LoadQueue issues the loads of a rank's tasks in the order of use. Each is issued as early as the
-// plan allows, but not before its rows are on the host.
+// Transfer is an action of a visit to a layer with streamed K and V. The order of these actions depends on the
+// placement of saved tensors, so schedules do not contain them.
+type Transfer struct {
+	Op TransferOp
+	*Load
+	*Visited // the visit that uses the load; not set for Attend
+}
+
+// TransferOp is the kind of a transfer.
+type TransferOp uint8
+
+// Kinds of transfers.
+const (
+	Attend TransferOp = iota // begins attention, with the subsequence's own rows; Again is set for attention that the backward recomputes
+	Issue                    // issues a load
+	Use                      // waits for a load, the first issued of those not yet used; attention continues with its block
+	Send                     // copies dK and dV of the block in use back to the host
+	Free                     // frees dK and dV of a block that has been sent: its copy has had the time of one block
+)
+
+// LoadQueue writes the transfers of a rank's tasks. Loads are issued in the order of use, each as early as the plan
+// allows, but not before its rows are on the host.
 type LoadQueue struct {
-	plan        *plan.Plan
-	graph       *graph.Model
-	Sizes       []graph.Size // of subsequences
-	tasks       []plan.Task  // not yet visited
-	visit       int          // number of layers of the first task that have been visited
-	known       map[VisitKind][]Load
-	rest        []Load // remaining loads of the current visit
-	task        plan.Task
-	layer       int
-	outstanding int        // issued and not yet used
-	Rows        []int64    // [place]
-	grads       []gradRows // [place]; end 0: no rows yet
+	plan  *plan.Plan
+	graph *graph.Model
+	Sizes []graph.Size // of subsequences
+	tasks []plan.Task
+	known map[VisitKind][]Load
+
+	actions []schedule.Action // those whose loads have not been issued yet
+	visits  []*Visited        // visits among earlier actions that Visit has not returned yet
+	last    *Visited          // the last of them
+	rest    []Load            // its loads that have not been issued yet
+	rows    []int64           // [Place]: up to which token forwards have sent rows of K and V to the host; nil: nothing is streamed
+	grads   []gradRows        // [Place]; end 0: no rows yet
+
+	Issued []Transfer  // in the order of use; those that have been used are left out
+	list   []Transfer  // of the current visit
+	sent   [2]Transfer // blocks whose dK and dV have been sent before and since the last Use; Load nil: none
 }
 
-// Place returns the index of the K and V to which a load belongs, by microbatch and layer.
-func (q *LoadQueue) Place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
+// Places returns the number of values that Place returns.
+func Places(p *plan.Plan) int { return p.Parallel.Microbatches * p.Model.Layers }
+
+// Place returns the index of K and V of the microbatch and layer of a visit.
+func (q *LoadQueue) Place(v *Visited) int { return v.Task.Microbatch*q.plan.Model.Layers + v.Layer }
 
 // gradRows records up to which token the backward of a subsequence has sent rows of dK and dV to the host.
 type gradRows struct {
@@ -136,88 +155,122 @@ type gradRows struct {
 	end         int64
 }
 
-// NewLoadQueue returns the queue for a rank's tasks in a section. It is empty if nothing is streamed.
-func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
-	q := &LoadQueue{plan: p, graph: g, known: map[VisitKind][]Load{}}
-	if !p.Streams() {
-		return q
-	}
-	q.tasks = tasks
-	places := p.Parallel.Microbatches * p.Model.Layers
-	q.Rows, q.grads = make([]int64, places), make([]gradRows, places)
-	for i := range p.Subsequences.N {
-		q.Sizes = append(q.Sizes, p.Size(i))
+// NewLoadQueue returns the queue for a rank's tasks in a section, with their schedule. It is empty if nothing is streamed.
+func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task, list *schedule.List) *LoadQueue {
+	q := &LoadQueue{plan: p, graph: g, tasks: tasks, known: map[VisitKind][]Load{}}
+	if p.Streams() {
+		q.actions, q.Sizes = list.All(), p.Sizes()
+		q.rows, q.grads = make([]int64, Places(p)), make([]gradRows, Places(p))
 	}
 	return q
 }
 
-// Next issues a load, if one can be issued now.
-func (q *LoadQueue) Next() (Load, bool) {
-	for len(q.rest) == 0 && len(q.tasks) > 0 {
-		q.nextVisit()
+// Visit returns the transfers of the rank's next visit to a layer: none if nothing is streamed. The next call overwrites
+// the list.
+func (q *LoadQueue) Visit() []Transfer {
+	if q.rows == nil {
+		return nil
 	}
-	if len(q.rest) == 0 || q.outstanding > q.plan.Stream.Early {
-		return Load{}, false
+	for len(q.visits) == 0 {
+		q.nextAction()
 	}
-	l := q.rest[0]
-	l.Task, l.Layer = q.task, q.layer
-	if !q.ready(l) {
-		return Load{}, false
+	v := q.visits[0]
+	q.visits, q.list = q.visits[1:], q.list[:0]
+	n := v.loads
+	if v.Task.Kind == plan.Forward {
+		q.attend(n, false)
+		z := q.Sizes[v.Task.Subsequence]
+		q.rows[q.Place(v)] = z.Prefix + z.Tokens
+		return q.list
 	}
-	q.rest = q.rest[1:]
-	q.outstanding++
-	return l, true
+	if n == 0 {
+		return nil
+	}
+	q.use()
+	if n--; v.again {
+		n /= 2
+		q.attend(n, true)
+	}
+	q.attend(n, false)
+	return q.list
 }
 
-func (q *LoadQueue) nextVisit() {
-	q.task = q.tasks[0]
-	layers := q.plan.Layers(q.task.Stage)
-	if len(layers) == 0 {
-		q.tasks = q.tasks[1:]
+// attend lists attention over a number of blocks.
+func (q *LoadQueue) attend(blocks int, again bool) {
+	q.list = append(q.list, Transfer{Op: Attend, Load: &Load{Again: again}})
+	for range blocks {
+		q.use()
+	}
+}
+
+// use lists the use of the next load, after issuing the loads that should be in transit by now.
+func (q *LoadQueue) use() {
+	if x := q.sent[0]; x.Load != nil {
+		x.Op = Free
+		q.list = append(q.list, x)
+	}
+	q.sent = [2]Transfer{q.sent[1]}
+	for x, ok := q.next(); ok; x, ok = q.next() {
+		q.list, q.Issued = append(q.list, x), append(q.Issued, x)
+	}
+	if len(q.Issued) == 0 {
+		panic("internal: a load that cannot be issued")
+	}
+	x := q.Issued[0]
+	q.Issued = slices.Delete(q.Issued, 0, 1)
+	x.Op = Use
+	if q.list = append(q.list, x); x.Task.Kind == plan.Backward && !x.Own && !x.Again {
+		x.Op = Send
+		q.list, q.sent[1] = append(q.list, x), x
+		q.grads[q.Place(x.Visited)] = gradRows{x.Task.Subsequence, x.End}
+	}
+}
+
+// next returns the transfer that issues the next load, if it can be issued now.
+func (q *LoadQueue) next() (x Transfer, ok bool) {
+	for len(q.rest) == 0 && len(q.actions) > 0 {
+		q.nextAction()
+	}
+	if len(q.rest) == 0 || len(q.Issued) > q.plan.Stream.Early {
+		return x, false
+	}
+	x = Transfer{Issue, &q.rest[0], q.last}
+	if !q.ready(x) {
+		return x, false
+	}
+	q.rest = q.rest[1:]
+	return x, true
+}
+
+// nextAction goes on to the next action, which may be a visit.
+func (q *LoadQueue) nextAction() {
+	a := q.actions[0]
+	q.actions = q.actions[1:]
+	t := q.tasks[a.Task]
+	if a.Op != schedule.Visit || t.Kind == plan.WeightGrad {
 		return
 	}
-	k := q.visit
-	v := VisitKind{Kind: q.task.Kind, Subsequence: q.task.Subsequence}
-	if q.task.Kind == plan.Backward {
-		k = len(layers) - 1 - k
-	}
-	if v.LayerKind = q.graph.KindOf(layers[k]); q.task.Kind == plan.Backward {
-		v.again = MakesAttention(q.plan.LayerOf(q.graph, q.task, k))
+	layer := q.plan.LayerAt(t.Stage, int(a.Layer))
+	v := VisitKind{Kind: t.Kind, Subsequence: t.Subsequence, LayerKind: q.graph.KindOf(layer)}
+	if t.Kind == plan.Backward {
+		b := q.plan.LayerOf(q.graph, t, int(a.Layer))
+		v.again = slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 	}
 	loads, ok := q.known[v]
 	if !ok {
 		loads = VisitLoads(q.plan, q.graph, v)
 		q.known[v] = loads
 	}
-	q.rest, q.layer = loads, layers[k]
-	if q.visit++; q.visit == len(layers) {
-		q.visit, q.tasks = 0, q.tasks[1:]
-	}
+	q.last, q.rest = &Visited{Task: t, Layer: layer, loads: len(loads), again: v.again}, loads
+	q.visits = append(q.visits, q.last)
 }
 
-// Take records that the first outstanding load has been used.
-func (q *LoadQueue) Take() { q.outstanding-- }
-
-func (q *LoadQueue) ready(l Load) bool {
-	at := q.Place(l)
-	if q.Rows[at] < l.End {
+func (q *LoadQueue) ready(x Transfer) bool {
+	at := q.Place(x.Visited)
+	if q.rows[at] < x.End {
 		return false
 	}
 	g := q.grads[at]
-	by := l.Task.Subsequence + 1 // this subsequence has sent all blocks once the load's own task has sent one
-	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
-}
-
-// SentRows records that a forward has sent its rows of K and V.
-func (q *LoadQueue) SentRows(t plan.Task, layer int) {
-	if !q.plan.Streams() {
-		return
-	}
-	z := q.Sizes[t.Subsequence]
-	q.Rows[q.Place(Load{Task: t, Layer: layer})] = z.Prefix + z.Tokens
-}
-
-// SentGrads records that the copy of dK and dV of a block to the host has been issued.
-func (q *LoadQueue) SentGrads(l Load) {
-	q.grads[q.Place(l)] = gradRows{l.Task.Subsequence, l.End}
+	by := x.Task.Subsequence + 1 // this subsequence has sent all blocks once the load's own task has sent one
+	return !x.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= x.End)
 }

@@ -1,16 +1,18 @@
 package walk
 
 import (
+	"slices"
 	"testing"
 
 	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/plantest"
 )
 
-// TestLoadQueue goes through each rank's tasks with their load queue. Loads must be issued in the order of use,
-// no load may be issued before its rows are on the host, and no more loads may be outstanding than the plan
-// allows.
+// TestLoadQueue goes through the transfers of each rank's visits. Loads must be issued and used in the order in which
+// VisitLoads lists them, no load may be issued before its rows are on the host, and no more loads may be outstanding than
+// the plan allows. Blocks of dK and dV must be sent when they are complete, and freed one block later.
 func TestLoadQueue(t *testing.T) {
 	for _, set := range [][]string{
 		{"schedule.pp=1", "schedule.order=layer"},
@@ -32,8 +34,8 @@ func TestLoadQueue(t *testing.T) {
 func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 	t.Helper()
 	g, rows := p.Graph(), map[[2]int]int64{}
-	q := NewLoadQueue(p, g, p.Tasks[rank])
-	var waiting []Load
+	q := NewLoadQueue(p, g, p.Tasks[rank], Must(p).Schedule(rank))
+	var waiting, sent []Transfer
 	for _, task := range p.Tasks[rank] {
 		layers := p.Layers(task.Stage)
 		for visit := range layers {
@@ -41,32 +43,53 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 			if task.Kind == plan.Backward {
 				k = len(layers) - 1 - visit
 			}
-			again := task.Kind == plan.Backward && MakesAttention(p.LayerOf(g, task, k))
-			for _, need := range VisitLoads(p, g, VisitKind{task.Kind, task.Subsequence, g.KindOf(layers[k]), again}) {
-				need.Task, need.Layer = task, layers[k]
-				for l, ok := q.Next(); ok; l, ok = q.Next() {
+			kind := g.KindOf(layers[k])
+			again := task.Kind == plan.Backward && slices.ContainsFunc(p.LayerOf(g, task, k).Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
+			needs, attends := VisitLoads(p, g, VisitKind{task.Kind, task.Subsequence, kind, again}), 0
+			for _, x := range q.Visit() {
+				switch l := x; x.Op {
+				case Attend:
+					if attends++; l.Again != (again && attends == 1) {
+						t.Fatalf("%v layer %d: attention number %d is again: %t", task, layers[k], attends, l.Again)
+					}
+				case Issue:
 					if l.End > rows[[2]int{l.Task.Microbatch, l.Layer}] {
 						t.Fatalf("%v layer %d: rows up to %d come before they have gone", l.Task, l.Layer, l.End)
 					}
 					waiting = append(waiting, l)
-				}
-				if len(waiting) == 0 || waiting[0] != need || len(waiting) > p.Stream.Early+1 {
-					t.Fatalf("%v layer %d needs %+v, and %d have come: %+v", task, layers[k], need, len(waiting), waiting)
-				}
-				waiting = waiting[1:]
-				q.Take()
-				if task.Kind == plan.Backward && !need.Own && !need.Again {
-					q.SentGrads(need)
+				case Use:
+					if *l.Load != needs[0] || l.Load != waiting[0].Load || l.Visited != waiting[0].Visited || l.Task != task || l.Layer != layers[k] || len(waiting) > p.Stream.Early+1 || l.Own != (task.Kind == plan.Backward && attends == 0) {
+						t.Fatalf("%v layer %d needs %+v and uses %+v, and %d have come: %+v", task, layers[k], needs[0], l, len(waiting), waiting)
+					}
+					needs, waiting = needs[1:], waiting[1:]
+				case Send:
+					if sent = append(sent, l); l.Own || l.Again || l.Task != task || len(sent) > 2 {
+						t.Fatalf("%v layer %d sends %+v, and %d are in transit", task, layers[k], l, len(sent))
+					}
+				case Free:
+					if l.Load != sent[0].Load || l.Visited != sent[0].Visited {
+						t.Fatalf("%v layer %d frees %+v instead of %+v", task, layers[k], l, sent[0])
+					}
+					sent = sent[1:]
 				}
 			}
+			want := 1
+			switch {
+			case task.Kind == plan.Backward && !g.LayerOf(kind).Attends:
+				want = 0
+			case again:
+				want = 2
+			}
+			if len(needs) > 0 || attends != want {
+				t.Fatalf("%v layer %d: %d loads are not used; it attends %d times, want %d", task, layers[k], len(needs), attends, want)
+			}
 			if task.Kind == plan.Forward {
-				q.SentRows(task, layers[k])
 				z := p.Size(task.Subsequence)
 				rows[[2]int{task.Microbatch, layers[k]}] = z.Prefix + z.Tokens
 			}
 		}
 	}
-	if l, ok := q.Next(); ok || len(waiting) > 0 {
+	if l, ok := q.next(); ok || len(waiting) > 0 {
 		t.Errorf("%+v and %d more are left at the end", l, len(waiting))
 	}
 }
