@@ -15,7 +15,7 @@ all: build test
 
 build: ## both commands, into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/sppoc ./cmd/sppovm
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./cmd/sppoc ./cmd/sppovm
 
 run: build ## compile the example, train it, and generate text
 	@mkdir -p out
