@@ -14,6 +14,9 @@ import (
 // TestConformance tests the whole device on the stand-in driver: the kernels' own sources run on the CPU, and
 // products come from the stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own kernels for products.
 func TestConformance(t *testing.T) {
+	if raceEnabled {
+		t.Skip("each program has one instruction and one rank, and the race detector does not see the kernels")
+	}
 	fake, kernels := useFake(t), emu.Need(t)
 	m := fake.open(t, Options{})
 	m.code = fixedCode(kernels.Path)

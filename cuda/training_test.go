@@ -208,6 +208,9 @@ func checkTraining(t *testing.T, m *Machine, p *ir.Program, dir string, bf16 boo
 // Every training row of the check detects attention with a wrong output, dq, dk or dv, and runs whose loss does not
 // fall, within its first steps.
 func TestPlantedTraining(t *testing.T) {
+	if raceEnabled {
+		t.Skip("only the cpu device runs, and the tests of e2e run it under the race detector")
+	}
 	dir := wordsFolder(t)
 	steps := 5
 	if os.Getenv("SPPO_LONG") != "" {

@@ -133,7 +133,7 @@ func TestGPUSchedulesAreEqual(t *testing.T) {
 		options cuda.Options
 	}{{"own products", cuda.Options{OwnProducts: true}}, {"cuBLASLt", cuda.Options{}}} {
 		on := onGPU(t, by.options)
-		rows, _, _ := cover(0)
+		rows, _, _ := cover()
 		for _, r := range rows {
 			c := r.toCase()
 			t.Run(by.name+" "+c.String(), func(t *testing.T) { checkOn(t, c, on, by.options.OwnProducts) })

@@ -2,7 +2,10 @@
 
 package e2e
 
-import "os"
+import (
+	"math"
+	"os"
+)
 
 // steps is the length of a training run: long enough for every state of an optimizer to be read and written
 // several times.
@@ -13,7 +16,5 @@ const (
 
 	randomDraws = 40 // number of specs that TestRandomSpecs draws
 
-	// coverLimit is the number of cases in the covering set. A third of them cover all pairs; the rest are for
-	// triples.
-	coverLimit = 60
+	coverCases = math.MaxInt // number of cases of the covering set that TestSchedulesAreEqual runs: all
 )

@@ -16,7 +16,7 @@ import (
 // TestResume is E6. A run that stops at a checkpoint and continues in a new job is bitwise equal to an
 // uninterrupted run, even when it continues under another schedule that E1 and E2 declare equal.
 func TestResume(t *testing.T) {
-	for _, c := range []Case{
+	for i, c := range []Case{
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},
 		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 2, SPMode: "ulysses", DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 4, SPMode: "ulysses", DP: 1, Zero: "1", N: 3, Offload: "none"},
@@ -38,7 +38,10 @@ func TestResume(t *testing.T) {
 		{Family: "llama", Tuning: "adapter = lora(rank = 3, alpha = 6, dropout = 0.2)", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full", OptimizerOffload: "host"},
 		{Family: "gpt", Tuning: `freeze = [embeddings, biases, "layer.0-2"]`, KVHeads: 4, Positions: "learned", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 2, Zero: "1", N: 3, Offload: "0.5"},
 	} {
-		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 8, 4, 48, tinyVocab
+		if !numbers && i%4 != 0 { // under the race detector, TestSchedulesAreEqual runs all kinds of steps; how checkpoints are written differs less
+			continue
+		}
+		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, min(steps, 8), 4, 48, tinyVocab
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			_, p := mustCompile(t, c)
