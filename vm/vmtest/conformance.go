@@ -15,8 +15,9 @@ func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
 }
 
 // ShortConformance is Conformance without attention over many tiles, which takes most of the time on emulated
-// kernels: it omits rings with chunks longer than a tile, and shapes with more queries than two tiles hold. It
-// is for devices whose kernels pass the whole suite in another test.
+// kernels: it omits rings with chunks longer than a tile, and shapes with more queries than two tiles hold; for each
+// other shape, gradients either overwrite or accumulate. It is for devices whose kernels pass the whole suite in
+// another test.
 func ShortConformance(t *testing.T, newDevice func() vm.Device) {
 	run(t, suite{newDevice: newDevice, short: true})
 }
