@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/big"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,7 +52,8 @@ func completeCases() []Case {
 }
 
 // TestMuxIsEqual compares programs with shared tasks with the plain program, within rounding, and with the same
-// program without offload and recomputation, bitwise.
+// program without offload and recomputation, bitwise. Cases take turns with the values of mux; with SPPO_LONG, every case has
+// mux = left, and every second case mux = right or on.
 func TestMuxIsEqual(t *testing.T) {
 	divided := []Case{ // gradients and weights are divided; in the last case, two replicas hold the positions of pieces with an odd number of rows
 		{PP: 2, N: 4, SP: 2, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 5, SPMode: "ulysses", Zero: "2", Batch: 4},
@@ -59,11 +61,16 @@ func TestMuxIsEqual(t *testing.T) {
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
 		{PP: 3, N: 8, SP: 1, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 3, Zero: "1", Sequence: 120},
 	}
-	for _, mux := range []string{"left", "right", "on"} {
+	long := os.Getenv("SPPO_LONG") != ""
+	for turn, mux := range []string{"left", "right", "on"} {
 		cases := append(slices.Clone(muxCases), divided...)
 		for i, c := range cases {
-			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
-				continue // mux = right and mux = on each run only every second case
+			wanted := i%3 == turn
+			if long {
+				wanted = i >= len(muxCases) || mux != [2]string{"on", "right"}[i%2]
+			}
+			if !wanted {
+				continue
 			}
 			c = c.completeMux()
 			c.Mux = mux
