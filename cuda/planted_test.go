@@ -141,9 +141,10 @@ var plantedPrimitives = []struct {
 	want string
 }{
 	{mistake{"stride of a descriptor", "hopper.cuh", "const u32 upper = ", "UNITS(8 * ROW_BYTES)", "UNITS(4 * ROW_BYTES)"}, "d of primitive_rows_64_64 "},
-	{mistake{"offset between panels", "hopper.cuh", "descriptor<DIM>(tile, token * ROW_BYTES, ", "ROWS * ROW_BYTES", "8 * ROW_BYTES"}, "d of primitive_columns_96_64 "},
+	{mistake{"offset between panels", "hopper.cuh", "descriptor<DIM>(tile, token * ROW_BYTES, ", "ROWS * ROW_BYTES", "8 * ROW_BYTES"}, "d of primitive_columns_80_64 "},
 	{mistake{"swizzle of 128 bytes", "hopper.cuh", "return PANEL == 64 ? ", "(c ^ r) & 7", "(c ^ r) & 3"}, "y of primitive_threads_64 "},
-	{mistake{"swizzle of 64 bytes", "hopper.cuh", " : ", "(c ^ r >> 1) & 3", "(c ^ r) & 3"}, "y of primitive_threads_96 "},
+	{mistake{"swizzle of 32 bytes", "hopper.cuh", " : ", "(c ^ r >> 2) & 1", "(c ^ r >> 1) & 1"}, "y of primitive_threads_80 "},
+	{mistake{"swizzle of 64 bytes", "hopper.cuh", " : PANEL == 32 ? ", "(c ^ r >> 1) & 3", "(c ^ r) & 3"}, "y of primitive_threads_96 "},
 	{mistake{"half of an operand in registers", "hopper.cuh", "const int r = row + (threadIdx.x & 15), half = ", "threadIdx.x >> 4 & 1", "threadIdx.x >> 3 & 1"},
 		"d of primitive_own_64_64 "},
 	{mistake{"no fence between proxies", "primitives_hopper.cu", "fetch<DIM, COLUMNS, 256>(right, b, 0, COLUMNS, 0, 1, 0, 1);\n    ", "copies_done()", "copies_here()"},

@@ -66,15 +66,14 @@ func byColumns(x []float32, cols int) func(int, int) float32 {
 
 // tilePlace returns where an element of a tile stands in shared memory, in elements, as hopper.cuh describes.
 func tilePlace(tokens, dim, row, col int) int {
-	panel := 64
-	if dim%panel != 0 {
-		panel = 32
-	}
-	chunk := col % panel / 8
-	if panel == 64 {
+	panel, chunk := tilePanel(dim), col%tilePanel(dim)/8
+	switch panel {
+	case 64:
 		chunk ^= row % 8
-	} else {
+	case 32:
 		chunk ^= row / 2 % 4
+	default:
+		chunk ^= row / 4 % 2
 	}
 	return col/panel*tokens*panel + row*panel + chunk*8 + col%8
 }
@@ -141,15 +140,17 @@ func tilePrimitives(dim int) []primitive {
 	return []primitive{
 		{kernels.HopperPrimitives, fmt.Sprint("primitive_threads_", dim), 256, shared, []operand{y, in}, nil, []int64{tokens, heads, head}},
 		{kernels.HopperPrimitives, fmt.Sprint("primitive_engine_", dim), 256, shared, []operand{y, in},
-			&kernels.Boxes{Extent: [4]int64{int64(dim), heads, 1, tokens}, Box: [4]int64{panel, 1, 1, 128}}, []int64{head}},
+			&kernels.Boxes{Extent: [4]int64{int64(dim), heads, 1, tokens}, Box: [4]int64{int64(panel), 1, 1, 128}}, []int64{head}},
 	}
 }
 
-func tilePanel(dim int) int64 {
-	if dim%64 != 0 {
-		return 32
+// tilePanel returns the elements of a panel of a tile.
+func tilePanel(dim int) int {
+	panel := 64
+	for dim%panel != 0 {
+		panel /= 2
 	}
-	return 64
+	return panel
 }
 
 // productPrimitives returns a product with both operands in shared memory and n columns, one with the first in registers and

@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -236,13 +237,12 @@ func (a *API) TensorMaps() bool { return a.Addrs[fnTensorMapEncodeTiled] != 0 }
 // Values of the driver's enumerations for tensor maps.
 const (
 	mapBF16       = 9
-	mapSwizzle64  = 2
-	mapSwizzle128 = 3
+	mapSwizzle32  = 1 // of rows of 32 bytes; those of 64 and 128 bytes follow
 	mapPromote256 = 3
 )
 
 // TensorMap describes a dense bf16 tensor in device memory to the copy engine. The tensor has four dimensions,
-// innermost first. It is loaded in boxes, whose rows of 128 or 64 bytes have swizzled chunks. Elements outside
+// innermost first. It is loaded in boxes, whose rows of 128, 64 or 32 bytes have swizzled chunks. Elements outside
 // the tensor are loaded as zeros.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
@@ -257,10 +257,7 @@ func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 		stride *= extents[i]
 		strides[i] = stride // stride of the next dimension
 	}
-	swizzle := uintptr(mapSwizzle128)
-	if box[0]*2 == 64 {
-		swizzle = mapSwizzle64
-	}
+	swizzle := uintptr(mapSwizzle32 + bits.Len64(uint64(2*box[0]/32)) - 1)
 	err := a.call(fnTensorMapEncodeTiled, uintptr(unsafe.Pointer(&out[0])), mapBF16, 4, uintptr(at), uintptr(unsafe.Pointer(&extents[0])),
 		uintptr(unsafe.Pointer(&strides[0])), uintptr(unsafe.Pointer(&boxes[0])), uintptr(unsafe.Pointer(&steps[0])), 0, swizzle, mapPromote256, 0)
 	return out, err

@@ -83,7 +83,7 @@ void pause();
 void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
 // changed returns the swizzled offset of a byte. In rows of 128 bytes, bits 7 to 9 of the offset are XORed into bits
-// 4 to 6; in rows of 64 bytes, bits 7 and 8 into bits 4 and 5.
+// 4 to 6; in rows of 64 bytes, bits 7 and 8 into bits 4 and 5; in rows of 32 bytes, bit 7 into bit 4.
 static inline unsigned changed(unsigned at, unsigned row) { return at ^ (at >> 7 & (row / 16 - 1)) << 4; }
 
 // exchange publishes a value of this lane to its warp and returns those of all lanes.
@@ -226,12 +226,9 @@ template <int N> void settle(float (*d)[4], HERE) {
 template <int N> void settle(unsigned (*a)[4], HERE) {
     if (!emu::omits("settle", at)) emu::settle(a, 16 * N);
 }
-static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(64, d, nullptr, a, b, true, add); }
-static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(128, d, nullptr, a, b, true, add); }
-static inline void wgmma_own64(float (*d)[4], const unsigned *a, unsigned long long b, int add) { emu::product(64, d, a, 0, b, true, add); }
-static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(64, d, a, 0, b, false, true); }
-static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(96, d, a, 0, b, false, true); }
-static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(128, d, a, 0, b, false, true); }
+template <int COLUMNS> void wgmma_rows(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(COLUMNS, d, nullptr, a, b, true, add); }
+template <int COLUMNS> void wgmma_own(float (*d)[4], const unsigned *a, unsigned long long b, int add) { emu::product(COLUMNS, d, a, 0, b, true, add); }
+template <int COLUMNS> void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b, int add = 1) { emu::product(COLUMNS, d, a, 0, b, false, add); }
 
 // Barriers and the copy engine. The scheduler completes requested copies at any time and in any order.
 static inline void barrier_init(unsigned long long *b, int arrivals, HERE) {

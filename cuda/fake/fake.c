@@ -493,7 +493,7 @@ Result cuFuncSetAttribute(uintptr_t f, int attribute, int value) {
 Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
                               const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {
     ENTER(0);
-    if (((uintptr_t)map & 63) || type != 9 || rank != 4 || (at & 15) || interleave || swizzle < 2 || swizzle > 3 || promotion > 3 || fill) return out(INVALID_VALUE);
+    if (((uintptr_t)map & 63) || type != 9 || rank != 4 || (at & 15) || interleave || swizzle < 1 || swizzle > 3 || promotion > 3 || fill) return out(INVALID_VALUE);
     memset(map, 0, 128);
     map[0] = at;
     for (int i = 0; i < 4; i++) {
@@ -501,7 +501,7 @@ Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, co
         map[1 + i] = extent[i], map[8 + i] = box[i];
         if (i < 3) map[5 + i] = stride[i];
     }
-    return out(box[0] * 2 == (swizzle == 3 ? 128 : 64) ? OK : INVALID_VALUE);
+    return out(box[0] * 2 == (unsigned)16 << swizzle ? OK : INVALID_VALUE);
 }
 Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, uintptr_t s, void **params, void **extra) {
     ENTER(1);

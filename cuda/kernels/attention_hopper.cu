@@ -1,4 +1,4 @@
-// Attention in bf16 on Hopper's matrix units, for head dimensions 64, 96 and 128. Arguments, masks and layout are
+// Attention in bf16 on Hopper's matrix units, for head dimensions 64, 80, 96 and 128. Arguments, masks and layout are
 // those of attention.cu. Each of two warpgroups handles 64 queries. Dynamic shared memory holds two tiles of keys and
 // two of values, 128 tokens each, so that the next tiles are copied while products use the current ones. While a
 // warpgroup computes the softmax of a tile of keys, the product of the preceding probabilities with their values is
@@ -43,12 +43,12 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
 
 // scores begins the product of a warpgroup's queries with a tile of keys.
 template <int DIM> DEV void scores(float (*p)[4], u32 queries, u32 keys) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<DIM, 128>(queries, 16 * s), by_rows<DIM, 128>(keys, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows<128>(p, by_rows<DIM, 128>(queries, 16 * s), by_rows<DIM, 128>(keys, 16 * s), s > 0);
     products_commit();
 }
 // weigh begins to add the product of probabilities with a tile of values.
 template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], u32 values) {
-    UNROLL for (int s = 0; s < 8; s++) gather<DIM>(sum, p[s], by_columns<DIM, 128>(values, 16 * s));
+    UNROLL for (int s = 0; s < 8; s++) wgmma_gather<DIM>(sum, p[s], by_columns<DIM, 128>(values, 16 * s));
     products_commit();
 }
 
@@ -273,6 +273,8 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
     }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)
+FORWARD(80, f, float)
+FORWARD(80, b, bf16)
 FORWARD(96, f, float)
 FORWARD(96, b, bf16)
 FORWARD(128, f, float)

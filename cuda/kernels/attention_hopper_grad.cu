@@ -1,4 +1,4 @@
-// The gradient of attention in bf16 on Hopper's matrix units, for head dimensions 64, 96 and 128. Arguments, masks
+// The gradient of attention in bf16 on Hopper's matrix units, for head dimensions 64, 80, 96 and 128. Arguments, masks
 // and layout are those of attention.cu. A block has two warpgroups that multiply. It keeps two tiles of 128 tokens,
 // 64 of each per warpgroup, and loops over pairs of tiles of 64 tokens. For dq it keeps queries and their gradient
 // and loops over keys and values; for dk and dv it is the other way round. There are slots for three pairs: one being
@@ -13,17 +13,17 @@
 
 // compare begins the product [64,64] of a warpgroup's rows of a kept tile with a tile of a pair.
 template <int DIM> DEV void compare(float (*d)[4], u32 kept, u32 tile) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(tile, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows<64>(d, by_rows<DIM, 128>(kept, 16 * s), by_rows<DIM, 64>(tile, 16 * s), s > 0);
     products_commit();
 }
 // compare_own does the same with the rows in registers. Shared memory is then read for the tile only, half as much.
 template <int DIM> DEV void compare_own(float (*d)[4], const u32 (*rows)[4], u32 tile) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_own64(d, rows[s], by_rows<DIM, 64>(tile, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_own<64>(d, rows[s], by_rows<DIM, 64>(tile, 16 * s), s > 0);
     products_commit();
 }
 // add begins to add the product of weights [64,64] with a tile of 64 tokens.
 template <int DIM> DEV void add(float (*sum)[4], const u32 (*weights)[4], u32 tile) {
-    UNROLL for (int s = 0; s < 4; s++) gather<DIM>(sum, weights[s], by_columns<DIM, 64>(tile, 16 * s));
+    UNROLL for (int s = 0; s < 4; s++) wgmma_gather<DIM>(sum, weights[s], by_columns<DIM, 64>(tile, 16 * s));
 }
 DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
     UNROLL for (int c = 0; c < 4; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
@@ -410,5 +410,6 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
         bulk_dkv<DIM>(dk, dv, maps, lse, delta, HEADS, accumulate);                                                            \
     }
 GRADIENTS(64)
+GRADIENTS(80)
 GRADIENTS(96)
 GRADIENTS(128)

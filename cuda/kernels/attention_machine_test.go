@@ -287,6 +287,9 @@ func rateTable(t *testing.T, rates map[string]speed) string {
 	return text.String()
 }
 
+// asFast is the least rate on a Hopper card, relative to that of heads of 128, that the cost model takes for the same speed.
+const asFast = 0.9
+
 // hopperTable returns a line for each kernel that a Hopper card runs for a head dimension, without soft cap and documents. It
 // reports head dimensions that are slower than the cost model assumes.
 func hopperTable(t *testing.T, rates map[string]speed) string {
@@ -308,7 +311,7 @@ func hopperTable(t *testing.T, rates map[string]speed) string {
 				all += float64(passes[name].counted) / best.rate
 			}
 			assumed := map[bool]float64{true: row.Forward, false: row.Backward}[len(names) == 1]
-			if relative = all / relative; !row.Wgmma && math.Abs(relative-assumed) > 0.01 {
+			if relative = all / relative; assumed < 1 && math.Abs(relative-assumed) > 0.01 || relative < min(assumed, asFast) {
 				t.Errorf("%v of heads of %d reach %.3f of the rate of heads of 128 on an H200; the cost model assumes %.2f", names, row.Dim, relative, assumed)
 			}
 		}

@@ -168,7 +168,7 @@ type Launch struct {
 }
 
 // Boxes describes a bf16 tensor to the copy engine: four dimensions, innermost first, without gaps. The engine
-// copies one box at a time, in rows of 128 or 64 bytes whose 16-byte chunks are swizzled as hopper.cuh describes.
+// copies one box at a time, in rows of 128, 64 or 32 bytes whose 16-byte chunks are swizzled as hopper.cuh describes.
 // Elements outside the tensor are loaded as zeros.
 type Boxes struct {
 	Tensor      Arg

@@ -47,6 +47,7 @@ var alikeInOrder = []struct {
 	name  string
 	fixed map[string]int64
 }{
+	{"heads of 80", map[string]int64{"head_dim": 80}},
 	{"heads of 96", map[string]int64{"head_dim": 96}},
 	{"window", map[string]int64{"head_dim": 128, "window": 260}},
 	{"documents", map[string]int64{"head_dim": 128, "positions": 1}},
@@ -200,7 +201,7 @@ const orderHead = `# Ordering of memory accesses in the kernels for Hopper
 This table lists every wait, fence and barrier in the kernels for Hopper that orders memory accesses. It shows what the emulator
 (cuda/emu) detects if a test omits one: an error, another result, or nothing (allowed). If nothing is detected, the ISA allows the
 omission, and the row explains why the operation is kept. There is a column for each head dimension; a dash means that the kernel does
-not have the operation. With heads of dimension 96, windows, documents or bounded scores, the kernels have the same operations as with
+not have the operation. With heads of dimension 80 or 96, windows, documents or bounded scores, the kernels have the same operations as with
 heads of 128, as TestOrderOfVariants checks. Sections of the PTX ISA are named by their titles, and those of wgmma also by their numbers
 in release 9.0. TestOrder checks this table, and writes it if -update is given.
 

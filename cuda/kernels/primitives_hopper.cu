@@ -59,9 +59,8 @@ template <int DIM, int COLUMNS, bool OWN> DEV void product_of_rows(float *d, con
     products_begin();
     UNROLL for (int s = 0; s < DIM / 16; s++) {
         const u64 of_a = by_rows<DIM, 128>(mine, 16 * s), of_b = by_rows<DIM, COLUMNS>(other, 16 * s);
-        if constexpr (OWN) wgmma_own64(sum, own[s], of_b, s > 0);
-        else if constexpr (COLUMNS == 64) wgmma_rows64(sum, of_a, of_b, s > 0);
-        else wgmma_rows128(sum, of_a, of_b, s > 0);
+        if constexpr (OWN) wgmma_own<COLUMNS>(sum, own[s], of_b, s > 0);
+        else wgmma_rows<COLUMNS>(sum, of_a, of_b, s > 0);
     }
     products_commit();
     products_wait<0>();
@@ -84,7 +83,7 @@ template <int DIM, int TOKENS> DEV void product_of_columns(float *d, const bf16 
     clear<DIM / 8>(sum);
     settle<DIM / 8>(sum), settle<TOKENS / 16>(left);
     products_begin();
-    UNROLL for (int s = 0; s < TOKENS / 16; s++) gather<DIM>(sum, left[s], by_columns<DIM, TOKENS>(start_of(right), 16 * s));
+    UNROLL for (int s = 0; s < TOKENS / 16; s++) wgmma_gather<DIM>(sum, left[s], by_columns<DIM, TOKENS>(start_of(right), 16 * s));
     products_commit();
     products_wait<0>();
     settle<DIM / 8>(sum), settle<TOKENS / 16>(left);
@@ -104,6 +103,7 @@ template <int DIM, int TOKENS> DEV void product_of_columns(float *d, const bf16 
     KERNEL(primitive_columns_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 64>(d, a, b); }  \
     KERNEL(primitive_columns_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 128>(d, a, b); }
 OF_DIM(64)
+OF_DIM(80)
 OF_DIM(96)
 OF_DIM(128)
 

@@ -184,8 +184,8 @@ func (s *attentionShape) mapped() bool {
 // holds the given number of tokens of a panel.
 func (b *binder) boxes(s attentionShape, tokens int64, queries []any, keys ...any) (all []Boxes) {
 	panel := int64(64)
-	if s.dim%panel != 0 {
-		panel = 32
+	for s.dim%panel != 0 {
+		panel /= 2
 	}
 	for i, operand := range slices.Concat(queries, keys) {
 		x := Boxes{Tensor: b.arg(operand), Extent: [4]int64{s.dim, s.heads, s.batch, s.n}, Box: [4]int64{panel, 1, 1, tokens}}
