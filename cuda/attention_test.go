@@ -33,6 +33,8 @@ var attentionCases = []attentionCase{
 	{n: 5, prefix: 300, heads: 4, kvHeads: 2, dim: 128}, {n: 129, prefix: 61, heads: 1, kvHeads: 1, dim: 64, accumulatesKeys: true},
 	{n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: 128, softcap: 1}, {n: 150, prefix: 70, heads: 1, kvHeads: 1, dim: 64, documents: true},
 	{n: 150, prefix: 70, heads: 2, kvHeads: 2, dim: 96, softcap: 1, documents: true}, {n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: 80},
+	{n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: 192}, {n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: 256},
+	{n: 129, prefix: 61, heads: 1, kvHeads: 1, dim: 256, accumulatesKeys: true, softcap: 1, documents: true},
 }
 
 // items returns the forward and the backward pass of a case.
@@ -229,7 +231,8 @@ func TestGPUAttention(t *testing.T) {
 func TestGPUAttentionOfManyTokens(t *testing.T) {
 	cases := []attentionCase{
 		{n: 4096, prefix: 0, heads: 8, kvHeads: 2, dim: 128}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, dim: 128, accumulatesKeys: true},
-		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 96}, {n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 80}, {n: 2048, prefix: 1024, heads: 8, kvHeads: 2, dim: 64},
+		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 96}, {n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 80},
+		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 192}, {n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 256}, {n: 2048, prefix: 1024, heads: 8, kvHeads: 2, dim: 64},
 	}
 	if rehearsed() {
 		cases = attentionCases[:1]
@@ -308,10 +311,10 @@ func TestGPUBits(t *testing.T) {
 	if rehearsed() {
 		launches, shape = 2, smallTrial
 	}
-	for _, dim := range kernels.HopperDims {
-		shape.dim = dim
+	for _, row := range ir.HeadKernels {
+		shape.dim = row.Dim
 		for _, op := range []ir.Op{ir.Attention, ir.AttentionGrad} {
-			t.Run(fmt.Sprintf("%s, heads of %d", ir.Ops[op].Name, dim), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, heads of %d", ir.Ops[op].Name, row.Dim), func(t *testing.T) {
 				checkBits(t, func(o Options) *Machine { return needGPU(t, o) }, op, shape, launches)
 			})
 		}

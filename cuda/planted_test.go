@@ -46,13 +46,13 @@ var planted = []struct {
 		ir.Attention, 64, false, "o of attention_bulk_64_f"},
 	{mistake{"no fence between proxies", "attention_hopper.cu", "METHOD void soon(int tile) const {\n        ", "copies_done()", "copies_here()"},
 		ir.Attention, 64, true, "o of attention_hopper_64_f"},
-	{mistake{"stride of a descriptor", "attention_hopper.cu", "gather<DIM>(sum, p[s], ", "by_columns<DIM, 128>(values, 16 * s)", "by_columns<DIM, 64>(values, 16 * s)"},
+	{mistake{"stride of a descriptor", "attention_hopper.cu", "gather<DIM>(sum, p[s], ", "by_columns<DIM, KEYS>(values, 16 * s)", "by_columns<DIM, 64>(values, 16 * s)"},
 		ir.Attention, 128, false, "o of attention_bulk_128_f"},
 	{mistake{"factor of dk", "attention_hopper_grad.cu", "add_pair(dk + at, ", "sum_k[c][2 * half] * factor", "sum_k[c][2 * half]"},
 		ir.AttentionGrad, 64, false, "dk of attention_bulk_dkv_64"},
-	{mistake{"slot of a pair", "attention_hopper_grad.cu", "const u32 pair = ", "pairs + tile % 3 * UNITS(PAIR)", "pairs + tile % 2 * UNITS(PAIR)"},
+	{mistake{"slot of a pair", "attention_hopper_grad.cu", "const u32 pair = ", "pairs + tile % x.slots * UNITS(PAIR(64))", "pairs + tile % 2 * UNITS(PAIR(64))"},
 		ir.AttentionGrad, 128, true, "dk of attention_hopper_dkv_128"},
-	{mistake{"parity of a reused pair", "attention_hopper_grad.cu", "barrier_wait(barriers + PAIR_HERE + tile % 3, ", "tile / 3 & 1", "tile / 3 & 1 & (tile < 6)"},
+	{mistake{"parity of a reused pair", "attention_hopper_grad.cu", "barrier_wait(barriers + PAIR_HERE + tile % slots, ", "tile / slots & 1", "tile / slots & 1 & (tile < 6)"},
 		ir.AttentionGrad, 64, false, "d. of attention_bulk_d"},
 }
 

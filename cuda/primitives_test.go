@@ -87,12 +87,19 @@ func primitives() (all []primitive) {
 	for trans := range 4 {
 		all = append(all, fragmentsPrimitive(trans))
 	}
-	for _, dim := range kernels.HopperDims {
-		all = append(all, tilePrimitives(int(dim))...)
+	for _, row := range ir.HeadKernels {
+		all = append(all, tilePrimitives(int(row.Dim))...)
 	}
-	for _, dim := range kernels.HopperDims {
-		for _, n := range []int{64, 128} {
-			all = append(all, productPrimitives(int(dim), n)...)
+	for _, row := range ir.HeadKernels {
+		own, more := 64, []int{64, 128} // by the tokens of tiles
+		switch row.Dim {
+		case 192:
+			own, more = 48, []int{48, 64, 112}
+		case 256:
+			own, more = 0, []int{32, 64, 80}
+		}
+		for _, n := range more {
+			all = append(all, productPrimitives(int(row.Dim), n, n == own)...)
 		}
 	}
 	return append(all, turnsPrimitive(), pairsPrimitive(), registersPrimitive())
@@ -154,8 +161,8 @@ func tilePanel(dim int) int {
 }
 
 // productPrimitives returns a product with both operands in shared memory and n columns, one with the first in registers and
-// n tokens and, if n is 64, one with the first in registers and n columns.
-func productPrimitives(dim, n int) (all []primitive) {
+// n tokens and, if own is set, one with the first in registers and n columns.
+func productPrimitives(dim, n int, own bool) (all []primitive) {
 	a, b := numbers(128*dim, 6), numbers(n*dim, 7)
 	weights, values := numbers(128*n, 8), numbers(n*dim, 9)
 	rows := primitive{kernels.HopperPrimitives, fmt.Sprintf("primitive_rows_%d_%d", dim, n), 256, int64((128+n)*2*dim + aroundTile), []operand{
@@ -164,7 +171,7 @@ func productPrimitives(dim, n int) (all []primitive) {
 	all = append(all, rows, primitive{kernels.HopperPrimitives, fmt.Sprintf("primitive_columns_%d_%d", dim, n), 256, int64(n*2*dim + aroundTile), []operand{
 		{name: "d", t: ir.F32, cols: int64(dim), want: product(128, n, dim, byRows(weights, n), byRows(values, dim))},
 		{name: "a", t: ir.BF16, values: weights}, {name: "b", t: ir.BF16, values: values}}, nil, nil})
-	if rows.kernel = fmt.Sprintf("primitive_own_%d_%d", dim, n); n == 64 {
+	if rows.kernel = fmt.Sprintf("primitive_own_%d_%d", dim, n); own {
 		all = append(all, rows)
 	}
 	return all

@@ -122,7 +122,7 @@ const triedSoftcap = 1
 
 // triedShape has full and partial tiles of queries and keys, heads that share keys, and enough tiles to reuse every
 // slot in shared memory at least twice: nine of 128 keys forward in two slots; eighteen of 64 keys for dq and ten of 64
-// queries for dk and dv in three.
+// queries for dk and dv in three. Wide heads have smaller tiles of keys, thus more of them.
 var triedShape = attentionShape{n: 300, prefix: 800, heads: 2, kvHeads: 1}
 
 // triedDocument is the number of tokens of a trial's documents. The first began with the prefix.

@@ -7,23 +7,22 @@ import (
 
 // This file determines the work of an attention instruction or of its gradient, that is, the query-key pairs.
 
-// HeadKernels lists, in ascending order, the head dimensions whose bf16 attention GPUs compute on tensor cores. Other
-// dimensions, and f32, run on scalar code. Wgmma says that there are also kernels for Hopper's matrix units. Forward and
-// Backward are the speeds that the cost model assumes, relative to heads of 128; `make kernels` compares them with a model of a
-// Hopper card, where 1 stands for 0.9 or more. The CUDA device, the cost model and the warnings of plans use this table.
+// HeadKernels lists, in ascending order, the head dimensions whose bf16 attention GPUs compute on tensor cores: in general with
+// mma.sync, on Hopper with wgmma. Other dimensions, and f32, run on scalar code. Forward and Backward are the speeds that the cost
+// model assumes, relative to heads of 128; `make kernels` compares them with a model of a Hopper card, where 1 stands for 0.9 or
+// more. The CUDA device, the cost model and the warnings of plans use this table.
 var HeadKernels = []HeadKernel{
-	{64, true, 1, 1},
-	{80, true, 1, 1},
-	{96, true, 1, 1},
-	{128, true, 1, 1},
-	{192, false, 0.36, 0.20},
-	{256, false, 0.32, 0.21},
+	{64, 1, 1},
+	{80, 1, 1},
+	{96, 1, 1},
+	{128, 1, 1},
+	{192, 1, 0.88},
+	{256, 1, 0.80},
 }
 
 // HeadKernel is a row of HeadKernels.
 type HeadKernel struct {
 	Dim               int64
-	Wgmma             bool
 	Forward, Backward float64
 }
 

@@ -226,6 +226,7 @@ template <int N> void settle(float (*d)[4], HERE) {
 template <int N> void settle(unsigned (*a)[4], HERE) {
     if (!emu::omits("settle", at)) emu::settle(a, 16 * N);
 }
+static inline unsigned anew(unsigned x) { return x; }
 template <int COLUMNS> void wgmma_rows(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(COLUMNS, d, nullptr, a, b, true, add); }
 template <int COLUMNS> void wgmma_own(float (*d)[4], const unsigned *a, unsigned long long b, int add) { emu::product(COLUMNS, d, a, 0, b, true, add); }
 template <int COLUMNS> void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b, int add = 1) { emu::product(COLUMNS, d, a, 0, b, false, add); }

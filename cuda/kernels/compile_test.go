@@ -225,12 +225,14 @@ func checkMachineCode(t *testing.T, arch string, f figures, costs map[string]cos
 	}
 	if m := tensorKernel.FindStringSubmatch(f.Kernel); m != nil && arch == "90" {
 		dim, _ := strconv.Atoi(m[2])
-		loops := tensorCosts(f.Code, dim)
-		rates[f.Kernel], onHopper[f.Kernel] = a100.speedOf(loops, m[1], dim), h200.speedOf(loops, m[1], dim)
+		loops, products := tensorCosts(f.Code, dim), passes[m[1]].narrow
+		if dim > 128 {
+			products = passes[m[1]].wide
+		}
+		rates[f.Kernel] = a100.speedOf(loops, m[1], products)
 	}
 	if m := engineKernel.FindStringSubmatch(f.Kernel); m != nil {
-		dim, _ := strconv.Atoi(m[2])
-		onHopper[f.Kernel] = h200.speedOf(engineCosts(f.Code, m[1]), m[1], dim)
+		onHopper[f.Kernel] = h200.speedOf(engineCosts(f.Code, m[1]), m[1], passes[m[1]].narrow)
 	}
 }
 

@@ -30,6 +30,12 @@ template <int N> DEV void settle(float (*d)[4]) {
 template <int N> DEV void settle(u32 (*a)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[i][e])::"memory");
 }
+// anew returns x in a form that keeps the compiler from computing values that depend on it ahead of a loop, for which
+// registers would not suffice.
+DEV u32 anew(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 // wgmma_rows computes d[64,COLUMNS] = a[64,16] b[COLUMNS,16]^T, or += if `add`; a and b are tile descriptors. wgmma_own
 // has a in registers as for mma.sync. So has wgmma_gather, whose b[16,COLUMNS] is not transposed.
 template <int COLUMNS> DEV void wgmma_rows(float (*d)[4], u64 a, u64 b, int add);

@@ -31,7 +31,8 @@ type machineCode struct {
 	OldMMA bool   `json:"mma,omitempty"`   // it uses the tensor core instructions of cards before Hopper
 	Many   bool   `json:"many,omitempty"`  // it uses more registers than kernels for the copy engine have at their entry
 	Moving cost   `json:"moving,omitzero"` // an iteration of the loop that moves the most bytes
-	Wgmma  cost   `json:"wgmma,omitzero"`  // an iteration of the loop with the most products of wgmma, on the shortest way
+	Wgmma  cost   `json:"wgmma,omitzero"`  // an iteration of each loop with the most products of wgmma, on the shortest way
+	Apart  int    `json:"apart,omitempty"` // the number of these loops: more than one if warpgroups do different work
 	Loops  []loop `json:"loops,omitempty"` // with at least fewestRecorded products
 }
 
@@ -50,7 +51,8 @@ const fewestRecorded = 8
 // machineCodeOf returns the figures of a kernel's code.
 func machineCodeOf(blocks []block) *machineCode {
 	code := instructions(blocks)
-	m := &machineCode{Many: slices.ContainsFunc(code, manyRegisters.MatchString), Moving: costOf(blocks), Wgmma: wgmmaCost(blocks), Loops: loopsOf(blocks)}
+	m := &machineCode{Many: slices.ContainsFunc(code, manyRegisters.MatchString), Moving: costOf(blocks), Loops: loopsOf(blocks)}
+	m.Wgmma, m.Apart = wgmmaCost(blocks)
 	for _, in := range code {
 		if m.Local == "" && (strings.Contains(in, "LDL") || strings.Contains(in, "STL")) {
 			m.Local = in
@@ -214,15 +216,21 @@ func costOf(blocks []block) (best cost) {
 }
 
 // wgmmaCost returns the cost of an iteration of the loop with the most products of wgmma, on the shortest way through it, where
-// no score is masked.
-func wgmmaCost(blocks []block) (best cost) {
-	back := backEdges(blocks)
+// no score is masked. If several loops have as many, it returns the sum; number says how many they are.
+func wgmmaCost(blocks []block) (sum cost, number int) {
+	back, loops, most := backEdges(blocks), map[int]cost{}, 1
 	for _, edge := range back {
-		if c := wayThrough(blocks, edge[1], edge[0], back); c.wgmma > best.wgmma {
-			best = c
+		if c := wayThrough(blocks, edge[1], edge[0], back); c.wgmma > loops[edge[1]].wgmma {
+			loops[edge[1]], most = c, max(most, c.wgmma)
 		}
 	}
-	return best
+	for _, c := range loops {
+		if c.wgmma == most {
+			sum.times(1, c)
+			number++
+		}
+	}
+	return sum, number
 }
 
 // backEdges returns the last and the first block of each loop.

@@ -39,20 +39,25 @@ var orderVariants = []struct {
 }{
 	{"heads of 64", map[string]int64{"head_dim": 64}},
 	{"heads of 128", map[string]int64{"head_dim": 128}},
+	{"heads of 256", map[string]int64{"head_dim": 256}},
 }
 
-// alikeInOrder lists variants whose kernels have the same waits, fences and barriers as those of head dimension
-// 128: another head dimension, skipped and masked tiles, capped scores.
+// alikeInOrder lists variants whose kernels have the same waits, fences and barriers as those of the given head dimensions
+// together: another head dimension, skipped and masked tiles, capped scores.
 var alikeInOrder = []struct {
 	name  string
 	fixed map[string]int64
+	like  []int64
 }{
-	{"heads of 80", map[string]int64{"head_dim": 80}},
-	{"heads of 96", map[string]int64{"head_dim": 96}},
-	{"window", map[string]int64{"head_dim": 128, "window": 260}},
-	{"documents", map[string]int64{"head_dim": 128, "positions": 1}},
-	{"soft cap", map[string]int64{"head_dim": 128, "softcap": 2}},
-	{"documents and soft cap", map[string]int64{"head_dim": 128, "positions": 1, "softcap": 2}},
+	{"heads of 80", map[string]int64{"head_dim": 80}, []int64{128}},
+	{"heads of 96", map[string]int64{"head_dim": 96}, []int64{128}},
+	{"heads of 192", map[string]int64{"head_dim": 192}, []int64{128, 256}},
+	{"window", map[string]int64{"head_dim": 128, "window": 260}, []int64{128}},
+	{"documents", map[string]int64{"head_dim": 128, "positions": 1}, []int64{128}},
+	{"soft cap", map[string]int64{"head_dim": 128, "softcap": 2}, []int64{128}},
+	{"documents and soft cap", map[string]int64{"head_dim": 128, "positions": 1, "softcap": 2}, []int64{128}},
+	{"heads of 256, window", map[string]int64{"head_dim": 256, "window": 260}, []int64{256}},
+	{"heads of 256, documents and soft cap", map[string]int64{"head_dim": 256, "positions": 1, "softcap": 2}, []int64{256}},
 }
 
 // paragraphs gives, for each instruction, the title of the section in the PTX ISA that defines its ordering.
@@ -85,8 +90,8 @@ var redundant = map[string]string{
 	"forward attend 2: settle":                    "the product overwrites the scores; settle keeps uses of the old scores before the fence",
 	"backward change_queries: settle":             "the product overwrites the scores; settle keeps uses of the old scores before the fence",
 	"backward change_queries 2: settle":           "the product overwrites dp; settle keeps uses of the old dp before the fence",
-	"backward change_queries 10: settle":          "the next call of settle returns the sum, and nothing reads the sum before that; this settle is an empty asm",
-	"backward change_queries 12: settle":          "the sum was settled before and has not changed; this settle is an empty asm that makes the compiler keep the order",
+	"backward change_queries 9: settle":           "the next call of settle returns the sum, and nothing reads the sum before that; this settle is an empty asm",
+	"backward change_queries 11: settle":          "the sum was settled before and has not changed; this settle is an empty asm that makes the compiler keep the order",
 	"backward ByThreads.soon: cp.async.wait_all":  "`before` waits again, ahead of the products; this wait ends a basic block, so that the exponentials stay next to the products",
 	"backward ByThreads.soon: fence.proxy.async":  "`before` has the same fence, ahead of the products",
 	"backward ByEngine.used: __syncwarp":          "the values that the lanes read went into products that have been waited for, so no read is in progress; without __syncwarp, the arrival would not formally follow the reads of other lanes",
@@ -151,8 +156,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOrderOfVariants checks that the places of a variant are those of head dimension 128, line by line, so
-// that the verdicts for that dimension hold for the variant, too.
+// TestOrderOfVariants checks that the places of a variant are those of head dimensions in the table, line by line, so
+// that the verdicts for these dimensions hold for the variant, too.
 func TestOrderOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -171,8 +176,17 @@ func TestOrderOfVariants(t *testing.T) {
 		return out
 	}
 	for _, c := range orderCases {
-		want := places(t, c.op, c.engine, c.n, c.prefix, map[string]int64{"head_dim": 128})
+		of := map[int64][]string{}
+		for _, dim := range []int64{128, 256} {
+			of[dim] = places(t, c.op, c.engine, c.n, c.prefix, map[string]int64{"head_dim": dim})
+		}
 		for _, v := range alikeInOrder {
+			var want []string
+			for _, dim := range v.like {
+				want = append(want, of[dim]...)
+			}
+			slices.Sort(want)
+			want = slices.Compact(want)
 			if got := places(t, c.op, c.engine, c.n, c.prefix, v.fixed); len(got) == 0 || !slices.Equal(got, want) {
 				t.Errorf("%s, %s: places %q, want %q", c.name, v.name, got, want)
 			}
@@ -201,9 +215,10 @@ const orderHead = `# Ordering of memory accesses in the kernels for Hopper
 This table lists every wait, fence and barrier in the kernels for Hopper that orders memory accesses. It shows what the emulator
 (cuda/emu) detects if a test omits one: an error, another result, or nothing (allowed). If nothing is detected, the ISA allows the
 omission, and the row explains why the operation is kept. There is a column for each head dimension; a dash means that the kernel does
-not have the operation. With heads of dimension 80 or 96, windows, documents or bounded scores, the kernels have the same operations as with
-heads of 128, as TestOrderOfVariants checks. Sections of the PTX ISA are named by their titles, and those of wgmma also by their numbers
-in release 9.0. TestOrder checks this table, and writes it if -update is given.
+not have the operation. With heads of dimension 80 or 96, windows, documents or bounded scores, the kernels have the same operations
+as with heads of 128 or 256, and with heads of dimension 192 those of both, as TestOrderOfVariants checks. Sections of the PTX ISA are
+named by their titles, and those of wgmma also by their numbers in release 9.0. TestOrder checks this table, and writes it if -update is
+given.
 
 `
 

@@ -90,22 +90,24 @@ template <int DIM, int TOKENS> DEV void product_of_columns(float *d, const bf16 
     put_sums<DIM>(d, sum);
 }
 
-#define OF_DIM(DIM)                                                                                                            \
+#define TILES(DIM)                                                                                                             \
     KERNEL(primitive_threads_##DIM, (u32 * y, const bf16 *x, i64 tokens, i64 heads, i64 head)) {                              \
         tile_by_threads<DIM>(y, x, tokens, heads, head);                                                                       \
     }                                                                                                                          \
-    KERNEL(primitive_engine_##DIM, (u32 * y, const unsigned char *map, i64 head)) { tile_by_engine<DIM>(y, map, head); }      \
-    KERNEL(primitive_own_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 64, true>(d, a, b); }   \
-    KERNEL(primitive_rows_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, 64, false>(d, a, b); } \
-    KERNEL(primitive_rows_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) {                                            \
-        product_of_rows<DIM, 128, false>(d, a, b);                                                                             \
-    }                                                                                                                          \
-    KERNEL(primitive_columns_##DIM##_64, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 64>(d, a, b); }  \
-    KERNEL(primitive_columns_##DIM##_128, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, 128>(d, a, b); }
+    KERNEL(primitive_engine_##DIM, (u32 * y, const unsigned char *map, i64 head)) { tile_by_engine<DIM>(y, map, head); }
+#define OWN_PRODUCTS(DIM, N)                                                                                                   \
+    KERNEL(primitive_own_##DIM##_##N, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, N, true>(d, a, b); }   \
+    PRODUCTS(DIM, N)
+#define PRODUCTS(DIM, N)                                                                                                       \
+    KERNEL(primitive_rows_##DIM##_##N, (float *d, const bf16 *a, const bf16 *b)) { product_of_rows<DIM, N, false>(d, a, b); } \
+    KERNEL(primitive_columns_##DIM##_##N, (float *d, const bf16 *a, const bf16 *b)) { product_of_columns<DIM, N>(d, a, b); }
+#define OF_DIM(DIM) TILES(DIM) OWN_PRODUCTS(DIM, 64) PRODUCTS(DIM, 128)
 OF_DIM(64)
 OF_DIM(80)
 OF_DIM(96)
 OF_DIM(128)
+TILES(192) OWN_PRODUCTS(192, 48) PRODUCTS(192, 64) PRODUCTS(192, 112)
+TILES(256) PRODUCTS(256, 32) PRODUCTS(256, 64) PRODUCTS(256, 80)
 
 // Two warpgroups take turns; y[2*rounds] is the order of their turns: 0, 1, 0, 1 and so on.
 KERNEL(primitive_turns, (float *y, i64 rounds)) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,7 +34,7 @@ func TestRandom(t *testing.T) {
 			}
 			for _, fixed := range shapes[op] {
 				for _, card := range []device{{}, {hopper: true}, {hopper: true, engine: true}} {
-					if card.hopper && !slices.Contains(kernels.HopperDims, fixed["head_dim"]) { // there are no such kernels
+					if card.hopper && !kernels.OnTensorCores(fixed["head_dim"]) { // there are no such kernels
 						break
 					}
 					card.library, card.seed, card.edged = library, rng.Uint64(), rng.IntN(2) == 0
@@ -79,6 +78,11 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 67, "prefix": 5, "heads": 1, "kv_heads": 1, "head_dim": 192, "batch": 2, "T": 1, "positions": 1, "softcap": 2},
 	{"": 3, "n": 66, "prefix": 0, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "T": 1, "window": 50, "positions": 1},
 	{"": 3, "n": 35, "prefix": 70, "keys": 90, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "T": 1, "softcap": 2, "accumulate": 1, "accumulate_q": 1},
+	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 192, "batch": 1, "T": 1},
+	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "T": 1},
+	{"": 3, "n": 200, "prefix": 300, "keys": 500, "heads": 1, "kv_heads": 1, "head_dim": 192, "batch": 2, "T": 1, "window": 33},
+	{"": 3, "n": 129, "prefix": 61, "heads": 2, "kv_heads": 2, "head_dim": 256, "batch": 2, "T": 1, "accumulate": 1, "accumulate_q": 1},
+	{"": 3, "n": 150, "prefix": 128, "keys": 278, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "T": 1, "window": 90, "softcap": 3, "positions": 1},
 	{"": 3, "n": 70, "prefix": 90, "keys": 77, "heads": 2, "kv_heads": 2, "head_dim": 64, "batch": 1, "T": 1},
 	{"": 3, "n": 70, "prefix": 200, "keys": 65, "heads": 4, "kv_heads": 2, "head_dim": 128, "batch": 1, "T": 1},
 	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 128, "batch": 1, "T": 1},

@@ -16,32 +16,51 @@ func OnTensorCores(dim int64) bool {
 	return ok
 }
 
-// HopperDims lists the head dimensions that the kernels for Hopper support.
-var HopperDims = func() (dims []int64) {
-	for _, k := range ir.HeadKernels {
-		if k.Wgmma {
-			dims = append(dims, k.Dim)
-		}
-	}
-	return dims
-}()
-
 const (
 	hopperSource     = "attention_hopper.cu"
 	hopperGradSource = "attention_hopper_grad.cu"
 )
 
-// hopperBytes returns the size of a Hopper kernel's shared memory. Tiles start at a multiple of 1024 bytes. The
-// forward pass has five tiles of 128 tokens; the backward pass has two of 128 tokens and three pairs of 64. After
-// them come `behind` bytes for barriers and, in the backward pass, for the statistics of 64 queries per pair.
-func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
+// hopperTiles gives the numbers of tokens in shared memory of a Hopper kernel and of its loads. A kernel keeps tiles, and
+// loops over tiles that it loads into slots.
+type hopperTiles struct {
+	kept, slots        int64 // tokens in all tiles that are kept, and in all slots
+	queryBox, keyBox   int64 // tokens of a box of the copy engine
+	block              int64 // queries or keys of a block
+	statistics, passed int64 // bytes for the statistics of queries, and for probabilities that warpgroups exchange
+	barriers           int64
+}
 
-const (
-	barrierBytes     = 9 * 8
-	gradBarrierBytes = 7 * 8
-	statisticsBytes  = 3 * 2 * 64 * 4
-	bulkThreads      = 384 // three warpgroups, one of which loads tiles
-)
+// tilesOf returns the tiles of a Hopper kernel: "", "_dq" or "_dkv". Wide heads have as many tokens as fit.
+func tilesOf(name string, dim int64) hopperTiles {
+	pick := func(narrow, of192, of256 int64) int64 {
+		switch {
+		case dim <= 128:
+			return narrow
+		case dim == 192:
+			return of192
+		}
+		return of256
+	}
+	switch name {
+	case "_dq":
+		keys := pick(64, 48, 32)
+		return hopperTiles{kept: 2 * 128, slots: 3 * 2 * keys, queryBox: 64, keyBox: keys, block: 128, statistics: 3 * 2 * 64 * 4, barriers: 7}
+	case "_dkv":
+		keys, slots := pick(128, 64, 64), pick(3, 3, 2)
+		return hopperTiles{kept: 2 * keys, slots: slots * 2 * 64, queryBox: 64, keyBox: 64, block: keys, statistics: slots * 2 * 64 * 4,
+			passed: pick(0, 64*64*4, 64*64*4), barriers: 7}
+	}
+	keys := pick(128, 112, 80)
+	return hopperTiles{kept: 128, slots: 2 * 2 * keys, queryBox: 128, keyBox: keys, block: 128, barriers: 9}
+}
+
+// bytes returns the size of shared memory. Tiles start at a multiple of 1024 bytes.
+func (h hopperTiles) bytes(dim int64) int64 {
+	return 1024 + 2*dim*(h.kept+h.slots) + h.passed + h.statistics + 8*h.barriers
+}
+
+const bulkThreads = 384 // three warpgroups, one of which loads tiles
 
 // maxHeadDim is the largest head dimension of attention.cu.
 const maxHeadDim = 256
@@ -69,7 +88,7 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
 	s.row = p.Query * s.batch
 	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim)
-	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
+	s.hopper = s.tensor && b.card.Hopper
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
@@ -161,16 +180,17 @@ func attention(b *binder) {
 
 // hopperAttention has the copy engine load tiles if possible; otherwise the threads that multiply load them.
 func (b *binder) hopperAttention(s attentionShape, args []any) {
-	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, 128), s.heads, s.batch}
+	tiles := tilesOf("", s.dim)
+	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, tiles.block), s.heads, s.batch}
 	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper_"+name, grid, args...)
-		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
+		l.Source, l.SharedBytes = hopperSource, tiles.bytes(s.dim)
 		s.vary(l)
 		return
 	}
 	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
-	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
-	l.Boxes = b.boxes(s, 128, []any{args[2]}, "k", "v")
+	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, tiles.bytes(s.dim)
+	l.Boxes = b.boxes(s, tiles, []any{args[2]}, "k", "v")
 	s.vary(l)
 }
 
@@ -180,17 +200,17 @@ func (s *attentionShape) mapped() bool {
 	return max(s.n, s.keys, s.heads, s.batch) <= math.MaxInt32 && 2*s.dim*max(s.heads, s.kvHeads)*s.batch < 1<<40
 }
 
-// boxes returns tensor maps of the operands whose rows are queries, then of those whose rows are keys. Each box
-// holds the given number of tokens of a panel.
-func (b *binder) boxes(s attentionShape, tokens int64, queries []any, keys ...any) (all []Boxes) {
+// boxes returns tensor maps of the operands whose rows are queries, then of those whose rows are keys. A box is a part of a
+// panel.
+func (b *binder) boxes(s attentionShape, tiles hopperTiles, queries []any, keys ...any) (all []Boxes) {
 	panel := int64(64)
 	for s.dim%panel != 0 {
 		panel /= 2
 	}
 	for i, operand := range slices.Concat(queries, keys) {
-		x := Boxes{Tensor: b.arg(operand), Extent: [4]int64{s.dim, s.heads, s.batch, s.n}, Box: [4]int64{panel, 1, 1, tokens}}
+		x := Boxes{Tensor: b.arg(operand), Extent: [4]int64{s.dim, s.heads, s.batch, s.n}, Box: [4]int64{panel, 1, 1, tiles.queryBox}}
 		if i >= len(queries) {
-			x.Extent[1], x.Extent[3] = s.kvHeads, s.keys
+			x.Extent[1], x.Extent[3], x.Box[3] = s.kvHeads, s.keys, tiles.keyBox
 		}
 		all = append(all, x)
 	}
@@ -232,26 +252,28 @@ func (b *binder) clearUnseen(s attentionShape) {
 
 func (b *binder) attentionGradLaunch(s attentionShape, keys, queries []any) {
 	if s.hopper {
-		dim := strconv.FormatInt(s.dim, 10)
-		b.hopperGrad(s, "_dkv_"+dim, [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys[:2], keys[2:])
-		b.hopperGrad(s, "_dq_"+dim+"_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries[:1], queries[1:])
+		b.hopperGrad(s, "_dkv", "", s.keys, s.kvHeads, keys[:2], keys[2:])
+		b.hopperGrad(s, "_dq", "_"+b.types("dq"), s.n, s.heads, queries[:1], queries[1:])
 		return
 	}
 	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, keys)
 	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, queries)
 }
 
-// hopperGrad launches one of the two gradient kernels; args are the gradient of o, then q, k, v and the rest.
-func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, results, args []any) {
+// hopperGrad launches one of the two gradient kernels for the given number of tokens; args are the gradient of o, then q, k,
+// v and the rest.
+func (b *binder) hopperGrad(s attentionShape, name, ending string, tokens, heads int64, results, args []any) {
+	tiles := tilesOf(name, s.dim)
+	name, grid := fmt.Sprint(name, "_", s.dim, ending), [3]int64{ceil(tokens, tiles.block), heads, s.batch}
 	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
-		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
+		l.Source, l.SharedBytes = hopperGradSource, tiles.bytes(s.dim)
 		s.vary(l)
 		return
 	}
 	l := b.launch("attention_bulk"+name, grid, slices.Concat(results, []any{tabled}, args[4:])...)
-	l.Source, l.Block, l.SharedBytes = hopperGradSource, bulkThreads, hopperBytes(s.dim, statisticsBytes+gradBarrierBytes)
-	l.Boxes = b.boxes(s, 64, []any{args[1], args[0]}, "k", "v")
+	l.Source, l.Block, l.SharedBytes = hopperGradSource, bulkThreads, tiles.bytes(s.dim)
+	l.Boxes = b.boxes(s, tiles, []any{args[1], args[0]}, "k", "v")
 	s.vary(l)
 }
 
