@@ -380,9 +380,7 @@ func (s *stage) embed(t plan.Task) uint32 {
 
 // visit emits a layer for a task: forward, backward or weight gradients.
 func (s *stage) visit(t plan.Task, layer int) {
-	if t.Kind != plan.WeightGrad {
-		s.streams.rest = s.streams.queue.Visit()
-	}
+	s.streams.rest = s.streams.queue.Visit()
 	switch t.Kind {
 	case plan.Forward:
 		s.rows = s.forwardLayer(t, layer, s.rows)

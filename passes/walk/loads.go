@@ -246,10 +246,10 @@ func (q *LoadQueue) next() (x Transfer, ok bool) {
 func (q *LoadQueue) nextAction() {
 	a := q.actions[0]
 	q.actions = q.actions[1:]
-	t := q.tasks[a.Task]
-	if a.Op != schedule.Visit || t.Kind == plan.WeightGrad {
+	if a.Op != schedule.Visit {
 		return
 	}
+	t := q.tasks[a.Task]
 	layer := q.plan.LayerAt(t.Stage, int(a.Layer))
 	v := VisitKind{Kind: t.Kind, Subsequence: t.Subsequence, LayerKind: q.graph.KindOf(layer)}
 	if t.Kind == plan.Backward {
