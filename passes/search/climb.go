@@ -20,18 +20,33 @@ import (
 // for a plan that fits, and improves it, in each class of candidates that may be faster.
 func (s *search) refine(winner *node) *node {
 	const worthwhile = 0.03 // least possible gain, relative to the time, for which plans are improved
-	until := s.impatience() + refineShare
 	if winner != nil {
 		s.note(winner, nil)
 		if s.ended && s.distance(winner) < worthwhile {
 			return winner
 		}
 		winner = s.fastest(winner, s.climb(winner, s.impatience()+refineShare/3, s.ended))
-	} else {
-		until = s.impatience() + rescueShare
 	}
 	if !s.ended {
 		return winner
+	}
+	until := s.impatience() + refineShare
+	improve := func(any *node) {
+		if winner == nil {
+			until = s.impatience() + refineShare
+		}
+		winner = s.fastest(winner, s.climb(any, s.impatience()+classShare, true))
+	}
+	if winner == nil {
+		any, known := s.anySeed()
+		switch {
+		case any != nil:
+			improve(any)
+		case known:
+			return nil
+		default:
+			until = s.impatience() + rescueShare
+		}
 	}
 	for _, c := range s.classes(s.request.Schedule) {
 		if s.spent(until) || s.context.Options.Stopped() {
@@ -40,14 +55,9 @@ func (s *search) refine(winner *node) *node {
 		if !mayBeat(winner, c.bound) || winner != nil && sameClass(&c.schedule, &winner.schedule) {
 			continue
 		}
-		any := s.seed(c.schedule)
-		if any == nil {
-			continue
+		if any, _ := s.seed(c.schedule, false); any != nil {
+			improve(any)
 		}
-		if winner == nil {
-			until = s.impatience() + refineShare
-		}
-		winner = s.fastest(winner, s.climb(any, (s.impatience()+until)/2, true))
 	}
 	if winner == nil {
 		return nil
@@ -55,19 +65,38 @@ func (s *search) refine(winner *node) *node {
 	return s.fastest(winner, s.climb(winner, s.impatience()+lastShare, false))
 }
 
-// seed returns a plan of a class that fits, however slow, or nil if it finds none.
-func (s *search) seed(class lang.Schedule) *node {
-	any, _, work := s.anyFit(class, false)
+// anySeed returns a plan of any class that fits, or nil if it finds none, and whether the answer is certain. It first looks
+// where most jobs have their plans: in sequence order, with all of K and V on the device.
+func (s *search) anySeed() (n *node, known bool) {
+	usual := s.request.Schedule
+	if mayBe(usual.Order, plan.OrderSequence) {
+		usual.Order = plan.OrderSequence
+	}
+	if usual.Keep == nil {
+		usual.Keep = plan.Streamable
+	}
+	for _, class := range []lang.Schedule{usual, s.request.Schedule} {
+		if n, known = s.seed(class, true); n != nil {
+			break
+		}
+	}
+	return n, known
+}
+
+// seed returns a plan of a class that fits, however slow, or nil if it finds none. It also reports whether the answer is
+// certain. If thoroughly is set, the search for the plan can take long.
+func (s *search) seed(class lang.Schedule, thoroughly bool) (n *node, known bool) {
+	any, known, work := s.anyFit(class, thoroughly)
 	s.work += work
 	if any == nil {
-		return nil
+		return nil, known
 	}
 	for _, n := range []*node{s.quick(any), any} {
 		if s.finish(n) && n.need.Shortfall(n.plan.Memory) == nil {
-			return n
+			return n, true
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // fastest takes a list of plans, each faster than the one before it. It returns the last of them that fits after
@@ -130,16 +159,28 @@ func sameRanks(a, b *lang.Schedule) bool {
 // divide the ranks in the same way. If quickly is set, the offload pass decides placements only at the end.
 func (s *search) climb(from *node, until float64, quickly bool) []*node {
 	found := []*node{from}
-	if n := s.quick(from); quickly {
+	if !quickly {
+		found = s.addWeighed(found)
+	} else if n := s.quick(from); true {
 		if fits, faster := s.improves(n, from); fits && faster {
 			found = append(found, n)
 		}
 	}
-	found = s.steps(found, until, quickly)
-	if n := last(found); quickly && !n.weighed {
-		if w := s.weighing(n); s.finish(w) && w.need.Shortfall(w.plan.Memory) == nil && w.time() < n.time() {
-			found = append(found, w)
-		}
+	if found = s.steps(found, until, quickly); quickly {
+		found = s.addWeighed(found)
+	}
+	return found
+}
+
+// addWeighed adds the last plan of a list with its placements decided by the offload pass, if it is then faster. A search
+// that did not end at its limit has tried this.
+func (s *search) addWeighed(found []*node) []*node {
+	n := last(found)
+	if n.weighed || !s.ended {
+		return found
+	}
+	if w := s.weighing(n); s.finish(w) && w.need.Shortfall(w.plan.Memory) == nil && w.time() < n.time() {
+		found = append(found, w)
 	}
 	return found
 }
@@ -262,7 +303,5 @@ func (s *search) improves(n, from *node) (fits, faster bool) {
 		return false, false
 	}
 	n.bound = s.slackened(n.time() * s.handicap(n))
-	shortfall := n.need.Shortfall(n.plan.Memory)
-	s.note(n, shortfall)
-	return shortfall == nil, mayBeat(from, n.time())
+	return n.need.Shortfall(n.plan.Memory) == nil, mayBeat(from, n.time())
 }

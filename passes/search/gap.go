@@ -24,6 +24,17 @@ const (
 	fitAt    = 6         // multiple at which a search for any plan that fits ends; its negative answers should be correct
 )
 
+// Fractions of a search's patience.
+const (
+	anyShare    = 0.05 // for the check whether anything fits; its work is not counted
+	othersShare = 0.5  // for alternatives to the winner
+	refineShare = 4    // for improving the plan that the search found
+	classShare  = 1    // for improving the plan of a class
+	rescueShare = 1    // for looking for a plan that fits in all classes, if the search found none
+	lastShare   = 1    // for improving the best plan of all classes
+	wastedShare = 1    // for placing candidates that turn out not to fit
+)
+
 // impatience returns the work that a search has done as a multiple of its patience.
 func (s *search) impatience() float64 { return s.inPatience(s.work) }
 
@@ -79,7 +90,6 @@ func (s *search) soFar() *node {
 // candidate's time.
 func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
-	s.beat = winner
 	for s.frontier.Len() > 0 && s.frontier[0].level < levelOfSizes { // such candidates have no bound
 		s.advance(heap.Pop(&s.frontier).(*node))
 	}

@@ -8,9 +8,11 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 )
 
 // This file implements the search that ignores time. It computes only the costs that the assignment of layers
@@ -48,7 +50,7 @@ func (s *search) want(n *node, least ir.Bytes, shortfall *plan.Shortfall) {
 	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
 	w.ranks = max(1, p.SP) * max(1, p.PP) * max(1, p.DP)
 	w.tasks = p.Subsequences.Count * max(1, p.PP) * max(1, p.VirtualStages)
-	if p.Keep != nil && len(p.Keep) < len(plan.Streamable) { // streaming loads many more bytes than the copies of saved tensors
+	if streams(p) { // streaming loads many more bytes than the copies of saved tensors
 		w.tasks *= max(1, p.Subsequences.Count)
 	}
 }
@@ -180,4 +182,23 @@ func (s *search) closestWith(split bool) *node {
 		return s.least
 	}
 	return s.least
+}
+
+// anyFit returns a candidate of a request that fits, or nil. It also reports whether the answer is
+// certain, which it is not if the search ended early, and how much work it took. If the search ends early and thoroughly
+// is set, anyFit also tries the candidate that is closest to fitting, which can take long.
+func (s *search) anyFit(request lang.Schedule, thoroughly bool) (n *node, known bool, work walk.Work) {
+	c := *s.context
+	c.Options.Progress = nil
+	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)
+	p := *s.request
+	p.Schedule = request
+	any := newSearch(&c, &p)
+	if n = any.bestFirst(); n == nil && thoroughly {
+		n = any.closest()
+	}
+	if n == nil || n.need.Shortfall(n.plan.Memory) != nil {
+		return nil, !any.ended, any.work
+	}
+	return n, true, any.work
 }

@@ -33,7 +33,7 @@ func (s *search) others(winner *node) []*node {
 			if d.text(&s.request.Schedule) != "" || d.detail && round == 0 || d.refine || d.tight != "" || enough() {
 				continue
 			}
-			pins := func(n *node) bool { return n.level > i || d.wide }
+			pins := func(n *node) bool { return n.level > i }
 			value := s.untried(d, pins, dived)
 			if value == "" {
 				continue

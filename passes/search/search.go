@@ -30,7 +30,7 @@ import (
 // plan fits. gap.go decides when the search ends.
 
 // searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks, splits
-// backward tasks, has an unusual grid, or departs from the default of a wide dimension. Such candidates need
+// backward tasks, has an unusual grid, is in layer order or streams K or V. Such candidates need
 // more memory and messages, or have tasks of less even length, and their bounds are looser. Without a handicap,
 // the search would plan many of them for gains below the accuracy of predictions. Together with the gap, it
 // keeps the result within 1% of the best.
@@ -51,6 +51,7 @@ type node struct {
 	least    ir.Bytes   // lower bound on device memory, if tight
 	bare     *plan.Plan // plan of the same sizes without offload or recomputation; its time is a lower bound
 	unfit    bool       // placement has shown that it does not fit
+	rough    bool       // its bound does not include streaming
 	weighed  bool       // the offload pass decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
 }
@@ -109,7 +110,6 @@ type search struct {
 	verdicts map[string]map[string]*plan.Rejection
 	least    *node          // the infeasible candidate with the smallest shortfall
 	lacking  plan.Shortfall // its shortfall
-	beat     *node          // the plan that the first stage has found
 	nearest  bool           // also consider candidates that do not fit
 	gap      float64
 	ended    bool       // the search ended before all candidates were considered
@@ -128,7 +128,7 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 // run returns the winner, or nil if no candidate is a valid plan. If nothing fits, the winner is
 // the candidate with the smallest shortfall.
 func (s *search) run() (winner *node, alternatives []*node) {
-	if winner = s.searchStages(); !s.timeless {
+	if winner = s.bestFirst(); !s.timeless {
 		winner = s.refine(winner)
 	}
 	found := winner != nil
@@ -165,11 +165,57 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	return winner, alternatives
 }
 
+// bestFirst returns the best plan that a best-first search finds, or nil if it finds none that fits.
+func (s *search) bestFirst() *node {
+	s.push(&node{schedule: s.request.Schedule})
+	if s.timeless {
+		return s.settle(fitAt)
+	}
+	return s.settle(stopAt)
+}
+
+// explore refines candidates until no other can be faster than one of them, which it returns, or
+// until none is left. It stops early if the work of the search exceeds a multiple of its patience.
+func (s *search) explore(most float64) (winner *node, done bool) {
+	for s.frontier.Len() > 0 {
+		if s.widen(); s.spent(most) || s.context.Options.Stopped() {
+			return nil, false
+		}
+		s.tell()
+		if winner := s.step(); winner != nil {
+			return winner, true
+		}
+	}
+	return nil, true
+}
+
+// tell reports the progress of the search to the caller.
+func (s *search) tell() {
+	if s.context.Options.Progress != nil {
+		s.context.Options.Progress(pass.Progress{Candidates: s.made, Planned: s.exact, StepS: s.shortest})
+	}
+}
+
+// settle calls explore, and takes the fastest candidate so far if explore stops early.
+func (s *search) settle(most float64) *node {
+	winner, done := s.explore(most)
+	if !done {
+		if s.ended = true; !s.timeless {
+			s.weigh(s.least) // with placements from the offload pass, it may be the fastest
+		}
+		winner = s.soFar()
+	}
+	return winner
+}
+
 // step takes the first candidate from the queue and refines it. If it is complete and fits, no other can be
 // faster, and step returns it.
 func (s *search) step() *node {
 	n := heap.Pop(&s.frontier).(*node)
 	switch {
+	case n.rough:
+		n.rough = false
+		s.push(n)
 	case n.level < len(dimensions):
 		s.advance(n)
 	case n.plan != nil:
@@ -236,7 +282,7 @@ func (s *search) push(n *node) {
 	s.made++
 	s.work.Spend(50)
 	n.number = s.made
-	bound, least := s.boundOf(n)
+	bound, least := s.of(n.schedule, n.level)
 	if bound >= unreachable {
 		return
 	}
@@ -257,32 +303,26 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// boundOf returns the bound of a candidate. With streamed K and V, the exact bound requires the cost of every
-// block. boundOf therefore omits streaming for a candidate that would not be faster than the plan to beat even
-// without it.
-func (s *search) boundOf(n *node) (ir.Seconds, holding) {
-	if s.beat != nil && n.schedule.Keep != nil && len(n.schedule.Keep) < len(plan.Streamable) {
-		resident := n.schedule
-		resident.Keep = plan.Streamable
-		if bound, _ := s.of(resident, n.level); bound < unreachable && bound*s.handicap(n) >= s.slackened(s.beat.plan.Time.StepS) {
-			return bound, holding{}
-		}
-	}
-	return s.of(n.schedule, n.level)
+// putOff queues a candidate that streams K or V with the bound of the candidate without streaming, from which it was derived.
+// A better bound needs the cost of every block, so it is computed only once the candidate reaches the front of the queue.
+func (s *search) putOff(n, from *node) {
+	s.made++
+	n.number, n.bare, n.least, n.rough = s.made, from.bare, from.least, true
+	n.bound = from.bound / s.handicap(from) * s.handicap(n)
+	heap.Push(&s.frontier, n)
 }
 
 // handicap returns the factor by which a candidate must be faster than a simpler one: more than 1 if it splits
-// backward tasks, shares tasks, has an unusual grid, or departs from the default of a wide dimension. The
-// bounds of such candidates are also looser, so simpler ones are considered first.
+// backward tasks, shares tasks, has an unusual grid, or is in layer order or streams K or V by choice. The bounds of
+// such candidates are also looser, so simpler ones are considered first.
 func (s *search) handicap(n *node) ir.Seconds {
-	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
+	asked, of := &s.request.Schedule, &n.schedule
+	if st := strategy.Find(of.Strategy); st != nil && st.Late || of.SharesTasks() || of.Align != asked.Align ||
+		of.Order == plan.OrderLayer && mayBe(asked.Order, plan.OrderSequence) || asked.Keep == nil && streams(of) {
 		return 1 + searchHandicap
 	}
 	return 1
 }
-
-// regrids reports whether a candidate has an unusual grid.
-func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
 // advance pins one more dimension. Before the first placement dimension, it computes the exact bound of the
 // sizes.
@@ -304,7 +344,10 @@ func (s *search) advance(n *node) {
 	if d.tight != "" && (n.tight || s.timeless) {
 		for _, v := range d.others(s.bounds, n.schedule) {
 			next := &node{schedule: n.schedule, level: n.level + 1, tight: n.tight}
-			v.set(&next.schedule)
+			if v.set(&next.schedule); streams(&next.schedule) && !s.timeless {
+				s.putOff(next, n)
+				continue
+			}
 			s.push(next)
 		}
 	}
@@ -376,6 +419,7 @@ func (s *search) finish(n *node) bool {
 		s.shortest = t
 	}
 	s.count(n)
+	s.note(n, need.Shortfall(p.Memory))
 	return true
 }
 
@@ -486,7 +530,7 @@ func (s *search) count(n *node) { s.eachVerdict(n, func(v *plan.Rejection) { v.P
 func (s *search) eachVerdict(n *node, do func(*plan.Rejection)) {
 	for i := range dimensions {
 		d := &dimensions[i]
-		if i >= n.level && !d.wide || d.text(&s.request.Schedule) != "" {
+		if i >= n.level || d.text(&s.request.Schedule) != "" {
 			continue
 		}
 		values := s.verdicts[d.key]

@@ -28,7 +28,6 @@ type dimension struct {
 	tight  string                               // the reason for these values
 	others func(*bounds, lang.Schedule) []value // returns these values
 	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
-	wide   bool                                 // the search begins with the plain value and then tries the others: see stages.go
 	frugal bool                                 // the last value needs the least memory
 	weighs bool                                 // "auto" is also a policy: the offload pass compares units once the sizes are known
 }
@@ -47,7 +46,7 @@ type value struct {
 
 // dimensions defines the search space, in search order: dimensions that improve the bounds most come first.
 var dimensions = []dimension{
-	widely(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
+	plainly(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
 	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
@@ -57,13 +56,13 @@ var dimensions = []dimension{
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	detail(number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages)),
-	frugally(refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))))),
+	frugally(refined(plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	refined(plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes))),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, others: (*bounds).coarser, detail: true,
 		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	lossChunk,
-	frugally(widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps})),
+	keep,
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
 }
@@ -141,8 +140,12 @@ func plainly(value string, d dimension) dimension {
 	return d
 }
 
-func widely(value string, d dimension) dimension {
-	d.plain, d.wide = value, true
+// scarcely returns a dimension whose first value is the best if memory suffices. The search tries the others only if memory
+// is scarce, and on the plan that it has found.
+func scarcely(first, others string, d dimension) dimension {
+	d = frugally(refined(d))
+	d.first, d.tight = first, others
+	d.others = func(b *bounds, s lang.Schedule) []value { return d.values(&b.space, &s)[1:] }
 	return d
 }
 
@@ -160,14 +163,17 @@ func alignText(s *lang.Schedule) string {
 	return fmt.Sprint(s.Align)
 }
 
-// lossChunk is the length of the chunks of the loss head. The search uses the longest if memory suffices.
-var lossChunk = func() dimension {
-	d := frugally(refined(detail(number("schedule.loss_chunk", func(s *lang.Schedule) *int { return &s.LossChunk }, (*space).lossChunks))))
-	d.plain, d.first = "0", "auto: it fits; shorter chunks would read the output matrix and write its gradient more often"
-	d.tight = "auto: longer chunks need memory that is worth more elsewhere"
-	d.others = func(b *bounds, s lang.Schedule) []value { return d.values(&b.space, &s)[1:] }
-	return d
-}()
+// lossChunk is the length of the chunks of the loss head, the longest first.
+var lossChunk = scarcely(
+	"auto: it fits; shorter chunks would read the output matrix and write its gradient more often",
+	"auto: longer chunks need memory that is worth more elsewhere",
+	plainly("0", detail(number("schedule.loss_chunk", func(s *lang.Schedule) *int { return &s.LossChunk }, (*space).lossChunks))))
+
+// keep names the caches that stay on the device, all of them first.
+var keep = scarcely(
+	"auto: streaming K or V from the host would make the step longer",
+	"auto: the memory of the others is worth more elsewhere",
+	dimension{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: keepText(&lang.Schedule{Keep: plan.Streamable})})
 
 // lossChunks returns the numbers of tokens to try in a chunk of the loss head, the largest first; 0 is the least number
 // that a plan uses by default. At 1024, even the gradient of the output matrix is limited by arithmetic on every
@@ -368,7 +374,7 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 		switch {
 		case i == 0 || sp.timeless || s.PP == 1 || st.Same != "" || sp.alone(s) && !st.Late && st.Turns != strategy.LastTurn:
 		case s.VirtualStages != 0 && !st.Stages.Has(s.VirtualStages):
-		case s.SharesTasks(), st.Late && s.Keep != nil && len(s.Keep) < len(plan.Streamable):
+		case s.SharesTasks(), st.Late && streams(s):
 		case st.Sliced != "" && s.Subsequences.Count > 1:
 		default:
 			names = append(names, st.Name)
@@ -456,7 +462,7 @@ const (
 func (sp *space) muxes(s *lang.Schedule) []string {
 	switch n := s.Subsequences.Count; {
 	case sp.timeless, s.Order == plan.OrderLayer, s.PP == 1, s.VirtualStages > 1, n > 0 && n < s.PP,
-		!mayBe(s.Strategy, strategy.All[0].Name), s.Keep != nil && len(s.Keep) < len(plan.Streamable):
+		!mayBe(s.Strategy, strategy.All[0].Name), streams(s):
 		return []string{"off"}
 	}
 	if sp.model.FullLayers(sp.train.Sequence) == 0 {
@@ -464,6 +470,9 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 	}
 	return []string{"off", "left", "right", "on"}
 }
+
+// streams reports whether a schedule pins the streaming of K or V.
+func streams(s *lang.Schedule) bool { return s.Keep != nil && len(s.Keep) < len(plan.Streamable) }
 
 // keeps returns the values of keep. Streaming never saves time, so values that stream less come first.
 func (sp *space) keeps(s *lang.Schedule) (out []value) {
@@ -557,9 +566,6 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		}
 		if sp.breadthFirst(s) && n%(2*s.PP) == 0 {
 			continue
-		}
-		if n == 1 && sp.asked.Keep == nil && s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
-			continue // K and V of an undivided sequence cannot be streamed
 		}
 		if len(out) == 0 || n > out[len(out)-1] {
 			out = append(out, n)

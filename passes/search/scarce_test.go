@@ -13,18 +13,18 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// wideJob is a job whose K and V do not fit if memory is scarce, unless they are streamed or the schedule uses
+// scarceJob is a job whose K and V do not fit if memory is scarce, unless they are streamed or the schedule uses
 // layer order.
-const wideJob = `import "clusters/local.sppo"
+const scarceJob = `import "clusters/local.sppo"
 model m { family = gpt layers = 8 hidden = 128 heads = 4 vocab = 256 dtype = f32 }
 cluster two = local(ranks = 2)
 train { sequence = 4K data = random() }
 `
 
-// winnerOf searches wideJob with some overrides.
+// winnerOf searches scarceJob with some overrides.
 func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
 	t.Helper()
-	s := newSearch(ContextOf(nil, o), plan.New(parse(t, wideJob, set...)))
+	s := newSearch(ContextOf(nil, o), plan.New(parse(t, scarceJob, set...)))
 	n, _ := s.run()
 	if n == nil {
 		t.Fatalf("%v: no plan", set)
@@ -75,10 +75,10 @@ func TestScarceMemory(t *testing.T) {
 
 func doesFit(n *node) bool { return n.need.Shortfall(n.plan.Memory) == nil }
 
-// TestWideDimensions gives a job less and less memory. Whenever a plan with the plain values of wide dimensions
+// TestStreamedOrLayered gives a job less and less memory. Whenever a plan with K and V on the device and in sequence order
 // fits, the search must find one that is no slower. At some memory sizes, only plans with other values fit. The
 // long form of the test uses twice as many sizes.
-func TestWideDimensions(t *testing.T) {
+func TestStreamedOrLayered(t *testing.T) {
 	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
 	var both, wider int
 	for i, memory := 0, 64<<10; memory >= 4<<10; i, memory = i+1, memory*3/4 {
@@ -90,11 +90,11 @@ func TestWideDimensions(t *testing.T) {
 		_, open := winnerOf(t, pass.Options{}, set...)
 		switch {
 		case doesFit(closed) && !doesFit(open):
-			t.Errorf("%v: it does not fit with wide dimensions open", set)
+			t.Errorf("%v: it does not fit with these open", set)
 		case doesFit(closed):
 			both++
 			if most := closed.plan.Time.StepS * (1 + searchGap); open.plan.Time.StepS > most {
-				t.Errorf("%v: %v with wide dimensions open, and %v without", set, open.plan.Time.StepS, closed.plan.Time.StepS)
+				t.Errorf("%v: %v with these open, and %v without", set, open.plan.Time.StepS, closed.plan.Time.StepS)
 			}
 		case doesFit(open):
 			wider++
