@@ -90,9 +90,9 @@ func TestDescribe(t *testing.T) {
 // transformers loads described models and computes the same loss as our next step, so each of its classes reads
 // the config as we do.
 func TestTransformersLoadsDescribed(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	command := exec.Command(python, filepath.Join("..", "bench", "peers", "hub_models.py"), "--measure")
 	var names []string

@@ -38,7 +38,7 @@ type drawn struct {
 // drawnTokens is the number of tokens with a loss.
 const drawnTokens = 20
 
-// peer runs bench/peers/hub_configs.py with the Python interpreter that SPPO_HUB_PYTHON names, and decodes the
+// peer runs bench/peers/hub_configs.py with the Python interpreter that SPPO_PYTHON names, and decodes the
 // lines that it prints.
 func peer[T any](t *testing.T, python string, args ...string) (list []T) {
 	t.Helper()
@@ -182,10 +182,10 @@ func (d *drawn) apart(losses []float64) (most float64, close bool) {
 
 // Configs with random keys of all architectures are read as transformers reads them: the losses of all tokens are
 // equal, or the error names a key of the config. A config that transformers refuses is refused. Without
-// SPPO_HUB_PYTHON, the configs are those in testdata.
+// SPPO_PYTHON, the configs are those in testdata.
 func TestDrawnConfigs(t *testing.T) {
 	var list []drawn
-	root, python := t.TempDir(), os.Getenv("SPPO_HUB_PYTHON")
+	root, python := t.TempDir(), os.Getenv("SPPO_PYTHON")
 	if python != "" {
 		count := 200
 		if os.Getenv("SPPO_LONG") != "" {
@@ -327,9 +327,9 @@ func drawnModel(r *rand.Rand) string {
 // A model with random traits is exported with a config with which transformers computes the same losses, or the
 // export is refused because of a trait.
 func TestDrawnExports(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	count := 500
 	if os.Getenv("SPPO_LONG") == "" {
@@ -384,9 +384,9 @@ func TestDrawnExports(t *testing.T) {
 // The tables of keys have a row for every key that the config classes of transformers declare, with the same types and
 // default, and no row for any other.
 func TestKeysOfTransformers(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	theirs, ours := peer[map[string]map[string][2]any](t, python, "--keys")[0], hf.DeclaredKeys()
 	for class, keys := range theirs {
@@ -412,9 +412,9 @@ func TestKeysOfTransformers(t *testing.T) {
 
 // Small models with the keys of published configs have the same losses as in transformers.
 func TestPublishedLosses(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	files, err := filepath.Glob(filepath.Join("testdata", "configs", "*.json"))
 	if err != nil || len(files) == 0 {

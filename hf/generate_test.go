@@ -17,9 +17,9 @@ import (
 // Greedy text equals that of transformers, up to the first choice that is so close that rounding could decide
 // it.
 func TestGreedyTextIsThatOfTransformers(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	folders := fixtures(t)
 	command := exec.Command(python, append([]string{filepath.Join("..", "bench", "peers", "hub_models.py"), "--generate"}, folders...)...)

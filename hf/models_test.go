@@ -53,11 +53,11 @@ func (e expected) Tokens(_ ir.Section, _, _, position int64, out []int32, stride
 }
 
 // fixtures returns the folders written by bench/peers/hub_models.py: those in testdata, or new ones if
-// SPPO_HUB_PYTHON names a Python interpreter.
+// SPPO_PYTHON names a Python interpreter.
 func fixtures(t *testing.T) []string {
 	t.Helper()
 	root := filepath.Join("testdata", "models")
-	if python := os.Getenv("SPPO_HUB_PYTHON"); python != "" {
+	if python := os.Getenv("SPPO_PYTHON"); python != "" {
 		root = t.TempDir()
 		script := filepath.Join("..", "bench", "peers", "hub_models.py")
 		if out, err := exec.Command(python, script, root).CombinedOutput(); err != nil {

@@ -12,9 +12,9 @@ import (
 
 // transformers loads models that we have trained and exported, and computes the same loss as our next step.
 func TestTransformersLoadsExports(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with transformers")
+		t.Skip("SPPO_PYTHON names no Python with transformers")
 	}
 	command := exec.Command(python, filepath.Join("..", "bench", "peers", "hub_models.py"), "--measure")
 	var names []string

@@ -160,7 +160,7 @@ func concatenate(files []string) ([]byte, error) {
 	for i, file := range files {
 		b, err := infile.Read(file, maxText-int64(len(text)))
 		switch {
-		case errors.Is(err, infile.ErrTooLarge):
+		case errors.As(err, new(infile.TooLargeError)):
 			return nil, fmt.Errorf("%s: more than %d GiB of text in total; tokenize it (sppoc tokenize) and read it with tokens(...)",
 				file, maxText>>30)
 		case err != nil:

@@ -258,14 +258,14 @@ func TestNormals(t *testing.T) {
 var goldenNormals = [3]float32{-0.009824541, 0.008813948, -0.026399814}
 
 // lrSchedules returns the rates that bench/peers/lr_schedules.py takes from the transformers library: those
-// stored in testdata, or, if SPPO_HUB_PYTHON names a Python interpreter, those from a new run of the script.
+// stored in testdata, or, if SPPO_PYTHON names a Python interpreter, those from a new run of the script.
 func lrSchedules(t *testing.T) (list []struct {
 	Run   ir.Run
 	Rates []float64
 }) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "lr_schedules.json"))
-	if python := os.Getenv("SPPO_HUB_PYTHON"); python != "" {
+	if python := os.Getenv("SPPO_PYTHON"); python != "" {
 		text, err = exec.Command(python, filepath.Join("..", "bench", "peers", "lr_schedules.py")).Output()
 	}
 	if err != nil {

@@ -9,7 +9,7 @@
 
 Each folder contains config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean, and the
 norm of its gradient over all parameters, computed in f32. Sizes are unusual: a head dimension other than hidden / heads, one head of
-keys and values, a prime vocabulary. The tests of hf compare our results with these and, if SPPO_HUB_PYTHON names a Python that has
+keys and values, a prime vocabulary. The tests of hf compare our results with these and, if SPPO_PYTHON names a Python that has
 transformers, with those of a new run of this script."""
 
 import json

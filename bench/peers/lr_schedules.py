@@ -5,7 +5,7 @@
     venv/bin/python bench/peers/lr_schedules.py > train/testdata/lr_schedules.json
 
 Each object describes a run by the keys of ir.Run and contains the rates that get_scheduler's scheduler reports after 1, 2, ... steps,
-up to two steps after the last. The tests of vm compare our rates with these and, if SPPO_HUB_PYTHON names a Python that has
+up to two steps after the last. The tests of vm compare our rates with these and, if SPPO_PYTHON names a Python that has
 transformers, with those of a new run of this script."""
 
 import json

@@ -266,11 +266,11 @@ func checkSameAdapter(t *testing.T, a, b string) {
 	}
 }
 
-// checkInPEFT loads the exported adapter with PEFT and the merged model with transformers, if SPPO_HUB_PYTHON
+// checkInPEFT loads the exported adapter with PEFT and the merged model with transformers, if SPPO_PYTHON
 // names a Python with both.
 func checkInPEFT(t *testing.T, model string, want float64) {
 	t.Helper()
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
 		return
 	}

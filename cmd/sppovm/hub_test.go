@@ -35,7 +35,7 @@ var hubJobs = []struct{ name, train, eval string }{
 
 // TestEvalEqualsTransformers imports a folder, trains the model for 20 steps and exports it. The losses of a
 // held-out text must equal those of transformers before and after training. The fixture contains the losses that
-// transformers computes before training. The losses after training are compared only if SPPO_HUB_PYTHON names a
+// transformers computes before training. The losses after training are compared only if SPPO_PYTHON names a
 // Python that has transformers, which then computes them from the exported folder. eval must compute the same
 // losses from that folder as from the checkpoint.
 func TestEvalEqualsTransformers(t *testing.T) {
@@ -75,7 +75,7 @@ func TestEvalEqualsTransformers(t *testing.T) {
 			if again.Loss != after.Loss || fmt.Sprint(same) != fmt.Sprint(losses) {
 				t.Errorf("the exported folder has loss %v, the checkpoint %v", again.Loss, after.Loss)
 			}
-			python := os.Getenv("SPPO_HUB_PYTHON")
+			python := os.Getenv("SPPO_PYTHON")
 			if python == "" {
 				return
 			}
@@ -110,16 +110,16 @@ var longRecipes = []struct {
 // TestLongContextRecipe follows the recipe of docs/hub.md: other position settings, training on sequences of 80 and then of
 // 96 tokens, which is beyond the 64 of the folder's config, evaluation by position, and export. The exported config has
 // the position settings and the new limit. The losses of the exported folder at the new length are those of the checkpoint
-// and, if SPPO_HUB_PYTHON names a Python that has transformers, those of transformers.
+// and, if SPPO_PYTHON names a Python that has transformers, those of transformers.
 func TestLongContextRecipe(t *testing.T) {
 	const first, second = 80, 96
 	here, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Log("SKIPPED: SPPO_HUB_PYTHON names no Python with transformers, so its losses are not compared")
+		t.Log("SKIPPED: SPPO_PYTHON names no Python with transformers, so its losses are not compared")
 	}
 	for _, recipe := range longRecipes {
 		t.Run(recipe.name, func(t *testing.T) {

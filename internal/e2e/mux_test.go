@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes/mux"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
 )
 
 // muxCases are pipelines of several sizes whose ranks share tasks, with every other setting that interacts with
@@ -108,7 +108,7 @@ func TestMuxShares(t *testing.T) {
 		}
 		for i := range c.PP {
 			for x := range c.N {
-				shares := mux.Shares{Left: true}.Of(c.PP, c.N, i, x)
+				shares := plantest.Shares{Left: true}.Of(c.PP, c.N, i, x)
 				for rank := range c.PP {
 					share := new(big.Rat)
 					if of := shares[rank]; of != nil {
@@ -149,7 +149,7 @@ func TestMuxKeyShares(t *testing.T) {
 		for i := range c.PP {
 			for x := range c.N {
 				z := plan.Size(x)
-				shares := mux.Shares{Right: true}.Of(c.PP, c.N, i, x)
+				shares := plantest.Shares{Right: true}.Of(c.PP, c.N, i, x)
 				all := 0.0
 				for rank := range c.PP {
 					got := keys[task{rank, i, x}]

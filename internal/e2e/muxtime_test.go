@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes/mux"
+	"sppo.dev/passes/plantest"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -46,10 +46,10 @@ func TestMuxMakespan(t *testing.T) {
 	for _, c := range []struct {
 		mux    string
 		tokens int
-		shares mux.Shares
+		shares plantest.Shares
 	}{
-		{"left", 64, mux.Shares{Left: true}}, {"right", 1024, mux.Shares{Right: true}},
-		{"on", 1024, mux.Shares{Left: true, Right: true}},
+		{"left", 64, plantest.Shares{Left: true}}, {"right", 1024, plantest.Shares{Right: true}},
+		{"on", 1024, plantest.Shares{Left: true, Right: true}},
 	} {
 		for _, size := range [][2]int{{2, 4}, {3, 7}, {4, 8}, {8, 16}} {
 			pp, n := size[0], size[1]
@@ -64,7 +64,7 @@ func TestMuxMakespan(t *testing.T) {
 			}
 			plainEnd, work := span("off")
 			end, muxWork := span(c.mux)
-			ideal := mux.Makespan(pp, n, c.shares, 1, 2)
+			ideal := plantest.Makespan(pp, n, c.shares, 1, 2)
 			ideal.Quo(ideal, big.NewRat(int64(3*n), 1))
 			bound, _ := ideal.Float64()
 			bound *= float64(work) / float64(pp)

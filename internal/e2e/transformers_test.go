@@ -78,12 +78,12 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-// TestTransformersFiles runs the script with the Python interpreter in SPPO_TRANSFORMERS, and compares what it
+// TestTransformersFiles runs the script with the Python interpreter in SPPO_PYTHON, and compares what it
 // writes with the files.
 func TestTransformersFiles(t *testing.T) {
-	python := os.Getenv("SPPO_TRANSFORMERS")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_TRANSFORMERS names no Python that has transformers")
+		t.Skip("SPPO_PYTHON names no Python that has transformers")
 	}
 	folder := t.TempDir()
 	if out, err := exec.Command(python, oracleFolder+"/make.py", folder).CombinedOutput(); err != nil {

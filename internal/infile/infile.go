@@ -69,14 +69,18 @@ func Read(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	data, err := ReadAll(f, size, limit)
-	if errors.Is(err, ErrTooLarge) {
+	if _, large := err.(TooLargeError); large {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return data, err
 }
 
-// ErrTooLarge is wrapped by errors about inputs that exceed a limit.
-var ErrTooLarge = errors.New("the limit for such a file")
+// TooLargeError is the error for an input with more bytes than Limit.
+type TooLargeError struct{ Limit int64 }
+
+func (e TooLargeError) Error() string {
+	return fmt.Sprintf("it has more than %s, the limit for such a file", units(e.Limit))
+}
 
 // units formats a number of bytes in the largest binary unit of which it is a multiple.
 func units(n int64) string {
@@ -91,15 +95,14 @@ func units(n int64) string {
 // ReadAll reads r to its end. It returns an error if r has more than limit bytes. expected is an estimate
 // of the number of bytes; if it exceeds the limit, ReadAll fails without reading.
 func ReadAll(r io.Reader, expected, limit int64) ([]byte, error) {
-	tooLarge := fmt.Errorf("it has more than %s, %w", units(limit), ErrTooLarge)
 	if expected > limit {
-		return nil, tooLarge
+		return nil, TooLargeError{limit}
 	}
 	var b bytes.Buffer
 	b.Grow(int(expected) + bytes.MinRead)
 	n, err := b.ReadFrom(io.LimitReader(r, limit+1))
 	if err == nil && n > limit {
-		err = tooLarge
+		err = TooLargeError{limit}
 	}
 	return b.Bytes(), err
 }

@@ -25,13 +25,13 @@ func TestMuxMakespans(t *testing.T) {
 	} {
 		for _, k := range []struct {
 			what   string
-			shares Shares
+			shares plantest.Shares
 			want   *big.Rat
 		}{
-			{"plain", Shares{}, big.NewRat(c.plain, 1)}, {"both", Shares{Left: true, Right: true}, big.NewRat(c.both, 1)},
-			{"left", Shares{Left: true}, c.leftOnly}, {"right", Shares{Right: true}, c.rightly},
+			{"plain", plantest.Shares{}, big.NewRat(c.plain, 1)}, {"both", plantest.Shares{Left: true, Right: true}, big.NewRat(c.both, 1)},
+			{"left", plantest.Shares{Left: true}, c.leftOnly}, {"right", plantest.Shares{Right: true}, c.rightly},
 		} {
-			if got := Makespan(c.pp, c.n, k.shares, 1, 2); got.Cmp(k.want) != 0 {
+			if got := plantest.Makespan(c.pp, c.n, k.shares, 1, 2); got.Cmp(k.want) != 0 {
 				t.Errorf("pp %d, n %d, %s: makespan %s, want %s", c.pp, c.n, k.what, got, k.want)
 			}
 		}
@@ -41,7 +41,7 @@ func TestMuxMakespans(t *testing.T) {
 // TestSharesAddUp checks that the shares of every task add up to 1.
 func TestSharesAddUp(t *testing.T) {
 	one := big.NewRat(1, 1)
-	for _, m := range []Shares{{Left: true, Right: true}, {Left: true}, {}} {
+	for _, m := range []plantest.Shares{{Left: true, Right: true}, {Left: true}, {}} {
 		for _, size := range [][2]int{{2, 4}, {4, 8}, {3, 7}, {8, 8}, {5, 5}} {
 			pp, n := size[0], size[1]
 			for i := range pp {

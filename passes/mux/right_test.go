@@ -32,7 +32,7 @@ func TestBlocks(t *testing.T) {
 			for i := 1; i < c.pp; i++ {
 				for x := c.n - i; x < c.n; x++ {
 					task := plan.Task{Kind: plan.Forward, Subsequence: x, Stage: i}
-					borders, shares := p.HelpedBlocks(task), SharesOf(p.Mux).Of(c.pp, c.n, i, x)
+					borders, shares := p.HelpedBlocks(task), plantest.SharesOf(p.Mux).Of(c.pp, c.n, i, x)
 					if len(borders) != len(shares) {
 						t.Fatalf("%v: %d blocks in %s, for %d who share it", c, len(borders), task, len(shares))
 					}

@@ -352,7 +352,7 @@ func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
 	for u := range letters {
 		switch {
 		case !g.Saves(kind).Has(u):
-			letters[u] = plan.FateUnsaved
+			letters[u] = plan.PlacementUnsaved
 		case (recomputed & g.Remakes(kind)).Has(u):
 			letters[u] = plan.PlacementRecompute
 		default:
@@ -428,11 +428,11 @@ func checkPlacement(p *plan.Plan, g *graph.Model, s, i int) error {
 	kinds := kindsOn(p, g, s)
 	for at := range len(placement) {
 		u, kind := &layer.Units[at%len(layer.Units)], kinds[at/len(layer.Units)]
-		if saves := g.Saves(kind).Has(u.Number); saves == (placement[at] == plan.FateUnsaved) {
-			return fmt.Errorf("placement has %q at %d, for %s: use %c if and only if the backward of the layer does not read the unit", placement[at], at, u.Name, plan.FateUnsaved)
+		if saves := g.Saves(kind).Has(u.Number); saves == (placement[at] == plan.PlacementUnsaved) {
+			return fmt.Errorf("placement has %q at %d, for %s: use %c if and only if the backward of the layer does not read the unit", placement[at], at, u.Name, plan.PlacementUnsaved)
 		}
 		switch placement[at] {
-		case plan.PlacementOffload, plan.PlacementKeep, plan.FateUnsaved:
+		case plan.PlacementOffload, plan.PlacementKeep, plan.PlacementUnsaved:
 		case plan.PlacementRecompute:
 			if !g.Remakes(kind).Has(u.Number) {
 				return fmt.Errorf("placement recomputes %s at %d, but the unit cannot be computed from the values that the layer keeps", u.Name, at)

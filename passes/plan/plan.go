@@ -158,7 +158,7 @@ const (
 	PlacementOffload   = 'o' // to the host and back
 	PlacementKeep      = 'k' // on the device
 	PlacementRecompute = 'r' // recomputed in the backward pass
-	FateUnsaved        = '-' // not saved: the layer's backward does not read it
+	PlacementUnsaved   = '-' // not saved: the layer's backward does not read it
 )
 
 // Offload is the placement of Type-1 units. Placement[stage][i] describes subsequence i: it has one letter for
@@ -202,7 +202,7 @@ func (p *Plan) LayerAt(stage, k int) int {
 // backward recomputes those that it needs.
 func RecomputedBy(letters string) (recomputed graph.Units) {
 	for u := range len(letters) {
-		if letters[u] == PlacementRecompute || letters[u] == FateUnsaved {
+		if letters[u] == PlacementRecompute || letters[u] == PlacementUnsaved {
 			recomputed |= 1 << u
 		}
 	}

@@ -441,9 +441,9 @@ for k in sorted(state):
 
 // torch.distributed.checkpoint reads the folder, whose tensors are divided among several files.
 func TestTorchReads(t *testing.T) {
-	python := os.Getenv("SPPO_HUB_PYTHON")
+	python := os.Getenv("SPPO_PYTHON")
 	if python == "" {
-		t.Skip("SPPO_HUB_PYTHON names no Python with torch")
+		t.Skip("SPPO_PYTHON names no Python with torch")
 	}
 	path := write(t, create(t, t.TempDir(), 2, -1), 3)
 	c, err := store.Open(path)

@@ -4,7 +4,7 @@
     venv/bin/python make.py [FOLDER]
 
 It writes one file for each configuration, to this folder unless another is given. TestTransformers (../../transformers_test.go) compares
-our programs with the files. With SPPO_TRANSFORMERS=venv/bin/python it also writes them again and compares both.
+our programs with the files. With SPPO_PYTHON=venv/bin/python it also writes them again and compares both.
 
 Weights and tokens are functions of names and indices that the test repeats, so the files hold neither. A weight is stored [in, out],
 as in our programs. A gradient is kept as its norm and as dot products with vectors of signs, which is enough to bound
