@@ -25,7 +25,7 @@ func (s *search) refine(winner *node) *node {
 		if s.ended && s.distance(winner) < worthwhile {
 			return winner
 		}
-		winner = s.fastest(winner, s.climb(winner, s.impatience()+refineShare/3, s.ended))
+		winner = s.fastest(winner, s.climb(winner, s.budget(refineShare/3), s.ended))
 	}
 	if !s.ended {
 		return winner
@@ -35,7 +35,7 @@ func (s *search) refine(winner *node) *node {
 		if winner == nil {
 			until = s.impatience() + refineShare
 		}
-		winner = s.fastest(winner, s.climb(any, s.impatience()+classShare, true))
+		winner = s.fastest(winner, s.climb(any, s.budget(classShare), true))
 	}
 	if winner == nil {
 		any, known := s.anySeed()
@@ -62,7 +62,9 @@ func (s *search) refine(winner *node) *node {
 	if winner == nil {
 		return nil
 	}
-	return s.fastest(winner, s.climb(winner, s.impatience()+lastShare, false))
+	last := s.budget(lastShare)
+	last.planned = s.exact + leastTried
+	return s.fastest(winner, s.climb(winner, last, false))
 }
 
 // anySeed returns a plan of any class that fits, or nil if it finds none, and whether the answer is certain. It first looks
@@ -119,8 +121,8 @@ func mayBeat(winner *node, t ir.Seconds) bool {
 }
 
 // classes returns candidates of a root, one for each of the classes that have the lowest bounds: ways to divide the
-// ranks, with optimizer state on the device or the host. Among candidates with almost equal bounds, those with the fewest stages come first, because they have
-// the smallest bubbles.
+// ranks, with optimizer state on the device or the host. Among candidates with almost equal bounds, those with the
+// fewest stages come first, because they have the smallest bubbles.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
 	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
@@ -157,7 +159,7 @@ func sameRanks(a, b *lang.Schedule) bool {
 // climb improves a plan, one dimension after another, as long as that makes it clearly faster, and returns all plans
 // along the way. It tries the values that the search skipped or, if the search ended at its limit, all values that
 // divide the ranks in the same way. If quickly is set, the offload pass decides placements only at the end.
-func (s *search) climb(from *node, until float64, quickly bool) []*node {
+func (s *search) climb(from *node, until budget, quickly bool) []*node {
 	found := []*node{from}
 	if !quickly {
 		found = s.addWeighed(found)
@@ -204,7 +206,7 @@ func last(found []*node) *node { return found[len(found)-1] }
 // steps continues a list of plans, each of which is clearly faster than the one before it. If quickly is set, the
 // offload pass does not decide placements. Where no single change helps, steps tries two changes at once: a first that
 // may be faster but needs too much memory, and a second.
-func (s *search) steps(found []*node, until float64, quickly bool) []*node {
+func (s *search) steps(found []*node, until budget, quickly bool) []*node {
 	var short []*node // differ from the last plan in one dimension
 	for same, i := 0, len(dimensions)-1; same < len(dimensions); same, i = same+1, (i+len(dimensions)-1)%len(dimensions) {
 		better, more := s.stepIn(i, last(found), last(found), until, quickly)
@@ -220,7 +222,7 @@ func (s *search) steps(found []*node, until float64, quickly bool) []*node {
 
 // secondStep returns a clearly faster plan that fits and that differs in one dimension from one of the given candidates,
 // which do not fit, or nil if it finds none.
-func (s *search) secondStep(short []*node, than *node, until float64, quickly bool) *node {
+func (s *search) secondStep(short []*node, than *node, until budget, quickly bool) *node {
 	for _, n := range short {
 		for i := range dimensions {
 			if better, _ := s.stepIn(i, n, than, until, quickly); better != nil {
@@ -234,7 +236,7 @@ func (s *search) secondStep(short []*node, than *node, until float64, quickly bo
 // stepIn returns a plan that fits, is clearly faster than another, and differs from a candidate only in one dimension
 // and in placements, or nil if it finds none. If a value needs too much memory, stepIn also tries it with values that
 // save memory. It also returns the candidates that may be faster but do not fit.
-func (s *search) stepIn(dim int, from, than *node, until float64, quickly bool) (better *node, short []*node) {
+func (s *search) stepIn(dim int, from, than *node, until budget, quickly bool) (better *node, short []*node) {
 	d := &dimensions[dim]
 	if d.text(&s.request.Schedule) != "" || !d.refine && (!s.ended || d.weighs) {
 		return nil, nil
@@ -244,7 +246,7 @@ func (s *search) stepIn(dim int, from, than *node, until float64, quickly bool) 
 		if v.set(&n.schedule); v.text == d.text(&from.schedule) || !sameRanks(&n.schedule, &from.schedule) {
 			continue
 		}
-		if s.spent(until) || s.context.Options.Stopped() {
+		if s.isSpent(until) || s.context.Options.Stopped() {
 			return nil, nil
 		}
 		if quickly && n.weighed {

@@ -46,6 +46,23 @@ func (s *search) inPatience(w walk.Work) float64 {
 // spent reports whether the work of a search exceeds a multiple of its patience.
 func (s *search) spent(times float64) bool { return s.impatience() >= times }
 
+// budget limits the improvement of a plan, which ends once it has taken a certain amount of work and the search has planned
+// a certain number of candidates.
+type budget struct {
+	until   float64 // impatience
+	planned int
+}
+
+// leastTried is the number of candidates that are planned to improve the best plan of all classes, however much work they
+// take: if K and V are streamed or a step has many microbatches, one candidate may take more than the work that is left.
+const leastTried = 6
+
+// budget returns a share of the search's patience as a budget.
+func (s *search) budget(share float64) budget { return budget{until: s.impatience() + share} }
+
+// isSpent reports whether a budget is spent.
+func (s *search) isSpent(b budget) bool { return s.spent(b.until) && s.exact >= b.planned }
+
 // widen sets the gap for the work done so far. The gap determines when complete candidates are considered.
 func (s *search) widen() {
 	const steps = 8 // between the narrowest gap and the widest
