@@ -127,8 +127,13 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 			if !ok {
 				return code, nil
 			}
-			if c.err != nil && code == cli.Done {
-				code = exitOf(c, env)
+			if c.err == nil {
+				break
+			}
+			first := code == cli.Done
+			exit := exitOf(c, env, !first || env.Context.Err() != nil)
+			if first {
+				code = exit
 				signalAll(all, syscall.SIGTERM) // otherwise a process waiting for the others would wait for minutes
 				kill = time.After(f.grace)
 			}
@@ -139,15 +144,17 @@ func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, e
 }
 
 // exitOf returns the exit code of a process that failed. If the process was killed, exitOf also reports this,
-// because a killed process cannot report anything.
-func exitOf(c *child, env *cli.Env) int {
+// because a killed process cannot report anything, unless it was asked to end, and did.
+func exitOf(c *child, env *cli.Env, asked bool) int {
 	var exit *exec.ExitError
 	if !errors.As(c.err, &exit) {
 		fmt.Fprintf(env.Stderr, "launch: %v\n", c.err)
 		return cli.Failed
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		fmt.Fprintf(env.Stderr, "launch: process %d (PID %d) was ended by signal %d: %s\n", c.process, c.Process.Pid, status.Signal(), status.Signal())
+		if !asked || status.Signal() != syscall.SIGTERM {
+			fmt.Fprintf(env.Stderr, "launch: process %d (PID %d) was ended by signal %d: %s\n", c.process, c.Process.Pid, status.Signal(), status.Signal())
+		}
 		return cli.Failed
 	}
 	return exit.ExitCode()
