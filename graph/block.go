@@ -196,23 +196,14 @@ func Align(n ir.Bytes) ir.Bytes { return (n + ir.Alignment - 1) / ir.Alignment *
 
 // ReadsBack reports whether the backward pass reads a value.
 func (b *Block) ReadsBack(value int) bool {
-	return slices.ContainsFunc(b.Backward, func(n Node) bool {
-		for k, a := range n.Args {
-			if a.Value == value && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
-				return true
-			}
-		}
-		return false
-	})
+	return slices.ContainsFunc(b.Backward, func(n Node) bool { return slices.Contains(n.Reads(), value) })
 }
 
 // Finishes reports whether a forward node is the last one that writes to a value.
 func (b *Block) Finishes(n *Node, value int) bool {
 	for i := range slices.Backward(b.Forward) {
-		for k, a := range b.Forward[i].Args {
-			if a.Value == value && ir.Ops[b.Forward[i].Op].Operands[k].Dir != ir.Read {
-				return &b.Forward[i] == n
-			}
+		if slices.Contains(b.Forward[i].Writes(), value) {
+			return &b.Forward[i] == n
 		}
 	}
 	return true
@@ -226,12 +217,7 @@ func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheG
 
 func (b *Block) firstReader(nodes []Node, kind Kind) int {
 	first := slices.IndexFunc(nodes, func(n Node) bool {
-		for k, a := range n.Args {
-			if a.Value != Missing && b.Values[a.Value].Kind == kind && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(n.Reads(), func(v int) bool { return b.Values[v].Kind == kind })
 	})
 	if first < 0 {
 		return len(nodes)

@@ -55,7 +55,7 @@ var savings = [ir.NumOps]saving{
 func (b *builder) differentiate() {
 	b.nodes, b.writers = &b.Backward, map[int][]int{}
 	for i := range b.Forward {
-		for _, v := range b.writes(&b.Forward[i]) {
+		for _, v := range b.Forward[i].Writes() {
 			b.writers[v] = append(b.writers[v], i)
 		}
 	}
@@ -92,7 +92,7 @@ func (b *builder) hoistCollectives(nodes []Node) {
 
 // ofWeights reports whether a node writes only gradients of weights.
 func (b *builder) ofWeights(n Node) bool {
-	return !slices.ContainsFunc(b.writes(&n), func(v int) bool { return b.Values[v].Kind != WeightGrad })
+	return !slices.ContainsFunc(n.Writes(), func(v int) bool { return b.Values[v].Kind != WeightGrad })
 }
 
 // Halves of a backward pass.
@@ -101,22 +101,10 @@ const (
 	WeightGradient        // the rest: gradients of weights, and values that only these read, such as inputs gathered again
 )
 
-// halve assigns the nodes of the backward pass to its two halves. If the halves run separately,
-// values of the first half that the second reads must be kept. Norms compute both gradients in the
-// first half, because a single kernel computes both. Attention has nothing to defer, and neither
-// does the head's loop, whose logits exist for only one chunk of rows at a time. The second half
-// reads no weight matrices, because ZeRO may have released the gathered matrices by then.
+// halve divides the backward pass into its two halves. If the halves run separately, values of the first half
+// that the second reads must be kept.
 func (b *builder) halve() {
-	awaited := map[int]bool{b.DInput: true}
-	for i := len(b.Backward) - 1; i >= 0; i-- {
-		n := &b.Backward[i]
-		n.Weights = !n.Chunked && !b.readsMatrix(n) && !slices.ContainsFunc(b.writes(n), func(v int) bool {
-			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == Loss
-		})
-		for _, a := range n.Args {
-			awaited[a.Value] = awaited[a.Value] || !n.Weights
-		}
-	}
+	b.deferNodes()
 	// For each value gathered in the first half, gathers holds the node that gathers it, and again holds its
 	// copy in the second half.
 	gathers, again := map[int]Node{}, map[int]int{}
@@ -131,15 +119,37 @@ func (b *builder) halve() {
 		}
 	}
 	b.hoistCollectives(b.Halves[WeightGradient])
-	made := map[int]bool{}
+	computed := map[int]bool{}
 	for _, n := range b.Halves[WeightGradient] {
-		for _, v := range b.writes(&n) {
-			made[v] = true
+		for _, v := range n.Writes() {
+			computed[v] = true
 		}
 		for _, a := range n.Args {
-			if a.Value != Missing && b.Values[a.Value].Kind != Weight && b.Values[a.Value].Kind != Given && !made[a.Value] && !slices.Contains(b.Between, a.Value) {
+			if a.Value != Missing && b.keptBetween(a.Value) && !computed[a.Value] && !slices.Contains(b.Between, a.Value) {
 				b.Between = append(b.Between, a.Value)
 			}
+		}
+	}
+}
+
+// keptBetween reports whether a value of the first half must be kept if the second half reads it.
+func (b *builder) keptBetween(v int) bool {
+	return b.Values[v].Kind != Weight && b.Values[v].Kind != Given
+}
+
+// deferNodes marks the nodes of the second half. Norms compute both gradients in the first half, because a single
+// kernel computes both. Attention has nothing to defer, and neither does the head's loop, whose logits exist for
+// only one chunk of rows at a time. The second half reads no weight matrices, because ZeRO may have released the
+// gathered matrices by then.
+func (b *builder) deferNodes() {
+	awaited := map[int]bool{b.DInput: true}
+	for i := range slices.Backward(b.Backward) {
+		n := &b.Backward[i]
+		n.Weights = !n.Chunked && !b.readsMatrix(n) && !slices.ContainsFunc(n.Writes(), func(v int) bool {
+			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == Loss
+		})
+		for _, a := range n.Args {
+			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
 }
@@ -173,17 +183,6 @@ func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
 	b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
 }
 
-// writes returns the values that a node changes.
-func (b *builder) writes(n *Node) []int {
-	var values []int
-	for k, a := range n.Args {
-		if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
-			values = append(values, a.Value)
-		}
-	}
-	return values
-}
-
 // need returns a forward value for use in the backward pass: the value itself if it is saved, or a recomputed
 // copy.
 func (b *builder) need(v int) Arg {
@@ -215,7 +214,7 @@ func (n *Node) neverSaved() bool {
 // that write the same values.
 func (b *builder) makeAgain(n Node) {
 	var writers []int
-	for _, v := range b.writes(&n) {
+	for _, v := range n.Writes() {
 		writers = append(writers, b.writers[v]...)
 	}
 	slices.Sort(writers)

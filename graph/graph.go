@@ -112,6 +112,21 @@ type Node struct {
 	Weights bool // in the backward pass: contributes only to weight gradients, which are not needed before the optimizer
 }
 
+// Reads returns the values that a node reads and does not change.
+func (n *Node) Reads() []int { return n.values(true) }
+
+// Writes returns the values that a node changes.
+func (n *Node) Writes() []int { return n.values(false) }
+
+func (n *Node) values(read bool) (values []int) {
+	for k, a := range n.Args {
+		if a.Value != Missing && (ir.Ops[n.Op].Operands[k].Dir == ir.Read) == read {
+			values = append(values, a.Value)
+		}
+	}
+	return values
+}
+
 // Shard is the part of a parameter that a rank holds.
 type Shard uint8
 

@@ -495,10 +495,7 @@ type projection struct {
 // the rotation. Each of these nodes except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
-	rotated := p.rotation != "" && g.rotation(p.rotation) != plainNone
-	normed := p.rotation != "" && g.QKNorm != lang.QKNormNone
-	// If the norm covers all heads of a row, ranks that hold only some heads must exchange them first.
-	whole := normed && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1
+	rotated, normed, whole := g.rotated(p), g.normed(p), g.normedWhole(p)
 	width := p.heads * int64(g.HeadDim)
 	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
 	into := p.into
@@ -536,6 +533,18 @@ func (g *Model) project(b *builder, x int, p projection) {
 	if rotated {
 		b.node(ir.Rope, g.ropeAttrs(p), p.into, into, g.positions(b))
 	}
+}
+
+func (g *Model) rotated(p projection) bool {
+	return p.rotation != "" && g.rotation(p.rotation) != plainNone
+}
+
+func (g *Model) normed(p projection) bool { return p.rotation != "" && g.QKNorm != lang.QKNormNone }
+
+// normedWhole reports whether a norm covers all heads of a row, and ranks that hold only some of them must exchange
+// them first.
+func (g *Model) normedWhole(p projection) bool {
+	return g.normed(p) && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1
 }
 
 // headNorm appends RMSNorm of queries or keys, for each head or over all heads of a row.

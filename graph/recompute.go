@@ -41,7 +41,7 @@ func (b *builder) findCaching() {
 		wanted[v] = b.Values[v].Kind == Cache
 	}
 	for _, n := range slices.Backward(b.Forward) {
-		if !slices.ContainsFunc(b.writes(&n), func(v int) bool { return wanted[v] }) {
+		if !slices.ContainsFunc(n.Writes(), func(v int) bool { return wanted[v] }) {
 			continue
 		}
 		b.Caching = append(b.Caching, n)

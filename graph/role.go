@@ -92,35 +92,25 @@ func (g *Model) findSaved(r *role) {
 
 // derivable returns the units that can be computed from other units and weights, without the input.
 func (b *Block) derivable() (set Units) {
-	saved := make([]bool, len(b.Values))
+	unit := map[int]Units{} // the unit that contains a value
 	for i := range b.Units {
-		for _, v := range b.Units[i].Values {
-			saved[v], set = true, set|1<<b.Units[i].Number
+		u := &b.Units[i]
+		for _, v := range u.Values {
+			unit[v] |= 1 << u.Number
+		}
+		if u.Producer >= 0 {
+			set |= 1 << u.Number
 		}
 	}
-	lost := make([]bool, len(b.Values)) // cannot be computed
-	lost[b.Input] = !saved[b.Input]
+	lost := map[int]bool{b.Input: unit[b.Input] == 0} // values that are neither saved nor can be computed
 	for i := range b.Forward {
 		n := &b.Forward[i]
-		info, from := &ir.Ops[n.Op], false
-		for k, a := range n.Args {
-			from = from || a.Value != Missing && info.Operands[k].Dir == ir.Read && lost[a.Value]
+		if !slices.ContainsFunc(n.Reads(), func(v int) bool { return lost[v] }) {
+			continue
 		}
-		for k, a := range n.Args {
-			if !from || a.Value == Missing || info.Operands[k].Dir == ir.Read {
-				continue
-			}
-			lost[a.Value] = !saved[a.Value]
-			for j := range b.Units {
-				if slices.Contains(b.Units[j].Values, a.Value) {
-					set &^= 1 << b.Units[j].Number
-				}
-			}
-		}
-	}
-	for i := range b.Units {
-		if b.Units[i].Producer < 0 {
-			set &^= 1 << b.Units[i].Number
+		for _, v := range n.Writes() {
+			lost[v] = unit[v] == 0
+			set &^= unit[v]
 		}
 	}
 	return set
@@ -180,7 +170,7 @@ func (b *builder) prune() {
 	}
 	var kept []Node
 	for _, n := range slices.Backward(b.Backward) {
-		if !slices.ContainsFunc(b.writes(&n), func(v int) bool { return needed[v] || b.isResult(v) }) {
+		if !slices.ContainsFunc(n.Writes(), func(v int) bool { return needed[v] || b.isResult(v) }) {
 			continue
 		}
 		n.Args = slices.Clone(n.Args)

@@ -68,7 +68,7 @@ func layerUnits(g *graph.Model) []plan.Unit {
 	}
 	for i := range b.Forward {
 		n := &b.Forward[i]
-		for _, v := range written(n) {
+		for _, v := range n.Writes() {
 			if !saved[v] && v != b.Output && b.Values[v].Kind == graph.Activation {
 				units = append(units, newUnit(g, b, plan.Type2, []int{v}, n))
 			}
@@ -87,12 +87,12 @@ func newUnit(g *graph.Model, b *graph.Block, t plan.UnitType, values []int, by *
 		u.Written = ir.Ops[by.Op].Name
 	}
 	for i := range b.Forward {
-		if reads(&b.Forward[i], values) {
+		if readsAny(&b.Forward[i], values) {
 			u.LastForward = ir.Ops[b.Forward[i].Op].Name
 		}
 	}
 	for i := range b.Backward {
-		if t != plan.Type2 && reads(&b.Backward[i], values) {
+		if t != plan.Type2 && readsAny(&b.Backward[i], values) {
 			u.FirstBackward = ir.Ops[b.Backward[i].Op].Name
 			break
 		}
@@ -110,30 +110,15 @@ func bytesPerToken(g *graph.Model, v *graph.Value) float64 {
 
 func writer(b *graph.Block, v int) *graph.Node {
 	for i := range b.Forward {
-		if slices.Contains(written(&b.Forward[i]), v) {
+		if slices.Contains(b.Forward[i].Writes(), v) {
 			return &b.Forward[i]
 		}
 	}
 	return nil
 }
 
-func written(n *graph.Node) []int {
-	var out []int
-	for k, a := range n.Args {
-		if a.Value != graph.Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
-			out = append(out, a.Value)
-		}
-	}
-	return out
-}
-
-func reads(n *graph.Node, values []int) bool {
-	for k, a := range n.Args {
-		if a.Value != graph.Missing && ir.Ops[n.Op].Operands[k].Dir == ir.Read && slices.Contains(values, a.Value) {
-			return true
-		}
-	}
-	return false
+func readsAny(n *graph.Node, values []int) bool {
+	return slices.ContainsFunc(n.Reads(), func(v int) bool { return slices.Contains(values, v) })
 }
 
 // checkLifespan checks that the plan's list of units matches the dataflow. The list is for information only and
