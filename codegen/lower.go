@@ -258,28 +258,12 @@ func (s *stage) act(a schedule.Action) {
 		s.rows = s.input(t)
 	case schedule.StageIn:
 		s.stageIn(t)
-	case schedule.CachesIn:
-		s.cachesIn(t, s.layerOf(a))
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
 		s.rows = s.backwardHead(t, s.rows)
 	case schedule.Enter:
 		s.enter()
-	case schedule.Gather, schedule.Complete:
-		s.gatherWeights(s.layerOf(a), s.readBy(t, s.layerOf(a)))
-	case schedule.Free:
-		delete(s.visits.whole, s.layerOf(a))
-	case schedule.Reduce:
-		s.reduceGradients(s.layerOf(a))
-	case schedule.LoadInput, schedule.Recompute:
-		s.recompute(t, a)
-	case schedule.Visit:
-		s.visit(t, s.layerOf(a))
-	case schedule.Release:
-		s.releaseOffloaded(t, s.layerOf(a))
-	case schedule.Reload:
-		s.reload(t, s.layerOf(a))
 	case schedule.StageOut:
 		if reader := s.tasks[a.Of]; s.plan.StagesOut(t, reader) {
 			s.stageOut(reader, s.rows)
@@ -288,6 +272,30 @@ func (s *stage) act(a schedule.Action) {
 		s.endTask(t, a, s.rows)
 	case schedule.End:
 		s.endTask(t, a, s.rows)
+	default:
+		s.actOn(s.layerOf(a), t, a)
+	}
+}
+
+// actOn emits an action on a layer.
+func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
+	switch a.Op {
+	case schedule.CachesIn:
+		s.cachesIn(t, layer)
+	case schedule.Gather, schedule.Complete:
+		s.gatherWeights(layer, s.readBy(t, layer))
+	case schedule.Free:
+		delete(s.visits.whole, layer)
+	case schedule.Reduce:
+		s.reduceGradients(layer)
+	case schedule.LoadInput, schedule.Recompute:
+		s.recompute(t, a)
+	case schedule.Visit:
+		s.visit(t, layer)
+	case schedule.Release:
+		s.releaseOffloaded(t, layer)
+	case schedule.Reload:
+		s.reload(t, layer)
 	}
 }
 

@@ -33,7 +33,7 @@ func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.WeightGrad || t.Piece > 0 })) {
 			return fmt.Errorf("tasks of stage %d: streaming K and V requires undivided tasks on this stage", rank)
 		}
-		err := checkStage(p, rank, tasks)
+		err := checkRank(p, rank, tasks)
 		if p.Mux.Left {
 			err = checkSharedOrder(p, rank, tasks)
 		}
@@ -44,15 +44,13 @@ func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	return walk.Visit(p, func(int, plan.Task) {})
 }
 
-func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
-	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
-	split := p.Splits(rank)
+// checkRank checks the tasks of a rank that shares none.
+func checkRank(p *plan.Plan, rank int, tasks []plan.Task) error {
+	n, microbatches, v, split := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages, p.Splits(rank)
 	if got, want := len(tasks)-len(split), 2*n*microbatches*v; got != want {
 		return fmt.Errorf("the list has %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
 	}
-	type place struct{ microbatch, stage int }
-	forward, backward := map[place]int{}, map[place]int{} // number of tasks done
-	open := map[plan.Task]bool{}                          // weight gradients that can be computed now
+	d := done{n, map[place]int{}, map[place]int{}, map[plan.Task]bool{}}
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
@@ -60,27 +58,45 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 		if home := p.Home(t.Stage); home != rank {
 			return fmt.Errorf("%s: virtual stage %d belongs to stage %d", t, t.Stage, home)
 		}
-		at := place{t.Microbatch, t.Stage}
-		switch t.Kind {
-		case plan.WeightGrad:
-			if !open[t] {
-				return fmt.Errorf("%s comes before %s or is repeated: weight gradients need the gradients of results", t, t.As(plan.Backward))
-			}
-			delete(open, t)
-			continue
-		case plan.Forward:
-			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s is out of order: %s must come next, because a forward reads K and V of all earlier subsequences", t, plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
-			}
-			forward[at]++
-			continue
+		if err := d.add(t, split[t]); err != nil {
+			return err
 		}
-		if forward[at] < n || t.Subsequence != n-1-backward[at] {
+	}
+	return nil
+}
+
+type place struct{ microbatch, stage int }
+
+// done describes the tasks at the start of a rank's list.
+type done struct {
+	n                 int // number of subsequences
+	forward, backward map[place]int
+	open              map[plan.Task]bool // weight gradients that can be computed now
+}
+
+// add appends a task. It returns an error if the task cannot be the next. split reports whether another task computes
+// its weight gradients.
+func (d *done) add(t plan.Task, split bool) error {
+	at := place{t.Microbatch, t.Stage}
+	switch t.Kind {
+	case plan.WeightGrad:
+		if !d.open[t] {
+			return fmt.Errorf("%s comes before %s or is repeated: weight gradients need the gradients of results", t, t.As(plan.Backward))
+		}
+		delete(d.open, t)
+	case plan.Forward:
+		if t.Subsequence != d.forward[at] {
+			next := plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: d.forward[at], Stage: t.Stage}
+			return fmt.Errorf("%s is out of order: %s must come next, because a forward reads K and V of all earlier subsequences", t, next)
+		}
+		d.forward[at]++
+	case plan.Backward:
+		if d.forward[at] < d.n || t.Subsequence != d.n-1-d.backward[at] {
 			return fmt.Errorf("%s comes too early or is repeated: gradients of K and V flow from the last subsequence to the first", t)
 		}
-		backward[at]++
-		if split[t] {
-			open[t.As(plan.WeightGrad)] = true
+		d.backward[at]++
+		if split {
+			d.open[t.As(plan.WeightGrad)] = true
 		}
 	}
 	return nil

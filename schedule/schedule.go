@@ -238,24 +238,11 @@ func (w *writer) endTurn(end int) {
 	}
 }
 
-// task lists the actions of a task that is not shared. If a backward directly follows its forward,
-// no other task can hide the copies, so they end before the backward begins.
+// task lists the actions of a task that is not shared.
 func (w *writer) task(i, turnEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
-	if t.Kind == Backward {
-		if f := i - 1; int(w.links[i].undone) == f && f >= 0 {
-			for k := range layers {
-				w.release(f, k)
-			}
-		}
-		w.reloadUpTo(i, 0, w.Ahead-1)
-	}
-	w.add(Action{Op: Begin, Task: place})
-	if t.Kind == Backward {
-		w.reloadUpTo(i, coming, w.Ahead-1)
-	}
-	w.stageIn(i + 1)
+	w.begin(i, coming)
 	switch {
 	case t.Kind == Forward && t.Stage == 0:
 		w.add(Action{Op: Embedding, Task: place})
@@ -264,13 +251,7 @@ func (w *writer) task(i, turnEnd int) {
 	}
 	for at := range layers {
 		if at < w.visited(i) {
-			if t.Kind != WeightGrad {
-				w.enter()
-				w.leave()
-			}
-			w.recompute(i, at)
-			w.add(w.visit(Visit, i, at))
-			w.reduce(i, at)
+			w.ownVisit(i, at)
 		}
 		if i+1 == turnEnd {
 			w.releaseBeside(at, at == layers-1)
@@ -284,6 +265,36 @@ func (w *writer) task(i, turnEnd int) {
 		w.add(Action{Op: Embedding, Task: place})
 	}
 	w.end(i)
+}
+
+// begin lists the beginning of a task, and the copies that are issued with it. If a backward directly follows its
+// forward, no other task can hide the copies, so they end before the backward begins.
+func (w *writer) begin(i, coming int) {
+	backward := w.tasks[i].Kind == Backward
+	if backward {
+		if f := i - 1; int(w.links[i].undone) == f && f >= 0 {
+			for k := range w.layersOf(i) {
+				w.release(f, k)
+			}
+		}
+		w.reloadUpTo(i, 0, w.Ahead-1)
+	}
+	w.add(Action{Op: Begin, Task: int32(i)})
+	if backward {
+		w.reloadUpTo(i, coming, w.Ahead-1)
+	}
+	w.stageIn(i + 1)
+}
+
+// ownVisit lists a task's visit to its layer number at.
+func (w *writer) ownVisit(i, at int) {
+	if w.tasks[i].Kind != WeightGrad {
+		w.enter()
+		w.leave()
+	}
+	w.recompute(i, at)
+	w.add(w.visit(Visit, i, at))
+	w.reduce(i, at)
 }
 
 // end lists the action that passes a task's result on.

@@ -114,39 +114,20 @@ type liveSpan struct {
 }
 
 func (l *lives) run() ir.Bytes {
-	b := l.block
 	nodes, given, result := l.nodes()
 	end := len(nodes)
-	for i := range b.Units {
-		if u := &b.Units[i]; l.holdsUnit(u, given) {
-			l.saved(u, end)
-		}
-	}
-	for _, v := range given {
-		if v != graph.Missing && l.counts(v) {
-			l.hold(v, 0, l.needed(v, end))
-		}
-	}
-	if l.pass == inputPass {
-		for _, v := range b.Between {
-			if l.counts(v) {
-				l.hold(v, end, end)
-			}
-		}
-	}
-	first, last := loop(nodes)
-	// If the loop has several iterations, count one that is neither the first nor the last.
-	turns := l.size.Rows < l.size.Tokens*l.size.Batch
+	l.begin(given, end)
+	loop := l.loop(nodes)
 	for i := range nodes {
 		for _, a := range nodes[i].Args {
 			if a.Value == graph.Missing || !l.counts(a.Value) {
 				continue
 			}
 			from, to := i, i
-			if nodes[i].Chunked && turns && b.Values[a.Value].Rows != graph.ChunkRows {
-				from, to = first, last
+			if nodes[i].Chunked && l.block.Values[a.Value].Rows != graph.ChunkRows {
+				from, to = min(i, loop.first), max(i, loop.last)
 			}
-			switch v := &b.Values[a.Value]; {
+			switch v := &l.block.Values[a.Value]; {
 			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
 			case v.Kind == graph.Weight, l.pass == BackwardPass && l.streams(a.Value): // held before its use
@@ -160,6 +141,28 @@ func (l *lives) run() ir.Bytes {
 		l.hold(result, end, end)
 	}
 	return l.most(end)
+}
+
+// begin holds what does not depend on single nodes: saved units, values that exist before the pass, and those that
+// another task reads after it.
+func (l *lives) begin(given []int, end int) {
+	for i := range l.block.Units {
+		if u := &l.block.Units[i]; l.holdsUnit(u, given) {
+			l.saved(u, end)
+		}
+	}
+	for _, v := range given {
+		if v != graph.Missing && l.counts(v) {
+			l.hold(v, 0, l.needed(v, end))
+		}
+	}
+	if l.pass == inputPass {
+		for _, v := range l.block.Between {
+			if l.counts(v) {
+				l.hold(v, end, end)
+			}
+		}
+	}
 }
 
 // nodes returns the nodes of the pass, the values that exist before the first node, and the result.
@@ -291,16 +294,17 @@ func (l *lives) most(end int) ir.Bytes {
 	return most
 }
 
-// loop returns where the head's loop over chunks begins and ends.
-func loop(nodes []graph.Node) (first, last int) {
-	first = -1
+// loop returns the nodes of the head's loop over chunks, if it has several iterations. What the loop holds from one
+// iteration to the next is live in all of them: an iteration that is neither the first nor the last is counted.
+func (l *lives) loop(nodes []graph.Node) (span liveSpan) {
+	span.first = len(nodes)
+	if l.size.Rows >= l.size.Tokens*l.size.Batch {
+		return span
+	}
 	for i := range nodes {
 		if nodes[i].Chunked {
-			if first < 0 {
-				first = i
-			}
-			last = i
+			span.first, span.last = min(span.first, i), i
 		}
 	}
-	return first, last
+	return span
 }

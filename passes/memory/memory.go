@@ -367,14 +367,27 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 		if t.Kind == plan.Forward {
 			r.borrow(t)
 		}
-	case schedule.CachesIn:
-		r.cachesIn(r.plan.Tasks[r.stage][a.Task], int(a.Layer))
 	case schedule.Embedding:
 		r.embedding(t, at)
 	case schedule.Head:
 		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.plan.HeadSize(r.Sizes[t.Subsequence]))
 	case schedule.Enter:
 		r.enter()
+	case schedule.End, schedule.StageOut:
+		r.endStaged(t, a)
+		if t.Kind == plan.Forward && t.Subsequence == len(r.Sizes)-1 {
+			r.help(t)
+		}
+	default:
+		r.actOn(t, at, a)
+	}
+}
+
+// actOn counts the bytes that an action on a layer takes and frees.
+func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
+	switch a.Op {
+	case schedule.CachesIn:
+		r.cachesIn(r.plan.Tasks[r.stage][a.Task], int(a.Layer))
 	case schedule.Gather:
 		r.gather(r.visitOf(a))
 	case schedule.Free:
@@ -389,11 +402,6 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 		r.release(at, a)
 	case schedule.Reload:
 		r.reload(at, a)
-	case schedule.End, schedule.StageOut:
-		r.endStaged(t, a)
-		if t.Kind == plan.Forward && t.Subsequence == len(r.Sizes)-1 {
-			r.help(t)
-		}
 	}
 }
 

@@ -1,0 +1,70 @@
+package sppo_test
+
+import (
+	"go/ast"
+	"go/token"
+	"testing"
+)
+
+// limits holds what functions of the compiler's middle may be. A file belongs to the first row that contains its
+// folder. A limit of 0 is none.
+var limits = []limit{
+	{folder: "schedule", paths: 15},
+	{folder: "passes/search"},
+	{folder: "passes", paths: 15},
+	{folder: "codegen", paths: 15},
+	{folder: "graph", paths: 15},
+}
+
+type limit struct {
+	folder string
+	paths  int // cyclomatic complexity of a function, as gocyclo counts it
+}
+
+// limited calls check for each file that limits apply to, except tests and their helpers.
+func limited(t *testing.T, check func(source, limit)) {
+	t.Helper()
+	for _, s := range sources(t) {
+		if s.test || isHelper(s.folder) {
+			continue
+		}
+		for _, l := range limits {
+			if within(s.folder, l.folder) {
+				check(s, l)
+				break
+			}
+		}
+	}
+}
+
+func TestComplexity(t *testing.T) {
+	limited(t, func(s source, l limit) {
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if n := paths(d); ok && n > l.paths && l.paths > 0 {
+				t.Errorf("%s: %s has a cyclomatic complexity of %d, at most %d is allowed", s.set.Position(f.Pos()), f.Name.Name, n, l.paths)
+			}
+		}
+	})
+}
+
+// paths returns the cyclomatic complexity of a function, including the function literals in it.
+func paths(f ast.Node) int {
+	n := 1
+	ast.Inspect(f, func(node ast.Node) bool {
+		switch node := node.(type) {
+		case *ast.IfStmt, *ast.ForStmt, *ast.RangeStmt:
+			n++
+		case *ast.CaseClause:
+			if node.List != nil {
+				n++
+			}
+		case *ast.BinaryExpr:
+			if node.Op == token.LAND || node.Op == token.LOR {
+				n++
+			}
+		}
+		return true
+	})
+	return n
+}
