@@ -3,6 +3,8 @@ package sppo_test
 import (
 	"go/ast"
 	"go/token"
+	"go/types"
+	"strings"
 	"testing"
 )
 
@@ -66,5 +68,53 @@ func paths(f ast.Node) int {
 		}
 		return true
 	})
+	return n
+}
+
+// large lists structs that tend to grow, with the most fields that they may have. Fields of embedded structs count.
+var large = []struct {
+	name   string
+	fields int
+}{
+	{"codegen.stage", 20},
+	{"offload.chooser", 20},
+}
+
+func TestFields(t *testing.T) {
+	structs := map[string]*ast.StructType{}
+	for _, s := range sources(t) {
+		ast.Inspect(s.file, func(node ast.Node) bool {
+			if spec, ok := node.(*ast.TypeSpec); ok && !s.test {
+				if st, ok := spec.Type.(*ast.StructType); ok {
+					structs[s.file.Name.Name+"."+spec.Name.Name] = st
+				}
+			}
+			return true
+		})
+	}
+	for _, l := range large {
+		if n := fields(structs, l.name); n == 0 || n > l.fields {
+			t.Errorf("%s has %d fields, at most %d are allowed", l.name, n, l.fields)
+		}
+	}
+}
+
+// fields returns the number of fields of a struct, given all structs by package and name.
+func fields(structs map[string]*ast.StructType, name string) (n int) {
+	st := structs[name]
+	if st == nil {
+		return 0
+	}
+	for _, f := range st.Fields.List {
+		embedded := strings.TrimPrefix(types.ExprString(f.Type), "*")
+		if !strings.Contains(embedded, ".") {
+			embedded = name[:strings.Index(name, ".")+1] + embedded
+		}
+		if len(f.Names) > 0 || structs[embedded] == nil {
+			n += max(1, len(f.Names))
+		} else {
+			n += fields(structs, embedded)
+		}
+	}
 	return n
 }

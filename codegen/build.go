@@ -62,7 +62,7 @@ func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 	least.DevicePeakBytes, least.HostPeakBytes = make([]ir.Bytes, len(stages)), make([]ir.Bytes, len(stages))
 	each(len(stages), func(i int) {
 		stages[i] = l.lower(i)
-		most := stages[i].mostLive()
+		most := stages[i].buffers.mostLive()
 		least.DevicePeakBytes[i], least.HostPeakBytes[i] = most[ir.Device], most[ir.Host]
 	})
 	if shortfall := least.Shortfall(); shortfall != nil {
@@ -159,31 +159,51 @@ func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak)
 // section above them. Sections run one after another, so they share the bytes above the persistent buffers.
 // place returns the lifetimes of the buffers.
 func (s *stage) place() (lives []ir.Life) {
-	base := s.placePersistent()
+	base := s.buffers.placePersistent()
 	extents := base
-	s.code.Buffers = slices.Grow(s.code.Buffers, len(s.buffers))
-	for _, part := range s.parts {
+	for _, p := range s.buffers.parts {
 		for arena := range ir.NumArenas {
-			extents[arena] = max(extents[arena], s.placePart(part, arena, base[arena]))
+			extents[arena] = max(extents[arena], s.placePart(p, arena, base[arena]))
 		}
 	}
-	for _, b := range s.buffers {
-		s.code.Buffers = append(s.code.Buffers, ir.Buffer{Name: b.name, Arena: b.arena, Offset: b.offset, Size: b.size})
+	s.code.Buffers = make([]ir.Buffer, len(s.buffers.list))
+	for i, b := range s.buffers.list {
+		s.code.Buffers[i] = ir.Buffer{Name: b.name, Arena: b.arena, Offset: b.offset, Size: b.size}
 	}
 	s.code.Arenas = extents
-	lives = s.lives()
-	s.buffers = nil
+	lives = s.buffers.lives()
+	s.buffers = buffers{}
 	return lives
+}
+
+func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
+	all := s.buffers.list
+	lives, which := s.buffers.livesOf(p, arena)
+	if len(lives) == 0 {
+		return base
+	}
+	m := &s.plan.Memory
+	capacity := [ir.NumArenas]ir.Bytes{ir.Device: m.DeviceCapacityBytes, ir.Host: m.HostCapacityBytes}
+	offsets, extent := placeLives(lives, base, capacity[arena], s.plan.Parallel.PP)
+	for k, i := range which {
+		all[i].offset = offsets[k]
+	}
+	for i := p.first; i < p.end; i++ {
+		if b := &all[i]; b.over > 0 {
+			b.offset = all[b.over-1].offset
+		}
+	}
+	return extent
 }
 
 // mostLive returns a lower bound on the size of each arena: the maximum number of bytes that are live at once,
 // without padding after the highest buffer.
-func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
-	base := s.placePersistent()
+func (all *buffers) mostLive() (most [ir.NumArenas]ir.Bytes) {
+	base := all.placePersistent()
 	most = base
-	for _, part := range s.parts {
+	for _, p := range all.parts {
 		for arena := range ir.NumArenas {
-			if lives, _ := s.livesOf(part, arena); len(lives) > 0 {
+			if lives, _ := all.livesOf(p, arena); len(lives) > 0 {
 				most[arena] = max(most[arena], aligned(base[arena])+newCalendar(lives).peak()-(placeAlign-1))
 			}
 		}
@@ -192,24 +212,21 @@ func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 }
 
 // lives returns the lifetimes that placement used.
-func (s *stage) lives() []ir.Life {
-	lives := make([]ir.Life, len(s.buffers))
-	for section, p := range s.parts {
+func (all *buffers) lives() []ir.Life {
+	lives := make([]ir.Life, len(all.list))
+	for section, p := range all.parts {
 		for i := p.first; i < p.end; i++ {
-			b := &s.buffers[i]
-			lives[i] = ir.Life{Section: ir.Section(section), First: int(b.start), End: int(b.end)}
+			b := &all.list[i]
+			lives[i] = ir.Life{Section: ir.Section(section), First: int(b.start), End: int(b.end), Whole: b.persistent}
 		}
-	}
-	for i := range s.buffers {
-		lives[i].Whole = s.buffers[i].persistent
 	}
 	return lives
 }
 
 // placePersistent places the persistent buffers at the bottom of their arenas, and returns where they end.
-func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
-	for i := range s.buffers {
-		if b := &s.buffers[i]; b.persistent {
+func (all *buffers) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
+	for i := range all.list {
+		if b := &all.list[i]; b.persistent {
 			b.offset = aligned(ends[b.arena])
 			ends[b.arena] = b.offset + b.size
 		}
@@ -220,35 +237,16 @@ func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
 // part is the range of buffers that a section created.
 type part struct{ first, end int }
 
-func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
-	lives, which := s.livesOf(p, arena)
-	if len(lives) == 0 {
-		return base
-	}
-	m := &s.plan.Memory
-	capacity := [ir.NumArenas]ir.Bytes{ir.Device: m.DeviceCapacityBytes, ir.Host: m.HostCapacityBytes}
-	offsets, extent := placeLives(lives, base, capacity[arena], s.plan.Parallel.PP)
-	for k, i := range which {
-		s.buffers[i].offset = offsets[k]
-	}
-	for i := p.first; i < p.end; i++ {
-		if b := &s.buffers[i]; b.over > 0 {
-			b.offset = s.buffers[b.over-1].offset
-		}
-	}
-	return extent
-}
-
 // livesOf returns the lifetimes of the buffers that a section places in an arena, and the indices of these
 // buffers. If a buffer takes over the bytes of another, the two share one lifetime.
-func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
+func (all *buffers) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
-		if b := &s.buffers[i]; b.over > 0 {
-			s.buffers[b.over-1].end = max(s.buffers[b.over-1].end, b.end)
+		if b := &all.list[i]; b.over > 0 {
+			all.list[b.over-1].end = max(all.list[b.over-1].end, b.end)
 		}
 	}
 	for i := p.first; i < p.end; i++ {
-		if b := &s.buffers[i]; !b.persistent && b.arena == arena && b.over == 0 {
+		if b := &all.list[i]; !b.persistent && b.arena == arena && b.over == 0 {
 			lives = append(lives, life{start: b.start, end: b.end, size: b.size})
 			which = append(which, i)
 		}
@@ -267,7 +265,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{
 		Name: plan.Name, Model: ir.Model(plan.Model), Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops,
-		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: l.model.Groups(), Tensors: l.tensors, Codes: codes,
+		Lines: l.tables.lines.texts, Passes: passes.Names(), Consts: l.tables.consts, Groups: l.model.Groups(), Tensors: l.tables.tensors, Codes: codes,
 		Run: ir.Run{
 			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalEvery: t.EvalEvery,
 			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
@@ -282,17 +280,17 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 		p.Run.EvalBatch = t.EvalBatch
 	}
 	for r := range plan.Parallel.Ranks() {
-		p.Ranks = append(p.Ranks, l.rank(r))
+		p.Ranks = append(p.Ranks, l.newRank(r))
 	}
 	return p
 }
 
-// rank returns the constants and groups of rank r = (d*PP + i)*SP + k.
-func (l *layout) rank(r int) ir.Rank {
+// newRank returns the constants and groups of rank r = (d*PP + i)*SP + k.
+func (l *layout) newRank(r int) ir.Rank {
 	pp, sp := l.plan.Parallel.PP, l.plan.Parallel.SP
 	k, i, d := r%sp, r/sp%pp, r/sp/pp
 	out := ir.Rank{Code: int32(i), DP: int32(d), PP: int32(i), SP: int32(k)}
-	for _, name := range l.consts {
+	for _, name := range l.tables.consts {
 		out.Consts = append(out.Consts, l.constValue(name, d, i, k))
 	}
 	at := func(d, i, k int) int32 { return int32((d*pp+i)*sp + k) }
@@ -331,7 +329,7 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 	case graph.ConstEvalFirst:
 		return int64(d * par.Microbatch)
 	}
-	if place, ok := l.slices[name]; ok {
+	if place, ok := l.tables.slices[name]; ok {
 		return l.sliceRow(place, d, i, k)
 	}
 	if strings.HasPrefix(name, constFirst) {
@@ -339,7 +337,7 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 	}
 	var number int
 	if n, err := fmt.Sscanf(name, constPosRow+".%d", &number); err == nil && n == 1 {
-		return l.ranges[number].firstOf(k, par.SP)
+		return l.tables.ranges[number].firstOf(k, par.SP)
 	}
 	if n, err := fmt.Sscanf(name, constRank+".%d", &number); err == nil && n == 1 {
 		return int64((d*par.PP+number)*par.SP + k)

@@ -92,9 +92,9 @@ func checkExtent(t *testing.T, name string, s *stage) {
 	persistent := ir.Bytes(0)
 	var lives [ir.NumArenas][]life
 	for arena := range lives {
-		lives[arena], _ = s.livesOf(s.parts[1], ir.Arena(arena)) // of the step
+		lives[arena], _ = s.buffers.livesOf(s.buffers.parts[1], ir.Arena(arena)) // of the step
 	}
-	for _, b := range s.buffers {
+	for _, b := range s.buffers.list {
 		if b.persistent {
 			persistent += b.size
 		}

@@ -64,10 +64,10 @@ func (e *env) run(nodes []graph.Node) {
 
 // runBackward emits the backward pass of the block, or its first half if the second is a separate task.
 func (e *env) runBackward() {
-	if e.s.split[e.task] {
+	if e.s.work.split[e.task] {
 		e.run(e.block.Halves[graph.InputGradient])
 		later := e.task.As(plan.WeightGrad)
-		e.s.deferred[later] = append(e.s.deferred[later], e)
+		e.s.work.deferred[later] = append(e.s.work.deferred[later], e)
 		return
 	}
 	e.run(e.block.Backward)
@@ -97,7 +97,7 @@ func (e *env) chunks(nodes []graph.Node) {
 }
 
 func (e *env) node(n *graph.Node) {
-	if n.Op == ir.Dropout && !e.s.training { // a validation drops nothing
+	if n.Op == ir.Dropout && !e.s.trains() { // a validation drops nothing
 		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
 		return
 	}
@@ -170,7 +170,7 @@ func (e *env) find(value int) place {
 	v := &e.block.Values[value]
 	switch v.Kind {
 	case graph.Given:
-		of := map[string]uint32{graph.ValuePositions: e.s.documents[e.task.Microbatch], graph.ValueDropout: e.s.dropout}
+		of := map[string]uint32{graph.ValuePositions: e.s.work.documents[e.task.Microbatch], graph.ValueDropout: e.s.numbers.dropout}
 		e.put(value, of[v.Name], 0)
 	case graph.Weight:
 		e.put(value, e.params[v.Param].weight, 0)
@@ -204,11 +204,11 @@ func (e *env) cacheKey(value int) cacheKey {
 // cache returns the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
 func (e *env) cache(value int) uint32 {
 	key := e.cacheKey(value)
-	b, ok := e.s.caches[key]
+	b, ok := e.s.kv.device[key]
 	if !ok {
 		v := &e.block.Values[value]
 		b = e.s.allocate(e.s.cacheName(e.task.Microbatch, e.layer, v), ir.Device, v.Bytes(e.size))
-		e.s.caches[key] = b
+		e.s.kv.device[key] = b
 	}
 	return b
 }
@@ -221,12 +221,12 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 	case graph.FromLossScale:
 		return ir.Float(e.lossScale)
 	case graph.FromConst:
-		if a.Const == graph.ConstReplica && !s.training {
+		if a.Const == graph.ConstReplica && !s.trains() {
 			return s.constRef(graph.ConstEvalFirst)
 		}
 		return s.constRef(a.Const)
 	case graph.FromTensor:
-		return ir.Int(int64(s.index[graph.LayerPrefix(e.layer)+a.Const]))
+		return ir.Int(int64(s.tables.index[graph.LayerPrefix(e.layer)+a.Const]))
 	case graph.FromLayer:
 		return ir.Int(s.model.Rotation(e.layer, a.Const))
 	case graph.NotFirst:
@@ -245,8 +245,8 @@ func (e *env) touchAll(n *graph.Node, attribute string) bool {
 		}
 		v := e.view(n.Args[i], e.block.View(n.Args[i], e.size))
 		key := touch{v.Buffer, v.Offset}
-		before = before || e.s.touched[key]
-		e.s.touched[key] = true
+		before = before || e.s.work.touched[key]
+		e.s.work.touched[key] = true
 	}
 	return before
 }

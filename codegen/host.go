@@ -65,7 +65,7 @@ func (q *passing) load() {
 	for i := range b.states {
 		x := &b.states[i]
 		bytes := ir.Bytes(b.rows*p.Local[1]) * x.dtype.Bytes()
-		x.device = s.allocate(fmt.Sprintf("%s.%d", s.buffers[x.host].name, b.first), ir.Device, bytes)
+		x.device = s.allocate(fmt.Sprintf("%s.%d", s.buffers.list[x.host].name, b.first), ir.Device, bytes)
 		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x.device, asBytes(0, bytes)), b.onHost(x, bytes)})
 	}
 	s.decidedBy("lower", "train.optimizer")
@@ -93,10 +93,9 @@ func (q *passing) store() {
 	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
 }
 
-// updateBlocks updates a parameter block by block. weight is a view of the matrix that the forward pass reads.
+// update updates a parameter block by block. weight is a view of the matrix that the forward pass reads.
 // It covers only the rows whose optimizer state this rank holds.
-func (s *stage) updateBlocks(p *param, weight ir.View) {
-	q := s.passing
+func (q *passing) update(p *param, weight ir.View) {
 	for len(q.blocks) > 0 && q.blocks[0].p == p {
 		b := &q.blocks[0]
 		q.load()
@@ -108,7 +107,7 @@ func (s *stage) updateBlocks(p *param, weight ir.View) {
 		for _, x := range b.states {
 			given[x.name] = matrix(x.device, x.dtype, b.rows, cols)
 		}
-		s.applyUpdate(p, given)
+		q.s.applyUpdate(p, given)
 		q.store()
 	}
 }

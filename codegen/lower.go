@@ -12,60 +12,48 @@ import (
 
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
-	*layout
-	index0  int        // index of the pipeline rank
-	order   *plan.Plan // the plan whose tasks the section runs
-	tasks   []plan.Task
-	list    *schedule.List // of these tasks
-	steps   []step
-	code    ir.Code
-	buffers []buffer
-	parts   []part // the buffers of each section
 	*emitter
+	weights weights
+	numbers numbers
+	work    work
+	flow    flow
+	kv      kv
+	saved   map[unitKey]savedUnit
+	visits  visits
+}
 
-	embedding []*param
-	layer     map[int][]*param // [global layer]
-	borrowed  map[int][]*param // [global layer]: parameters borrowed from other stages
-	head      []*param
-	loss      uint32
-	evalLoss  uint32
-	losses    uint32 // of each token in a validation microbatch
-	stepBuf   uint32
-	weights   [2]uint32      // factor of a label's loss if labels may be masked: one for a step and one for a validation
-	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
-	spike     ir.View        // the largest gradient norm at which weights are still updated, or absent
-	norm      uint32
-	dropout   uint32 // key of the step's dropout
+// weights holds the parameters of which this rank has the weights.
+type weights struct {
+	embedding, head []*param
+	layer           map[int][]*param // [global layer]
+	borrowed        map[int][]*param // [global layer]: of other stages
+}
 
+// numbers holds the numbers that the VM reads or sets.
+type numbers struct {
+	loss, evalLoss uint32
+	losses         uint32    // of each token in a validation microbatch
+	factors        [2]uint32 // of a label's loss if labels may be masked: one for a step and one for a validation
+	step           uint32
+	norm           uint32  // of the gradients
+	spike          ir.View // the largest norm at which weights are still updated, or absent
+	dropout        uint32  // key of the step's dropout
+}
+
+// work holds the tasks of a section, and what their instructions have in common.
+type work struct {
+	tasks     []plan.Task
+	actions   *schedule.List       // of these tasks
 	split     map[plan.Task]bool   // backward tasks whose weight gradients are separate tasks
 	deferred  map[plan.Task][]*env // [task]: envs whose second halves it has yet to emit
-	touched   map[touch]bool       // accumulators that this section has written
-	caches    map[cacheKey]uint32  // buffers of K, V and their gradients
-	parked    map[cacheKey]uint32  // K and V on the host
-	saved     map[unitKey]savedUnit
-	visits    visits
-	streams   streams
-	taskStart position               // start of the previous task
-	inputs    map[plan.Task]uint32   // inputs of tasks, if another task or rank has produced them
-	away      map[plan.Task]uint32   // the same, on the host
-	loaded    map[int]uint32         // [subsequence]: inputs of a layer that are on the device to recompute K and V
-	outputs   map[plan.Task]uint32   // results that have not been sent yet
-	lent      map[lentKey]*lentBlock // keys of other stages
-	rows      uint32                 // the current rows of the running task, or their gradients
-	beside    *help                  // work for other stages' tasks, beside the running task
-	lagging   []uint32               // buffers whose messages may still be in transit: held until the end of the next task
-	passing   *passing               // queue of the blocks of optimizer state in host memory
-	training  bool
+	touched   map[touch]bool       // accumulators that have been written
+	documents map[int]uint32       // [microbatch]: positions of its tokens in their documents
+	beside    *help                // work for other stages' tasks, beside the running task
 }
 
 type touch struct {
 	buffer uint32
 	offset ir.Bytes
-}
-
-type cacheKey struct {
-	microbatch, layer int
-	value             string
 }
 
 type unitKey struct{ microbatch, subsequence, piece, layer, unit int }
@@ -81,7 +69,7 @@ type savedUnit struct {
 // lower generates the code of stage i: sections, and buffers with their lifetimes, but no addresses and no
 // events.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[plan.Task][]*env{}}
+	s := &stage{emitter: &emitter{layout: l, rank: i}, weights: weights{layer: map[int][]*param{}, borrowed: map[int][]*param{}}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -92,101 +80,103 @@ func (l *layout) lower(i int) *stage {
 }
 
 // first reports whether the stage has the embedding, and last whether it has the head.
-func (s *stage) first() bool { return s.index0 == s.plan.Home(0) }
-func (s *stage) last() bool  { return s.index0 == s.plan.Home(len(s.stages)-1) }
+func (e *emitter) first() bool { return e.rank == e.plan.Home(0) }
+func (e *emitter) last() bool  { return e.rank == e.plan.Home(len(e.stages)-1) }
 
 // layers returns the global numbers of the layers that this rank holds.
-func (s *stage) layers() []int {
+func (e *emitter) layers() []int {
 	var layers []int
-	for _, j := range s.plan.StagesOf(s.index0) {
-		layers = append(layers, s.stages[j]...)
+	for _, j := range e.plan.StagesOf(e.rank) {
+		layers = append(layers, e.stages[j]...)
 	}
 	return layers
 }
 
-// begin starts a section.
-func (s *stage) begin(section ir.Section, phase ir.Phase) {
-	s.emitter = &emitter{section: section, buffers: &s.buffers}
-	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
-	s.inputs, s.outputs, s.away = map[plan.Task]uint32{}, map[plan.Task]uint32{}, map[plan.Task]uint32{}
-	s.parked, s.lent, s.loaded = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}, map[int]uint32{}
-	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]plan.ParamSet{}}
-	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
+// begin starts a section that runs tasks of the given plan.
+func (s *stage) begin(section ir.Section, phase ir.Phase, of *order) {
+	s.section, s.order = section, of
+	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.rank), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
+	s.work = work{deferred: map[plan.Task][]*env{}, touched: map[touch]bool{}, documents: map[int]uint32{}}
+	s.flow = flow{emitter: s.emitter, inputs: map[plan.Task]uint32{}, outputs: map[plan.Task]uint32{}, host: map[plan.Task]uint32{}}
+	s.kv = kv{
+		emitter: s.emitter, device: map[cacheKey]uint32{}, host: map[cacheKey]uint32{}, inputs: map[int]uint32{}, lent: map[lentKey]*lentBlock{},
+	}
+	s.saved, s.visits = map[unitKey]savedUnit{}, visits{whole: map[int]plan.ParamSet{}}
 	s.decidedBy("lower", "model")
 }
 
+// end ends a section.
 func (s *stage) end() {
-	s.code.Sections[s.section] = s.instrs
-	first := 0
-	if n := len(s.parts); n > 0 {
-		first = s.parts[n-1].end
+	first, all := 0, &s.buffers
+	if n := len(all.parts); n > 0 {
+		first = all.parts[n-1].end
 	}
-	s.parts = append(s.parts, part{first, len(s.buffers)})
+	all.parts = append(all.parts, part{first, len(all.list)})
 }
 
 // decidedBy sets the pass and the spec key in the provenance of the instructions that follow.
-func (s *stage) decidedBy(pass, key string) {
-	s.prov.Pass, s.prov.Line = passIndex(pass), s.lines.of(key)
+func (e *emitter) decidedBy(pass, key string) {
+	e.prov.Pass, e.prov.Line = passIndex(pass), e.tables.lines.of(key)
 }
 
 func (s *stage) lowerInit() {
-	s.begin(ir.SectionInit, ir.PhaseInit)
+	s.begin(ir.SectionInit, ir.PhaseInit, nil)
 	if s.first() {
-		s.embedding = s.newParams(s.model.Embedding, "")
+		s.weights.embedding = s.newParams(s.model.Embedding, "")
 	}
 	for _, l := range s.layers() {
 		s.prov.Layer = int32(l)
-		s.layer[l] = s.newParams(s.layerOfModel(l), graph.LayerPrefix(l))
+		s.weights.layer[l] = s.newParams(s.layerOfModel(l), graph.LayerPrefix(l))
 	}
 	s.prov.Layer = ir.None
 	if s.last() {
-		s.head = s.newParams(s.model.Head, "")
-		s.loss = s.result(ir.ResultLoss, 1)
+		s.weights.head = s.newParams(s.model.Head, "")
+		s.numbers.loss = s.result(ir.ResultLoss, 1)
 		if s.plan.Train.Validates() {
-			s.evalLoss = s.result(ir.ResultEvalLoss, 1)
+			s.numbers.evalLoss = s.result(ir.ResultEvalLoss, 1)
 		}
 	}
-	s.stepBuf = s.result(ir.ResultStep, 3)
-	s.norm = s.result(ir.ResultGradNorm, 2)
-	s.spike = ir.Absent()
+	s.numbers.step = s.result(ir.ResultStep, 3)
+	s.numbers.norm = s.result(ir.ResultGradNorm, 2)
+	s.numbers.spike = ir.Absent()
 	if s.plan.Train.Guard.Spikes > 0 {
-		s.spike = vector(s.result(ir.ResultSpike, 1), ir.F32, 1)
+		s.numbers.spike = vector(s.result(ir.ResultSpike, 1), ir.F32, 1)
 	}
 	if s.model.Layer.Given(graph.ValueDropout) != graph.Missing {
-		s.dropout = s.resultOf(ir.ResultDropout, ir.I32, 2)
+		s.numbers.dropout = s.resultOf(ir.ResultDropout, ir.I32, 2)
 	}
 	if s.last() && s.model.Masked {
-		s.weights[0] = s.result(ir.ResultWeight, 1)
+		s.numbers.factors[0] = s.result(ir.ResultWeight, 1)
 		if s.plan.Train.Validates() {
-			s.weights[1] = s.result(ir.ResultEvalWeight, 1)
+			s.numbers.factors[1] = s.result(ir.ResultEvalWeight, 1)
 		}
 	}
 	s.end()
 }
 
 // result allocates a vector of numbers that the VM reads or fills.
-func (s *stage) result(name string, n int64) uint32 { return s.resultOf(name, ir.F32, n) }
+func (e *emitter) result(name string, n int64) uint32 { return e.resultOf(name, ir.F32, n) }
 
-func (s *stage) resultOf(name string, d ir.DType, n int64) uint32 {
-	b := s.persist(name, ir.Bytes(n)*d.Bytes())
-	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: vector(b, d, n)})
+func (e *emitter) resultOf(name string, d ir.DType, n int64) uint32 {
+	b := e.persist(name, ir.Bytes(n)*d.Bytes())
+	e.code.Results = append(e.code.Results, ir.Result{Name: name, View: vector(b, d, n)})
 	return b
 }
 
 // layerOfModel returns the dataflow of a layer without recomputation.
-func (s *stage) layerOfModel(layer int) *graph.Block { return s.model.LayerOf(s.model.KindOf(layer)) }
+func (l *layout) layerOfModel(layer int) *graph.Block { return l.model.LayerOf(l.model.KindOf(layer)) }
 
 func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 	var ps []*param
 	for i := range b.Params {
-		ps = append(ps, s.newParam(s.emitter, b, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
+		ps = append(ps, s.newParam(b, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
 	}
 	return ps
 }
 
 // sharedWith returns the embedding that a tied head on the same stage uses, or nil.
 func (s *stage) sharedWith(g *graph.Param) *param {
-	for _, p := range s.embedding {
+	for _, p := range s.weights.embedding {
 		if g.Tied && p.Name == g.Name {
 			return p
 		}
@@ -195,14 +185,14 @@ func (s *stage) sharedWith(g *graph.Param) *param {
 }
 
 func (s *stage) lowerStep() {
-	s.begin(ir.SectionStep, ir.PhaseForward)
-	s.training, s.order = true, s.plan
+	s.begin(ir.SectionStep, ir.PhaseForward, &s.training)
+	s.work.split = s.plan.Splits(s.rank)
 	if s.last() {
-		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.numbers.loss, ir.F32, 1)}, ir.Float(0))
 	}
 	s.loadDocuments(s.plan.Parallel.Microbatches)
-	s.setTasks(s.plan.Tasks[s.index0], s.pipeline, s.index0)
-	for _, st := range s.steps {
+	s.setTasks(s.plan.Tasks[s.rank], s.training.pipeline, s.rank)
+	for _, st := range s.order.steps[s.rank] {
 		s.step(st)
 	}
 	s.optimizer()
@@ -211,8 +201,8 @@ func (s *stage) lowerStep() {
 
 // setTasks sets the tasks of a section, and lists their actions.
 func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
-	s.tasks, s.list = tasks, of.Write(rank, s.plan.Timing(), nil)
-	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks, s.list)}
+	s.work.tasks, s.work.actions = tasks, of.Write(rank, s.plan.Timing(), nil)
+	s.kv.queue = walk.NewLoadQueue(s.plan, s.model, tasks, s.work.actions)
 }
 
 func (s *stage) step(st step) {
@@ -220,58 +210,58 @@ func (s *stage) step(st step) {
 		s.share(st)
 		return
 	}
-	t := s.tasks[st.task]
+	t := s.work.tasks[st.task]
 	s.at(t)
 	switch st.kind {
 	case receiving:
-		s.receive(t)
+		s.flow.receive(t)
 	case sending:
-		s.send(t)
+		s.flow.send(t)
 	case sharing:
 		s.runTask(st, s.newSharedSlot(t).act)
 	case running:
-		s.beside = s.helpWith(st.shared)
+		s.work.beside = s.helpWith(st.shared)
 		s.runTask(st, s.act)
-		s.beside.rest()
+		s.work.beside.rest()
 	}
 	s.nowhere()
 }
 
 // runTask expands the actions of a task. Buffers that messages may still read are held until the task ends.
 func (s *stage) runTask(st step, expand func(schedule.Action)) {
-	start, lagging := s.now(), s.lagging
-	s.lagging = nil
-	for _, a := range s.list.Of(st.task) {
+	start, lagging := s.now(), s.flow.lagging
+	s.flow.lagging = nil
+	for _, a := range s.work.actions.Of(st.task) {
 		expand(a)
 	}
 	for _, b := range lagging {
 		s.hold(b)
 	}
-	s.taskStart = start
+	s.flow.start = start
 }
 
 // act emits an action of a task that this rank runs alone.
 func (s *stage) act(a schedule.Action) {
-	t := s.tasks[a.Task]
+	t := s.work.tasks[a.Task]
 	switch a.Op {
 	case schedule.Begin:
-		s.rows = s.input(t)
+		s.flow.rows = s.flow.input(t)
 	case schedule.StageIn:
-		s.stageIn(t)
+		s.flow.stageIn(t)
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
-		s.rows = s.backwardHead(t, s.rows)
+		s.flow.rows = s.backwardHead(t, s.flow.rows)
 	case schedule.Enter:
 		s.enter()
 	case schedule.StageOut:
-		if reader := s.tasks[a.Of]; s.plan.StagesOut(t, reader) {
-			s.stageOut(reader, s.rows)
+		if reader := s.work.tasks[a.Of]; s.plan.StagesOut(t, reader) {
+			s.flow.stageOut(reader, s.flow.rows)
 			break
 		}
-		s.endTask(t, a, s.rows)
+		s.endTask(t, a, s.flow.rows)
 	case schedule.End:
-		s.endTask(t, a, s.rows)
+		s.endTask(t, a, s.flow.rows)
 	default:
 		s.actOn(s.layerOf(a), t, a)
 	}
@@ -281,7 +271,7 @@ func (s *stage) act(a schedule.Action) {
 func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
 	switch a.Op {
 	case schedule.CachesIn:
-		s.cachesIn(t, layer)
+		s.kv.cachesIn(t, layer)
 	case schedule.Gather, schedule.Complete:
 		s.gatherWeights(layer, s.readBy(t, layer))
 	case schedule.Free:
@@ -300,39 +290,39 @@ func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
 }
 
 // layerOf returns the global number of an action's layer.
-func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.tasks[a.Task].Stage][a.Layer] }
+func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.work.tasks[a.Task].Stage][a.Layer] }
 
 // nowhere removes the task from the provenance of the instructions that follow.
-func (s *stage) nowhere() {
-	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
+func (e *emitter) nowhere() {
+	e.prov.Microbatch, e.prov.Subsequence, e.prov.Layer, e.prov.Stage = ir.None, ir.None, ir.None, int16(e.rank)
 }
 
 // at sets the provenance of the instructions of a task.
-func (s *stage) at(t plan.Task) {
-	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
-	s.prov.Stage = int16(t.Stage)
+func (e *emitter) at(t plan.Task) {
+	e.prov.Microbatch, e.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
+	e.prov.Stage = int16(t.Stage)
 	switch {
-	case !s.training:
-		s.prov.Phase = ir.PhaseEval
+	case !e.trains():
+		e.prov.Phase = ir.PhaseEval
 	case t.Kind == plan.Forward:
-		s.prov.Phase = ir.PhaseForward
+		e.prov.Phase = ir.PhaseForward
 	case t.Kind == plan.WeightGrad:
-		s.prov.Phase = ir.PhaseWeights
+		e.prov.Phase = ir.PhaseWeights
 	default:
-		s.prov.Phase = ir.PhaseBackward
+		e.prov.Phase = ir.PhaseBackward
 	}
 }
 
 // hidden returns the size of the rows that stages pass on, and a function that views a buffer as these rows.
-func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
-	rows, cols, d := z.Tokens*z.Batch/z.SP, int64(s.plan.Model.Hidden), s.model.DType()
+func (e *emitter) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
+	rows, cols, d := z.Tokens*z.Batch/z.SP, int64(e.plan.Model.Hidden), e.model.DType()
 	return ir.Bytes(rows*cols) * d.Bytes(), func(b uint32) ir.View { return matrix(b, d, rows, cols) }
 }
 
 // label names a buffer of a task: "m0.s3.l2.q", or "m0.s3p1.l2.q" for a piece.
-func (s *stage) label(t plan.Task, layer int, value string) string {
+func (e *emitter) label(t plan.Task, layer int, value string) string {
 	prefix := ""
-	if !s.training {
+	if !e.trains() {
 		prefix = "eval."
 	}
 	subsequence := fmt.Sprintf("%sm%d.s%d", prefix, t.Microbatch, t.Subsequence)
@@ -348,21 +338,21 @@ func (s *stage) label(t plan.Task, layer int, value string) string {
 // endTask passes on the task's result, if any: to a task of the same rank, to another rank in a message or, in
 // a validation, to the head.
 func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
-	_, _, feeds := s.order.Target(t)
+	_, _, feeds := s.order.plan.Target(t)
 	switch {
 	case a.Of >= 0:
-		s.inputs[s.tasks[a.Of]] = x
+		s.flow.inputs[s.work.tasks[a.Of]] = x
 	case feeds:
-		s.outputs[t] = x
+		s.flow.outputs[t] = x
 	case t.Kind == plan.Forward:
 		s.evalHead(t, x)
 	}
 }
 
 // input returns the buffer of a task's input.
-func (s *stage) input(t plan.Task) uint32 {
-	x := s.inputs[t]
-	delete(s.inputs, t)
+func (f *flow) input(t plan.Task) uint32 {
+	x := f.inputs[t]
+	delete(f.inputs, t)
 	return x
 }
 
@@ -370,10 +360,10 @@ func (s *stage) input(t plan.Task) uint32 {
 func (s *stage) runEmbedding(t plan.Task) {
 	switch {
 	case t.Kind == plan.Forward:
-		s.rows = s.embed(t)
+		s.flow.rows = s.embed(t)
 	case len(s.model.Embedding.Backward) == 0: // the embedding is not trained
 	case t.Kind == plan.Backward:
-		s.embeddingGradients(t, s.rows)
+		s.embeddingGradients(t, s.flow.rows)
 	case t.Kind == plan.WeightGrad:
 		s.finishBackward(t)
 	}
@@ -381,27 +371,27 @@ func (s *stage) runEmbedding(t plan.Task) {
 
 func (s *stage) embed(t plan.Task) uint32 {
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
+	e := s.newEnv(s.model.Embedding, s.weights.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.run(s.model.Embedding.Forward)
 	return e.at[s.model.Embedding.Output].buffer
 }
 
 // visit emits a layer for a task: forward, backward or weight gradients.
 func (s *stage) visit(t plan.Task, layer int) {
-	s.streams.rest = s.streams.queue.Visit()
+	s.kv.rest = s.kv.queue.Visit()
 	switch t.Kind {
 	case plan.Forward:
-		s.rows = s.forwardLayer(t, layer, s.rows)
+		s.flow.rows = s.forwardLayer(t, layer, s.flow.rows)
 	case plan.Backward:
-		s.rows = s.backwardLayer(t, layer, s.rows)
+		s.flow.rows = s.backwardLayer(t, layer, s.flow.rows)
 	case plan.WeightGrad:
 		s.finishBackward(t)
 	}
 }
 
 // block returns the dataflow of a layer for a task; the plan decides what its backward pass recomputes.
-func (s *stage) block(t plan.Task, layer int) *graph.Block {
-	return s.plan.LayerOf(s.model, t, layer-s.stages[t.Stage][0])
+func (l *layout) block(t plan.Task, layer int) *graph.Block {
+	return l.plan.LayerOf(l.model, t, layer-l.stages[t.Stage][0])
 }
 
 func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
@@ -410,7 +400,7 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.Input, x, 0)
-	if s.training {
+	if s.trains() {
 		e.saveUnits()
 	}
 	e.run(b.Forward)
@@ -420,25 +410,25 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 
 // receive issues the message with a task's input. Its buffer is reserved from the start of the previous task,
 // so that the message may arrive while that task runs.
-func (s *stage) receive(t plan.Task) {
-	from, source, _ := s.order.Source(t)
+func (f *flow) receive(t plan.Task) {
+	from, source, _ := f.order.plan.Source(t)
 	stream, peer := ir.RecvPrev, constPrev
-	switch s.order.WayOf(source) {
+	switch f.order.plan.WayOf(source) {
 	case plan.Aside:
 		stream, peer = ir.MuxIn, rankConst(from)
 	case plan.Back:
 		stream, peer = ir.RecvNext, constNext
 	}
-	b := s.allocateInput(t)
-	s.reserve(b, s.taskStart)
-	s.message(ir.Recv, stream, peer, t, b)
-	s.inputs[t] = b
+	b := f.allocateInput(t)
+	f.reserve(b, f.start)
+	f.message(ir.Recv, stream, peer, t, b)
+	f.inputs[t] = b
 }
 
 // allocateInput creates the buffer of a task's input, which another task produces.
-func (s *stage) allocateInput(t plan.Task) uint32 {
-	layers, name, layer := s.stages[t.Stage], "ln1.in", ir.None
-	switch last := t.Stage == len(s.stages)-1; {
+func (f *flow) allocateInput(t plan.Task) uint32 {
+	layers, name, layer := f.stages[t.Stage], "ln1.in", ir.None
+	switch last := t.Stage == len(f.stages)-1; {
 	case last && (t.Kind == plan.Backward || len(layers) == 0):
 		name = "ln_f.in"
 	case t.Kind == plan.Backward && len(layers) == 0:
@@ -448,35 +438,35 @@ func (s *stage) allocateInput(t plan.Task) uint32 {
 	default:
 		layer = layers[0]
 	}
-	size, _ := s.hidden(s.plan.SizeOf(t))
-	return s.allocate(s.label(t, layer, name), ir.Device, size)
+	size, _ := f.hidden(f.plan.SizeOf(t))
+	return f.allocate(f.label(t, layer, name), ir.Device, size)
 }
 
 // send issues the message with a task's result. Its buffer is held until the end of the next task.
-func (s *stage) send(t plan.Task) {
-	to, _, _ := s.order.Target(t)
+func (f *flow) send(t plan.Task) {
+	to, _, _ := f.order.plan.Target(t)
 	stream, peer := ir.SendNext, constNext
-	switch s.order.WayOf(t) {
+	switch f.order.plan.WayOf(t) {
 	case plan.Aside:
 		stream, peer = ir.Mux, rankConst(to)
 	case plan.Back:
 		stream, peer = ir.SendPrev, constPrev
 	}
-	b := s.outputs[t]
-	delete(s.outputs, t)
-	s.message(ir.Send, stream, peer, t, b)
-	s.lagging = append(s.lagging, b)
+	b := f.outputs[t]
+	delete(f.outputs, t)
+	f.message(ir.Send, stream, peer, t, b)
+	f.lagging = append(f.lagging, b)
 }
 
-func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t plan.Task, b uint32) {
-	_, view := s.hidden(s.plan.SizeOf(t))
-	s.decidedBy("schedule", "schedule.pp")
-	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
+func (e *emitter) message(op ir.Op, stream ir.Stream, peer string, t plan.Task, b uint32) {
+	_, view := e.hidden(e.plan.SizeOf(t))
+	e.decidedBy("schedule", "schedule.pp")
+	e.op(op, stream, []ir.View{view(b)}, e.constRef(peer))
 }
 
 func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
+	e := s.newEnv(s.model.Embedding, s.weights.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.suffix = ".b"
 	e.put(s.model.Embedding.DOutput, dy, 0)
 	e.runBackward()
@@ -484,8 +474,8 @@ func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 
 // finishBackward emits the next deferred second half of a backward task, in the order of the first halves.
 func (s *stage) finishBackward(t plan.Task) {
-	e := s.deferred[t][0]
-	s.deferred[t] = s.deferred[t][1:]
+	e := s.work.deferred[t][0]
+	s.work.deferred[t] = s.work.deferred[t][1:]
 	s.prov.Layer = int32(e.layer)
 	s.decidedBy("lower", e.key())
 	e.runWeightGrads()
@@ -516,30 +506,29 @@ func (e *env) gradient() uint32 {
 func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
-	e.weigh(float64(s.plan.Train.Batch), s.weights[0])
+	e := s.newEnv(b, s.weights.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
+	e.weigh(float64(s.plan.Train.Batch), s.numbers.factors[0])
 	e.put(b.Input, x, 0)
-	e.put(b.Loss, s.loss, 0)
+	e.put(b.Loss, s.numbers.loss, 0)
 	e.run(b.Backward)
 	return e.gradient()
 }
 
 // lowerEval emits one validation microbatch: only forward tasks, with nothing saved.
 func (s *stage) lowerEval() {
-	s.begin(ir.SectionEval, ir.PhaseEval)
-	s.training, s.order = false, s.eval
+	s.begin(ir.SectionEval, ir.PhaseEval, &s.validation)
 	if s.last() {
-		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.numbers.evalLoss, ir.F32, 1)}, ir.Float(0))
 		n := s.plan.Train.Sequence * int64(s.plan.Parallel.Microbatch)
-		s.losses = s.allocate(ir.ResultLosses, ir.Device, ir.Bytes(n)*ir.F32.Bytes())
-		s.code.Results = append(s.code.Results, ir.Result{Name: ir.ResultLosses, View: vector(s.losses, ir.F32, n)})
+		s.numbers.losses = s.allocate(ir.ResultLosses, ir.Device, ir.Bytes(n)*ir.F32.Bytes())
+		s.code.Results = append(s.code.Results, ir.Result{Name: ir.ResultLosses, View: vector(s.numbers.losses, ir.F32, n)})
 	}
 	s.loadDocuments(1)
 	var tasks []plan.Task
 	var steps []step
 	index := map[int]int{} // index in the rank's tasks -> index in tasks
-	for _, st := range s.evalSteps[s.index0] {
-		t := s.order.Tasks[s.index0][st.task]
+	for _, st := range s.order.steps[s.rank] {
+		t := s.order.plan.Tasks[s.rank][st.task]
 		if t.Kind != plan.Forward || t.Microbatch != 0 {
 			continue
 		}
@@ -554,8 +543,8 @@ func (s *stage) lowerEval() {
 		s.step(step{kind: st.kind, task: index[st.task]})
 	}
 	if s.last() {
-		s.averageOverReplicas(s.evalLoss)
-		s.hold(s.losses) // the VM reads the losses
+		s.averageOverReplicas(s.numbers.evalLoss)
+		s.hold(s.numbers.losses) // the VM reads the losses
 	}
 	s.end()
 }
@@ -563,11 +552,11 @@ func (s *stage) lowerEval() {
 func (s *stage) evalHead(t plan.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
-	e.weigh(float64(s.evalSequences()), s.weights[1])
+	e := s.newEnv(b, s.weights.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
+	e.weigh(float64(s.evalSequences()), s.numbers.factors[1])
 	e.put(b.Input, x, 0)
-	e.put(b.Loss, s.evalLoss, 0)
-	e.put(b.Losses, s.losses, ir.Bytes(e.size.Prefix*e.size.Batch)*ir.F32.Bytes())
+	e.put(b.Loss, s.numbers.evalLoss, 0)
+	e.put(b.Losses, s.numbers.losses, ir.Bytes(e.size.Prefix*e.size.Batch)*ir.F32.Bytes())
 	e.run(b.Forward)
 }
 
@@ -584,19 +573,18 @@ func (e *env) weigh(sequences float64, weight uint32) {
 // loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that
 // need them. They stay live until the last attention reads them.
 func (s *stage) loadDocuments(microbatches int) {
-	s.documents = map[int]uint32{}
 	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {
 		return
 	}
 	z := s.plan.Size(0)
 	replica := graph.ConstReplica
-	if !s.training {
+	if !s.trains() {
 		replica = graph.ConstEvalFirst
 	}
 	for m := range microbatches {
 		s.prov.Microbatch = int32(m)
 		b := s.allocate(s.label(plan.Task{Microbatch: m}, -1, graph.ValuePositions), ir.Device, ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
-		s.documents[m] = b
+		s.work.documents[m] = b
 		s.op(ir.LoadTokens, ir.Compute, []ir.View{vector(b, ir.I32, z.Sequence*z.Batch)}, ir.Int(int64(m)*z.Batch), s.constRef(replica),
 			ir.Int(0), ir.Int(z.Batch), ir.Int(0), ir.Int(ir.AsPositions))
 	}

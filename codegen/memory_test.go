@@ -82,10 +82,10 @@ func TestFootprintIsExact(t *testing.T) {
 		bound, l := memory.FootprintOf(plan), newLayout(plan)
 		for i, peak := range bound.Device {
 			s := l.lower(i)
-			base := aligned(s.placePersistent()[ir.Device])
+			base := aligned(s.buffers.placePersistent()[ir.Device])
 			most := base
-			for _, part := range s.parts {
-				lives, _ := s.livesOf(part, ir.Device)
+			for _, part := range s.buffers.parts {
+				lives, _ := s.buffers.livesOf(part, ir.Device)
 				most = max(most, base+liveBound(lives))
 			}
 			if got := peak.Bytes - peak.Terms[memory.TermPacking]; got < most || got > most+aligning {

@@ -30,7 +30,7 @@ func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 		stage: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
 		envs: map[plan.Task]*env{}, adds: map[int][]sum{}, working: -1,
 	}
-	for _, mine := range s.tasks {
+	for _, mine := range s.work.tasks {
 		if schedule.SameSlot(mine, t) {
 			w.mine = append(w.mine, mine)
 		}
@@ -40,7 +40,7 @@ func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 
 // act emits an action of the slot.
 func (w *sharedSlot) act(a schedule.Action) {
-	t := w.tasks[a.Task]
+	t := w.work.tasks[a.Task]
 	switch a.Op {
 	case schedule.HandOut:
 		w.handOut()
@@ -49,7 +49,7 @@ func (w *sharedSlot) act(a schedule.Action) {
 	case schedule.Lend:
 		w.lendWeights(int(a.Of), int(a.Layer))
 	case schedule.Enter:
-		w.workOn(w.index0)
+		w.workOn(w.rank)
 		w.provide(t, w.layerOf(a))
 		w.enter()
 	case schedule.FirstHalf:
@@ -124,10 +124,10 @@ func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 }
 
 // provide sets the provenance of instructions that lend weights, share rows or return gradients.
-func (s *stage) provide(t plan.Task, layer int) {
-	s.at(t)
-	s.prov.Layer = int32(layer)
-	s.decidedBy("mux", "schedule.mux")
+func (e *emitter) provide(t plan.Task, layer int) {
+	e.at(t)
+	e.prov.Layer = int32(layer)
+	e.decidedBy("mux", "schedule.mux")
 }
 
 func (w *sharedSlot) layerEnv(t plan.Task, layer int) *env {
@@ -142,7 +142,7 @@ func (w *sharedSlot) layerEnv(t plan.Task, layer int) *env {
 func (w *sharedSlot) firstHalf(t plan.Task, layer int) {
 	w.at(t)
 	if _, known := w.x[t]; !known {
-		w.x[t] = w.input(t)
+		w.x[t] = w.flow.input(t)
 	}
 	e := w.layerEnv(t, layer)
 	if t.Kind == plan.Forward {
@@ -175,24 +175,24 @@ func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 
 // sizeOf returns the shape of a task on this rank. For a task of another stage, K and V end with the last rows
 // that this rank computes for that stage.
-func (s *stage) sizeOf(t plan.Task) graph.Size {
-	z := s.plan.SizeOf(t)
-	if s.helps(t) {
-		z.Sequence = s.helpedTokens(t)
+func (e *emitter) sizeOf(t plan.Task) graph.Size {
+	z := e.plan.SizeOf(t)
+	if e.helps(t) {
+		z.Sequence = e.helpedTokens(t)
 	}
 	return z
 }
 
-func (s *stage) helps(t plan.Task) bool {
-	return s.order.Runner(t) == s.index0 && s.plan.Home(t.Stage) != s.index0
+func (e *emitter) helps(t plan.Task) bool {
+	return e.order.plan.Runner(t) == e.rank && e.plan.Home(t.Stage) != e.rank
 }
 
 // helpedTokens returns the number of tokens up to the end of this rank's last task on a stage that it helps.
-func (s *stage) helpedTokens(t plan.Task) int64 {
+func (e *emitter) helpedTokens(t plan.Task) int64 {
 	end := int64(0)
-	for _, other := range s.plan.Tasks[s.index0] {
+	for _, other := range e.plan.Tasks[e.rank] {
 		if other.Stage == t.Stage {
-			z := s.plan.SizeOf(other)
+			z := e.plan.SizeOf(other)
 			end = max(end, z.Prefix+z.Tokens)
 		}
 	}
@@ -200,18 +200,18 @@ func (s *stage) helpedTokens(t plan.Task) int64 {
 }
 
 // toRank and fromRank issue the two ends of a message between this rank and its counterpart in another stage.
-func (s *stage) toRank(stage int, v ir.View) {
-	s.op(ir.Send, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
+func (e *emitter) toRank(stage int, v ir.View) {
+	e.op(ir.Send, ir.Mux, []ir.View{v}, e.constRef(rankConst(stage)))
 }
 
-func (s *stage) fromRank(stage int, v ir.View) {
-	s.op(ir.Recv, ir.MuxIn, []ir.View{v}, s.constRef(rankConst(stage)))
+func (e *emitter) fromRank(stage int, v ir.View) {
+	e.op(ir.Recv, ir.MuxIn, []ir.View{v}, e.constRef(rankConst(stage)))
 }
 
 // shareRows sends the rows of K and V that tasks of one stage have computed to the ranks that will read them.
 func (w *sharedSlot) shareRows(tasks []plan.Task) {
 	w.eachExchange(tasks, graph.Cache, func(from, to int, _ string, view func() ir.View) {
-		switch w.index0 {
+		switch w.rank {
 		case from:
 			w.toRank(to, view())
 		case to:
@@ -224,7 +224,7 @@ func (w *sharedSlot) shareRows(tasks []plan.Task) {
 // runs the task, which adds them in the order of ranks.
 func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
-		switch w.index0 {
+		switch w.rank {
 		case from:
 			w.toRank(to, view())
 		case to:
@@ -248,7 +248,7 @@ func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func
 		tasks = tasks[n:]
 		for _, reader := range w.plan.Sharing().Readers(run[0]) {
 			other := reader.Rank
-			if w.index0 != runner && w.index0 != other {
+			if w.rank != runner && w.rank != other {
 				continue
 			}
 			e := w.envOfStage(run[0].Stage)
@@ -291,7 +291,7 @@ func (w *sharedSlot) handOut() {
 		}
 		runner, home := w.plan.Runner(t), w.plan.Home(0)
 		w.at(t)
-		if w.index0 == home {
+		if w.rank == home {
 			w.x[t] = w.embed(t)
 		}
 		if runner == home {
@@ -299,12 +299,12 @@ func (w *sharedSlot) handOut() {
 		}
 		w.provide(t, ir.None)
 		_, view := w.hidden(w.plan.SizeOf(t))
-		switch w.index0 {
+		switch w.rank {
 		case home:
 			w.toRank(runner, view(w.x[t]))
-			w.lagging = append(w.lagging, w.x[t])
+			w.flow.lagging = append(w.flow.lagging, w.x[t])
 		case runner:
-			w.x[t] = w.allocateInput(t)
+			w.x[t] = w.flow.allocateInput(t)
 			w.fromRank(home, view(w.x[t]))
 		}
 	}
@@ -323,16 +323,16 @@ func (w *sharedSlot) handIn() {
 		w.provide(t, ir.None)
 		size, view := w.hidden(w.plan.SizeOf(t))
 		if runner != home {
-			switch w.index0 {
+			switch w.rank {
 			case home:
 				w.x[t] = w.allocate(w.label(t, ir.None, "d.embed.in"), ir.Device, size)
 				w.fromRank(runner, view(w.x[t]))
 			case runner:
 				w.toRank(home, view(w.x[t]))
-				w.lagging = append(w.lagging, w.x[t])
+				w.flow.lagging = append(w.flow.lagging, w.x[t])
 			}
 		}
-		if w.index0 == home {
+		if w.rank == home {
 			w.at(t)
 			w.embeddingGradients(t, w.x[t])
 		}
@@ -360,7 +360,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	for i := range w.model.Layer.Params {
 		for hop := 1; hop < len(way) && needed[hop]>>i&1 == 1; hop++ {
 			lender, borrower := way[hop-1], way[hop]
-			switch w.index0 {
+			switch w.rank {
 			case lender:
 				if hop == 1 {
 					w.gatherWeights(layer, 1<<i)
@@ -368,7 +368,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 				p := w.paramsFor(stage, layer)[i]
 				w.toRank(borrower, p.view(p.weight, act))
 			case borrower:
-				p := w.borrowed[layer][i]
+				p := w.weights.borrowed[layer][i]
 				p.weight = w.allocate(p.name+"."+t.Kind.String(), ir.Device, ir.Bytes(p.elements())*act.Bytes())
 				w.fromRank(lender, p.view(p.weight, act))
 			}
@@ -385,8 +385,8 @@ func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed
 	needed = make([]plan.ParamSet, len(way)+1)
 	for hop := len(way) - 1; hop > 0; hop-- {
 		needed[hop] = needed[hop+1] | w.plan.Borrows(w.model, t.Kind, way[hop], t.Stage, layer-w.stages[t.Stage][0])
-		if way[hop] == w.index0 {
-			w.borrowed[layer] = w.borrow(t, layer)
+		if way[hop] == w.rank {
+			w.weights.borrowed[layer] = w.borrow(t, layer)
 		}
 	}
 	return way, needed
@@ -407,10 +407,10 @@ func (s *stage) paramsOf(t plan.Task, layer int) []*param { return s.paramsFor(t
 
 // paramsFor returns the weights of a layer of a stage.
 func (s *stage) paramsFor(stage, layer int) []*param {
-	if s.plan.Home(stage) != s.index0 {
-		return s.borrowed[layer]
+	if s.plan.Home(stage) != s.rank {
+		return s.weights.borrowed[layer]
 	}
-	return s.layer[layer]
+	return s.weights.layer[layer]
 }
 
 // returnGradients sends the gradients of borrowed weights to the rank that holds the weights. The last helper
@@ -423,14 +423,14 @@ func (w *sharedSlot) returnGradients(round int) {
 	t.Subsequence = 0
 	path := w.path(t)
 	for _, hop := range w.plan.Sharing().Hops(t.Stage, len(path), round) {
-		if w.index0 != hop.From && w.index0 != hop.From-1 {
+		if w.rank != hop.From && w.rank != hop.From-1 {
 			continue
 		}
 		w.provide(t, path[hop.Layer])
 		for _, p := range w.paramsFor(t.Stage, path[hop.Layer]) {
 			switch {
 			case p.Frozen:
-			case w.index0 == hop.From:
+			case w.rank == hop.From:
 				w.toRank(hop.From-1, p.whole(w.gradBuffer(p), ir.F32))
 			default:
 				w.addGradient(p, hop.From, t.Microbatch)

@@ -86,34 +86,34 @@ func (s *stage) share(st step) {
 	case helping:
 		s.helpWith(st.shared).rest()
 	default:
-		s.lend(st.shared[0], st.helper, st.kind == lending)
+		s.kv.lend(st.shared[0], st.helper, st.kind == lending)
 	}
 	s.nowhere()
 }
 
 // lend sends or receives a block of keys and values for each of a stage's layers without a window.
-func (s *stage) lend(t plan.Task, helper int, owner bool) {
-	lent, z := s.plan.Lent(t.Stage, helper), s.plan.Size(t.Subsequence)
-	s.at(t)
-	for k, layer := range s.stages[t.Stage] {
-		if !s.model.Full(layer) {
+func (k *kv) lend(t plan.Task, helper int, owner bool) {
+	lent, z := k.plan.Lent(t.Stage, helper), k.plan.Size(t.Subsequence)
+	k.at(t)
+	for at, layer := range k.stages[t.Stage] {
+		if !k.model.Full(layer) {
 			continue
 		}
-		s.prov.Layer = int32(layer)
-		s.decidedBy("mux", "schedule.mux")
-		b := s.plan.LayerOf(s.model, t, k)
+		k.prov.Layer = int32(layer)
+		k.decidedBy("mux", "schedule.mux")
+		b := k.plan.LayerOf(k.model, t, at)
 		_, in := attentionOf(b, b.Forward, ir.Attention, z)
 		in = graph.OverKeys(in, z, lent.First, lent.End)
 		block := &lentBlock{Lending: lent}
 		for _, name := range []string{"k", "v"} {
 			v := in.Arg(name)
 			if owner {
-				v.Buffer = s.caches[cacheKey{t.Microbatch, layer, name}]
-				s.op(ir.Send, ir.SendPrev, []ir.View{v}, s.constRef(rankConst(helper)))
+				v.Buffer = k.device[cacheKey{t.Microbatch, layer, name}]
+				k.op(ir.Send, ir.SendPrev, []ir.View{v}, k.constRef(rankConst(helper)))
 				continue
 			}
-			v = s.fresh(fmt.Sprintf("m%d.l%d.%s.lent", t.Microbatch, layer, name), v)
-			s.op(ir.Recv, ir.RecvNext, []ir.View{v}, s.constRef(rankConst(t.Stage)))
+			v = k.fresh(fmt.Sprintf("m%d.l%d.%s.lent", t.Microbatch, layer, name), v)
+			k.op(ir.Recv, ir.RecvNext, []ir.View{v}, k.constRef(rankConst(t.Stage)))
 			if name == "k" {
 				block.k = v
 			} else {
@@ -121,7 +121,7 @@ func (s *stage) lend(t plan.Task, helper int, owner bool) {
 			}
 		}
 		if !owner {
-			s.lent[lentKey{t.Microbatch, layer}] = block
+			k.lent[lentKey{t.Microbatch, layer}] = block
 		}
 	}
 }
@@ -138,9 +138,9 @@ func attentionOf(b *graph.Block, nodes []graph.Node, op ir.Op, z graph.Size) (fo
 }
 
 // fresh allocates a new buffer for a view.
-func (s *stage) fresh(name string, v ir.View) ir.View {
+func (e *emitter) fresh(name string, v ir.View) ir.View {
 	v.Offset = 0
-	v.Buffer = s.allocate(name, ir.Device, v.Bytes())
+	v.Buffer = e.allocate(name, ir.Device, v.Bytes())
 	return v
 }
 
@@ -157,19 +157,19 @@ func plane(v ir.View, i int) ir.View {
 }
 
 // swap sends operands to this rank's counterpart in another stage, or receives them from there.
-func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
+func (e *emitter) swap(op ir.Op, stage int, views ...ir.View) {
 	for _, v := range views {
 		if op == ir.Send {
-			s.toRank(stage, v)
+			e.toRank(stage, v)
 		} else {
-			s.fromRank(stage, v)
+			e.fromRank(stage, v)
 		}
 	}
 }
 
 // shares emits a node if helpers share its work, and reports whether it did.
 func (e *env) shares(n *graph.Node) bool {
-	if n.Op != ir.Attention && n.Op != ir.AttentionGrad || !e.s.training {
+	if n.Op != ir.Attention && n.Op != ir.AttentionGrad || !e.s.trains() {
 		return false
 	}
 	helpers := e.s.plan.Helpers(e.task)
@@ -214,7 +214,7 @@ func (e *env) phase(op ir.Op) int {
 // order of the keys.
 func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 	s, o, lse, q := e.s, in.Arg("o"), in.Arg("lse"), in.Arg("q")
-	others := s.beside.at(e.phase(in.Op))
+	others := s.work.beside.at(e.phase(in.Op))
 	for j := range helpers {
 		s.swap(ir.Send, j, q)
 	}
@@ -237,7 +237,7 @@ func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 // last task of this stage.
 func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	s, dq := e.s, in.Arg("dq")
-	others := s.beside.at(e.phase(in.Op))
+	others := s.work.beside.at(e.phase(in.Op))
 	e.clearKeys(in, helpers)
 	delta := s.fresh(s.label(e.task, e.layer, "attn.delta"), in.Arg("lse"))
 	s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, in.Arg("do"), in.Arg("o")}, in.Attr("heads"), in.Attr("head_dim"))
@@ -290,10 +290,10 @@ func (e *env) clearKeys(in ir.Instr, helpers int) {
 }
 
 // clear sets gradients of keys and values to zero.
-func (s *stage) clear(in ir.Instr) {
+func (e *emitter) clear(in ir.Instr) {
 	for _, name := range []string{"dk", "dv"} {
 		if v := in.Arg(name); v.Rows() > 0 {
-			s.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(0))
+			e.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(0))
 		}
 	}
 }
@@ -421,13 +421,13 @@ func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 		return nil
 	}
 	borders := s.plan.HelpedBlocks(t)
-	first, end := borders[s.index0], borders[s.index0+1]
+	first, end := borders[s.rank], borders[s.rank+1]
 	h := &helped{s: s, task: t, layer: layers[k], in: graph.OverKeys(in, z, first, end), first: first, end: end}
-	h.block = s.lent[lentKey{t.Microbatch, h.layer}]
+	h.block = s.kv.lent[lentKey{t.Microbatch, h.layer}]
 	setArg(&h.in, "k", h.block.rows(h.block.k, z, first, end))
 	setArg(&h.in, "v", h.block.rows(h.block.v, z, first, end))
 	if positions := h.in.Arg("positions"); positions.Present() {
-		positions.Buffer = s.documents[t.Microbatch]
+		positions.Buffer = s.work.documents[t.Microbatch]
 		setArg(&h.in, "positions", positions)
 	}
 	return h
@@ -510,7 +510,7 @@ func (h *helped) send() {
 // giveBack returns the gradients of the lent keys to their stage, after the last task that adds to them. Those
 // of the helper's current block go first.
 func (h *helped) giveBack() {
-	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.index0 < first || h.s.index0 >= end {
+	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.rank < first || h.s.rank >= end {
 		return
 	}
 	h.begin()

@@ -15,11 +15,11 @@ func (s *stage) trained() []*param {
 
 // params returns the parameters of the stage in the global order of tensors, with a tied head last.
 func (s *stage) params() []*param {
-	ps := append([]*param(nil), s.embedding...)
+	ps := append([]*param(nil), s.weights.embedding...)
 	for _, l := range s.layers() {
-		ps = append(ps, s.layer[l]...)
+		ps = append(ps, s.weights.layer[l]...)
 	}
-	return append(ps, s.head...)
+	return append(ps, s.weights.head...)
 }
 
 // gradBuffer returns the buffer of a parameter's gradient. It is live from its first use in a step to the end
@@ -43,10 +43,10 @@ func (s *stage) gradBuffer(p *param) uint32 {
 func (s *stage) optimizer() {
 	s.prov.Phase = ir.PhaseOptimizer
 	s.decidedBy("lower", "train.optimizer")
-	s.passing = s.newPassing()
-	s.passing.load()
+	queue := s.newPassing()
+	queue.load()
 	if s.last() {
-		s.averageOverReplicas(s.loss)
+		s.averageOverReplicas(s.numbers.loss)
 	}
 	s.completeGradients()
 	s.gradNorm()
@@ -56,7 +56,7 @@ func (s *stage) optimizer() {
 			continue
 		}
 		before := sent
-		sent = s.update(p)
+		sent = s.update(p, queue)
 		if before >= 0 {
 			s.hold(uint32(before))
 		}
@@ -72,7 +72,7 @@ func (s *stage) optimizer() {
 
 // update updates the part of a parameter whose optimizer state this rank holds, and sends divided
 // weights to all ranks that use them. It returns the buffer from which they are sent, or -1.
-func (s *stage) update(p *param) int {
+func (s *stage) update(p *param, queue *passing) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(s.takeOver(p.grad), ir.F32)
 		s.gather(p, "", g, p.sum)
@@ -87,7 +87,7 @@ func (s *stage) update(p *param) int {
 		}
 	}
 	if p.onHost {
-		s.updateBlocks(p, weight)
+		queue.update(p, weight)
 	} else {
 		given := map[string]ir.View{graph.UpdateWeight: p.stateView(p.master, ir.F32), graph.UpdateGrad: p.sum, graph.UpdateCopy: weight}
 		for i, state := range p.optimizer.States {
@@ -107,7 +107,7 @@ func (s *stage) update(p *param) int {
 // applyUpdate allocates the others.
 func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
-	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)
+	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.numbers.step, ir.F32, 3), vector(s.numbers.norm, ir.F32, 2)
 	views := make([]ir.View, len(b.Values))
 	for i := range b.Values {
 		views[i] = given[b.Values[i].Name]
@@ -141,14 +141,14 @@ func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 
 // averageOverReplicas sums the loss over the replicas. Each has already divided its share by the number of
 // tokens of all replicas.
-func (s *stage) averageOverReplicas(loss uint32) {
-	if s.plan.Parallel.DP > 1 {
-		s.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
+func (e *emitter) averageOverReplicas(loss uint32) {
+	if e.plan.Parallel.DP > 1 {
+		e.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
 	}
 }
 
-func (s *stage) allReduce(v ir.View, group int64) {
-	s.op(ir.AllReduce, ir.Coll, []ir.View{v}, ir.Int(group))
+func (e *emitter) allReduce(v ir.View, group int64) {
+	e.op(ir.AllReduce, ir.Coll, []ir.View{v}, ir.Int(group))
 }
 
 // completeGradients sums each gradient over the ranks that have partial sums of it: the ranks of the stage,
@@ -171,7 +171,7 @@ func (s *stage) completeGradients() {
 		if p.shared != nil || p.zero >= plan.ZeroGradients {
 			continue
 		}
-		if s.plan.Model.Tied && s.first() != s.last() && s.tensors[p.tensor].Name == "embed" {
+		if s.plan.Model.Tied && s.first() != s.last() && s.tables.tensors[p.tensor].Name == "embed" {
 			s.allReduce(p.sum, graph.GroupTied)
 		}
 		p.sum = s.sumOverReplicas(p, p.sum)
@@ -182,7 +182,7 @@ func (s *stage) completeGradients() {
 // the slots of its own tensors and clears the others. The stages then add up their vectors; the zeros change
 // nothing. The parts are concatenated by replica and then by SP rank.
 func (s *stage) gradNorm() {
-	n := int64(len(s.tensors))
+	n := int64(len(s.tables.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())
 	slots := func(first, n int64) []ir.View {
 		v := vector(sums, ir.F32, n)
@@ -224,5 +224,5 @@ func (s *stage) gradNorm() {
 		s.op(ir.AllGather, ir.Coll, []ir.View{vector(all, ir.F32, whole), vector(sums, ir.F32, n)}, ir.Int(by.group))
 		sums, n = all, whole
 	}
-	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.norm, ir.F32, 2), vector(sums, ir.F32, n), s.spike}, ir.Float(s.plan.Train.GradClip))
+	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.numbers.norm, ir.F32, 2), vector(sums, ir.F32, n), s.numbers.spike}, ir.Float(s.plan.Train.GradClip))
 }

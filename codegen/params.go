@@ -7,55 +7,56 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
-	"sppo.dev/schedule"
 )
 
 // layout holds the data that all ranks of a job share: the dataflow, the tensors of the model in one global
 // order, and the names of constants and groups. The order of tensors does not depend on the number of stages,
 // so neither does the gradient norm.
 type layout struct {
-	plan      *plan.Plan
-	model     *graph.Model
-	tensors   []ir.Tensor
-	index     map[string]int32 // tensor by name
-	consts    []string
-	ranges    []tokenRange // token ranges that a stage's ranks divide: of subsequences, or of their pieces
-	lines     *lineTable
-	slices    map[string]slicePlace // by name of a constant: the slice whose first row it holds
-	pipeline  *schedule.Pipeline
-	steps     [][]step   // of every pipeline rank
-	eval      *plan.Plan // the plan whose tasks a validation runs
-	evalSteps [][]step
-	stages    [][]int // layers of every virtual stage
+	plan       *plan.Plan
+	model      *graph.Model
+	stages     [][]int // layers of every virtual stage
+	tables     tables
+	training   order
+	validation order
+}
+
+// tables holds the names to which instructions refer by number.
+type tables struct {
+	tensors []ir.Tensor
+	index   map[string]int32 // tensor by name
+	consts  []string
+	ranges  []tokenRange          // token ranges that a stage's ranks divide: of subsequences, or of their pieces
+	slices  map[string]slicePlace // by name of a constant: the slice whose first row it holds
+	lines   *lineTable
 }
 
 func newLayout(p *plan.Plan) *layout {
-	l := &layout{plan: p, index: map[string]int32{}, lines: newLineTable(p)}
-	l.model = p.Graph()
-	l.tensors = l.model.Tensors()
-	for i := range l.tensors {
-		l.index[l.tensors[i].Name] = int32(i)
+	l := &layout{plan: p, model: p.Graph(), tables: tables{index: map[string]int32{}, lines: newLineTable(p)}}
+	l.tables.tensors = l.model.Tensors()
+	for i := range l.tables.tensors {
+		l.tables.index[l.tables.tensors[i].Name] = int32(i)
 	}
 	for i := range p.Subsequences.N {
 		for _, t := range p.Pieces(plan.Task{Subsequence: i}) {
 			z := p.SizeOf(t)
 			if l.model.Chunks() > 0 { // in zigzag order a rank has a part of each half
 				half := z.Tokens / 2
-				l.ranges = append(l.ranges, tokenRange{z.Prefix, half, false}, tokenRange{z.Prefix + half, half, true})
+				l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, half, false}, tokenRange{z.Prefix + half, half, true})
 				continue
 			}
-			l.ranges = append(l.ranges, tokenRange{z.Prefix, z.Tokens, false})
+			l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, z.Tokens, false})
 		}
 	}
 	for j := range p.Parallel.Stages() {
 		l.stages = append(l.stages, p.Layers(j))
 	}
-	l.consts = l.constNames()
-	l.pipeline, l.steps = walk.Pipeline(p), timeline(p, l.model)
-	l.eval, l.evalSteps = p, l.steps
+	l.tables.consts = l.constNames()
+	l.training = order{p, walk.Pipeline(p), timeline(p, l.model)}
+	l.validation = l.training
 	if p.Mux.Left || p.Mux.Right {
-		l.eval = p.Unshared()
-		l.evalSteps = timeline(l.eval, l.model)
+		l.validation.plan = p.Unshared()
+		l.validation.steps = timeline(l.validation.plan, l.model)
 	}
 	return l
 }
@@ -89,7 +90,7 @@ func (l *layout) constNames() []string {
 		names = append(names, graph.ConstPosition)
 	}
 	if l.positions() != nil && l.plan.Parallel.SP > 1 {
-		for i := range l.ranges {
+		for i := range l.tables.ranges {
 			names = append(names, posRowConst(i))
 		}
 	}
@@ -116,7 +117,7 @@ func (l *layout) positions() *graph.Param {
 }
 
 func (l *layout) constRef(name string) ir.Attr {
-	for i, n := range l.consts {
+	for i, n := range l.tables.consts {
 		if n == name {
 			return ir.ConstRef(i)
 		}
@@ -161,11 +162,11 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 }
 
 // newParam creates a parameter and allocates those of its buffers that live through the whole run.
-func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
+func (e *emitter) newParam(b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
 	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent()}
-	p.cut, p.zero, p.optimizer = s.plan.Slicing(g), s.plan.ZeroOf(b, g), s.plan.OptimizerOf(b, g)
-	p.tensor = s.index[p.name]
-	n, act := ir.Bytes(p.elements()), s.model.DType()
+	p.cut, p.zero, p.optimizer = e.plan.Slicing(g), e.plan.ZeroOf(b, g), e.plan.OptimizerOf(b, g)
+	p.tensor = e.tables.index[p.name]
+	n, act := ir.Bytes(p.elements()), e.model.DType()
 	if shared != nil {
 		p.kept, p.weight, p.master = shared.kept, shared.weight, shared.master
 		return p
@@ -180,12 +181,12 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	p.kept = e.persist(name, n*act.Bytes())
 	p.weight, p.master = p.kept, p.kept
 	if g.Frozen {
-		s.initialiseFrozen(e, p)
+		e.initialiseFrozen(p)
 		return p
 	}
 	n = state
 	arena := ir.Device
-	if p.onHost = s.plan.OptimizerOnHost(g); p.onHost {
+	if p.onHost = e.plan.OptimizerOnHost(g); p.onHost {
 		arena = ir.Host
 	}
 	switch {
@@ -197,32 +198,32 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	for _, state := range p.optimizer.States {
 		p.states = append(p.states, e.persistIn(arena, p.name+"."+state.Name, n*state.DType.Bytes()))
 	}
-	s.initialise(e, p)
-	s.addStates(p, act)
+	e.initialise(p)
+	e.addStates(p, act)
 	return p
 }
 
 // initialise sets the parameter's initial values and clears the optimizer's states.
-func (s *stage) initialise(e *emitter, p *param) {
-	s.filled(e, p, p.master, ir.F32, func(b uint32) {
-		s.firstValues(e, p, p.stateView(b, ir.F32), s.stateRectangles(p, b, ir.F32))
+func (e *emitter) initialise(p *param) {
+	e.filled(p, p.master, ir.F32, func(b uint32) {
+		e.firstValues(p, p.stateView(b, ir.F32), e.stateRectangles(p, b, ir.F32))
 	})
 	if p.kept != p.master {
-		v := p.keptView(s.model.DType())
-		s.firstValues(e, p, v, s.keptRectangles(p, v))
+		v := p.keptView(e.model.DType())
+		e.firstValues(p, v, e.keptRectangles(p, v))
 	}
 	for i, state := range p.optimizer.States {
-		s.filled(e, p, p.states[i], state.DType, func(b uint32) {
+		e.filled(p, p.states[i], state.DType, func(b uint32) {
 			e.op(ir.Fill, ir.Compute, []ir.View{vector(b, state.DType, p.stateElements())}, ir.Float(0))
 		})
 	}
 }
 
 // initialiseFrozen sets the values of a parameter that is not trained, which has only one copy.
-func (s *stage) initialiseFrozen(e *emitter, p *param) {
-	v := p.whole(p.kept, s.model.DType())
-	s.firstValues(e, p, p.keptView(s.model.DType()), s.keptRectangles(p, v))
-	s.addState(p, ir.RoleWeight, s.keptRectangles(p, v))
+func (e *emitter) initialiseFrozen(p *param) {
+	v := p.whole(p.kept, e.model.DType())
+	e.firstValues(p, p.keptView(e.model.DType()), e.keptRectangles(p, v))
+	e.addState(p, ir.RoleWeight, e.keptRectangles(p, v))
 }
 
 // keptView returns the view of the kept weight: whole, or this rank's slice.
@@ -234,18 +235,18 @@ func (p *param) keptView(d ir.DType) ir.View {
 }
 
 // filled fills a buffer of optimizer state. A buffer in host memory is filled through the device.
-func (s *stage) filled(e *emitter, p *param, b uint32, d ir.DType, fill func(b uint32)) {
-	if (*e.buffers)[b].arena == ir.Device {
+func (e *emitter) filled(p *param, b uint32, d ir.DType, fill func(b uint32)) {
+	if e.buffers.list[b].arena == ir.Device {
 		fill(b)
 		return
 	}
 	size := ir.Bytes(p.stateElements()) * d.Bytes()
-	from := e.allocate((*e.buffers)[b].name+".device", ir.Device, size)
+	from := e.allocate(e.buffers.list[b].name+".device", ir.Device, size)
 	fill(from)
 	e.op(ir.CopyD2H, ir.D2H, []ir.View{in(b, asBytes(0, size)), in(from, asBytes(0, size))})
 }
 
-func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectangle) {
+func (e *emitter) firstValues(p *param, whole ir.View, parts []rectangle) {
 	if p.Std == 0 {
 		e.op(ir.Fill, ir.Compute, []ir.View{whole}, ir.Float(p.Fill))
 		return
@@ -279,7 +280,7 @@ func (l *layout) pieces(p *graph.Param) []piece {
 		if sp == 1 {
 			break // one after another, the ranges are the whole table
 		}
-		for i, r := range l.ranges {
+		for i, r := range l.tables.ranges {
 			list = append(list, piece{r.first / sp, r.tokens / sp, posRowConst(i)})
 		}
 		return list
@@ -288,10 +289,10 @@ func (l *layout) pieces(p *graph.Param) []piece {
 }
 
 // rectangles divides a local view into rectangles with their positions in the tensor.
-func (s *stage) rectangles(p *param, v ir.View) []rectangle {
+func (e *emitter) rectangles(p *param, v ir.View) []rectangle {
 	var list []rectangle
-	for _, part := range s.pieces(p.Param) {
-		list = append(list, rectangle{view: rowsOf(v, part.first, part.rows, p.Local[1]), row: s.rowAttr(part.start), col: s.colAttr(p)})
+	for _, part := range e.pieces(p.Param) {
+		list = append(list, rectangle{view: rowsOf(v, part.first, part.rows, p.Local[1]), row: e.rowAttr(part.start), col: e.colAttr(p)})
 	}
 	return list
 }
@@ -305,48 +306,48 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 
 // keptRectangles returns the rectangles of the kept weight (the whole weight or this rank's slice) in the
 // buffer of the given view.
-func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
+func (e *emitter) keptRectangles(p *param, v ir.View) []rectangle {
 	if p.zero >= plan.ZeroWeights {
-		return s.stateRectangles(p, v.Buffer, v.DType)
+		return e.stateRectangles(p, v.Buffer, v.DType)
 	}
-	return s.rectangles(p, v)
+	return e.rectangles(p, v)
 }
 
-func (s *stage) rowAttr(start string) ir.Attr {
+func (e *emitter) rowAttr(start string) ir.Attr {
 	if start == "" {
 		return ir.Int(0)
 	}
-	return s.constRef(start)
+	return e.constRef(start)
 }
 
-func (s *stage) colAttr(p *param) ir.Attr {
+func (e *emitter) colAttr(p *param) ir.Attr {
 	if p.Shard == graph.ByCols {
-		return s.constRef(p.Start)
+		return e.constRef(p.Start)
 	}
 	return ir.Int(0)
 }
 
 // addStates lists the parameter's buffers for checkpoints. If weights are f32 and have a divided master, the
 // master is listed as another copy of the weight.
-func (s *stage) addStates(p *param, act ir.DType) {
-	s.addState(p, ir.RoleWeight, s.keptRectangles(p, p.whole(p.kept, act)))
+func (e *emitter) addStates(p *param, act ir.DType) {
+	e.addState(p, ir.RoleWeight, e.keptRectangles(p, p.whole(p.kept, act)))
 	if p.master != p.kept {
 		role := ir.RoleMaster
 		if act == ir.F32 {
 			role = ir.RoleWeight
 		}
-		s.addState(p, role, s.stateRectangles(p, p.master, ir.F32))
+		e.addState(p, role, e.stateRectangles(p, p.master, ir.F32))
 	}
 	for i, state := range p.optimizer.States {
-		s.addState(p, state.Role, s.stateRectangles(p, p.states[i], state.DType))
+		e.addState(p, state.Role, e.stateRectangles(p, p.states[i], state.DType))
 	}
 }
 
 // whole is like view, but with the shape that checkpoints use: vectors are n by 1.
 func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Local[0], p.Local[1]) }
 
-func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {
+func (e *emitter) addState(p *param, role ir.Role, parts []rectangle) {
 	for _, r := range parts {
-		s.code.States = append(s.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col, End: r.end})
+		e.code.States = append(e.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col, End: r.end})
 	}
 }

@@ -11,29 +11,40 @@ import (
 // This file emits the copies of tensors that a plan with order = layer keeps on the host: hidden states between
 // layers, gradients between layers, and K and V of a layer between its forward and its backward tasks.
 
+// flow holds the hidden rows that tasks of a section pass on, or their gradients.
+type flow struct {
+	*emitter
+	rows    uint32               // of the running task
+	inputs  map[plan.Task]uint32 // of tasks, if another task or rank has produced them
+	host    map[plan.Task]uint32 // the same, on the host
+	outputs map[plan.Task]uint32 // results that have not been sent yet
+	lagging []uint32             // buffers whose messages may still be in transit: held until the end of the next task
+	start   position             // of the previous task
+}
+
 // stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
-func (s *stage) stageOut(reader plan.Task, x uint32) {
-	size, _ := s.hidden(s.plan.SizeOf(reader))
+func (f *flow) stageOut(reader plan.Task, x uint32) {
+	size, _ := f.hidden(f.plan.SizeOf(reader))
 	rows := asBytes(0, size)
-	host := s.allocate(s.buffers[x].name+".host", ir.Host, size)
-	s.decidedBy("offload", "schedule.offload")
-	s.op(ir.CopyD2H, ir.D2H, []ir.View{in(host, rows), in(x, rows)})
-	s.away[reader] = host
-	s.lagging = append(s.lagging, x)
+	host := f.allocate(f.buffers.list[x].name+".host", ir.Host, size)
+	f.decidedBy("offload", "schedule.offload")
+	f.op(ir.CopyD2H, ir.D2H, []ir.View{in(host, rows), in(x, rows)})
+	f.host[reader] = host
+	f.lagging = append(f.lagging, x)
 }
 
 // stageIn begins to load the input of the next task, if it is on the host.
-func (s *stage) stageIn(next plan.Task) {
-	prov := s.prov
-	s.at(next)
-	s.decidedBy("offload", "schedule.offload")
-	if host, ok := s.away[next]; ok {
-		x := s.allocateInput(next)
-		rows := asBytes(0, s.buffers[x].size)
-		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
-		s.inputs[next] = x
+func (f *flow) stageIn(next plan.Task) {
+	prov := f.prov
+	f.at(next)
+	f.decidedBy("offload", "schedule.offload")
+	if host, ok := f.host[next]; ok {
+		x := f.allocateInput(next)
+		rows := asBytes(0, f.buffers.list[x].size)
+		f.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
+		f.inputs[next] = x
 	}
-	s.prov = prov
+	f.prov = prov
 }
 
 // stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until
@@ -50,11 +61,11 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		v, by := &e.block.Values[a.Value], "schedule.keep"
 		first, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 		if v.Spans() {
-			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) || !e.block.Attends {
+			if by = "schedule.order"; !s.trains() || !s.plan.StagesCaches(e.task.Stage) || !e.block.Attends {
 				continue
 			}
 			a.Span = graph.Tail // a ring writes the halves of these rows one after the other
-		} else if !s.training || !e.block.Attends {
+		} else if !s.trains() || !e.block.Attends {
 			if first = e.readLater(); first == end {
 				continue
 			}
@@ -62,7 +73,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		from := e.view(a, e.block.View(a, e.size))
 		from.Offset += from.Bytes() / ir.Bytes(e.size.Tokens) * ir.Bytes(first-e.size.Prefix)
 		s.decidedBy("offload", by)
-		host := s.hostRows(e.task.Microbatch, e.layer, v, first, end)
+		host := s.kv.hostRows(e.task.Microbatch, e.layer, v, first, end)
 		s.op(ir.CopyD2H, ir.D2H, []ir.View{host, in(from.Buffer, asBytes(from.Offset, host.Bytes()))})
 		s.decidedBy("lower", "model.layers")
 	}
@@ -83,26 +94,26 @@ func (e *env) readLater() int64 {
 }
 
 // cachesIn loads K and V of a layer for its first backward task, if they are on the host.
-func (s *stage) cachesIn(t plan.Task, layer int) {
-	if !s.plan.StagesCaches(t.Stage) || !s.layerOfModel(layer).Attends {
+func (k *kv) cachesIn(t plan.Task, layer int) {
+	if !k.plan.StagesCaches(t.Stage) || !k.layerOfModel(layer).Attends {
 		return
 	}
-	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
-	s.at(t)
-	s.decidedBy("offload", "schedule.order")
-	s.prov.Layer = int32(layer)
-	values := s.model.Layer.Values
+	defer func(prov ir.Provenance) { k.prov = prov }(k.prov)
+	k.at(t)
+	k.decidedBy("offload", "schedule.order")
+	k.prov.Layer = int32(layer)
+	values := k.model.Layer.Values
 	for v := range values {
 		if values[v].Kind != graph.Cache || !values[v].Spans() {
 			continue
 		}
 		key := cacheKey{t.Microbatch, layer, values[v].Name}
-		b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[s.parked[key]].size)
-		s.caches[key] = b
-		for i := range s.plan.Subsequences.N {
-			z := s.plan.Size(i)
-			rows := s.hostRows(key.microbatch, key.layer, &values[v], z.Prefix, z.Prefix+z.Tokens)
-			s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), rows})
+		b := k.allocate(k.buffers.list[k.device[key]].name+".reload", ir.Device, k.buffers.list[k.host[key]].size)
+		k.device[key] = b
+		for i := range k.plan.Subsequences.N {
+			z := k.plan.Size(i)
+			rows := k.hostRows(key.microbatch, key.layer, &values[v], z.Prefix, z.Prefix+z.Tokens)
+			k.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), rows})
 		}
 	}
 }
@@ -122,18 +133,18 @@ func (s *stage) recompute(t plan.Task, a schedule.Action) {
 	if a.Op == schedule.Recompute {
 		e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 		e.suffix = ".kv"
-		e.put(b.Input, s.loaded[t.Subsequence], 0)
+		e.put(b.Input, s.kv.inputs[t.Subsequence], 0)
 		e.run(b.Caching)
 		return
 	}
 	for v := range b.Values {
 		if b.Values[v].Kind == graph.Cache && a.Of == 0 {
 			key := cacheKey{t.Microbatch, layer, b.Values[v].Name}
-			old := s.buffers[s.caches[key]]
-			s.caches[key] = s.allocate(old.name+".again", ir.Device, old.size)
+			old := s.buffers.list[s.kv.device[key]]
+			s.kv.device[key] = s.allocate(old.name+".again", ir.Device, old.size)
 		}
 	}
-	s.loaded[t.Subsequence] = s.loadInput(t, layer)
+	s.kv.inputs[t.Subsequence] = s.loadInput(t, layer)
 }
 
 // loadInput returns the buffer of a layer's input, loaded from the host unless it is on the device.
@@ -142,7 +153,7 @@ func (s *stage) loadInput(t plan.Task, layer int) uint32 {
 	if !saved.onHost || saved.returned {
 		return saved.device
 	}
-	size := s.buffers[saved.host].size
+	size := s.buffers.list[saved.host].size
 	x := s.allocate(s.label(t, layer, "ln1.in.kv"), ir.Device, size)
 	rows := asBytes(0, size)
 	s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(saved.host, rows)})

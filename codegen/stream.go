@@ -13,12 +13,22 @@ import (
 // attention processes the earlier rows block by block, in the order in which the plan's queue loads them from
 // the host.
 
-// streams holds the transfers of a section that are in progress.
-type streams struct {
+// kv holds the places of K, V and their gradients in a section, and the transfers that are in progress.
+type kv struct {
+	*emitter
+	device   map[cacheKey]uint32
+	host     map[cacheKey]uint32
+	inputs   map[int]uint32         // [subsequence]: inputs of a layer that are on the device to recompute K and V
+	lent     map[lentKey]*lentBlock // keys of other stages
 	queue    *walk.LoadQueue
 	rest     []walk.Transfer // of the current visit
 	arrivals []arrival       // issued and not yet used
 	sent     [][]uint32      // [block]: dK and dV that are held because they may be in transit to the host
+}
+
+type cacheKey struct {
+	microbatch, layer int
+	value             string
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
@@ -42,65 +52,65 @@ func streaming(b *graph.Block, grads bool) []*graph.Value {
 
 // hostRows returns the host bytes that hold a range of tokens of K, V or one of their gradients. If the ranks
 // divide the tokens, these are the bytes of this rank's share.
-func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
-	z := s.plan.Size(0)
+func (k *kv) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
+	z := k.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
 	if v.Rows == graph.WholeLocal {
 		first, end, z.Sequence = first/z.SP, end/z.SP, z.Sequence/z.SP
 	}
 	key := cacheKey{microbatch, layer, v.Name}
-	host, ok := s.parked[key]
+	host, ok := k.host[key]
 	if !ok {
 		rows := z.Sequence
 		switch {
 		case v.Kind == graph.CacheGrad: // no later subsequence adds to the rows of the last one
-			rows = s.plan.Size(s.plan.Subsequences.N - 1).Prefix
-		case !s.layerOfModel(layer).Attends:
-			rows = s.rowsOfForwards(layer)
+			rows = k.plan.Size(k.plan.Subsequences.N - 1).Prefix
+		case !k.layerOfModel(layer).Attends:
+			rows = k.rowsOfForwards(layer)
 		}
-		host = s.allocate(s.cacheName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
-		s.parked[key] = host
+		host = k.allocate(k.cacheName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
+		k.host[key] = host
 	}
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
 }
 
 // rowsOfForwards returns the end of the rows of a layer's K and V that forward tasks load, counted from the
 // start of the sequence.
-func (s *stage) rowsOfForwards(layer int) int64 {
-	for i := s.plan.Subsequences.N - 1; i > 0; i-- {
-		z := s.model.OfLayer(s.plan.Size(i), layer)
-		if len(walk.Blocks(s.plan.Stream.Block, z)) > 0 {
+func (k *kv) rowsOfForwards(layer int) int64 {
+	for i := k.plan.Subsequences.N - 1; i > 0; i-- {
+		z := k.model.OfLayer(k.plan.Size(i), layer)
+		if len(walk.Blocks(k.plan.Stream.Block, z)) > 0 {
 			return z.Prefix
 		}
 	}
 	return 0
 }
 
-func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
+func (e *emitter) cacheName(microbatch, layer int, v *graph.Value) string {
 	name := fmt.Sprintf("m%d.l%d.%s", microbatch, layer, v.Name)
-	if !s.training {
+	if !e.trains() {
 		name = "eval." + name
 	}
 	return name
 }
 
 // load allocates the buffers of a load and issues its copies.
-func (s *stage) load(l walk.Transfer) map[string]uint32 {
-	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
-	s.at(l.Task)
-	s.prov.Layer = int32(l.Layer)
-	s.decidedBy("offload", "schedule.keep")
+func (k *kv) load(l walk.Transfer) map[string]uint32 {
+	defer func(prov ir.Provenance) { k.prov = prov }(k.prov)
+	k.at(l.Task)
+	k.prov.Layer = int32(l.Layer)
+	k.decidedBy("offload", "schedule.keep")
 	buffers := map[string]uint32{}
-	for _, v := range streaming(s.layerOfModel(l.Layer), l.Grads) {
-		rows := s.hostRows(l.Task.Microbatch, l.Layer, v, l.First, l.End)
-		b := s.allocate(s.label(l.Task, l.Layer, loadName(l, v)), ir.Device, rows.Bytes())
+	for _, v := range streaming(k.layerOfModel(l.Layer), l.Grads) {
+		rows := k.hostRows(l.Task.Microbatch, l.Layer, v, l.First, l.End)
+		b := k.allocate(k.label(l.Task, l.Layer, loadName(l, v)), ir.Device, rows.Bytes())
 		at := ir.Bytes(0)
 		if v.Kind == graph.CacheGrad && l.Begun > l.First {
 			at = rows.Bytes() / ir.Bytes(l.End-l.First) * ir.Bytes(l.Begun-l.First)
-			s.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, at))}, ir.Float(0))
-			rows = s.hostRows(l.Task.Microbatch, l.Layer, v, l.Begun, l.End)
+			k.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, at))}, ir.Float(0))
+			rows = k.hostRows(l.Task.Microbatch, l.Layer, v, l.Begun, l.End)
 		}
-		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, asBytes(at, rows.Bytes())), rows})
+		k.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, asBytes(at, rows.Bytes())), rows})
 		buffers[v.Name] = b
 	}
 	return buffers
@@ -122,11 +132,11 @@ func loadName(l walk.Transfer, v *graph.Value) string {
 // transfers emits the rest of the visit's transfers, up to the next that begins attention. The instruction is that of
 // attention over the subsequence's own rows, if attention has begun.
 func (e *env) transfers(n *graph.Node, own ir.Instr) {
-	q, block := &e.s.streams, arrival{}
+	q, block := &e.s.kv, arrival{}
 	for ; len(q.rest) > 0 && q.rest[0].Op != walk.Attend; q.rest = q.rest[1:] {
 		switch x := q.rest[0]; x.Op {
 		case walk.Issue:
-			q.arrivals = append(q.arrivals, arrival{x, e.s.load(x)})
+			q.arrivals = append(q.arrivals, arrival{x, q.load(x)})
 		case walk.Use:
 			block, q.arrivals = q.arrivals[0], q.arrivals[1:]
 			if x.Own {
@@ -198,7 +208,7 @@ func (e *env) attend(n *graph.Node) {
 	}
 	own.Args[0] = sum
 	e.s.emit(own)
-	e.s.streams.rest = e.s.streams.rest[1:]
+	e.s.kv.rest = e.s.kv.rest[1:]
 	e.transfers(n, own)
 	if sum != result && (n.Op == ir.Attention || e.block.ReadsBack(n.Args[0].Value)) {
 		e.s.op(ir.Cast, ir.Compute, []ir.View{result, sum})
@@ -260,11 +270,11 @@ func (e *env) sendGrads(block arrival) {
 		if v.Kind != graph.CacheGrad {
 			continue
 		}
-		rows, b := s.hostRows(e.task.Microbatch, e.layer, v, block.First, block.End), block.buffers[v.Name]
+		rows, b := s.kv.hostRows(e.task.Microbatch, e.layer, v, block.First, block.End), block.buffers[v.Name]
 		s.op(ir.CopyD2H, ir.D2H, []ir.View{rows, in(b, asBytes(0, rows.Bytes()))})
 		sent = append(sent, b)
 	}
-	s.streams.sent = append(s.streams.sent, sent)
+	s.kv.sent = append(s.kv.sent, sent)
 	s.decidedBy("lower", e.key())
 }
 

@@ -10,6 +10,13 @@ import (
 	"sppo.dev/schedule"
 )
 
+// order is the order in which all ranks issue the tasks of a section, and their messages.
+type order struct {
+	plan     *plan.Plan // determines the tasks
+	pipeline *schedule.Pipeline
+	steps    [][]step // [rank]
+}
+
 // step is one item of a rank's issue order: a task, or a message with a task's input or result. With mux, it
 // may also be help with other ranks' tasks, or a message that such help needs.
 type step struct {

@@ -33,8 +33,8 @@ func (e *env) saveUnits() {
 func (e *env) saveInput(u int) {
 	input := savedUnit{device: e.at[e.block.Input].buffer}
 	if e.layer == e.s.stages[e.task.Stage][0] {
-		input.host, input.onHost = e.s.away[e.task]
-		delete(e.s.away, e.task)
+		input.host, input.onHost = e.s.flow.host[e.task]
+		delete(e.s.flow.host, e.task)
 	}
 	e.s.saved[e.unitKey(u)] = input
 	if !input.onHost {
@@ -82,8 +82,8 @@ func (e *env) offloadUnit(u int) {
 		return
 	}
 	saved := s.saved[e.unitKey(u)]
-	size := s.buffers[saved.device].size
-	saved.host = s.allocate(s.buffers[saved.device].name+".host", ir.Host, size)
+	size := s.buffers.list[saved.device].size
+	saved.host = s.allocate(s.buffers.list[saved.device].name+".host", ir.Host, size)
 	saved.onHost = true
 	s.decidedBy("offload", "schedule.offload")
 	for _, v := range s.unitViews(e.block, u, e.task) {
@@ -94,8 +94,8 @@ func (e *env) offloadUnit(u int) {
 }
 
 // unitViews returns the bytes of a unit's values within its buffer. Padding between values is not copied.
-func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
-	z := s.plan.SizeOf(t)
+func (e *emitter) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
+	z := e.plan.SizeOf(t)
 	unit := &b.Units[u]
 	offsets, _ := b.UnitLayout(unit, z)
 	views := make([]ir.View, len(unit.Values))
@@ -143,7 +143,7 @@ func (s *stage) reload(t plan.Task, layer int) {
 		if !saved.onHost || saved.returned {
 			continue
 		}
-		out := s.buffers[saved.host]
+		out := s.buffers.list[saved.host]
 		saved.device = s.allocate(s.label(t, layer, units[u].Name)+".reload", ir.Device, out.size)
 		saved.returned = true
 		prov := s.prov

@@ -29,29 +29,29 @@ type owed struct {
 }
 
 // readBy returns the weights of a layer that a task reads.
-func (s *stage) readBy(t plan.Task, layer int) plan.ParamSet {
-	b := s.block(t, layer)
+func (l *layout) readBy(t plan.Task, layer int) plan.ParamSet {
+	b := l.block(t, layer)
 	reads := plan.ParamsRead(b, t.Kind)
-	if s.plan.RecomputesCaches(t) && b.Attends {
+	if l.plan.RecomputesCaches(t) && b.Attends {
 		reads |= plan.CachingReads(b)
 	}
 	return reads
 }
 
 // path returns the layers of a task in the order in which it visits them.
-func (s *stage) path(t plan.Task) []int {
-	layers := s.stages[t.Stage]
+func (l *layout) path(t plan.Task) []int {
+	layers := l.stages[t.Stage]
 	if t.Kind == plan.Backward {
 		layers = slices.Clone(layers)
 		slices.Reverse(layers)
-		layers = slices.DeleteFunc(layers, func(layer int) bool { return layer < s.plan.Untrained })
+		layers = slices.DeleteFunc(layers, func(layer int) bool { return layer < l.plan.Untrained })
 	}
 	return layers
 }
 
 // byVisit adds the number of the visit to the name of a buffer that is allocated anew for each visit.
 func (s *stage) byVisit(name string) string {
-	if !s.training {
+	if !s.trains() {
 		name = "eval." + name
 	}
 	return fmt.Sprintf("%s.%d", name, s.visits.number)
@@ -76,7 +76,7 @@ func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 	prov, act := s.prov, s.model.DType()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
-	for i, p := range s.layer[layer] {
+	for i, p := range s.weights.layer[layer] {
 		if p.zero < plan.ZeroWeights || !reads.Has(i) {
 			continue
 		}
@@ -94,7 +94,7 @@ func (s *stage) reduceGradients(layer int) {
 	s.settle()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
-	for _, p := range s.layer[layer] {
+	for _, p := range s.weights.layer[layer] {
 		if p.zero < plan.ZeroGradients || p.Frozen {
 			continue
 		}

@@ -49,7 +49,7 @@ func (l *layout) sliceConsts() []string {
 	if l.plan.Parallel.Zero == 0 {
 		return names
 	}
-	l.slices = map[string]slicePlace{}
+	l.tables.slices = map[string]slicePlace{}
 	for _, b := range []*graph.Block{l.model.Embedding, l.model.Layer, l.model.Head} {
 		for i := range b.Params {
 			cut := l.plan.Slicing(&b.Params[i])
@@ -57,8 +57,8 @@ func (l *layout) sliceConsts() []string {
 				continue
 			}
 			add := func(place slicePlace) {
-				if _, known := l.slices[place.name()]; !known {
-					l.slices[place.name()] = place
+				if _, known := l.tables.slices[place.name()]; !known {
+					l.tables.slices[place.name()] = place
 					names = append(names, place.name())
 				}
 			}
@@ -144,17 +144,17 @@ func (p *param) stateView(b uint32, d ir.DType) ir.View {
 
 // stateRectangles maps the rows of a buffer of optimizer state to rectangles of the tensor. The buffer holds
 // the slices of the pieces one after another.
-func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
+func (e *emitter) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	if p.zero < plan.ZeroState {
-		return s.rectangles(p, p.whole(b, d))
+		return e.rectangles(p, p.whole(b, d))
 	}
 	var list []rectangle
 	at := int64(0)
-	for _, part := range s.pieces(p.Param) {
+	for _, part := range e.pieces(p.Param) {
 		place := part.slice(p.cut)
-		r := rectangle{view: rowsOf(p.whole(b, d), at, place.rows, p.Local[1]), row: s.constRef(place.name()), col: s.colAttr(p)}
+		r := rectangle{view: rowsOf(p.whole(b, d), at, place.rows, p.Local[1]), row: e.constRef(place.name()), col: e.colAttr(p)}
 		if end, padded := part.end(p.cut); padded {
-			r.end = s.constRef(end.name())
+			r.end = e.constRef(end.name())
 		}
 		list = append(list, r)
 		at += place.rows
