@@ -116,6 +116,13 @@ func (e *emitter) op(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Att
 	e.emit(ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
+// aside emits instructions whose provenance is not that of the instructions that follow.
+func (e *emitter) aside(emit func()) {
+	prov := e.prov
+	emit()
+	e.prov = prov
+}
+
 // vector returns a whole buffer as a vector.
 func vector(b uint32, d ir.DType, n int64) ir.View {
 	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int64{n}}

@@ -112,14 +112,14 @@ func (e *env) node(n *graph.Node) {
 	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
 	e.rename(n, &in)
-	prov := e.s.prov
-	in.Stream = ir.Compute
-	if ir.Ops[n.Op].Class == ir.ClassComm {
-		in.Stream = ir.Coll
-		e.s.decidedBy("lower", "schedule.sp")
-	}
-	e.s.emit(in)
-	e.s.prov = prov
+	e.s.aside(func() {
+		in.Stream = ir.Compute
+		if ir.Ops[n.Op].Class == ir.ClassComm {
+			in.Stream = ir.Coll
+			e.s.decidedBy("lower", "schedule.sp")
+		}
+		e.s.emit(in)
+	})
 	e.offload(n)
 	e.stageCachesOut(n)
 }

@@ -247,7 +247,7 @@ func (s *stage) act(a schedule.Action) {
 	case schedule.Begin:
 		s.flow.rows = s.flow.input(t)
 	case schedule.StageIn:
-		s.flow.stageIn(t)
+		s.aside(func() { s.flow.stageIn(t) })
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
@@ -263,7 +263,7 @@ func (s *stage) act(a schedule.Action) {
 	case schedule.End:
 		s.endTask(t, a, s.flow.rows)
 	default:
-		s.actOn(s.layerOf(a), t, a)
+		s.aside(func() { s.actOn(s.layerOf(a), t, a) })
 	}
 }
 

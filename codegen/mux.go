@@ -66,7 +66,7 @@ func (w *sharedSlot) act(a schedule.Action) {
 		w.returnGradients(int(a.Layer))
 	case schedule.Reduce:
 		w.provide(t, w.layerOf(a))
-		w.reduceGradients(w.layerOf(a))
+		w.stage.act(a)
 	case schedule.End:
 		w.endTask(t, a, w.x[t])
 	default:
@@ -363,7 +363,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 			switch w.rank {
 			case lender:
 				if hop == 1 {
-					w.gatherWeights(layer, 1<<i)
+					w.aside(func() { w.gatherWeights(layer, 1<<i) })
 				}
 				p := w.paramsFor(stage, layer)[i]
 				w.toRank(borrower, p.view(p.weight, act))

@@ -352,10 +352,9 @@ func (h *help) rest() {
 
 // at emits the remaining phases before the given one, and returns the parts of that phase.
 func (h *help) at(phase int) (parts helpedParts) {
-	defer func(prov ir.Provenance) { h.s.prov = prov }(h.s.prov)
 	last := *h
 	last.phases = min(phase, h.phases)
-	last.rest()
+	h.s.aside(last.rest)
 	h.next = phase + 1
 	op := ir.Attention
 	if phase%2 == 1 {
@@ -375,9 +374,7 @@ type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {
 	for _, p := range parts {
-		prov := p.s.prov
-		do(p)
-		p.s.prov = prov
+		p.s.aside(func() { do(p) })
 	}
 }
 

@@ -154,7 +154,7 @@ func (e *emitter) allReduce(v ir.View, group int64) {
 // completeGradients sums each gradient over the ranks that have partial sums of it: the ranks of the stage,
 // those with the other copy of a tied embedding, and the replicas.
 func (s *stage) completeGradients() {
-	s.settle()
+	s.aside(s.settle)
 	for _, p := range s.trained() {
 		if p.zero >= plan.ZeroGradients {
 			continue // completed at the end of a visit

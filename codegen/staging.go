@@ -35,7 +35,6 @@ func (f *flow) stageOut(reader plan.Task, x uint32) {
 
 // stageIn begins to load the input of the next task, if it is on the host.
 func (f *flow) stageIn(next plan.Task) {
-	prov := f.prov
 	f.at(next)
 	f.decidedBy("offload", "schedule.offload")
 	if host, ok := f.host[next]; ok {
@@ -44,7 +43,6 @@ func (f *flow) stageIn(next plan.Task) {
 		f.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
 		f.inputs[next] = x
 	}
-	f.prov = prov
 }
 
 // stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until
@@ -98,7 +96,6 @@ func (k *kv) cachesIn(t plan.Task, layer int) {
 	if !k.plan.StagesCaches(t.Stage) || !k.layerOfModel(layer).Attends {
 		return
 	}
-	defer func(prov ir.Provenance) { k.prov = prov }(k.prov)
 	k.at(t)
 	k.decidedBy("offload", "schedule.order")
 	k.prov.Layer = int32(layer)
@@ -126,7 +123,6 @@ func (s *stage) recompute(t plan.Task, a schedule.Action) {
 	if !b.Attends {
 		return
 	}
-	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	t.Subsequence = int(a.Of)
 	s.prov.Layer, s.prov.Subsequence = int32(layer), a.Of
 	s.decidedBy("offload", "schedule.recompute")

@@ -96,7 +96,6 @@ func (e *emitter) cacheName(microbatch, layer int, v *graph.Value) string {
 
 // load allocates the buffers of a load and issues its copies.
 func (k *kv) load(l walk.Transfer) map[string]uint32 {
-	defer func(prov ir.Provenance) { k.prov = prov }(k.prov)
 	k.at(l.Task)
 	k.prov.Layer = int32(l.Layer)
 	k.decidedBy("offload", "schedule.keep")
@@ -136,7 +135,7 @@ func (e *env) transfers(n *graph.Node, own ir.Instr) {
 	for ; len(q.rest) > 0 && q.rest[0].Op != walk.Attend; q.rest = q.rest[1:] {
 		switch x := q.rest[0]; x.Op {
 		case walk.Issue:
-			q.arrivals = append(q.arrivals, arrival{x, q.load(x)})
+			q.aside(func() { q.arrivals = append(q.arrivals, arrival{x, q.load(x)}) })
 		case walk.Use:
 			block, q.arrivals = q.arrivals[0], q.arrivals[1:]
 			if x.Own {

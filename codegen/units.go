@@ -146,13 +146,11 @@ func (s *stage) reload(t plan.Task, layer int) {
 		out := s.buffers.list[saved.host]
 		saved.device = s.allocate(s.label(t, layer, units[u].Name)+".reload", ir.Device, out.size)
 		saved.returned = true
-		prov := s.prov
 		s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = int32(t.Microbatch), int32(t.Subsequence), int32(layer)
 		s.decidedBy("offload", "schedule.offload")
 		for _, v := range s.unitViews(b, u, t) {
 			s.op(ir.CopyH2D, ir.H2D, []ir.View{in(saved.device, v), in(saved.host, v)})
 		}
-		s.prov = prov
 		s.saved[key] = saved
 	}
 }

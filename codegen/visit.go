@@ -73,7 +73,7 @@ func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 		return
 	}
 	s.visits.whole[layer] |= reads
-	prov, act := s.prov, s.model.DType()
+	act := s.model.DType()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
 	for i, p := range s.weights.layer[layer] {
@@ -85,12 +85,10 @@ func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 			s.visits.lent = append(s.visits.lent, on)
 		}
 	}
-	s.prov = prov
 }
 
 // reduceGradients passes the divided gradients of a layer to collectives.
 func (s *stage) reduceGradients(layer int) {
-	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.settle()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
@@ -111,7 +109,6 @@ func (s *stage) reduceGradients(layer int) {
 
 // settle adds reduced gradients to those of earlier visits. It is called after another layer has been computed.
 func (s *stage) settle() {
-	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	for _, o := range s.visits.owed {
 		for _, b := range o.from {
 			s.hold(b)
