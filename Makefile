@@ -28,11 +28,11 @@ test: ## all tests, slow ones in their short form
 	$(TEST) -timeout 30m ./...
 
 # Large computations in one goroutine gain nothing from the race detector, which makes them several times slower. So the naive models
-# are left out, and the tests of codegen and vm/sim that do not run stages or ranks beside each other.
+# are left out, and the tests of codegen and sim that do not run stages or ranks beside each other.
 SEQUENTIAL = ^Test(Footprint|PartsAddUp|PlaceLives|EditedPlans|ExtentsAreNearTheBound|SharedFits|AgreesWithPrediction|SizesBeyond32Bits|CriticalPath|FoldedEquals|Memory$$)
 
 race: ## the concurrent packages under the race detector; needs gcc
-	$(TEST) -race -vet=off -timeout 20m -short -skip '$(SEQUENTIAL)' ./vm ./vm/cpu/... ./vm/field ./vm/sim ./train/... ./codegen ./cuda
+	$(TEST) -race -vet=off -timeout 20m -short -skip '$(SEQUENTIAL)' ./internal/vm ./internal/vm/cpu/... ./internal/vm/field ./internal/vm/sim ./internal/train/... ./internal/codegen ./internal/cuda
 	$(TEST) -race -vet=off -timeout 20m -run '^Test(SchedulesAreEqual|Resume)' ./internal/e2e
 
 long: ## tests that take hours: every combination of settings; every key of every job of the paper pinned
@@ -58,12 +58,12 @@ bench: ## benchmarks, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
 
 kernels: ## compile every kernel for each kind of GPU and rewrite the record of registers, spills and speeds, which takes minutes; NVRTC comes from the package index, once
-	@bash cuda/nvrtc/get.sh out/nvrtc
-	@SPPO_LONG=1 SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./cuda/kernels -update
+	@bash internal/cuda/nvrtc/get.sh out/nvrtc
+	@SPPO_LONG=1 SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./internal/cuda/kernels -update
 
 kernels-changed: ## compile only kernels that are not in the record, and one to compare; check the figures of all
-	@bash cuda/nvrtc/get.sh out/nvrtc
-	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./cuda/kernels
+	@bash internal/cuda/nvrtc/get.sh out/nvrtc
+	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 60m -v -run '^TestCompile$$' ./internal/cuda/kernels
 
 # Architectures of precompiled kernels. Other GPUs, and drivers too old for these kernels, compile them when they run.
 GPUS  = 80 90 90a 100
@@ -74,10 +74,10 @@ BUNDLE = 40000000
 
 gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: binaries, compiled kernels, losses of the cpu
 	rm -rf out/gpu out/gpu.tar.gz && mkdir -p out/gpu
-	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./cuda
+	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./internal/cuda
 	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./internal/e2e
 	CGO_ENABLED=0 $(GO) build $(SMALL) -o out/gpu/ ./cmd/sppovm ./bench/gpu
-	@bash cuda/nvrtc/get.sh out/nvrtc
+	@bash internal/cuda/nvrtc/get.sh out/nvrtc
 	SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" out/gpu/gpu kernels out/gpu/kernels $(GPUS) || echo "SKIPPED: no kernels were compiled"
 	cat README.md ARCHITECTURE.md docs/*.md >out/gpu/text.txt
 	out/gpu/gpu references out/gpu examples
@@ -92,7 +92,7 @@ gpu-check: gpu-bundle ## on a machine with a GPU: compare it with the cpu, then 
 PLANTED = awk '{ all = all $$0 "\n" } sub(/.*PLANTED/, "") { rows = rows $$0 "\n" } /^(FAIL|--- FAIL)/ { bad = 1 } END { if (bad || !rows) { printf "%s", all; exit 1 } printf "| stage | planted error | report |\n| --- | --- | --- |\n%s", rows }'
 
 gpu-planted: ## plant errors in kernels, driver and cpu device, and print how the checks of gpu-check report each
-	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./cuda ./bench/gpu ./internal/e2e 2>&1 | $(PLANTED)
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestPlanted' ./internal/cuda ./bench/gpu ./internal/e2e 2>&1 | $(PLANTED)
 
 gpu-drill: ## the first hour of docs/gpu.md on a stand-in for a machine that is lent
 	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestDrill' ./bench/gpu

@@ -7,8 +7,8 @@ import (
 	"log"
 
 	"sppo.dev"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
-	"sppo.dev/train"
 )
 
 // Compile a spec with one key changed, and train the model on the CPU.

@@ -32,80 +32,80 @@ var levels = []struct {
 	{"internal/infile", 0, ""},
 	{"lang", 0, "internal/infile ir"},
 	{"ir", 0, "internal/infile"},
-	{"data/tokenizer", 0, "internal/infile"},
-	{"data/corpus", 1, "internal/infile data/tokenizer"},
-	{"data/corpus/prepare", 2, "internal/infile data/corpus data/tokenizer"},
-	{"vm/cpu/simd", 0, "vm/cpu/simd/internal"},
-	{"vm/cpu/simd/internal", 0, ""},
-	{"ir/cost", 1, "ir"},
-	{"graph", 1, "lang ir"},
-	{"schedule", 1, ""},
-	{"passes/words", 0, ""},
-	{"passes/plan", 2, "lang ir graph schedule"},
-	{"passes/walk", 3, "passes/plan ir graph schedule"},
-	{"passes/strategy", 3, "passes/plan passes/words lang"},
-	{"passes/memory", 4, "passes/plan passes/walk passes/strategy ir graph schedule"},
-	{"passes/estimate", 5, "passes/plan passes/walk passes/memory lang ir ir/cost graph schedule"},
-	{"passes/pass", 6, "passes/plan passes/walk passes/estimate ir lang graph"},
-	{"passes/report", 6, "passes/plan passes/memory passes/words ir lang"},
-	{"passes/partition", 7, "passes/plan passes/estimate passes/pass passes/words lang ir"},
-	{"passes/mux", 7, "passes/plan passes/strategy passes/pass lang"},
-	{"passes/offload", 8, "passes/plan passes/memory passes/estimate passes/pass passes/mux ir ir/cost graph"},
-	{"passes/search", 8, "passes/plan passes/walk passes/strategy passes/memory passes/estimate passes/pass passes/partition passes/mux " +
-		"passes/words lang ir ir/cost graph"},
-	{"passes", 9, "passes/plan passes/walk passes/strategy passes/estimate passes/pass passes/partition passes/mux passes/offload " +
-		"passes/search lang ir graph"},
-	{"vm", 2, "ir"},
-	{"train/store", 2, "internal/infile ir data/corpus data/safetensors"},
-	{"train", 3, "internal/infile ir data/corpus vm train/store"},
-	{"codegen", 10, "lang passes passes/plan passes/strategy passes/walk schedule graph ir"},
-	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
-	{"internal/sample", 4, "lang ir graph data/tokenizer vm vm/cpu vm/cpu/simd"},
-	{"train/world", 4, "train vm ir"},
-	{"train/probe", 4, "train vm ir ir/cost"},
-	{"vm/sim", 3, "vm ir ir/cost"},
-	{"vm/field", 3, "vm ir"},
-	{"cuda/kernels", 3, "vm ir"},
-	{"cuda/library", 0, ""},
-	{"cuda/driver", 1, "cuda/library"},
-	{"cuda/nvrtc", 1, "cuda/library"},
-	{"cuda/cublas", 1, "cuda/library"},
-	{"cuda/nccl", 1, "cuda/library"},
-	{"cuda/nvtx", 0, ""},
-	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/nvtx cuda/kernels"},
-	{"lang/shipped", 0, ""},
-	{"data/safetensors", 0, "internal/infile"},
-	{"hf", 1, "internal/infile lang ir lang/shipped data/safetensors"},
-	{".", 11, "lang passes passes/plan codegen ir vm train vm/cpu vm/cpu/simd vm/sim lang/shipped"},
+	{"internal/data/tokenizer", 0, "internal/infile"},
+	{"internal/data/corpus", 1, "internal/infile internal/data/tokenizer"},
+	{"internal/data/corpus/prepare", 2, "internal/infile internal/data/corpus internal/data/tokenizer"},
+	{"internal/vm/cpu/simd", 0, "internal/vm/cpu/simd/internal"},
+	{"internal/vm/cpu/simd/internal", 0, ""},
+	{"internal/cost", 1, "ir"},
+	{"internal/graph", 1, "lang ir"},
+	{"internal/schedule", 1, ""},
+	{"internal/passes/words", 0, ""},
+	{"internal/passes/plan", 2, "lang ir internal/graph internal/schedule"},
+	{"internal/passes/walk", 3, "internal/passes/plan ir internal/graph internal/schedule"},
+	{"internal/passes/strategy", 3, "internal/passes/plan internal/passes/words lang"},
+	{"internal/passes/memory", 4, "internal/passes/plan internal/passes/walk internal/passes/strategy ir internal/graph internal/schedule"},
+	{"internal/passes/estimate", 5, "internal/passes/plan internal/passes/walk internal/passes/memory lang ir internal/cost internal/graph internal/schedule"},
+	{"internal/passes/pass", 6, "internal/passes/plan internal/passes/walk internal/passes/estimate ir lang internal/graph"},
+	{"internal/passes/report", 6, "internal/passes/plan internal/passes/memory internal/passes/words ir lang"},
+	{"internal/passes/partition", 7, "internal/passes/plan internal/passes/estimate internal/passes/pass internal/passes/words lang ir"},
+	{"internal/passes/mux", 7, "internal/passes/plan internal/passes/strategy internal/passes/pass lang"},
+	{"internal/passes/offload", 8, "internal/passes/plan internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/mux ir internal/cost internal/graph"},
+	{"internal/passes/search", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux " +
+		"internal/passes/words lang ir internal/cost internal/graph"},
+	{"internal/passes", 9, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux internal/passes/offload " +
+		"internal/passes/search lang ir internal/graph"},
+	{"internal/vm", 2, "ir"},
+	{"internal/train/store", 2, "internal/infile ir internal/data/corpus internal/data/safetensors"},
+	{"internal/train", 3, "internal/infile ir internal/data/corpus internal/vm internal/train/store"},
+	{"internal/codegen", 10, "lang internal/passes internal/passes/plan internal/passes/strategy internal/passes/walk internal/schedule internal/graph ir"},
+	{"internal/vm/cpu", 3, "internal/vm ir internal/vm/cpu/simd"},
+	{"internal/sample", 4, "lang ir internal/graph internal/data/tokenizer internal/vm internal/vm/cpu internal/vm/cpu/simd"},
+	{"internal/train/world", 4, "internal/train internal/vm ir"},
+	{"internal/train/probe", 4, "internal/train internal/vm ir internal/cost"},
+	{"internal/vm/sim", 3, "internal/vm ir internal/cost"},
+	{"internal/vm/field", 3, "internal/vm ir"},
+	{"internal/cuda/kernels", 3, "internal/vm ir"},
+	{"internal/cuda/library", 0, ""},
+	{"internal/cuda/driver", 1, "internal/cuda/library"},
+	{"internal/cuda/nvrtc", 1, "internal/cuda/library"},
+	{"internal/cuda/cublas", 1, "internal/cuda/library"},
+	{"internal/cuda/nccl", 1, "internal/cuda/library"},
+	{"internal/cuda/nvtx", 0, ""},
+	{"internal/cuda", 3, "internal/vm ir internal/cuda/library internal/cuda/driver internal/cuda/nvrtc internal/cuda/cublas internal/cuda/nccl internal/cuda/nvtx internal/cuda/kernels"},
+	{"internal/shipped", 0, ""},
+	{"internal/data/safetensors", 0, "internal/infile"},
+	{"internal/hf", 1, "internal/infile lang ir internal/shipped internal/data/safetensors"},
+	{".", 11, "lang internal/passes internal/passes/plan internal/codegen ir internal/vm internal/train internal/vm/cpu internal/vm/cpu/simd internal/vm/sim internal/shipped"},
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},
 	{"bench/gpu", 13, "*"},
 	{"cmd/sppoc", 13, "*"},
 	{"cmd/sppovm", 13, "*"},
-	{"cmd/sppovm/watch", 12, "*"},
+	{"cmd/sppovm/internal/watch", 12, "*"},
 	{"tools/paper", 13, "*"},
 	{"tools/records", 13, "*"},
 	{"tools/release", 13, "*"},
 }
 
 // helpers are packages that only tests may import, at any level.
-var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
+var helpers = []string{"internal/irtest", "internal/passes/plantest", "internal/vm/vmtest", "internal/cuda/emu", "cmd/internal/clitest"}
 
 // libraries lists where each external package may be imported; "test" means any test file or test helper.
 var libraries = map[string]string{
 	"github.com/alecthomas/participle/v2": "lang",
 	"github.com/spf13/pflag":              "cmd tools",
 	"github.com/google/go-cmp":            "test",
-	"github.com/ebitengine/purego":        "vm/cpu/simd cuda",
+	"github.com/ebitengine/purego":        "internal/vm/cpu/simd internal/cuda",
 	"gonum.org/v1/plot":                   "tools/paper",
-	"github.com/dlclark/regexp2/v2":       "data/tokenizer",
-	"github.com/klauspost/compress":       "data/corpus/prepare",
-	"github.com/parquet-go/parquet-go":    "data/corpus/prepare",
-	"golang.org/x/text":                   "data/tokenizer",
-	"google.golang.org/protobuf":          "data/tokenizer cmd/sppovm/watch",
+	"github.com/dlclark/regexp2/v2":       "internal/data/tokenizer",
+	"github.com/klauspost/compress":       "internal/data/corpus/prepare",
+	"github.com/parquet-go/parquet-go":    "internal/data/corpus/prepare",
+	"golang.org/x/text":                   "internal/data/tokenizer",
+	"google.golang.org/protobuf":          "internal/data/tokenizer cmd/sppovm/internal/watch",
 	"github.com/creack/pty":               "test",
-	"github.com/prometheus/client_golang": "cmd/sppovm/watch",
-	"golang.org/x/sys":                    "train vm/cpu vm/cpu/simd cuda cmd",
+	"github.com/prometheus/client_golang": "cmd/sppovm/internal/watch",
+	"golang.org/x/sys":                    "internal/train internal/vm/cpu internal/vm/cpu/simd internal/cuda cmd",
 }
 
 const (
@@ -220,7 +220,7 @@ func forbiddenOurs(s source, ours string) string {
 		return "it is for tests only"
 	}
 	for _, f := range levels {
-		if f.folder != s.folder && !(strings.HasPrefix(s.folder, "cuda/") && f.folder == "cuda") && !(f.folder == "vm/cpu/simd/internal" && within(s.folder, f.folder)) {
+		if f.folder != s.folder && !(strings.HasPrefix(s.folder, "internal/cuda/") && f.folder == "internal/cuda") && !(f.folder == "internal/vm/cpu/simd/internal" && within(s.folder, f.folder)) {
 			continue
 		}
 		if f.imports == "*" {
@@ -253,7 +253,7 @@ func within(folder, root string) bool { return folder == root || strings.HasPref
 // The table lists only packages that exist, and does not let any of them import from a higher level.
 func TestLevelsExist(t *testing.T) {
 	for _, f := range levels {
-		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
+		if _, err := os.Stat(f.folder); err != nil && f.folder != "internal/cuda" {
 			t.Errorf("the table of levels names %s: %v", f.folder, err)
 		}
 		for _, i := range strings.Fields(f.imports) {
@@ -284,7 +284,7 @@ func TestFunctionLength(t *testing.T) {
 
 // generator reports whether a file is a program that writes other files.
 func generator(s source) bool {
-	return strings.Contains(s.text, "//go:build ignore") || within(s.folder, "vm/cpu/simd/internal")
+	return strings.Contains(s.text, "//go:build ignore") || within(s.folder, "internal/vm/cpu/simd/internal")
 }
 
 // codeLines counts the lines of a body, except those inside composite literals, which are tables.
@@ -446,7 +446,7 @@ func TestModulesNeeded(t *testing.T) {
 		"github.com/dlclark/regexp2/v2", "github.com/ebitengine/purego", "golang.org/x/sys", "golang.org/x/text", "google.golang.org/protobuf",
 	}, planning...)
 	for _, c := range []struct{ packages, modules []string }{
-		{[]string{"./lang", "./ir/...", "./graph", "./schedule", "./passes/...", "./codegen", "./lang/shipped"}, planning},
+		{[]string{"./lang", "./ir", "./internal/cost", "./internal/graph", "./internal/schedule", "./internal/passes/...", "./internal/codegen", "./internal/shipped"}, planning},
 		{[]string{"."}, training},
 	} {
 		var packages []string

@@ -12,7 +12,7 @@ import (
 // folder. A limit of 0 is none.
 var limits = []limit{
 	{folder: "schedule", paths: 15},
-	{folder: "passes/search"},
+	{folder: "internal/passes/search"},
 	{folder: "passes", paths: 15},
 	{folder: "codegen", paths: 15},
 	{folder: "graph", paths: 15},

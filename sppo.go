@@ -4,7 +4,7 @@
 //	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
 //	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
 //	program, err := sppo.Build(plan)                            // verified bytecode of every rank: package ir
-//	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package vm/sim
+//	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package internal/vm/sim
 //	err = sppo.Run(ctx, program, each)                          // training on the CPU: package train
 //
 // The results are plain values of those packages. A Program can also be written by hand: ir.Verify checks any
@@ -21,17 +21,17 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/sim"
 )
 
 // Version is the release that contains this source, published or not. Its entry is the first in CHANGELOG.md.

@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // layered returns a program with 8 codes for 128 ranks and n subsequences.

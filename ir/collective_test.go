@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // sides returns, by name, a random instruction of each collective for a group of n.

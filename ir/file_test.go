@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 func TestFilesAreReadByContent(t *testing.T) {

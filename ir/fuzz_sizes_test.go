@@ -7,13 +7,13 @@ import (
 	"slices"
 	"testing"
 
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/shipped"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
 )
 
 // compiled returns the program of an example spec in which some keys are replaced.

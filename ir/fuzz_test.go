@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // preambleBytes is the size of the magic, the version and the hash of the opcode table.

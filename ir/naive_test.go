@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // This file compares the verifier with a slow and simple one, which stores order as a relation between

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // mistakes are edits after which the small program must not parse. A golden file contains the message for each.

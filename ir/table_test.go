@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 var (

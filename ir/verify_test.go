@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 func TestRandomProgramsVerify(t *testing.T) {

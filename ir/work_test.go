@@ -4,8 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"sppo.dev/internal/irtest"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 )
 
 // TestAttentionWork compares the work of attention with the work found by counting, one by one, the

@@ -80,7 +80,7 @@ func TestFormatOfShuffledBlanks(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	for _, file := range glob(t, "../examples/*.sppo", "shipped/clusters/*.sppo", "testdata/accepted/*.sppo") {
+	for _, file := range glob(t, "../examples/*.sppo", "../internal/shipped/clusters/*.sppo", "testdata/accepted/*.sppo") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 func seeds(f *testing.F) []string {
 	f.Helper()
 	var out []string
-	for _, pattern := range []string{"../examples/*.sppo", "shipped/clusters/local.sppo", "../examples/paper/gpt-7b.sppo", "testdata/*/*.sppo"} {
+	for _, pattern := range []string{"../examples/*.sppo", "../internal/shipped/clusters/local.sppo", "../examples/paper/gpt-7b.sppo", "testdata/*/*.sppo"} {
 		for _, file := range glob(f, pattern) {
 			text, err := os.ReadFile(file)
 			if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var shipped = os.DirFS("shipped")
+var shipped = os.DirFS("../internal/shipped")
 
 // base reads a file from disk, but for base.sppo it returns exampleBase.
 func base(name string) ([]byte, error) {

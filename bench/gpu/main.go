@@ -32,7 +32,7 @@ import (
 	"time"
 
 	"sppo.dev"
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
 	"sppo.dev/ir"
 )
 

@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 
 	"sppo.dev"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/probe"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/train/probe"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
 )
 
 // reference is a job that trains on the GPU as on the CPU. Its text is in the bundle.

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sppo.dev/internal/vm/vmtest"
 	"sppo.dev/ir"
-	"sppo.dev/vm/vmtest"
 )
 
 // told logs a row of the table that make gpu-planted prints.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/cuda"
-	"sppo.dev/cuda/emu"
+	"sppo.dev/internal/cuda"
+	"sppo.dev/internal/cuda/emu"
 	"sppo.dev/ir"
 )
 
@@ -38,9 +38,9 @@ func rehearsal(t *testing.T) string {
 	}
 	libcuda := in("libcuda.so.1")
 	for _, c := range [][]string{{libcuda, "fake.c", "-ldl"}, {in("libnccl.so.2"), "nccl.c", libcuda}, {in("libcublasLt.so.12"), "cublaslt.c", libcuda}} {
-		do(append([]string{"gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", c[0], "cuda/fake/" + c[1]}, c[2:]...)...)
+		do(append([]string{"gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", c[0], "internal/cuda/fake/" + c[1]}, c[2:]...)...)
 	}
-	do("go", "test", "-c", "-o", in("cuda.test"), "./cuda")
+	do("go", "test", "-c", "-o", in("cuda.test"), "./internal/cuda")
 	do("go", "test", "-c", "-o", in("e2e.test"), "./internal/e2e")
 	do("go", "build", "-o", dir+"/", "./cmd/sppovm", "./bench/gpu")
 	folder, err := emu.Folder()
@@ -60,7 +60,7 @@ func rehearsal(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	shipped, err := os.ReadFile("../../lang/shipped/clusters/h200.sppo")
+	shipped, err := os.ReadFile("../../internal/shipped/clusters/h200.sppo")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,9 +11,9 @@ import (
 	"regexp"
 	"time"
 
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
+	"sppo.dev/internal/shipped"
 	"sppo.dev/ir"
-	"sppo.dev/lang/shipped"
 )
 
 // stage is a part of the check that can be requested by name.

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
 	"sppo.dev/ir"
 )
 

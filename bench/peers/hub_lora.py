@@ -2,7 +2,7 @@
 """Trains LoRA with PEFT on the tiny models of hub_models.py: the adapter fixtures of sppovm.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors peft
-    venv/bin/python bench/peers/hub_lora.py hf/testdata/models cmd/sppovm/testdata/adapters
+    venv/bin/python bench/peers/hub_lora.py internal/hf/testdata/models cmd/sppovm/testdata/adapters
     venv/bin/python bench/peers/hub_lora.py --measure MODEL ADAPTER TOKENS.json    # print the loss with an adapter
     venv/bin/python bench/peers/hub_lora.py --measure MODEL - TOKENS.json          # and without an adapter
 

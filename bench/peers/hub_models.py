@@ -2,7 +2,7 @@
 """Saves tiny random models with transformers, together with its results for them: the fixtures of package hf.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
-    venv/bin/python bench/peers/hub_models.py hf/testdata/models
+    venv/bin/python bench/peers/hub_models.py internal/hf/testdata/models
     venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
     venv/bin/python bench/peers/hub_models.py --tokens 96 --measure FOLDER...    # the same for sequences of this length
     venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each generates after the first of expected.json

@@ -2,7 +2,7 @@
 """Prints learning rates of transformers' schedulers: the fixture of package vm.
 
     python3 -m venv venv && venv/bin/pip install torch transformers
-    venv/bin/python bench/peers/lr_schedules.py > train/testdata/lr_schedules.json
+    venv/bin/python bench/peers/lr_schedules.py > internal/train/testdata/lr_schedules.json
 
 Each object describes a run by the keys of ir.Run and contains the rates that get_scheduler's scheduler reports after 1, 2, ... steps,
 up to two steps after the last. The tests of vm compare our rates with these and, if SPPO_PYTHON names a Python that has

@@ -1,4 +1,4 @@
-"""Random numbers that are a pure function of a seed, a name and an index, as in vm/random.go: SplitMix64 with random access."""
+"""Random numbers that are a pure function of a seed, a name and an index, as in internal/vm/random.go: SplitMix64 with random access."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm/sim"
 )
 
 // standIns maps every rank to the shown rank that represents it.

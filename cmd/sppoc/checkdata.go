@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/corpus"
-	"sppo.dev/data/corpus/prepare"
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/internal/data/corpus/prepare"
 )
 
 func checkData(flags *pflag.FlagSet) cli.Action {

@@ -16,12 +16,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes/report"
+	"sppo.dev/internal/passes/search"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes/report"
-	"sppo.dev/passes/search"
-	"sppo.dev/vm/sim"
 )
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {

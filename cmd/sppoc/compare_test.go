@@ -13,7 +13,7 @@ import (
 // shows memory, recompute and offload. The jobs are specs and a model
 // folder.
 func TestCompareFitsScreen(t *testing.T) {
-	config, err := os.ReadFile("../../hf/testdata/configs/Qwen3-4B.json")
+	config, err := os.ReadFile("../../internal/hf/testdata/configs/Qwen3-4B.json")
 	if err != nil {
 		t.Fatal(err)
 	}

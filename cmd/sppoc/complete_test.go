@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
 )
 
 // completions are command lines to complete at the last word, with the expected candidates. The folder holds

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/report"
+	"sppo.dev/internal/passes/words"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/report"
-	"sppo.dev/passes/words"
 )
 
 func diff(flags *pflag.FlagSet) cli.Action {

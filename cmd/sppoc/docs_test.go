@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/ir/irtest"
+	"sppo.dev/internal/irtest"
 )
 
 // asCommand is an environment variable that makes the test binary act as sppoc, so that commands in the pages

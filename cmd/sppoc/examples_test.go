@@ -12,12 +12,12 @@ import (
 	"unicode/utf8"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/vm/sim"
 )
 
 const examplesReport = "../../examples/REPORT.md"

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/passes"
-	"sppo.dev/passes/report"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/report"
 )
 
 // mostGPUs is the largest number of GPUs that the search tries.

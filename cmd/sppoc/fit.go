@@ -9,13 +9,13 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/search"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/search"
 )
 
 const (

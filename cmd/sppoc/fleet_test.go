@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
-	"sppo.dev/hf"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/hf"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/vm/sim"
 )
 
 // For each job in a fleet of common jobs, the report of `plan` must be true of the program. If the plan fits,
@@ -281,7 +281,7 @@ func TestPublishedJobs(t *testing.T) {
 	}
 	fly(t, jobs, func(t *testing.T, name string) string {
 		published, sequence, _ := strings.Cut(name, " ")
-		config, err := os.ReadFile(filepath.Join("..", "..", "hf", "testdata", "configs", published+".json"))
+		config, err := os.ReadFile(filepath.Join("..", "..", "internal", "hf", "testdata", "configs", published+".json"))
 		if err != nil {
 			t.Fatal(err)
 		}

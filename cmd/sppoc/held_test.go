@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes/report"
 	"sppo.dev/ir"
-	"sppo.dev/passes/report"
 )
 
 // heldJobs lists jobs whose ranks do not divide the rows of most matrices.

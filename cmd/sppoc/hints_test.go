@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
 )
 
 // TestHintsFit draws jobs that do not fit, and checks that following any one of the hints makes them fit.

@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes/search"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/search"
-	"sppo.dev/vm/sim"
 )
 
 // Limits on the output of --why-idle: how many waits to show, how many kinds of work to make faster in the simulation,

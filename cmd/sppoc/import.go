@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/hf"
+	"sppo.dev/internal/hf"
 )
 
 func importModel(flags *pflag.FlagSet) cli.Action {

@@ -5,11 +5,11 @@ import (
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/pass"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/report"
-	"sppo.dev/passes/search"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/pass"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/report"
+	"sppo.dev/internal/passes/search"
 )
 
 // If the number of subsequences is also searched for, every length is a multiple of searchedGrid, and therefore

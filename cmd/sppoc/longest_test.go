@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/passes/pass"
+	"sppo.dev/internal/passes/pass"
 )
 
 // TestLongestFits checks that the plan that --max-sequence finds still fits once it is placed. The long form of
@@ -51,7 +51,7 @@ func TestLongestFits(t *testing.T) {
 
 // TestAnswerFile checks that the specs that --max-sequence and --min-gpus write plan to exactly the answers that they print.
 func TestAnswerFile(t *testing.T) {
-	config, err := os.ReadFile("../../hf/testdata/configs/Qwen3-0.6B.json")
+	config, err := os.ReadFile("../../internal/hf/testdata/configs/Qwen3-0.6B.json")
 	folder := filepath.Join(t.TempDir(), "Qwen3-0.6B")
 	if err := errors.Join(err, os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "config.json"), config, 0o644)); err != nil {
 		t.Fatal(err)

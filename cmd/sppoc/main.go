@@ -105,7 +105,7 @@ var app = cli.App{
 			Doc: "print a program, or the result of a pass",
 			Details: "FILE is a program, a spec or a plan; specs and plans are compiled first. With --rank, dump prints the code of one\n" +
 				"rank, with the rank's constants filled in and with each instruction's number and addresses. With --format actions, dump\n" +
-				"prints the schedule of every pipeline rank: its tasks in order, each with its actions (schedule/ACTIONS.md).",
+				"prints the schedule of every pipeline rank: its tasks in order, each with its actions (internal/schedule/ACTIONS.md).",
 			Examples: []string{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",

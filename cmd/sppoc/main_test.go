@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/clitest"
-	"sppo.dev/ir/irtest"
+	"sppo.dev/internal/irtest"
 )
 
 func TestTranscripts(t *testing.T) {

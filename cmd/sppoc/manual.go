@@ -5,10 +5,10 @@ import (
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/shipped"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes"
 )
 
 // languagePage describes specs, passes and opcodes, from the tables that sppoc explain uses.

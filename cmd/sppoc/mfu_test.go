@@ -9,9 +9,9 @@ import (
 	"testing"
 	"text/tabwriter"
 
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/report"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/report"
 )
 
 // Models, lengths and numbers of H100 GPUs of the table of model FLOPs utilization. A step has one sequence for each

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/lang"
-	"sppo.dev/passes/plan"
-	"sppo.dev/vm/sim"
 )
 
 // answer runs a command and returns its output.

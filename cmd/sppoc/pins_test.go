@@ -17,13 +17,13 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plantest"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plantest"
-	"sppo.dev/vm/sim"
 )
 
 // `auto` should not be slower than a value that a user writes. TestFleetPins plans the jobs of the fleet and these

@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/report"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/report"
 )
 
 // passFlags defines the flags that select the passes to run.

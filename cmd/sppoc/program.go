@@ -14,12 +14,12 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/report"
+	"sppo.dev/internal/passes/walk"
+	"sppo.dev/internal/passes/words"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/report"
-	"sppo.dev/passes/walk"
-	"sppo.dev/passes/words"
 )
 
 func build(flags *pflag.FlagSet) cli.Action {

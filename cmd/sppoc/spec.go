@@ -10,11 +10,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes"
-	"sppo.dev/train"
 )
 
 func check(flags *pflag.FlagSet) cli.Action {

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm/sim"
 )
 
 // Dimensions of a figure, in pixels. It is as wide as a page of text, so that it is not scaled down there.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/ir/irtest"
+	"sppo.dev/internal/irtest"
 )
 
 // pictures lists the documents' pictures by the name of their file: the spec and the ranks.

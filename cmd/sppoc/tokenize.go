@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/corpus/prepare"
-	"sppo.dev/data/tokenizer"
-	"sppo.dev/passes/words"
+	"sppo.dev/internal/data/corpus/prepare"
+	"sppo.dev/internal/data/tokenizer"
+	"sppo.dev/internal/passes/words"
 )
 
 func tokenize(flags *pflag.FlagSet) cli.Action {

@@ -11,9 +11,9 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/internal/passes/words"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/words"
-	"sppo.dev/vm/sim"
 )
 
 // mostSpans is the number of instructions above which a trace shows only one rank of each stage, because

@@ -19,9 +19,9 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
 	"sppo.dev/internal/infile"
+	"sppo.dev/internal/passes/words"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/words"
-	"sppo.dev/vm/sim"
 )
 
 // The page is one file: its parts are combined here with the data. It loads nothing from the network.

@@ -14,11 +14,11 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/hf"
+	"sppo.dev/internal/hf"
 	"sppo.dev/internal/sample"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/lang"
-	"sppo.dev/train"
-	"sppo.dev/vm/cpu/simd"
 )
 
 // expectedAdapter is the output of bench/peers/hub_lora.py, which trains an adapter with PEFT.
@@ -43,7 +43,7 @@ func adapterJob(t *testing.T, name string) (model, adapter string, want expected
 	if err != nil {
 		t.Fatal(err)
 	}
-	model, adapter = filepath.Join(here, "../../hf/testdata/models", strings.TrimSuffix(name, "-dropout")), filepath.Join(here, "testdata/adapters", name)
+	model, adapter = filepath.Join(here, "../../internal/hf/testdata/models", strings.TrimSuffix(name, "-dropout")), filepath.Join(here, "testdata/adapters", name)
 	text, err := os.ReadFile(filepath.Join(adapter, "expected.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &want)
@@ -274,7 +274,7 @@ func checkInPEFT(t *testing.T, model string, want float64) {
 	if python == "" {
 		return
 	}
-	script := filepath.Join(filepath.Dir(model), "../../../bench/peers/hub_lora.py")
+	script := filepath.Join(filepath.Dir(model), "../../../../bench/peers/hub_lora.py")
 	for _, pair := range [][2]string{{model, "adapter"}, {"merged", "-"}} {
 		out, err := exec.Command(python, script, "--measure", pair[0], pair[1], "expected.json").Output()
 		var got float64

@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/store"
+	"sppo.dev/internal/vm"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/train/store"
-	"sppo.dev/vm"
 )
 
 // auditFlags are the flags of audit, many of which are also flags of run.

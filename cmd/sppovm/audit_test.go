@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/train/store"
+	"sppo.dev/internal/train/store"
 )
 
 // flip changes one bit in the exponent of one value of a shard.

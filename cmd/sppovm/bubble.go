@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"time"
 
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
-	"sppo.dev/vm/sim"
 )
 
 // bubbleMeter measures the bubble of steps as the simulator defines it. Each process measures its own ranks;

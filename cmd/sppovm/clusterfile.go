@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"strings"
 
+	"sppo.dev/internal/train/probe"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/train/probe"
 )
 
 // clusterText returns a cluster file in the standard style, with the measured figures and the origin of each.

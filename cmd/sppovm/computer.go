@@ -5,14 +5,14 @@ import (
 	"runtime"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/passes/words"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/internal/vm/field"
 	"sppo.dev/ir"
-	"sppo.dev/passes/words"
-	"sppo.dev/train"
-	"sppo.dev/train/world"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/field"
 )
 
 // computer holds the devices of the ranks and the transport between the ranks.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
 )
 
 // A run on the CPU of a job that was planned for GPUs says so at its start, and only there.

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/internal/vm/cpu/simd"
 )
 
 func devices(*pflag.FlagSet) cli.Action {

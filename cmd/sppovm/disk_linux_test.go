@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/train/store"
+	"sppo.dev/internal/train/store"
 )
 
 // onDisk runs a script in a mount namespace in which the folder "disk" is a separate file system. In the script,

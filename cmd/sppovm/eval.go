@@ -16,12 +16,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/cmd/sppovm/internal/watch"
+	"sppo.dev/internal/passes/words"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm"
 	"sppo.dev/ir"
-	"sppo.dev/passes/words"
-	"sppo.dev/train"
-	"sppo.dev/train/world"
-	"sppo.dev/vm"
 )
 
 // evalFlags are the flags of eval, many of which are also flags of run.

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/corpus"
+	"sppo.dev/internal/data/corpus"
 )
 
 // evalOf runs eval --json and returns its output.

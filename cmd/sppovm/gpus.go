@@ -5,11 +5,11 @@ package main
 import (
 	"fmt"
 
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
+	"sppo.dev/internal/train/probe"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm"
 	"sppo.dev/ir"
-	"sppo.dev/train/probe"
-	"sppo.dev/train/world"
-	"sppo.dev/vm"
 )
 
 func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {

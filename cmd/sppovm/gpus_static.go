@@ -5,8 +5,8 @@ package main
 import (
 	"errors"
 
+	"sppo.dev/internal/train/world"
 	"sppo.dev/ir"
-	"sppo.dev/train/world"
 )
 
 // errStatic explains why a static build has no GPUs: NVIDIA's libraries need the C library's loader.

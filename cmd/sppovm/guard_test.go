@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/train"
+	"sppo.dev/internal/train"
 )
 
 // A run with an absurd learning rate keeps the checkpoint that it started from, and ends with an error.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/hf"
+	"sppo.dev/internal/hf"
 )
 
 // expectedModel is the output of bench/peers/hub_models.py for a model: the results of transformers for a
@@ -45,7 +45,7 @@ func TestEvalEqualsTransformers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			folder := filepath.Join(here, "../../hf/testdata/models", job.name)
+			folder := filepath.Join(here, "../../internal/hf/testdata/models", job.name)
 			var want expectedModel
 			if err := json.Unmarshal(mustRead(t, filepath.Join(folder, "expected.json")), &want); err != nil {
 				t.Fatal(err)
@@ -123,7 +123,7 @@ func TestLongContextRecipe(t *testing.T) {
 	}
 	for _, recipe := range longRecipes {
 		t.Run(recipe.name, func(t *testing.T) {
-			folder := filepath.Join(here, "../../hf/testdata/models", recipe.folder)
+			folder := filepath.Join(here, "../../internal/hf/testdata/models", recipe.folder)
 			held := make([]int, second+1)
 			for i := range held {
 				held[i] = (i*i*7 + 3*i + i/5) % 37

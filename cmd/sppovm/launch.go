@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/train/world"
 	"sppo.dev/ir"
-	"sppo.dev/train/world"
 )
 
 // launch describes how the processes of a job were started, as seen by one of them.

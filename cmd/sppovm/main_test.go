@@ -21,7 +21,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/clitest"
-	"sppo.dev/passes"
+	"sppo.dev/internal/passes"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts")

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/vm"
 )
 
 // having returns a stand-in for the free memory of this computer.

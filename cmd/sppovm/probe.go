@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train/probe"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/train/probe"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
 )
 
 // probeFlags are the flags of probe.

@@ -13,10 +13,10 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train/probe"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/train/probe"
 )
 
 // smallest is a scale at which everything is measured quickly.

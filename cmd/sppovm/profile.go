@@ -8,8 +8,8 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm/sim"
 )
 
 // writeProfile writes the timeline of the last step and compares it with the simulation.

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/cmd/sppovm/internal/watch"
+	"sppo.dev/internal/passes/words"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/probe"
 	"sppo.dev/ir"
-	"sppo.dev/passes/words"
-	"sppo.dev/train"
-	"sppo.dev/train/probe"
 )
 
 // progress reports a run: as text for people, as JSON for programs.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/cmd/sppovm/internal/watch"
+	"sppo.dev/internal/train/probe"
 	"sppo.dev/ir"
-	"sppo.dev/train/probe"
 )
 
 // On a terminal, the line of a step overwrites that of the previous step; a permanent line is printed below the

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/cmd/sppovm/internal/watch"
 	"sppo.dev/internal/infile"
 )
 

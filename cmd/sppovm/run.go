@@ -12,14 +12,14 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cmd/sppovm/watch"
-	"sppo.dev/data/corpus"
+	"sppo.dev/cmd/sppovm/internal/watch"
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/train"
-	"sppo.dev/train/world"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu/simd"
 )
 
 // runFlags are the flags of run.

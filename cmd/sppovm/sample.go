@@ -12,15 +12,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/tokenizer"
-	"sppo.dev/hf"
+	"sppo.dev/internal/data/tokenizer"
+	"sppo.dev/internal/hf"
 	"sppo.dev/internal/infile"
+	"sppo.dev/internal/passes/words"
 	"sppo.dev/internal/sample"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes/words"
-	"sppo.dev/train"
-	"sppo.dev/vm/cpu/simd"
 )
 
 // sampleFlags are the flags of sample.

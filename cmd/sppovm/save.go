@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/corpus"
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/store"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/train/store"
 )
 
 // saveFlags are the flags that control when and where checkpoints are written.

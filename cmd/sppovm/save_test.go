@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/train"
-	"sppo.dev/train/store"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/store"
 )
 
 // runs executes sppovm run in a separate process and returns the exit code, the output and the messages.

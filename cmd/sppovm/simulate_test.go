@@ -9,10 +9,10 @@ import (
 	"testing"
 
 	"sppo.dev"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/sim"
 )
 
 // A simulated run prints the figures of a simulation in which every rank runs the interpreter loop.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/vm/vmtest"
+	"sppo.dev/internal/vm/vmtest"
 )
 
 // If a process is suspended while its host still responds, the job stalls, and the other processes end after

@@ -21,7 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/train/world"
+	"sppo.dev/internal/train/world"
 )
 
 // startFlags are the flags of launch.

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/cmd/sppovm/internal/watch"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
-	"sppo.dev/train"
 )
 
 // watchFlags are the flags of run that add observers.

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/data/tokenizer"
-	"sppo.dev/hf"
+	"sppo.dev/internal/data/tokenizer"
+	"sppo.dev/internal/hf"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/train"
 )
 
 // openWeights opens the folder of initial weights and checks that the weights belong to the program's model. It

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
-	"sppo.dev/train"
 )
 
 // jobOf writes a spec that trains the model in the folder hub on four ranks.

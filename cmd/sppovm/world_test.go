@@ -25,9 +25,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/train/store"
-	"sppo.dev/train/world"
-	"sppo.dev/vm/vmtest"
+	"sppo.dev/internal/train/store"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm/vmtest"
 )
 
 // process is one of the processes that run a job.

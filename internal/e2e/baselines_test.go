@@ -5,8 +5,8 @@ import (
 	"regexp"
 	"testing"
 
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
 )
 
 // TestBaselines checks that the shipped schedules of other systems are ordinary schedules, which train like the

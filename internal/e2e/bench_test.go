@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/sim"
 )
 
 // gpt is a model for the training benchmark.

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/probe"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/train/probe"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/sim"
 )
 
 // calibrated lists plans of one model for BenchmarkCalibration: pipelines, subsequences, offload,

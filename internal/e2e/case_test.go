@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/vm/vmtest/naive"
+	"sppo.dev/internal/vm/vmtest/naive"
 )
 
 // Case is one point of the space: a tiny model and its schedule. Fields that name a choice hold the text

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/plan"
 )
 
 // TestChosenToFit gives devices less memory than a case needs without offload or recomputation, and lets the

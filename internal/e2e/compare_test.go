@@ -7,13 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/graph"
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/plan"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/sim"
 )
 
 // checkSame checks that two runs agree bitwise in losses, norms, gradients and final weights.

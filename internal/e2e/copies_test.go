@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
-	"sppo.dev/passes/plan"
 )
 
 // TestWhenCopiesGo checks, for several task orders, that no bit depends on how long copies to the host lag

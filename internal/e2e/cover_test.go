@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"sppo.dev/passes/strategy"
+	"sppo.dev/internal/passes/strategy"
 )
 
 // setting is one dimension of the space: its number of values, and a function that gives a case one of them.

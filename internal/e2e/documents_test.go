@@ -11,12 +11,12 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/data/corpus"
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/ir"
-	"sppo.dev/passes/memory"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/vmtest/naive"
 )
 
 // drawnCorpus is a folder of tokens in documents of random lengths, with a mask.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/ir/irtest"
+	"sppo.dev/internal/irtest"
 )
 
 // TestSchedulesAreEqual runs the covering set. Each case must equal, bitwise, the same case on one stage

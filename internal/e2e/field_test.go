@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/field"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
-	"sppo.dev/vm"
-	"sppo.dev/vm/field"
 )
 
 // trainField trains a program over finite fields, where sums are exact. In place of the validation's loss, for which the VM

@@ -7,11 +7,11 @@ import (
 	"regexp"
 	"testing"
 
-	"sppo.dev/cuda"
+	"sppo.dev/internal/cuda"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
 )
 
 // Tests whose names begin with TestGPU need a GPU. `make gpu-check` runs them from a binary that needs no Go

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
-	"sppo.dev/train"
 )
 
 // stateOf returns the bits of everything that a checkpoint of the job would hold.

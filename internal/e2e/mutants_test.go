@@ -11,11 +11,11 @@ import (
 	"sync"
 	"testing"
 
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/field"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/field"
 )
 
 // programKinds lists the kinds of programs that TestMutants breaks.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/plantest"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/plantest"
 )
 
 // muxCases are pipelines of several sizes whose ranks share tasks, with every other setting that interacts with

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/internal/passes/plantest"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plantest"
-	"sppo.dev/vm"
-	"sppo.dev/vm/sim"
 )
 
 // workCluster is a spec whose cluster takes time only for floating-point operations.

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/vmtest/naive"
 )
 
 // yardstick is the tolerance for comparing the plain program with the maths in float64.

@@ -12,15 +12,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/strategy"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/ir"
-	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/strategy"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/vmtest/naive"
 )
 
 // TestRandomSpecs draws random models and schedules, including odd sizes, whereas the covering set has a tiny

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/train"
 )
 
 // TestResume is E6. A run that stops at a checkpoint and continues in a new job is bitwise equal to an

@@ -9,16 +9,16 @@ import (
 	"sync"
 	"testing"
 
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/cpu/simd"
 )
 
 // compile turns a spec's text into a plan and a program.

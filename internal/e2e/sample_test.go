@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"sppo.dev/internal/sample"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/lang"
-	"sppo.dev/vm/cpu/simd"
-	"sppo.dev/vm/vmtest/naive"
 )
 
 // sampled opens a random model with the given keys for sampling, and returns it, together with its

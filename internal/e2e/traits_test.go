@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sppo.dev/passes/plan"
+	"sppo.dev/internal/passes/plan"
 	"strings"
 	"sync"
 	"testing"

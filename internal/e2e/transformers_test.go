@@ -13,11 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/vmtest/naive"
 )
 
 // oracleFolder contains what the library transformers computes for tiny models, and the script that wrote it.

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/train/world"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/vmtest"
 	"sppo.dev/ir"
-	"sppo.dev/train"
-	"sppo.dev/train/world"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/vmtest"
 )
 
 // TestWorlds checks that a job whose ranks are in several processes gives the same bits as the job in one

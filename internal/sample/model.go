@@ -15,12 +15,12 @@ import (
 	"fmt"
 	"math"
 
-	"sppo.dev/graph"
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/vm"
-	"sppo.dev/vm/cpu"
-	"sppo.dev/vm/cpu/simd"
 )
 
 // Weights provides the values of a model's tensors, as vm.Weights does.

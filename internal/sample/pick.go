@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"sppo.dev/vm"
+	"sppo.dev/internal/vm"
 )
 
 // Choice defines how a token is sampled from the logits. The filters are applied in the order of the fields, as

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/data/tokenizer"
+	"sppo.dev/internal/data/tokenizer"
 )
 
 // kept computes the tokens that a choice allows, with their probabilities, directly from the definition. TopK
@@ -118,7 +118,7 @@ var texts = []string{
 // TestTextComesInPieces checks that the results of Decode, token by token, followed by Rest, add up to the text
 // of all tokens together, and that no piece ends within a character.
 func TestTextComesInPieces(t *testing.T) {
-	files, err := filepath.Glob("../../data/tokenizer/testdata/reference/*")
+	files, err := filepath.Glob("../data/tokenizer/testdata/reference/*")
 	if err != nil {
 		t.Fatal(err)
 	}

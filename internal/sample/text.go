@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"sppo.dev/data/tokenizer"
+	"sppo.dev/internal/data/tokenizer"
 )
 
 // Text converts prompts to tokens, and generated tokens to text, one by one.

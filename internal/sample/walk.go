@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo.dev/graph"
+	"sppo.dev/internal/graph"
 	"sppo.dev/ir"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/ir/irtest"
+	"sppo.dev/internal/irtest"
 )
 
 func TestMain(m *testing.M) {

@@ -8,12 +8,12 @@ import (
 	"strings"
 
 	"sppo.dev"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/search"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
-	"sppo.dev/passes/memory"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/search"
 )
 
 // outcome is the result of a simulated step.

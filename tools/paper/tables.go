@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/plan"
 )
 
 // table is a Markdown table.

@@ -19,7 +19,7 @@ const fairIntro = `
 ## Where the advantage over other systems begins
 
 The comparison above is with published figures. The following commands simulate Llama-3.1-8B on the same machine with the schedules
-of other systems (` + "`lang/shipped/baselines`" + `), whose sizes the compiler chooses. Three of these save the output of attention and
+of other systems (` + "`internal/shipped/baselines`" + `), whose sizes the compiler chooses. Three of these save the output of attention and
 recompute only the rest of a layer, as people do today. The advantage is small as long as one of these three fits: all of them spend
 nearly all of a long step on the same attention. It becomes large where none of these fits, so that layers have to be recomputed as
 a whole.

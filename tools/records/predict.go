@@ -5,11 +5,11 @@ import (
 	"sort"
 
 	"sppo.dev"
-	"sppo.dev/graph"
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/memory"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
-	"sppo.dev/passes/memory"
 )
 
 // prediction is the result of the compiler and the simulator for a record's job.

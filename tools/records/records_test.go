@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"sppo.dev"
-	"sppo.dev/ir/irtest"
-	"sppo.dev/passes"
+	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/passes"
 )
 
 func TestMain(m *testing.M) {

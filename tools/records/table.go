@@ -8,7 +8,7 @@ type record struct {
 	source string
 
 	model    string // model file below examples/
-	cluster  string // cluster file below lang/shipped/clusters/
+	cluster  string // cluster file below internal/shipped/clusters/
 	machine  string // the cluster with its arguments
 	sequence int64  // tokens; a step has one sequence
 

@@ -61,7 +61,7 @@ func sharedFiles(root, programs string) (files, error) {
 			return nil, err
 		}
 	}
-	for folder, endings := range map[string][]string{"examples": {".sppo", ".sh", ".yaml", ".txt"}, "lang/shipped": {".sppo"}, "docs": {".md", ".svg"}} {
+	for folder, endings := range map[string][]string{"examples": {".sppo", ".sh", ".yaml", ".txt"}, "internal/shipped": {".sppo"}, "docs": {".md", ".svg"}} {
 		for _, ending := range endings {
 			if err := all.addTree(root, folder, ending); err != nil {
 				return nil, err

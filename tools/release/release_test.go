@@ -106,7 +106,7 @@ func TestArchive(t *testing.T) {
 	}
 	folder := unpack(t, archives[0])
 	for _, name := range []string{"LICENSE", "licenses/go", "licenses/github.com-spf13-pflag", "licenses/github.com-prometheus-client_golang-NOTICE", "README.md", "Containerfile", "bin/sppoc", "bin/sppovm",
-		"share/man/man1/sppovm.1", "share/man/man5/sppo.5", "share/bash-completion/completions/sppoc", "lang/shipped/clusters/local.sppo", "examples/cluster/slurm.sh", "examples/cluster/jobset.yaml", "docs/tour.md", "docs/timeline.svg"} {
+		"share/man/man1/sppovm.1", "share/man/man5/sppo.5", "share/bash-completion/completions/sppoc", "internal/shipped/clusters/local.sppo", "examples/cluster/slurm.sh", "examples/cluster/jobset.yaml", "docs/tour.md", "docs/timeline.svg"} {
 		if info, err := os.Stat(filepath.Join(folder, p.name(), name)); err != nil || info.Size() == 0 {
 			t.Errorf("the archive has no %s: %v", name, err)
 		}

@@ -1,9 +1,9 @@
 package cli
 
 import (
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/train"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plan"
-	"sppo.dev/train"
 )
 
 // CheckpointCopy computes the host memory for the copy from which a checkpoint of the program is written during

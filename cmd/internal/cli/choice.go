@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev/internal/shipped"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
 )
 
 // choice is a flag value that accepts one of several words.

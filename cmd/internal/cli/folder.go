@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
-	"sppo.dev/data/corpus"
-	"sppo.dev/hf"
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/internal/hf"
+	"sppo.dev/internal/shipped"
+	"sppo.dev/internal/train/store"
 	"sppo.dev/lang"
-	"sppo.dev/lang/shipped"
-	"sppo.dev/train/store"
 )
 
 // JobFlags defines --set and the short forms of ShortFlags. It returns a function that gives all of them as overrides.

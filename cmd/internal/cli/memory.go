@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plan"
 )
 
 // Peaks returns the highest peaks of device and host memory over all stages.

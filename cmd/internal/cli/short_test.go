@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/strategy"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
-	"sppo.dev/passes/strategy"
-	"sppo.dev/vm/sim"
 )
 
 // Largest errors of the figures of a long step, relative to those of its whole program. Peaks differ only in layer order.

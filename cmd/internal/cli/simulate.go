@@ -5,12 +5,12 @@ import (
 	"slices"
 
 	"sppo.dev"
-	"sppo.dev/codegen"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/strategy"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/strategy"
-	"sppo.dev/train"
-	"sppo.dev/vm/sim"
 )
 
 // mostSimulated is the largest number of ranks for which the figures of a report are simulated. With more

@@ -13,16 +13,16 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
-	"sppo.dev/codegen"
-	"sppo.dev/hf"
+	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/hf"
 	"sppo.dev/internal/infile"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/estimate"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/passes/strategy"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
-	"sppo.dev/passes/estimate"
-	"sppo.dev/passes/plan"
-	"sppo.dev/passes/strategy"
-	"sppo.dev/vm/sim"
 )
 
 // SetFlag defines the flag that overrides keys of a spec.

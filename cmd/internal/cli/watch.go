@@ -9,8 +9,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sppo.dev/passes"
-	"sppo.dev/passes/pass"
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/pass"
 )
 
 // Watch shows the progress of a command on a terminal if the command takes a while, and stops the command at the

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo.dev/passes/words"
+	"sppo.dev/internal/passes/words"
 )
 
 // Wrap breaks text into lines for a terminal.

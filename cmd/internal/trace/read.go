@@ -10,8 +10,8 @@ import (
 	"slices"
 
 	"sppo.dev/internal/infile"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm/sim"
 )
 
 // Is reports whether a file is a trace. It checks the first bytes, because plans are JSON too.

@@ -10,8 +10,8 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm/sim"
 )
 
 func open(t *testing.T, set ...string) *ir.Program {

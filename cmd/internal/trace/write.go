@@ -13,9 +13,9 @@ import (
 	"math"
 	"strconv"
 
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/vm"
-	"sppo.dev/vm/sim"
 )
 
 // writer writes trace events one by one, so that the entire trace is never in memory.

@@ -1,0 +1,123 @@
+package codegen
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/ir"
+)
+
+// Stages 2 and 3 of ZeRO act at the boundaries of visits, as internal/schedule/divided.go lists. With stage 2, a backward
+// visit that completes its layer's gradients (see plan.Completes) ends with a reduce-scatter of them: each rank
+// keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during the
+// computation of the previous visit, and freed at the end of their own.
+type visits struct {
+	number int                   // of the current visit
+	whole  map[int]plan.ParamSet // by layer: weights that are whole
+	lent   []uint32              // operands of gathers in progress, held until the next visit
+	owed   []owed                // gradients in transit, until the next backward visit ends
+}
+
+// owed is a sum of gradients that a collective is computing.
+type owed struct {
+	p      *param
+	layer  int
+	from   []uint32 // operands of the collective
+	sum    ir.View  // of this visit
+	before bool     // p.sum contains the sum of earlier visits
+}
+
+// readBy returns the weights of a layer that a task reads.
+func (l *layout) readBy(t plan.Task, layer int) plan.ParamSet {
+	b := l.block(t, layer)
+	reads := plan.ParamsRead(b, t.Kind)
+	if l.plan.RecomputesCaches(t) && b.Attends {
+		reads |= plan.CachingReads(b)
+	}
+	return reads
+}
+
+// path returns the layers of a task in the order in which it visits them.
+func (l *layout) path(t plan.Task) []int {
+	layers := l.stages[t.Stage]
+	if t.Kind == plan.Backward {
+		layers = slices.Clone(layers)
+		slices.Reverse(layers)
+		layers = slices.DeleteFunc(layers, func(layer int) bool { return layer < l.plan.Untrained })
+	}
+	return layers
+}
+
+// byVisit adds the number of the visit to the name of a buffer that is allocated anew for each visit.
+func (s *stage) byVisit(name string) string {
+	if !s.trains() {
+		name = "eval." + name
+	}
+	return fmt.Sprintf("%s.%d", name, s.visits.number)
+}
+
+// enter begins a visit.
+func (s *stage) enter() {
+	s.visits.number++
+	for _, b := range s.visits.lent {
+		s.hold(b)
+	}
+	s.visits.lent = nil
+}
+
+// gatherWeights gathers some weights of a layer, except those that are already whole.
+func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
+	reads &^= s.visits.whole[layer]
+	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {
+		return
+	}
+	s.visits.whole[layer] |= reads
+	act := s.model.DType()
+	s.prov.Layer = int32(layer)
+	s.decidedBy("solve", "schedule.zero")
+	for i, p := range s.weights.layer[layer] {
+		if p.zero < plan.ZeroWeights || !reads.Has(i) {
+			continue
+		}
+		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
+		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
+			s.visits.lent = append(s.visits.lent, on)
+		}
+	}
+}
+
+// reduceGradients passes the divided gradients of a layer to collectives.
+func (s *stage) reduceGradients(layer int) {
+	s.settle()
+	s.prov.Layer = int32(layer)
+	s.decidedBy("solve", "schedule.zero")
+	for _, p := range s.weights.layer[layer] {
+		if p.zero < plan.ZeroGradients || p.Frozen {
+			continue
+		}
+		g := p.view(p.grad, ir.F32)
+		part := s.sumOverStage(p, g)
+		o := owed{p, layer, []uint32{g.Buffer, part.Buffer}, s.sumOverReplicas(p, part), p.sum.Present()}
+		if !o.before {
+			p.sum = o.sum
+		}
+		s.visits.owed = append(s.visits.owed, o)
+		p.gradReady = false
+	}
+}
+
+// settle adds reduced gradients to those of earlier visits. It is called after another layer has been computed.
+func (s *stage) settle() {
+	for _, o := range s.visits.owed {
+		for _, b := range o.from {
+			s.hold(b)
+		}
+		if o.before {
+			s.prov.Layer = int32(o.layer)
+			s.decidedBy("solve", "schedule.zero")
+			s.op(ir.Add, ir.Compute, []ir.View{o.p.sum, o.p.sum, o.sum})
+		}
+	}
+	s.visits.owed = nil
+}

@@ -1,0 +1,256 @@
+package codegen
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/ir"
+)
+
+// This file divides parameters into slices. Of the ranks that hold the same matrix, each completes the gradient
+// of one slice and, with ZeRO, keeps only the optimizer state of that slice. The sums and their order are the
+// same with and without ZeRO.
+
+// slicePlace determines the first row of a rank's slice, or the row after the piece that is sliced.
+type slicePlace struct {
+	start string // constant with the first row of the piece, or empty for row 0
+	rows  int64  // of a slice, or of the piece
+	cut   plan.Slicing
+	after bool // the row after the piece
+}
+
+func (c slicePlace) name() string {
+	if c.after {
+		return fmt.Sprintf("slice.%s.%d.end", c.start, c.rows)
+	}
+	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
+}
+
+// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of another constant's
+// name, it names a constant that has the other's value on the first replica and is 0 on others.
+const constFirst = "first_replica"
+
+func onFirstReplica(name string) string {
+	if name == "" {
+		return constFirst
+	}
+	return constFirst + "." + name
+}
+
+// sliceConsts returns the constants that the slices of this plan need.
+func (l *layout) sliceConsts() []string {
+	var names []string
+	if l.plan.Parallel.DP > 1 {
+		names = append(names, constFirst, onFirstReplica(graph.ConstOwner), onFirstReplica(graph.ConstKVOwner))
+	}
+	if l.plan.Parallel.Zero == 0 {
+		return names
+	}
+	l.tables.slices = map[string]slicePlace{}
+	for _, b := range []*graph.Block{l.model.Embedding, l.model.Layer, l.model.Head} {
+		for i := range b.Params {
+			cut := l.plan.Slicing(&b.Params[i])
+			if cut.Slices() == 1 {
+				continue
+			}
+			add := func(place slicePlace) {
+				if _, known := l.tables.slices[place.name()]; !known {
+					l.tables.slices[place.name()] = place
+					names = append(names, place.name())
+				}
+			}
+			for _, part := range l.pieces(&b.Params[i]) {
+				add(part.slice(cut))
+				if end, padded := part.end(cut); padded {
+					add(end)
+				}
+			}
+			if l.plan.OptimizerOf(b, &b.Params[i]).Whole {
+				add(slicePlace{rows: cut.Rows, cut: cut})
+			}
+		}
+	}
+	return names
+}
+
+// firstReplica returns the value of a constant named by onFirstReplica.
+func (l *layout) firstReplica(name string, d, i, k int) int64 {
+	switch {
+	case d > 0:
+		return 0
+	case name == constFirst:
+		return 1
+	}
+	return l.constValue(strings.TrimPrefix(name, constFirst+"."), d, i, k)
+}
+
+// slice returns the place of a rank's slice of a piece.
+func (x piece) slice(cut plan.Slicing) slicePlace {
+	return slicePlace{start: x.start, rows: x.sliceRows(cut), cut: cut}
+}
+
+// sliceRows returns the number of rows of a slice of the piece. Only a parameter with one piece has padding.
+func (x piece) sliceRows(cut plan.Slicing) int64 {
+	return (x.rows + cut.Slices() - 1) / cut.Slices()
+}
+
+// end returns the place of the row after the piece, and whether a slice with padding needs it: other rows of the
+// tensor follow the piece, and belong to other ranks.
+func (x piece) end(cut plan.Slicing) (slicePlace, bool) {
+	return slicePlace{start: x.start, rows: x.rows, after: true}, x.start != "" && x.sliceRows(cut)*cut.Slices() > x.rows
+}
+
+// sliceRow returns the first row of the slice of rank (d, i, k).
+func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
+	row := int64(0)
+	if c.start != "" {
+		row = l.constValue(c.start, d, i, k)
+	}
+	if c.after {
+		return row + c.rows
+	}
+	if c.cut.SP == 1 {
+		k = 0
+	}
+	if c.cut.DP == 1 {
+		d = 0
+	}
+	return row + (int64(k)*c.cut.DP+int64(d))*c.rows
+}
+
+// stateSlices returns the number of slices into which ranks divide the parameter's optimizer state.
+func (p *param) stateSlices() int64 {
+	if p.zero >= plan.ZeroState {
+		return p.cut.Slices()
+	}
+	return 1
+}
+
+// stateRows returns the rows for which this rank has optimizer state.
+func (p *param) stateRows() int64 { return p.SliceRows(p.stateSlices()) }
+
+func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
+
+// stateView returns the view of a buffer of optimizer state.
+func (p *param) stateView(b uint32, d ir.DType) ir.View {
+	if p.zero >= plan.ZeroState {
+		return matrix(b, d, p.stateRows(), p.Local[1])
+	}
+	return p.view(b, d)
+}
+
+// stateRectangles maps the rows of a buffer of optimizer state to rectangles of the tensor. The buffer holds
+// the slices of the pieces one after another.
+func (e *emitter) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
+	if p.zero < plan.ZeroState {
+		return e.rectangles(p, p.whole(b, d))
+	}
+	var list []rectangle
+	at := int64(0)
+	for _, part := range e.pieces(p.Param) {
+		place := part.slice(p.cut)
+		r := rectangle{view: rowsOf(p.whole(b, d), at, place.rows, p.Local[1]), row: e.constRef(place.name()), col: e.colAttr(p)}
+		if end, padded := part.end(p.cut); padded {
+			r.end = e.constRef(end.name())
+		}
+		list = append(list, r)
+		at += place.rows
+	}
+	return list
+}
+
+// sumOverStage sums a gradient over the ranks of a stage.
+func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
+	if rows := p.cut.Whole(); rows > p.Local[0] {
+		s.op(ir.Fill, ir.Compute, []ir.View{rowsOf(g, p.Local[0], rows-p.Local[0], p.Local[1])}, ir.Float(0))
+		g = rowsOf(g, 0, rows, p.Local[1])
+	}
+	switch {
+	case p.cut.SP > 1:
+		part := s.scratch(p, ".grad.stage", p.cut.Part(), ir.F32)
+		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, g}, ir.Int(graph.GroupSP))
+		return part
+	case p.Reduce == graph.GroupNames[graph.GroupSP]:
+		s.allReduce(g, graph.GroupSP)
+	case p.Reduce == graph.GroupNames[graph.GroupKV]:
+		s.allReduce(g, graph.GroupKV)
+	}
+	return g
+}
+
+// sumOverReplicas sums a gradient over the replicas.
+func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
+	switch {
+	case p.cut.DP > 1:
+		slice := s.scratch(p, ".grad.slice", p.cut.Rows, ir.F32)
+		s.eachPiece(p, g, slice, func(whole, part ir.View) {
+			s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, whole}, ir.Int(graph.GroupDP))
+		})
+		return slice
+	case s.plan.Parallel.DP > 1:
+		s.allReduce(g, graph.GroupDP)
+	}
+	return g
+}
+
+// gather collects the slices of all ranks, with their padding, for which the buffer of whole has bytes. It returns the
+// buffer that the last collective reads. The string named of becomes part of the names of new buffers.
+func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
+	whole = rowsOf(whole, 0, p.cut.Whole(), p.Local[1])
+	if p.cut.DP > 1 {
+		all := whole
+		if p.cut.SP > 1 {
+			all = s.scratch(p, of+".stage", p.cut.Part(), whole.DType)
+		}
+		s.eachPiece(p, all, slice, func(whole, part ir.View) {
+			s.op(ir.AllGather, ir.Coll, []ir.View{whole, part}, ir.Int(graph.GroupDP))
+		})
+		slice = all
+	}
+	if p.cut.SP > 1 {
+		s.op(ir.AllGather, ir.Coll, []ir.View{whole, slice}, ir.Int(graph.GroupSP))
+	}
+	return slice.Buffer
+}
+
+// eachPiece calls visit for each piece of a parameter, with the part that replicas share and this replica's
+// slice of it.
+func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
+	at := int64(0)
+	for _, part := range s.pieces(p.Param) {
+		rows := part.sliceRows(p.cut)
+		visit(rowsOf(whole, part.first/p.cut.SP, rows*p.cut.DP, p.Local[1]), rowsOf(slice, at, rows, p.Local[1]))
+		at += rows
+	}
+}
+
+// scratch allocates a temporary buffer for the given number of rows of a parameter.
+func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
+	name := p.name + ending
+	if p.zero >= plan.ZeroGradients {
+		name = s.byVisit(name)
+	}
+	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
+}
+
+// normWeight returns a number that is 1 on exactly one of the ranks that hold the same part of a gradient, and
+// 0 on the others.
+func (s *stage) normWeight(p *param) ir.Attr {
+	if !p.owner {
+		return ir.Float(0)
+	}
+	once := ""
+	if p.cut.SP == 1 {
+		once = p.Once
+	}
+	if s.plan.Parallel.DP > 1 && p.cut.DP == 1 {
+		once = onFirstReplica(once)
+	}
+	if once == "" {
+		return ir.Float(1)
+	}
+	return s.constRef(once)
+}

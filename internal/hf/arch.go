@@ -1,0 +1,434 @@
+package hf
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sppo.dev/internal/data/safetensors"
+	"sppo.dev/lang"
+)
+
+// architecture describes a model_type of config.json: the config class that transformers has for it, how its
+// values become keys of the language, and the names of its tensors.
+type architecture struct {
+	modelType string
+	outer     string // model_type of a config whose text_config has this model_type
+	class     string // the class with which transformers loads it
+	family    string // name of the family in the language
+	keys      []key
+	outerKeys []key // of the config with the vision part
+	// The class requires hidden_size to be a multiple of num_attention_heads, even if there is a head_dim.
+	divides bool
+	theta   float64 // default of rope_theta
+	local   float64 // default of the rotary base in layers with a window; 0: the same base
+	read    func(m *Model, c *config)
+	names   naming
+}
+
+const (
+	usualTheta = 10000
+	mistral    = "mistral"
+	ministral  = "ministral"
+	phi3       = "phi3"
+	gpt2       = "gpt2"
+)
+
+var architectures = []architecture{
+	{modelType: "llama", class: "LlamaForCausalLM", family: "llama", keys: llamaKeys, divides: true, theta: usualTheta, read: (*Model).llama, names: llamaNames},
+	{modelType: mistral, class: "MistralForCausalLM", family: "mistral", keys: mistralKeys, theta: usualTheta, read: (*Model).mistral, names: llamaNames,
+		outer: "mistral3", outerKeys: mistral3Keys},
+	{modelType: ministral, class: "MinistralForCausalLM", family: "mistral", keys: ministralKeys, theta: usualTheta, read: (*Model).ministral, names: llamaNames},
+	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", keys: qwen2Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
+	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", keys: qwen3Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
+	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, read: (*Model).phi, names: phiNames},
+	{modelType: "olmo2", class: "Olmo2ForCausalLM", family: "olmo2", keys: olmo2Keys, theta: usualTheta, read: (*Model).llama, names: olmoNames},
+	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
+	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
+	{modelType: "gemma3_text", class: "Gemma3ForCausalLM", family: "gemma3", keys: gemma3Keys, divides: true, theta: 1e6, local: 1e4, read: (*Model).gemma3, names: gemmaNames,
+		outer: "gemma3", outerKeys: gemma3VisionKeys},
+	{modelType: gpt2, class: "GPT2LMHeadModel", family: "gpt2", keys: gpt2Keys, divides: true, read: (*Model).gpt2, names: gpt2Names},
+}
+
+// Kinds of layers in layer_types of a config.
+const (
+	fullAttention    = "full_attention"
+	slidingAttention = "sliding_attention"
+)
+
+// decoder reads the keys that all architectures except GPT-2 share. transformers rounds hidden_size /
+// num_attention_heads towards 0.
+func (m *Model) decoder(c *config) {
+	m.setCount("layers", layersOf(c), "num_hidden_layers")
+	hidden, heads := c.count("hidden_size"), c.count("num_attention_heads")
+	m.setCount("hidden", hidden, "hidden_size")
+	m.setCount("heads", heads, "num_attention_heads")
+	if c.has("num_key_value_heads") {
+		m.setCount("kv_heads", c.count("num_key_value_heads"), "num_key_value_heads")
+	} else {
+		m.setCount("kv_heads", heads, "num_attention_heads")
+	}
+	if *c.err == nil && m.arch.divides && hidden%heads != 0 {
+		c.failf("hidden_size", "= %d is not a multiple of num_attention_heads = %d", hidden, heads)
+	}
+	switch row := c.row("head_dim"); {
+	case c.has("head_dim"), row == nil && c.present("head_dim"):
+		m.setCount("head_dim", c.count("head_dim"), "head_dim")
+	case *c.err == nil:
+		m.setCount("head_dim", hidden/heads, "hidden_size / num_attention_heads")
+	}
+	m.setCount("ffn", c.count("intermediate_size"), "intermediate_size")
+	m.vocabulary(c)
+	m.storage(c)
+	m.tied(c)
+	m.setNumber("norm_eps", c.positive("rms_norm_eps"), "rms_norm_eps")
+	m.initial(c)
+	m.biases(c)
+	c.skip("max_position_embeddings")
+}
+
+// vocabulary sets the size of the vocabulary. transformers refuses padding outside the vocabulary.
+func (m *Model) vocabulary(c *config) {
+	size := c.count("vocab_size")
+	m.setCount("vocab", size, "vocab_size")
+	if c.row("pad_token_id").use == read && c.has("pad_token_id") {
+		if pad := get[int64](c, "pad_token_id", "a token"); pad >= size || pad < -size {
+			c.failf("pad_token_id", "= %d is outside the vocabulary of %d tokens", pad, size)
+		}
+	}
+}
+
+// layersOf returns the number of layers. It refuses large numbers, because some lists get one entry per layer.
+func layersOf(c *config) int64 {
+	const most = 1 << 12
+	n := c.count("num_hidden_layers")
+	if n > most {
+		c.failf("num_hidden_layers", "= %d is more than %d", n, most)
+		return 0
+	}
+	return n
+}
+
+func (m *Model) initial(c *config) {
+	if v := c.number("initializer_range"); v > 0 {
+		m.setNumber("init_std", v, "initializer_range")
+	}
+}
+
+// storage sets the type in which weights are stored. Models trained in f16 are stored as bf16: the range of f16
+// is too small for gradients.
+func (m *Model) storage(c *config) {
+	name, key := "", "dtype"
+	if !c.has(key) {
+		key = "torch_dtype"
+	}
+	from := key
+	if c.has(key) {
+		name = strings.TrimPrefix(c.word(key), "torch.")
+	} else {
+		name, from = m.storedType(), "the type of the stored weights"
+	}
+	c.skip("torch_dtype")
+	switch name {
+	case "float32":
+		m.set("dtype", "f32", from)
+	case "bfloat16":
+		m.set("dtype", "bf16", from)
+	case "float16":
+		m.set("dtype", "bf16", from+" = float16")
+		m.notice("%s = float16: the run computes with bf16 weights; their f32 masters hold the file's values exactly", key)
+	case "":
+		m.set("dtype", "bf16", "not in "+ConfigFile)
+	default:
+		c.failf(key, "= %q is not supported; use float32, bfloat16 or float16", name)
+	}
+}
+
+// storedType returns the type of the folder's first weights, as transformers names it, or "" if they cannot be
+// read.
+func (m *Model) storedType() string {
+	f, err := safetensors.Open(m.Dir)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for _, t := range f.Tensors() {
+		if name := typeNames[t.DType]; name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+var typeNames = map[string]string{safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16"}
+
+// activations maps the names of activation functions in transformers to ours.
+var activations = map[string]string{
+	"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "relu2": "relu2",
+	"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+}
+
+// activation sets the activation function if it differs from the class's default, which is the family's, too.
+func (m *Model) activation(c *config, key string) {
+	name := c.word(key)
+	ours, ok := activations[name]
+	if !ok {
+		c.failf(key, "= %q is not supported", name)
+	}
+	if usual, _ := c.row(key).value.(string); ours != activations[usual] {
+		m.set("activation", ours, key)
+	}
+}
+
+// biases sets the linear maps with biases. Classes that do not declare the keys ignore them.
+func (m *Model) biases(c *config) {
+	var list, from []string
+	if c.row("attention_bias") != nil && c.truth("attention_bias") {
+		list, from = append(list, "qkv", "attn_out"), append(from, "attention_bias")
+	}
+	if c.row("mlp_bias") != nil && c.truth("mlp_bias") {
+		list, from = append(list, "mlp"), append(from, "mlp_bias")
+	}
+	if len(list) > 0 {
+		m.setList("bias", list, strings.Join(from, ", "))
+	}
+}
+
+// layerTypes sets the keys that specify which layers have a window. If all have one, the key window is
+// sufficient.
+func (m *Model) layerTypes(c *config, types []string, window int64, from string) {
+	if !slices.Contains(types, slidingAttention) {
+		return
+	}
+	m.setCount("window", window, "sliding_window")
+	if !slices.Contains(types, fullAttention) {
+		return
+	}
+	var words []string
+	for _, t := range period(types) {
+		words = append(words, strings.TrimSuffix(t, "_attention"))
+	}
+	m.setList("layer_types", words, from)
+}
+
+// listedTypes reads layer_types, or derives the list from the index of each layer.
+func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []string, from string) {
+	if c.has("layer_types") {
+		return m.checkedTypes(c), "layer_types"
+	}
+	for i := range layersOf(c) {
+		types = append(types, map[bool]string{true: slidingAttention, false: fullAttention}[sliding(i)])
+	}
+	return types, "model_type"
+}
+
+// checkedTypes returns layer_types, which transformers also checks in models that do not use it.
+func (m *Model) checkedTypes(c *config) []string {
+	types := c.words("layer_types")
+	if layers := m.value("layers"); *c.err == nil && strconv.Itoa(len(types)) != layers {
+		c.failf("layer_types", "has %d entries for %s layers", len(types), layers)
+	}
+	for _, t := range types {
+		if t != fullAttention && t != slidingAttention {
+			c.failf("layer_types", "has %q, which is not supported; use %s or %s", t, fullAttention, slidingAttention)
+		}
+	}
+	return types
+}
+
+// period returns the shortest prefix whose repetition yields the list.
+func period[T comparable](list []T) []T {
+	for p := 1; p < len(list); p++ {
+		same := true
+		for i := 0; same && i < len(list); i++ {
+			same = list[i] == list[i%p]
+		}
+		if same {
+			return list[:p]
+		}
+	}
+	return list
+}
+
+func (m *Model) llama(c *config) {
+	m.decoder(c)
+	m.activation(c, "hidden_act")
+	m.rotary(c)
+}
+
+// mistral reads the configs of Mistral and Phi-3, in which every layer has the window if there is one.
+func (m *Model) mistral(c *config) {
+	m.llama(c)
+	if c.has("sliding_window") {
+		m.setCount("window", c.count("sliding_window"), "sliding_window")
+	}
+}
+
+// ministral reads the config of Ministral, in which some layers have a window. transformers needs sliding_window even if
+// no layer has one.
+func (m *Model) ministral(c *config) {
+	c.count("head_dim") // without it, the class fails
+	m.llama(c)
+	window := c.count("sliding_window")
+	types, from := m.listedTypes(c, func(int64) bool { return true })
+	m.layerTypes(c, types, window, from)
+}
+
+// phi reads the config of Phi-3. The class computes the length of the lists of longrope without regard to head_dim, and
+// checks lists that it does not use.
+func (m *Model) phi(c *config) {
+	m.mistral(c)
+	p, share := m.rotation(c), 1.0
+	for _, from := range []*config{c, p} {
+		if from.has("partial_rotary_factor") {
+			share = from.number("partial_rotary_factor")
+		}
+	}
+	pairs := int(share*float64(c.count("hidden_size")/max(1, c.count("num_attention_heads")))) / 2
+	for _, list := range []string{"short_factor", "long_factor"} {
+		if p.has(list) && len(p.numbers(list)) != pairs {
+			p.failf(list, "has %d numbers, but transformers needs %d", len(p.numbers(list)), pairs)
+		}
+	}
+}
+
+// qwen reads the configs of Qwen2 and Qwen3, whose later layers may have a window.
+func (m *Model) qwen(c *config) {
+	m.llama(c)
+	m.sliding(c, func(layer int64) bool { return layer >= get[int64](c, "max_window_layers", "a whole number") })
+	c.skip("max_window_layers")
+}
+
+// sliding reads which layers have a window, for classes with use_sliding_window.
+func (m *Model) sliding(c *config, usual func(layer int64) bool) {
+	on := c.truth("use_sliding_window") && c.has("sliding_window")
+	c.skip("sliding_window")
+	types, from := m.listedTypes(c, func(layer int64) bool { return on && usual(layer) })
+	switch {
+	case on:
+		m.layerTypes(c, types, c.count("sliding_window"), from)
+	case slices.Contains(types, slidingAttention):
+		c.failf("layer_types", "has %s, which needs use_sliding_window = true and sliding_window", slidingAttention)
+	}
+}
+
+// smollm reads the config of SmolLM3, in which every fourth layer has no positions.
+func (m *Model) smollm(c *config) {
+	m.llama(c)
+	layers, from := layersOf(c), "no_rope_layers"
+	var rotated []int64
+	if c.has(from) {
+		rotated = get[[]int64](c, from, "a list of whole numbers")
+		c.skip("no_rope_layer_interval")
+	} else {
+		from = "no_rope_layer_interval"
+		interval := c.count(from)
+		for i := range layers {
+			rotated = append(rotated, map[bool]int64{true: 1}[*c.err == nil && (i+1)%interval != 0])
+		}
+	}
+	if int64(len(rotated)) < layers {
+		c.failf(from, "has %d entries for %d layers", len(rotated), layers)
+		return
+	}
+	var words []string
+	for _, v := range period(rotated[:layers]) {
+		words = append(words, map[bool]string{true: "rope", false: "none"}[v != 0])
+	}
+	m.setList("positions", words, from)
+	m.sliding(c, func(layer int64) bool { return rotated[layer] == 0 })
+}
+
+// gemma2 reads the config of Gemma-2, in which every second layer has a window.
+func (m *Model) gemma2(c *config) {
+	m.gemma(c)
+	m.softcap(c, "attn_softcap", "attn_logit_softcapping")
+	m.softcap(c, "logit_softcap", "final_logit_softcapping")
+	m.rotary(c)
+	m.gemmaWindows(c, func(layer int64) bool { return layer%2 == 0 })
+}
+
+// gemma3 reads the config of Gemma-3, in which every sixth layer has no window. transformers ignores the limit on
+// scores and, in models with a vision part, the limit on logits.
+func (m *Model) gemma3(c *config) {
+	m.gemma(c)
+	if !m.outer {
+		m.softcap(c, "logit_softcap", "final_logit_softcapping")
+	}
+	full, local, both := m.rotations(c)
+	m.theta("rope_theta", full, c, "rope_theta", m.arch.theta)
+	m.scaling(full, c)
+	m.truncated(both)
+	if kind, key := m.kind(local); kind != "default" {
+		local.failf(key, "= %q is not supported; use default", kind)
+	}
+	m.theta("rope_local_theta", local, c, "rope_local_base_freq", m.arch.local)
+	every := int64(6)
+	if name := "sliding_window_pattern"; c.present(name) && !c.has("layer_types") {
+		every = max(1, c.count(name))
+	}
+	m.gemmaWindows(c, func(layer int64) bool { return (layer+1)%every != 0 })
+}
+
+// gemma reads what the configs of Gemma-2 and Gemma-3 have in common.
+func (m *Model) gemma(c *config) {
+	m.decoder(c)
+	m.activation(c, "hidden_activation")
+	m.setNumber("attn_scale", 1/math.Sqrt(c.positive("query_pre_attn_scalar")), "1 / sqrt(query_pre_attn_scalar)")
+}
+
+// softcap sets a limit. The family may have a default, so null is set, too.
+func (m *Model) softcap(c *config, ours, theirs string) {
+	if c.has(theirs) {
+		m.setNumber(ours, c.positive(theirs), theirs)
+	} else {
+		m.set(ours, "0", theirs)
+	}
+}
+
+// gemmaWindows sets the windows of a family that has windows by default. transformers needs sliding_window even if
+// no layer has a window.
+func (m *Model) gemmaWindows(c *config, usual func(layer int64) bool) {
+	window := c.count("sliding_window")
+	types, from := m.listedTypes(c, usual)
+	m.layerTypes(c, types, window, from)
+	switch {
+	case !slices.Contains(types, slidingAttention):
+		m.set("window", "0", from)
+		m.drop("rope_local_theta")
+	case !slices.Contains(types, fullAttention):
+		m.setList("layer_types", []string{lang.LayerSliding}, from)
+	}
+}
+
+// gpt2 reads the config of GPT-2. transformers accepts some of its keys under the names that other configs have.
+func (m *Model) gpt2(c *config) {
+	for other, name := range map[string]string{
+		"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+	} {
+		if v, there := c.members[other]; there {
+			c.members[name] = v
+			c.skip(other)
+		}
+	}
+	hidden, heads := c.count("n_embd"), c.count("n_head")
+	m.setCount("layers", c.count("n_layer"), "n_layer")
+	m.setCount("hidden", hidden, "n_embd")
+	m.setCount("heads", heads, "n_head")
+	if *c.err == nil && hidden%heads != 0 {
+		c.failf("n_embd", "= %d is not a multiple of n_head = %d", hidden, heads)
+	}
+	if c.has("n_inner") {
+		m.setCount("ffn", c.count("n_inner"), "n_inner")
+	} else {
+		m.setCount("ffn", 4*hidden, "4 * n_embd")
+	}
+	m.vocabulary(c)
+	m.storage(c)
+	m.tied(c)
+	m.setNumber("norm_eps", c.positive("layer_norm_epsilon"), "layer_norm_epsilon")
+	m.initial(c)
+	m.activation(c, "activation_function")
+	c.count("n_positions")
+}

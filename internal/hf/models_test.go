@@ -1,0 +1,256 @@
+package hf_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"sppo.dev"
+	"sppo.dev/internal/data/safetensors"
+	"sppo.dev/internal/hf"
+	"sppo.dev/internal/train"
+	"sppo.dev/internal/vm"
+	"sppo.dev/internal/vm/cpu"
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// expected holds the results of transformers for a fixture.
+type expected struct {
+	Sequence   []int32   `json:"tokens"`
+	Losses     []float64 `json:"losses"`
+	Loss       float64   `json:"loss"`
+	GradNorm   float64   `json:"grad_norm"`
+	Parameters int64     `json:"parameters"`
+}
+
+func readExpected(t *testing.T, dir string) expected {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "expected.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e expected
+	if err := json.Unmarshal(text, &e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// Tokens gives every step the same sequence.
+func (e expected) Tokens(_ ir.Section, _, _, position int64, out []int32, stride int) error {
+	for i := 0; i < len(out); i += stride {
+		out[i] = e.Sequence[position]
+		position++
+	}
+	return nil
+}
+
+// fixtures returns the folders written by bench/peers/hub_models.py: those in testdata, or new ones if
+// SPPO_PYTHON names a Python interpreter.
+func fixtures(t *testing.T) []string {
+	t.Helper()
+	root := filepath.Join("testdata", "models")
+	if python := os.Getenv("SPPO_PYTHON"); python != "" {
+		root = t.TempDir()
+		script := filepath.Join("..", "..", "bench", "peers", "hub_models.py")
+		if out, err := exec.Command(python, script, root).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	list, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
+	if err != nil || len(list) == 0 {
+		t.Fatalf("no models in %s: %v", root, err)
+	}
+	for i := range list {
+		list[i] = filepath.Dir(list[i])
+	}
+	return list
+}
+
+// compile returns a program that trains the model in a folder on sequences of the length for which e has
+// results.
+func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir.Program {
+	t.Helper()
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := model.Spec("local", fmt.Sprintf("ranks = %d", ranks), fmt.Sprint(len(e.Losses)))
+	set = append([]string{"train.holdout=0", "train.grad_clip=0", "train.eval_batch=0", "schedule.align=2"}, set...)
+	spec, err := sppo.Parse(filepath.Join(dir, "test.sppo"), []byte(text), set...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := sppo.Compile(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
+// open starts a job for a program and loads the weights of a folder into it.
+func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *train.Job {
+	t.Helper()
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights, err := model.OpenWeights(program.Tensors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { weights.Close() })
+	pool := simd.NewPool(2)
+	t.Cleanup(pool.Close)
+	job, err := train.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{Weights: weights, Tokens: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { job.Close() })
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Load(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+var schedules = []struct {
+	name  string
+	ranks int
+	set   []string
+}{
+	{"plain", 1, []string{"schedule.subsequences=1", "schedule.offload=none"}},
+	{"pp2", 2, []string{"schedule.pp=2", "schedule.sp=1", "schedule.subsequences=3", "schedule.offload=full"}},
+	{"sp2", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=megatron"}},
+	{"ulysses", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ulysses", "schedule.zero=3"}},
+	{"ring", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ring", "schedule.align=4", "schedule.subsequences=2"}},
+	{"sp2-pp2-mux", 4, []string{"schedule.sp=2", "schedule.pp=2", "schedule.mux=left", "schedule.subsequences=4"}},
+}
+
+// The loss and the norm of the gradient equal those of transformers, however the model is divided.
+func TestModelsAgree(t *testing.T) {
+	for _, dir := range fixtures(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			e := readExpected(t, dir)
+			for _, s := range schedules {
+				program := compile(t, dir, s.ranks, e, append(s.set, "model.dtype=f32")...)
+				result, err := open(t, dir, program, e).Step(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := math.Abs(result.Loss - e.Loss); !(d <= 1e-4) {
+					t.Errorf("%s: loss %.6f, transformers has %.6f", s.name, result.Loss, e.Loss)
+				}
+				if d := math.Abs(result.GradNorm-e.GradNorm) / e.GradNorm; !(d <= 1e-4) {
+					t.Errorf("%s: gradient norm %.6f, transformers has %.6f", s.name, result.GradNorm, e.GradNorm)
+				}
+			}
+		})
+	}
+}
+
+// parameters returns the number of parameters of a program.
+func parameters(p *ir.Program) (n int64) {
+	for _, t := range p.Tensors {
+		n += t.Shape[0] * t.Shape[1]
+	}
+	return n
+}
+
+// Weights that were loaded and not trained are exported byte for byte, both by runs with f32 weights and by
+// runs with bf16 weights and f32 masters.
+func TestRoundTrip(t *testing.T) {
+	for _, dir := range fixtures(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			e := readExpected(t, dir)
+			for _, dtype := range []string{"f32", "bf16"} {
+				program := compile(t, dir, 2, e, "model.dtype="+dtype, "schedule.sp=2", "schedule.pp=1", "schedule.subsequences=2")
+				if n := parameters(program); n != e.Parameters && program.Model.Positions != lang.PositionsLearned {
+					t.Errorf("%d parameters, transformers has %d", n, e.Parameters)
+				}
+				out := exported(t, open(t, dir, program, e), "")
+				sameFiles(t, dir, out)
+				if err := hf.CheckTarget(out); err == nil {
+					t.Error("a folder that is full is no target")
+				}
+			}
+		})
+	}
+}
+
+// saved returns a checkpoint of a job.
+func saved(t *testing.T, job *train.Job) *train.Checkpoint {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "checkpoint")
+	if err := job.Save(file); err != nil {
+		t.Fatal(err)
+	}
+	c, err := train.OpenCheckpoint(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// exported saves a job and exports the checkpoint, based on the folder from which the job was loaded.
+func exported(t *testing.T, job *train.Job, dtype string) string {
+	t.Helper()
+	c := saved(t, job)
+	from, err := hf.ReadModel(c.Origin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	if err := (&hf.Export{Values: c, Tensors: c.Weights(), From: from, DType: dtype}).Write(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// sameFiles checks that two folders have the same config and tensors.
+func sameFiles(t *testing.T, want, got string) {
+	t.Helper()
+	a, err := os.ReadFile(filepath.Join(want, hf.ConfigFile))
+	b, other := os.ReadFile(filepath.Join(got, hf.ConfigFile))
+	if err != nil || other != nil || !bytes.Equal(a, b) {
+		t.Errorf("config.json differs: %v, %v", err, other)
+	}
+	mine, theirs := tensors(t, got), tensors(t, want)
+	for name, value := range theirs {
+		if mine[name] != value {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if len(mine) != len(theirs) {
+		t.Errorf("%d tensors, want %d", len(mine), len(theirs))
+	}
+}
+
+// tensors returns the types, shapes and values of all tensors in a folder.
+func tensors(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	f, err := safetensors.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[string]string{}
+	for _, x := range f.Tensors() {
+		data := make([]byte, x.Bytes())
+		if _, err := x.ReadAt(data, 0); err != nil {
+			t.Fatal(err)
+		}
+		out[x.Name] = fmt.Sprint(x.DType, x.Shape, data)
+	}
+	return out
+}

@@ -1,0 +1,261 @@
+package hf
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+
+	"sppo.dev/internal/data/safetensors"
+	"sppo.dev/ir"
+)
+
+// Values provides the values of our tensors as f32. Read copies a block of rows by cols values of one tensor,
+// starting at (row, col), to the slice out, in row-major order.
+type Values interface {
+	Read(tensor string, row, col, rows, cols int64, out []float32) error
+}
+
+// Weights provides the weights of a folder as values of our tensors. Its methods are safe for concurrent use.
+type Weights struct {
+	// Ignored lists tensors of the folder that the model does not use: buffers, a second copy of a tied
+	// embedding, and parts of the folder's model other than the language model.
+	Ignored []string
+
+	folder *safetensors.Folder
+	stored []*stored           // tensors that the model has, under their names in the folder
+	places map[string]location // by our names
+}
+
+type location struct {
+	part   *part
+	tensor *safetensors.Tensor
+}
+
+// OpenWeights opens the weights of a folder for the tensors of a model. The folder must contain all
+// of these tensors, with the expected shape and a type that can be converted. Any other tensor is an error unless
+// it may be ignored.
+func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
+	folder, err := safetensors.Open(m.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			folder.Close()
+		}
+	}()
+	w := &Weights{folder: folder, places: map[string]location{}}
+	if w.stored, err = m.arch.names.layout(tensors); err != nil {
+		return nil, err
+	}
+	rename := m.names(folder)
+	known := map[string]bool{}
+	for _, s := range w.stored {
+		s.name = rename(s.name)
+		known[s.name] = true
+		t := folder.Find(s.name)
+		if t == nil {
+			return nil, fmt.Errorf("%s has no tensor %q, which the model needs", m.Dir, s.name)
+		}
+		if err := s.accepts(t); err != nil {
+			return nil, err
+		}
+		for i := range s.parts {
+			w.places[s.parts[i].Name] = location{&s.parts[i], t}
+		}
+	}
+	for _, t := range folder.Tensors() {
+		if known[t.Name] {
+			continue
+		}
+		if err := w.ignore(m, &t, rename); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// Close closes the files.
+func (w *Weights) Close() error { return w.folder.Close() }
+
+// inWhole is what follows the prefix of a tensor's name in models with a vision part.
+const inWhole = "language_model."
+
+// renaming returns a function from the architecture's tensor names to a file's: names are unchanged, lack the prefix
+// if the file has a model without a head, or have another prefix if the language model is only part of the model. A
+// probe is the name of a tensor that the file contains.
+func (m *Model) renaming(has func(name string) bool, probe string) func(string) string {
+	prefix := m.arch.names.prefix
+	for _, form := range []struct{ body, head string }{{prefix, ""}, {inWhole + prefix, inWhole}, {prefix + inWhole, ""}, {"", ""}} {
+		rename := func(name string) string {
+			if rest, ok := strings.CutPrefix(name, prefix); ok {
+				return form.body + rest
+			}
+			return form.head + name
+		}
+		if has(rename(probe)) {
+			return rename
+		}
+	}
+	return func(name string) string { return name }
+}
+
+// names returns the function from the architecture's tensor names to those in a folder of weights.
+func (m *Model) names(folder *safetensors.Folder) func(string) string {
+	return m.renaming(func(name string) bool { return folder.Find(name) != nil }, m.arch.names.tensors["embed"].name)
+}
+
+// accepts checks the shape and the type of a tensor in the folder. A table of positions may have more rows than
+// a run needs.
+func (s *stored) accepts(t *safetensors.Tensor) error {
+	shape := slices.Clone(s.shape)
+	if s.parts[0].Name == posName && len(t.Shape) == 2 {
+		if t.Shape[0] < shape[0] {
+			return fmt.Errorf("tensor %q has %d positions, but train.sequence is %d", t.Name, t.Shape[0], shape[0])
+		}
+		shape[0] = t.Shape[0]
+	}
+	switch {
+	case !slices.Equal(t.Shape, shape):
+		return fmt.Errorf("%s: tensor %q has shape %v, but the model needs %v", t.File, t.Name, t.Shape, shape)
+	case !safetensors.Convertible(t.DType):
+		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are supported", t.File, t.Name, t.DType)
+	}
+	return nil
+}
+
+// posName is the name of our table of learned positions.
+const posName = "pos"
+
+// ignore decides whether a tensor that is not part of the model can be ignored.
+func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) string) error {
+	names := &m.arch.names
+	head, embed := rename(names.tensors["head"].name), rename(names.tensors["embed"].name)
+	switch {
+	case names.ignorable(t.Name):
+	case t.Name == head:
+		same, err := equal(t, w.folder.Find(embed))
+		if err != nil {
+			return err
+		}
+		if !same {
+			return fmt.Errorf("tensors %q and %q differ, although tie_word_embeddings = true", head, embed)
+		}
+	case m.outer && !strings.Contains(t.Name, inWhole):
+	default:
+		return fmt.Errorf("%s: the model has no tensor %q", t.File, t.Name)
+	}
+	w.Ignored = append(w.Ignored, t.Name)
+	return nil
+}
+
+// ownHead reports whether there is a folder with weights, and whether it has an output projection that differs from the
+// embedding.
+func (m *Model) ownHead() (weights, differ bool, err error) {
+	if m.Dir == "" {
+		return false, false, nil
+	}
+	folder, err := safetensors.Open(m.Dir)
+	if err != nil {
+		return false, false, nil
+	}
+	defer folder.Close()
+	rename, names := m.names(folder), m.arch.names.tensors
+	head, embed := folder.Find(rename(names["head"].name)), folder.Find(rename(names["embed"].name))
+	if head == nil || embed == nil {
+		return true, false, nil
+	}
+	same, err := equal(head, embed)
+	return true, !same, err
+}
+
+// equal reports whether two tensors have the same type, shape and bytes.
+func equal(a, b *safetensors.Tensor) (bool, error) {
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
+		return false, nil
+	}
+	const step = 1 << 20
+	x, y := make([]byte, step), make([]byte, step)
+	for at := int64(0); at < a.Bytes(); at += step {
+		n := min(step, a.Bytes()-at)
+		for _, r := range []struct {
+			t   *safetensors.Tensor
+			out []byte
+		}{{a, x[:n]}, {b, y[:n]}} {
+			if _, err := r.t.ReadAt(r.out, at); err != nil {
+				return false, err
+			}
+		}
+		if !slices.Equal(x[:n], y[:n]) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Describe identifies the weights by the names, types and shapes of all tensors, in the order of the files, not
+// by their values.
+func (w *Weights) Describe() string {
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	for _, t := range w.folder.Tensors() {
+		text, _ := json.Marshal(t.Info)
+		sum.Write(text)
+	}
+	return fmt.Sprintf("weights of %d tensors with checksum %08x", len(w.folder.Tensors()), sum.Sum32())
+}
+
+// Wider reports whether the folder's type of a tensor has values that the given type cannot represent exactly.
+func (w *Weights) Wider(tensor string, than ir.DType) bool {
+	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
+}
+
+// bandRows is the number of rows of a stored tensor that are transposed at a time, so that whole cache lines
+// are written.
+const bandRows = 32
+
+// Read implements Values. It reads only the required bytes of the folder.
+func (w *Weights) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	at, ok := w.places[tensor]
+	if !ok {
+		return fmt.Errorf("internal: no weights of %s", tensor)
+	}
+	p, t := at.part, at.tensor
+	width := int64(1)
+	if len(t.Shape) == 2 {
+		width = t.Shape[1]
+	}
+	var buffer []byte
+	var err error
+	if !p.transposed {
+		if cols == width && p.col == 0 {
+			_, err = t.Float32s(out, (p.row+row)*width, nil)
+			return err
+		}
+		for r := range rows {
+			from := (p.row+row+r)*width + p.col + col
+			if buffer, err = t.Float32s(out[r*cols:(r+1)*cols], from, buffer); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	band := make([]float32, bandRows*rows)
+	for first := int64(0); first < cols; first += bandRows {
+		n := min(bandRows, cols-first)
+		for c := range n {
+			from := (p.row+col+first+c)*width + p.col + row
+			if buffer, err = t.Float32s(band[c*rows:(c+1)*rows], from, buffer); err != nil {
+				return err
+			}
+		}
+		for r := range rows {
+			line := out[r*cols+first:]
+			for c := range n {
+				line[c] = band[c*rows+r]
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package estimate
+
+import (
+	"sppo.dev/internal/cost"
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/ir"
+)
+
+// Updater computes the time that the last part of a step takes: reductions, the gradient norm and updates.
+type Updater struct {
+	plan     *plan.Plan
+	graph    *graph.Model
+	cost     cost.Model
+	sp, kv   cost.Link // among the ranks of a stage; among those that hold the same key and value heads
+	replicas cost.Link
+}
+
+// NewUpdater returns the updater for a plan; g is its model on one rank.
+func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
+	replicas := make([]int32, p.Parallel.DP)
+	for d := range replicas {
+		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
+	}
+	stage := stageRanks(p, 0, 0)
+	return Updater{p, g, m, m.LinkOf(stage), m.LinkOf(stage[:g.KVCopies()]), m.LinkOf(replicas)}
+}
+
+// Block returns the time to complete the gradients of a block, compute their norm and update its weights. It
+// omits the reductions of vectors over the ranks of a stage, which are small.
+func (u Updater) Block(b *graph.Block) ir.Seconds {
+	var t ir.Seconds
+	for i := range b.Params {
+		param := &b.Params[i]
+		if param.Frozen {
+			continue
+		}
+		t += u.kernels(b, param)
+		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients {
+			t += u.completed(param)
+		}
+		t += u.returned(b, param)
+	}
+	return t
+}
+
+// completed returns the time to reduce a gradient over all ranks that hold the parameter. Each rank
+// reduces its slice.
+func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
+	s := u.plan.Slicing(param)
+	bytes := ir.Bytes(s.Whole()*param.Local[1]) * ir.F32.Bytes()
+	add := func(op ir.Op, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(op, bytes), l) }
+	if padding := bytes - ir.Bytes(param.Local[0]*param.Local[1])*ir.F32.Bytes(); padding > 0 {
+		t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+	}
+	matrix := param.Shape[1] > 1
+	switch {
+	case s.SP > 1:
+		add(ir.ReduceScatter, u.sp)
+		bytes /= ir.Bytes(s.SP)
+	case matrix && param.Reduce == graph.GroupNames[graph.GroupSP]:
+		add(ir.AllReduce, u.sp)
+	case matrix && param.Reduce == graph.GroupNames[graph.GroupKV]:
+		add(ir.AllReduce, u.kv)
+	}
+	if s.DP > 1 {
+		add(ir.ReduceScatter, u.replicas)
+	} else {
+		add(ir.AllReduce, u.replicas)
+	}
+	return t
+}
+
+// gathered returns the time to gather the slices of a parameter on all ranks that hold it.
+func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
+	s := u.plan.Slicing(param)
+	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
+	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(ir.AllGather, n), l) }
+	if s.DP > 1 {
+		add(bytes/ir.Bytes(s.SP), u.replicas)
+	}
+	if s.SP > 1 {
+		add(bytes, u.sp)
+	}
+	return t
+}
+
+// returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
+// of a step.
+func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
+	switch u.plan.ZeroOf(b, param) {
+	case 0:
+		return u.gathered(param, ir.F32)
+	case plan.ZeroWeights:
+		return 0
+	}
+	return u.gathered(param, u.graph.DType())
+}
+
+// Visit returns the times of the collectives that run during a layer of a task: those that gather the weights
+// of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
+// previous layer. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
+func (u Updater) Visit() (weights, gradients ir.Seconds) {
+	layer := u.graph.Layer
+	many := false
+	for r := range u.plan.Parallel.PP {
+		many = many || u.plan.LayersOf(r) > plan.WholeLayers
+	}
+	for i := range layer.Params {
+		param := &layer.Params[i]
+		zero := u.plan.ZeroOf(layer, param)
+		if zero >= plan.ZeroWeights && many {
+			weights += u.gathered(param, u.graph.DType())
+		}
+		if zero >= plan.ZeroGradients && !param.Frozen {
+			gradients += u.completed(param)
+		}
+	}
+	return weights, gradients
+}
+
+// kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
+// part of the parameter whose optimizer state the rank holds.
+func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
+	slice := ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: ir.F32}
+	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
+	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
+}
+
+// passes returns the time to copy optimizer state from host memory to the device and back, block by
+// block.
+func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
+	var in, out ir.Seconds
+	rows, each := u.plan.StateRows(b, param), u.plan.HostBlock(b, param)
+	for _, d := range u.plan.HostStates(u.graph, b, param) {
+		for first := int64(0); first < rows; first += each {
+			bytes := ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes()
+			in += u.cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: bytes}, cost.Link{})
+			out += u.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: bytes}, cost.Link{})
+		}
+	}
+	if u.plan.Cluster.CopyDuplex == "half" {
+		return in + out
+	}
+	return max(in, out)
+}
+
+// update returns the time of the optimizer's kernels and collectives for the part of a parameter whose state a
+// rank holds.
+func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
+	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
+	for i := range update.Forward {
+		switch n := &update.Forward[i]; n.Op {
+		case ir.AllGather:
+			t += u.gathered(param, update.Values[n.Args[0].Value].DType)
+		case ir.AllReduce:
+			t += u.cost.Time(update.Work(n, graph.Size{}), u.sp)
+		default:
+			t += u.cost.Time(update.Work(n, graph.Size{}), cost.Link{})
+		}
+	}
+	return t
+}

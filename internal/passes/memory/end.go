@@ -1,0 +1,170 @@
+package memory
+
+import (
+	"slices"
+
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/ir"
+)
+
+// This file tracks memory at the end of a step, in the same order as codegen. Gradients are reduced,
+// parameter by parameter, over the ranks of a stage and then over replicas. Then their norm is
+// computed. Finally every parameter is updated, and new weights are sent while the next parameter
+// is updated.
+
+// ending describes a parameter at the end of a step, with the bytes of its tensors.
+type ending struct {
+	zero                    int
+	cut                     plan.Slicing
+	whole, half, slice      ir.Bytes   // the gradient; its part after division among a stage's ranks; that part after division among replicas
+	halfWeight, sliceWeight ir.Bytes   // gathered tensors: after the first of two steps; own slice; 0: none
+	update                  ir.Bytes   // temporaries of the optimizer
+	blocks                  []ir.Bytes // blocks of its optimizer state that pass through the device
+}
+
+// endings returns the parameters that a stage's ranks update.
+func (r *tracker) endings() (list []ending) {
+	add := func(b *graph.Block, layers int) {
+		var of []ending
+		for i := range b.Params {
+			if b.Params[i].Frozen || b.Params[i].Tied && r.firstStage() {
+				continue // frozen: no gradient; tied: its gradient is added to the embedding's
+			}
+			of = append(of, r.ending(b, &b.Params[i]))
+		}
+		list = append(list, slices.Repeat(of, layers)...)
+	}
+	if r.firstStage() {
+		add(r.graph.Embedding, 1)
+	}
+	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.stage)...) {
+		add(r.graph.LayerOf(kind), n)
+	}
+	if r.lastStage() {
+		add(r.graph.Head, 1)
+	}
+	return list
+}
+
+func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
+	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param)}
+	of := func(rows int64, d ir.DType) ir.Bytes { return graph.Align(ir.Bytes(rows*param.Local[1]) * d.Bytes()) }
+	e.whole, e.half, e.slice = of(e.cut.Whole(), ir.F32), of(e.cut.Part(), ir.F32), of(e.cut.Rows, ir.F32)
+	sent := ir.F32 // type of the gradients that are sent without ZeRO
+	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
+		if sent = r.graph.DType(); sent != ir.F32 {
+			e.sliceWeight = of(e.cut.Rows, sent)
+		}
+	}
+	if e.cut.SP > 1 && e.cut.DP > 1 && e.zero < plan.ZeroWeights {
+		e.halfWeight = of(e.cut.Part(), sent)
+	}
+	slices := r.plan.StateSlices(b, param)
+	e.update = r.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
+	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
+		e.update += of(e.cut.Part(), r.graph.DType())
+	}
+	if types := r.plan.HostStates(r.graph, b, param); len(types) > 0 {
+		rows, each := r.plan.StateRows(b, param), r.plan.HostBlock(b, param)
+		for first := int64(0); first < rows; first += each {
+			n := ir.Bytes(0)
+			for _, d := range types {
+				n += graph.Align(ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes())
+			}
+			e.blocks = append(e.blocks, n)
+		}
+	}
+	return e
+}
+
+// passing tracks the blocks of optimizer state on the device: the block being updated, the next and the previous one.
+type passing struct {
+	waiting []ir.Bytes
+	now     []ir.Bytes
+}
+
+// load adds the next block to those on the device and returns its bytes.
+func (q *passing) load() (n ir.Bytes) {
+	if len(q.waiting) > 0 {
+		n = q.waiting[0]
+		q.now, q.waiting = append(q.now, n), q.waiting[1:]
+	}
+	return n
+}
+
+// optimizer tracks the end of the step. Tensors computed from whole gradients are counted as working memory.
+func (r *tracker) optimizer() {
+	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // the result that the last backward passes on
+	r.now[TermGradients] -= r.owed
+	list := r.endings()
+	var queue passing
+	for _, e := range list {
+		queue.waiting = append(queue.waiting, e.blocks...)
+	}
+	running, last := queue.load(), ir.Bytes(0)
+	step := func(more, less ir.Bytes) {
+		running += more
+		r.note(plan.Task{}, running)
+		running -= less
+	}
+	for _, e := range list {
+		if e.zero < plan.ZeroGradients && e.cut.SP > 1 {
+			step(e.half, e.letGo())
+		}
+	}
+	for _, e := range list {
+		switch {
+		case e.zero >= plan.ZeroGradients || e.cut.DP == 1:
+		case e.cut.SP > 1:
+			step(e.slice, e.half)
+		default:
+			step(e.slice, e.letGo())
+		}
+	}
+	r.norm(running)
+	lagging := ir.Bytes(0)
+	for _, e := range list {
+		more := max(e.halfWeight, e.update)
+		if len(e.blocks) > 0 {
+			running += e.sliceWeight
+			for range e.blocks {
+				step(queue.load()+e.update, e.update+last)
+				last, queue.now = queue.now[0], queue.now[1:]
+			}
+			running -= e.sliceWeight
+		}
+		step(e.sliceWeight+more, more+lagging)
+		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
+			running -= e.slice // the slices have been gathered into the whole gradient
+		}
+	}
+}
+
+// letGo returns the bytes that are freed once the whole gradient has been sliced: none if the slices are
+// gathered into it again.
+func (e *ending) letGo() ir.Bytes {
+	if e.zero == 0 {
+		return 0
+	}
+	return e.whole
+}
+
+// norm tracks the sums of squares of all gradients, which are gathered from the replicas and then from the
+// ranks of a stage.
+func (r *tracker) norm(running ir.Bytes) {
+	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
+	for i := range r.graph.Head.Params {
+		if !r.graph.Head.Params[i].Tied {
+			n++
+		}
+	}
+	before := ir.Bytes(0)
+	for _, ranks := range []int{1, r.plan.Parallel.DP, r.plan.Parallel.SP} {
+		if n *= ranks; ranks > 1 || before == 0 {
+			after := graph.Align(ir.Bytes(n) * ir.F32.Bytes())
+			r.note(plan.Task{}, running+before+after)
+			before = after
+		}
+	}
+}

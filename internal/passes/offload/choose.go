@@ -1,0 +1,895 @@
+package offload
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/estimate"
+	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/passes/mux"
+	"sppo.dev/internal/passes/pass"
+	"sppo.dev/internal/passes/plan"
+	"sppo.dev/ir"
+)
+
+// This file implements the policies that compare placements with each other: `offload = memory`,
+// `offload = auto`, `recompute = auto`.
+//
+// Units leave the device one at a time; each such change of a placement is called a turn. Turns that offload a
+// unit are ordered by how late the unit is needed again, and turns that recompute a unit by seconds per byte. A
+// stage takes the shortest prefix of an order that makes it fit. Copies that computation hides, according to
+// the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is taken.
+
+// chooser changes the placements of a plan's units and keeps track of their cost.
+type chooser struct {
+	context   *pass.Context
+	estimator *estimate.Estimator
+	plan      *plan.Plan
+	pricer    estimate.Pricer
+	graph     *graph.Model
+	sizes     [][]ir.Bytes // [i][unit]
+	order     []int        // units of a layer, in the order in which they are offloaded
+	apart     bool         // whether a unit is offloaded in all layers and subsequences before the next unit
+	inputs    [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
+	costs     *estimate.Costs
+	trial     *estimate.Simulation // with these costs
+	remake    []remake             // the order in which units are recomputed; empty: none are
+	shared    *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
+	whole     *plan.Plan           // the shared plan, but with undivided tasks at the start
+	memory    *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
+	stale     [][]bool             // [stage][i]: whether the costs are those of an earlier placement
+	why       string               // reason for the shares, if a policy sets them
+
+	device, host ir.Bytes // of one rank
+}
+
+func newChooser(c *pass.Context, p *plan.Plan) *chooser {
+	m, h := estimate.CostModel(p), newUntimedChooser(c, p)
+	h.pricer, h.costs = estimate.NewPricer(c.Cache, p, m), h.estimator.Costs(m)
+	if p.Recompute == plan.PolicyAuto {
+		h.remake = h.remakes()
+		h.order, h.apart = h.mostExpensiveFirst(), len(h.remake) > 0
+	}
+	return h
+}
+
+// newUntimedChooser returns a chooser that considers only bytes, not time.
+func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
+	limit, e := memory.Capacities(p), c.Estimator(p)
+	h := &chooser{
+		device: limit.DeviceCapacityBytes, host: limit.HostCapacityBytes,
+		context: c, estimator: e, plan: p, graph: c.Model(p), memory: e.Memory(),
+	}
+	for _, z := range p.Sizes() {
+		h.sizes = append(h.sizes, plan.UnitSizes(h.graph.Layer, z))
+	}
+	h.order = bySize(h.sizes[0])
+	if h.shared = toBeShared(p); h.shared != nil {
+		h.whole = memory.Unmuxed(h.shared)
+		h.memory = h.memory.Of(h.whole)
+	}
+	return h
+}
+
+// turn is a change of a unit's placement.
+type turn struct {
+	i, at int // subsequence, letter
+	to    byte
+}
+
+// letters holds a modifiable copy of the placements of a stage, by subsequence.
+type letters [][]byte
+
+func (h *chooser) lettersOf(stage int) letters {
+	out := make(letters, h.plan.Subsequences.N)
+	for i, placement := range h.plan.Offload.Placement[stage] {
+		out[i] = []byte(placement)
+	}
+	return out
+}
+
+// put applies changed letters to the placement of a stage.
+func (h *chooser) put(stage int, l letters) {
+	o := &h.plan.Offload
+	for i, placement := range l {
+		if string(placement) == o.Placement[stage][i] {
+			continue
+		}
+		if h.plan.LayerOrder() { // the set of results on the host depends on the placement
+			h.inputs = nil
+		}
+		o.Placement[stage][i], o.Alpha[stage][i] = string(placement), placedShare(placement, h.sizes[i])
+		if h.costs == nil {
+			continue
+		}
+		if h.stale == nil {
+			h.stale = make([][]bool, len(h.plan.Tasks))
+		}
+		if h.stale[stage] == nil {
+			h.stale[stage] = make([]bool, len(l))
+		}
+		h.stale[stage][i] = true
+	}
+}
+
+// price updates the costs, which only simulations read, for the current placements.
+func (h *chooser) price() {
+	for stage, changed := range h.stale {
+		for i := range changed {
+			if changed[i] {
+				h.costs.SetPlacement(h.pricer, h.plan, stage, i, h.plan.Offload.Placement[stage][i], h.sizes[i], h.plan.Size(i))
+			}
+		}
+	}
+	h.stale = nil
+}
+
+// bound returns the memory bound of one stage with its current placement, including the bytes that
+// it will borrow from others.
+func (h *chooser) bound(stage int) (device, host ir.Bytes) {
+	if p := h.plan; h.shared != nil {
+		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
+	}
+	if h.inputs == nil {
+		h.inputs = h.memory.WaitingInputs()
+	}
+	peak, host := h.memory.Stage(stage, h.inputs[stage])
+	if h.shared != nil && h.shared.Mux.Left {
+		peak, host = memory.WithBorrowed(h.shared, h.graph, stage, peak, host)
+	}
+	return peak.Bytes, host
+}
+
+// toBeShared returns the plan with its tasks shared, if this is requested and possible.
+func toBeShared(p *plan.Plan) *plan.Plan {
+	q := *p
+	q.Decisions = nil
+	mux.Off(nil, &q)
+	if mux.Share(&q) != nil || !q.Mux.Left && !q.Mux.Right {
+		return nil
+	}
+	return &q
+}
+
+// fits reports whether a stage has enough memory with its current placement.
+func (h *chooser) fits(stage int) bool {
+	device, host := h.bound(stage)
+	return device <= h.device && host <= h.host
+}
+
+func (h *chooser) allFit() bool {
+	for s := range h.plan.Tasks {
+		if !h.fits(s) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayLeave reports for each unit of a stage whether it may be offloaded, because another task runs
+// between its forward and its backward.
+func (h *chooser) mayLeave(stage int) [][]bool {
+	p := h.plan
+	units := len(h.sizes[0])
+	may := make([][]bool, p.Subsequences.N)
+	for i := range may {
+		may[i] = slices.Repeat([]bool{true}, p.LayersOf(stage)*units)
+	}
+	tasks := p.Tasks[stage]
+	for n := 1; n < len(tasks); n++ {
+		if !tasks[n].Undoes(tasks[n-1]) {
+			continue
+		}
+		first, end := p.Span(tasks[n].Stage)
+		for at := first * units; at < end*units; at++ {
+			may[tasks[n].Subsequence][at] = false
+		}
+	}
+	return may
+}
+
+// leave returns the order in which units are offloaded. Earlier subsequences come first, because they are the
+// last to be needed again. Within a subsequence, the first layers come first, because their backward is last.
+// Within a layer, units leave in the order of the field `order`. If units may also be recomputed, a unit that
+// is expensive to recompute is offloaded everywhere before a cheaper one.
+func (h *chooser) leave(stage int) []turn {
+	units := len(h.sizes[0])
+	may := h.mayLeave(stage)
+	groups := [][]int{h.order} // groups of units, in the order in which they are offloaded
+	if h.apart {
+		groups = slices.Collect(slices.Chunk(h.order, 1))
+	}
+	var out []turn
+	for _, group := range groups {
+		for i := range may {
+			for l := range len(may[i]) / units {
+				for _, u := range group {
+					if at := l*units + u; may[i][at] {
+						out = append(out, turn{i, at, plan.PlacementOffload})
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// hide offloads, on every stage, all units whose copies are hidden by computation. It starts with all units
+// that may be offloaded, and then keeps more and more of them on the device until nothing waits for a copy.
+func (h *chooser) hide() {
+	for s := range h.plan.Tasks {
+		l := h.lettersOf(s)
+		for _, t := range h.leave(s) {
+			if l[t.i][t.at] == plan.PlacementKeep {
+				l[t.i][t.at] = t.to
+			}
+		}
+		h.put(s, l)
+	}
+	for {
+		late := h.run().Late()
+		waits := false
+		for s := range late {
+			l := h.lettersOf(s)
+			for i, t := range late[s] {
+				if t > noWait {
+					waits = h.stay(l[i], i, t) || waits
+				}
+			}
+			h.put(s, l)
+		}
+		if !waits {
+			return
+		}
+	}
+}
+
+// noWait is the longest wait that is ignored.
+const noWait = 1e-9
+
+// stay keeps offloaded units of a subsequence on the device, starting with those that were offloaded last,
+// until the copy time that this saves in the slower direction makes up for the wait. It reports whether it kept
+// any.
+func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
+	units := len(h.sizes[i])
+	any := false
+	for layer := len(l)/units - 1; layer >= 0; layer-- {
+		for k := range h.order {
+			at := layer*units + h.order[units-1-k]
+			if l[at] != plan.PlacementOffload {
+				continue
+			}
+			l[at], any = plan.PlacementKeep, true
+			out, back := h.pricer.Copies(h.sizes[i][at%units])
+			if wait -= max(out, back); wait <= 0 {
+				return true
+			}
+		}
+	}
+	return any
+}
+
+// hideBest calls hide with several lags, makes reloads as late as they can be without lengthening the step, and
+// keeps the choice with the lowest peak.
+func (h *chooser) hideBest() {
+	p := h.plan
+	base := h.snapshot()
+	var best *snapshot
+	var least ir.Bytes
+	for lag := 1; lag <= p.Subsequences.N; lag *= 2 {
+		h.restore(base)
+		p.Offload.Lag, p.Offload.Ahead = lag, p.LongestAhead()
+		h.hide()
+		chooseAhead(p, h.simulation())
+		peak := ir.Bytes(0)
+		for s := range p.Tasks {
+			device, _ := h.bound(s)
+			peak = max(peak, device)
+		}
+		if best != nil && peak >= least {
+			break
+		}
+		best, least = h.snapshot(), peak
+		if h.nothingStays() {
+			break
+		}
+	}
+	h.restore(best)
+}
+
+// nothingStays reports whether every unit that may leave the device leaves it.
+func (h *chooser) nothingStays() bool {
+	for s := range h.plan.Tasks {
+		for _, t := range h.leave(s) {
+			if h.plan.Offload.Placement[s][t.i][t.at] == plan.PlacementKeep {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// snapshot is a choice that can be restored.
+type snapshot struct {
+	placements []letters
+	lag, ahead int
+}
+
+func (h *chooser) snapshot() *snapshot {
+	s := &snapshot{lag: h.plan.Offload.Lag, ahead: h.plan.Offload.Ahead}
+	for stage := range h.plan.Tasks {
+		s.placements = append(s.placements, h.lettersOf(stage))
+	}
+	return s
+}
+
+func (h *chooser) restore(s *snapshot) {
+	h.plan.Offload.Lag, h.plan.Offload.Ahead = s.lag, s.ahead
+	for stage := range s.placements {
+		h.put(stage, s.placements[stage])
+	}
+}
+
+// shorten takes the shortest prefix of a stage's turns that makes the stage fit in device memory, or all turns.
+func (h *chooser) shorten(stage int, turns []turn) {
+	from := h.lettersOf(stage)
+	try := func(n int) ir.Bytes {
+		h.turn(stage, from, turns[:n])
+		device, _ := h.bound(stage)
+		return device
+	}
+	few, many := turning{0, try(0)}, turning{len(turns), 0}
+	if few.bytes <= h.device || len(turns) == 0 {
+		return
+	}
+	if many.bytes = try(many.n); many.bytes <= h.device {
+		_, many = h.narrow(turns, few, many, h.device, try)
+	}
+	h.turn(stage, from, turns[:many.n])
+}
+
+// turning is a number of turns of a stage, and the bytes that the stage then needs.
+type turning struct {
+	n     int
+	bytes ir.Bytes
+}
+
+// narrow moves two numbers of turns towards each other until they are adjacent. The stage's bytes are within a
+// limit after one of these numbers of turns, but not after the other. The bytes in use are almost linear in the
+// bytes that turns move. The next trial is therefore where a line through both ends meets the limit, or
+// slightly beyond it so that both ends move. The search takes at most one more trial than bisection: Oliveira
+// and Takahashi, "An Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality",
+// 2020.
+func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
+	const beyond = 16 // moves a trial on by 1/beyond of the distance between the ends
+	moved := make([]ir.Bytes, len(turns)+1)
+	for k, t := range turns {
+		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
+	}
+	reach := 1 // the distance that the remaining trials can cover by bisection
+	for reach < many.n-few.n {
+		reach *= 2
+	}
+	for reach *= 2; many.n-few.n > 1; reach /= 2 {
+		share := float64(limit-few.bytes) / float64(many.bytes-few.bytes)
+		aim := moved[few.n] + ir.Bytes(share*float64(moved[many.n]-moved[few.n]))
+		n, middle := sort.Search(len(moved)-1, func(n int) bool { return moved[n] >= aim }), (few.n+many.n)/2
+		if push := max(1, (many.n-few.n)/beyond); n < middle {
+			n = min(n+push, middle)
+		} else {
+			n = max(n-push, middle)
+		}
+		n = min(max(n, many.n-reach/2, few.n+1), few.n+reach/2, many.n-1)
+		t := turning{n, try(n)}
+		if (t.bytes > limit) == (few.bytes > limit) {
+			few = t
+		} else {
+			many = t
+		}
+	}
+	return few, many
+}
+
+// turn applies turns to a stage with the placement `from`. They change only units that `from` keeps on the
+// device.
+func (h *chooser) turn(stage int, from letters, turns []turn) {
+	l := make(letters, len(from))
+	for i := range from {
+		l[i] = slices.Clone(from[i])
+	}
+	for _, t := range turns {
+		if l[t.i][t.at] == plan.PlacementKeep {
+			l[t.i][t.at] = t.to
+		}
+	}
+	h.put(stage, l)
+}
+
+// roomOnHost returns the longest prefix of a stage's turns that fits on the host.
+func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
+	from := h.lettersOf(stage)
+	defer h.put(stage, from)
+	return turns[:h.mostOnHost(stage, turns, from)]
+}
+
+// mostOnHost returns the largest number of turns for which host memory suffices.
+func (h *chooser) mostOnHost(stage int, turns []turn, from letters) int {
+	try := func(n int) ir.Bytes {
+		h.turn(stage, from, turns[:n])
+		_, host := h.bound(stage)
+		return host
+	}
+	many := turning{len(turns), try(len(turns))}
+	if many.bytes <= h.host { // the usual case
+		return many.n
+	}
+	few := turning{0, try(0)}
+	if few.bytes > h.host {
+		return 0
+	}
+	few, _ = h.narrow(turns, few, many, h.host, try)
+	return few.n
+}
+
+// fillHost offloads the longest prefix of a stage's turns that fits on the host.
+func (h *chooser) fillHost(stage int) {
+	turns, from := h.leave(stage), h.lettersOf(stage)
+	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
+}
+
+// remake is a unit of a layer to recompute next, with its cost in seconds per freed byte.
+type remake struct {
+	unit  int
+	price float64
+}
+
+// mostExpensiveFirst returns the order in which units are offloaded if they may also be recomputed: first those
+// that cannot be recomputed in the layer, then the others, the most expensive per byte first.
+func (h *chooser) mostExpensiveFirst() []int {
+	var order []int
+	for _, u := range h.graph.Layer.Units {
+		if u.Producer < 0 {
+			order = append(order, u.Number)
+		}
+	}
+	for _, r := range slices.Backward(h.remake) {
+		order = append(order, r.unit)
+	}
+	return order
+}
+
+// remakes returns the order in which units of a layer are recomputed. The next unit is the one that takes the
+// least time per freed byte, given that the earlier ones are recomputed. Costs are summed over a few
+// subsequences, because attention becomes more expensive along the sequence.
+func (h *chooser) remakes() []remake {
+	const samples = 5
+	n := h.plan.Subsequences.N
+	at := make([]int, 0, samples)
+	for k := range samples {
+		at = append(at, k*(n-1)/(samples-1))
+	}
+	at = slices.Compact(at)
+	time := func(set graph.Units) (t ir.Seconds) {
+		for _, i := range at {
+			t += h.costs.TimeAgain(h.pricer, i, set, h.plan.Size(i))
+		}
+		return t
+	}
+	bytes := func(u int) (b ir.Bytes) {
+		for _, i := range at {
+			b += h.sizes[i][u]
+		}
+		return b
+	}
+	var order []remake
+	var set graph.Units
+	for {
+		best := remake{unit: -1}
+		for _, u := range h.graph.Layer.Units {
+			if u.Producer < 0 || set.Has(u.Number) {
+				continue
+			}
+			price := float64(time(set|1<<u.Number)-time(set)) / float64(bytes(u.Number))
+			if best.unit < 0 || price < best.price {
+				best = remake{u.Number, price}
+			}
+		}
+		if best.unit < 0 {
+			return order
+		}
+		order, set = append(order, best), set|1<<best.unit
+	}
+}
+
+// again returns the turns that recompute units on a stage, in the given order. For each unit, earlier
+// subsequences come first, as in offloading.
+func (h *chooser) again(stage int, order []remake) []turn {
+	var out []turn
+	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
+	for _, r := range order {
+		for i := range h.plan.Subsequences.N {
+			for l, kind := range kinds {
+				if !h.graph.Remakes(kind).Has(r.unit) {
+					continue
+				}
+				out = append(out, turn{i, l*units + r.unit, plan.PlacementRecompute})
+			}
+		}
+	}
+	return out
+}
+
+// exposedPrice returns the cost per byte of exposed copies, in seconds.
+func (h *chooser) exposedPrice() float64 {
+	largest := h.order[0]
+	out, back := h.pricer.Copies(h.sizes[0][largest])
+	return float64(out+back) / float64(h.sizes[0][largest])
+}
+
+// choose decides the placement of every unit and records the reason.
+func (h *chooser) choose(policy string) {
+	p := h.plan
+	before := h.tightest()
+	switch policy {
+	case plan.PolicyAuto:
+		h.fitWithCopies()
+	case plan.PolicyMemory:
+		base := h.snapshot()
+		h.hideBest()
+		for s, hidden := range h.hidden(base) {
+			h.turn(s, h.lettersOf(s), h.roomOnHost(s, hidden))
+		}
+		h.fitByRemaking()
+	default:
+		h.why = takeShares(p, h.context)
+		h.costs = h.estimator.Costs(h.pricer.Cost)
+		chooseTiming(p, h.simulation())
+		h.fitByRemaking()
+	}
+	h.explain(policy, before)
+}
+
+// fitByRemaking recomputes as many units as needed on the stages with a memory shortfall.
+func (h *chooser) fitByRemaking() {
+	for s := range h.plan.Tasks {
+		if len(h.remake) > 0 && !h.fits(s) {
+			h.shorten(s, h.again(s, h.remake))
+		}
+	}
+}
+
+// fitWithCopies decides which units leave the device so that each stage fits. If everything fits on the device,
+// none do. Otherwise it tries to recompute no unit, the cheapest one, the two cheapest, and so on, and then the
+// units of every named policy. Each trial uses copies for the rest, and the fastest plan that fits is taken. If
+// none fits, it takes the placement that needs the least memory, regardless of time. A search for any plan that
+// fits relies on this.
+func (h *chooser) fitWithCopies() {
+	p, caches := h.plan, h.plan.Offload.Caches
+	if caches == plan.CachesHost {
+		p.Offload.Caches = plan.CachesDevice
+	}
+	if h.allFit() {
+		return
+	}
+	p.Offload.Caches = caches
+	defer func() { p.Time = plan.Time{} }()
+	f := &fitting{chooser: h, base: h.snapshot(), since: h.work()}
+	if !h.apart || !f.tryCopies() {
+		f.tryRemaking()
+	}
+	if f.best == nil && caches == plan.CachesHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
+		p.Offload.Caches = plan.CachesRecompute
+		f.tryRemaking()
+	}
+	if f.best == nil {
+		offloadLeast(p, h.context)
+		return
+	}
+	h.restore(f.best)
+}
+
+// fitting is a search for the fastest plan that fits.
+type fitting struct {
+	*chooser
+	base, best *snapshot
+	fastest    ir.Seconds
+	since      int64 // work done before this search
+}
+
+// Amounts of work after which fitting skips the remaining trials of a large job: first those that recompute the
+// cheapest units, then those of named policies. Before a plan fits, no trial is skipped.
+const (
+	skipsNumbers = 1_000_000
+	skipsAll     = 2_000_000
+)
+
+// tired reports whether a plan that fits has been found and more than a given amount of work has been done.
+func (f *fitting) tired(after int64) bool { return f.best != nil && f.work()-f.since > after }
+
+// consider keeps the current plan if it is the best so far.
+func (f *fitting) consider() {
+	f.settle()
+	if f.run().Report(f.plan); f.allFit() && (f.best == nil || f.plan.Time.StepS < f.fastest) {
+		f.best, f.fastest = f.snapshot(), f.plan.Time.StepS
+	}
+}
+
+// try recomputes some units and offloads as many others as necessary. It reports whether
+// recomputing more units can only take longer, because the plan fits with copies that computation
+// hides, or because it is no faster than the best plan even without its copies.
+func (f *fitting) try(units []remake) (enough bool) {
+	f.remakeFirst(units)
+	switch {
+	case f.best != nil && f.run().End() >= f.fastest: // before any copies
+		return true
+	case !f.couldFit():
+		return false
+	}
+	from := f.snapshot()
+	f.hideBest()
+	hidden := f.hidden(from)
+	f.copyToFit(hidden)
+	enough = f.allFit() && f.nothingWaits()
+	f.consider()
+	if len(units) > 0 {
+		f.remakeToFit(hidden, units)
+		f.consider()
+	}
+	return enough
+}
+
+// tryCopies recomputes nothing and offloads units as if recomputation were not allowed: the last units to be
+// needed again are the first to be offloaded, regardless of the cost of recomputing them.
+func (f *fitting) tryCopies() (enough bool) {
+	mostExpensive := f.order
+	f.order, f.apart = bySize(f.sizes[0]), false
+	defer func() { f.order, f.apart = mostExpensive, true }()
+	return f.try(nil)
+}
+
+// tryRemaking recomputes more and more units, in the order of their costs, until hidden copies are
+// enough for the rest.
+func (f *fitting) tryRemaking() {
+	for k := range len(f.remake) + 1 {
+		if f.tired(skipsNumbers) {
+			break
+		}
+		if enough := f.try(f.remake[:k]); enough && k == 0 {
+			return
+		} else if enough {
+			break
+		}
+	}
+	if len(f.remake) > 0 {
+		f.tryNamed()
+	}
+}
+
+// tryNamed tries the units that named policies recompute, which may need less memory while a layer runs.
+func (f *fitting) tryNamed() {
+	for _, policy := range []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull} {
+		if f.tired(skipsAll) {
+			break
+		}
+		recomputed := f.graph.RecomputedBy(policy)
+		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !recomputed.Has(r.unit) }))
+	}
+}
+
+// remakeFirst recomputes the given units on every stage, and undoes all other changes.
+func (f *fitting) remakeFirst(units []remake) {
+	f.restore(f.base)
+	for s := range f.plan.Tasks {
+		f.turn(s, f.base.placements[s], f.again(s, units))
+	}
+}
+
+// remakeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
+func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
+	for s := range f.plan.Tasks {
+		f.put(s, f.base.placements[s])
+		f.turn(s, f.base.placements[s], f.roomOnHost(s, hidden[s]))
+		f.shorten(s, f.again(s, units))
+	}
+}
+
+// work returns the work that the search has done so far, or 0 for a plan outside a search.
+func (h *chooser) work() int64 {
+	if h.context.Work == nil {
+		return 0
+	}
+	return int64(*h.context.Work)
+}
+
+// run simulates the current plan.
+func (h *chooser) run() *estimate.Simulation { return h.simulation().Run() }
+
+func (h *chooser) simulation() *estimate.Simulation {
+	h.price()
+	if h.trial == nil || h.trial.Costs != h.costs {
+		h.trial = h.estimator.Simulation(h.costs)
+	}
+	return h.trial
+}
+
+// couldFit reports whether the plan would fit with more copies, regardless of the time spent waiting for them.
+func (h *chooser) couldFit() bool {
+	now := h.snapshot()
+	defer h.restore(now)
+	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
+	for s := range h.plan.Tasks {
+		if h.shared != nil { // the bytes that a stage borrows depend on other stages
+			h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
+		} else if !h.copyUntilFits(s) {
+			return false
+		}
+	}
+	return h.shared == nil || h.allFit()
+}
+
+// copyUntilFits offloads units until a stage fits on the device and on the host, and reports whether it does.
+// Device memory falls and host memory grows with the number of turns, so the search ends at a number of turns
+// at which either both limits are exceeded or neither is. Host memory grows almost linearly, so the first
+// guesses are near the number of turns that just fills the host.
+func (h *chooser) copyUntilFits(stage int) bool {
+	turns, from := h.leave(stage), h.lettersOf(stage)
+	try := func(n int) (device, host ir.Bytes) {
+		h.turn(stage, from, turns[:n])
+		return h.bound(stage)
+	}
+	device, most := try(len(turns))
+	if device > h.device || most <= h.host {
+		return device <= h.device
+	}
+	device, least := try(0)
+	if device <= h.device || least > h.host {
+		return device <= h.device && least <= h.host
+	}
+	few, many := 0, len(turns)
+	for guesses := 3; many-few > 1; guesses-- {
+		n := (few + many) / 2
+		if guesses > 0 { // where a line through both ends meets the host's memory, rounded alternately down and up
+			share := float64(h.host-least) / float64(most-least)
+			n = few + int(share*float64(many-few)) + 1 - guesses%2
+			n = max(few+1, min(n, many-1))
+		}
+		device, host := try(n)
+		switch {
+		case (device <= h.device) == (host <= h.host):
+			return host <= h.host
+		case device > h.device:
+			few, least = n, host
+		default:
+			many, most = n, host
+		}
+	}
+	return false
+}
+
+// copyToFit offloads as little as needed, hidden copies first.
+func (h *chooser) copyToFit(hidden [][]turn) {
+	for s := range h.plan.Tasks {
+		if h.fits(s) {
+			continue
+		}
+		turns := h.roomOnHost(s, hidden[s])
+		if len(turns) == len(hidden[s]) {
+			turns = append(slices.Clip(turns), h.roomOnHost(s, h.leave(s))...)
+		}
+		h.shorten(s, turns)
+	}
+}
+
+// settle reduces the lag of copies and the distance of reloads as long as this costs no time.
+func (h *chooser) settle() {
+	p := h.plan
+	if !copies(p) {
+		p.Offload.Lag, p.Offload.Ahead = 1, 1
+		return
+	}
+	const tolerance = 1.0001
+	trial := h.run()
+	limit := trial.End() * tolerance
+	for _, setting := range []*int{&p.Offload.Lag, &p.Offload.Ahead} {
+		for *setting > 1 {
+			*setting--
+			if !trial.Within(limit) {
+				*setting++
+				break
+			}
+		}
+	}
+}
+
+func (h *chooser) nothingWaits() bool {
+	return h.run().Exposed() <= noWait
+}
+
+// hidden returns the turns of each stage that lead from the earlier placements to the current ones.
+// It restores the earlier placements but keeps the timing.
+func (h *chooser) hidden(before *snapshot) [][]turn {
+	p := h.plan
+	turns := make([][]turn, len(p.Tasks))
+	for s := range p.Tasks {
+		for _, t := range h.leave(s) {
+			if p.Offload.Placement[s][t.i][t.at] == plan.PlacementOffload {
+				turns[s] = append(turns[s], t)
+			}
+		}
+	}
+	before.lag, before.ahead = p.Offload.Lag, p.Offload.Ahead
+	h.restore(before)
+	return turns
+}
+
+// shares returns, for each placement, the share of the type-1 bytes that has it. It counts only the given units
+// of each layer, or all units if none are given.
+func (h *chooser) shares(of ...int) map[byte]float64 {
+	bytes := map[byte]ir.Bytes{}
+	var all ir.Bytes
+	units := len(h.sizes[0])
+	for _, stage := range h.plan.Offload.Placement {
+		for i, placement := range stage {
+			for at := range len(placement) {
+				if u := at % units; len(of) == 0 || slices.Contains(of, u) {
+					bytes[placement[at]] += h.sizes[i][u]
+					all += h.sizes[i][u]
+				}
+			}
+		}
+	}
+	out := map[byte]float64{}
+	for letter, n := range bytes {
+		out[letter] = float64(n) / float64(max(1, all))
+	}
+	return out
+}
+
+// tightest describes the memory need of the stage with the least free memory.
+func (h *chooser) tightest() string {
+	var most ir.Bytes
+	tight := 0
+	for s := range h.plan.Tasks {
+		if device, _ := h.bound(s); device > most {
+			most, tight = device, s
+		}
+	}
+	if h.device <= 0 {
+		return fmt.Sprintf("stage %d would take %s", tight, most)
+	}
+	return fmt.Sprintf("stage %d would take %s, but only %s is available", tight, most, h.device)
+}
+
+// explain records the decision and its reason. The argument `before` describes how much memory the plan needed
+// before any unit left the device.
+func (h *chooser) explain(policy, before string) {
+	p, all := h.plan, h.shares()
+	switch {
+	case policy == plan.PolicyMemory:
+		p.Decide("offload", "policy", policy, "the lowest peak without exposed copies")
+	case policy != plan.PolicyAuto:
+		p.Decide("offload", "policy", policy, h.why)
+	case all[plan.PlacementOffload] == 0:
+		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device, "+before)
+	default:
+		p.Decide("offload", "policy", policy, "with everything on the device, "+before+"; as little as possible is offloaded, starting with copies that computation hides")
+	}
+	explainTiming(p)
+	if p.Recompute != plan.PolicyAuto {
+		return
+	}
+	if all[plan.PlacementRecompute] == 0 {
+		p.Decide("offload", "recompute", "none", "auto: memory suffices without recomputation")
+		return
+	}
+	const gib = 1 << 30
+	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("the units with the lowest additional recomputation time per GiB are recomputed first; copies cost nothing if computation hides them, and otherwise %s per GiB",
+		ir.Seconds(h.exposedPrice()*gib)))
+	for _, r := range h.remake {
+		share := h.shares(r.unit)
+		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.PlacementRecompute], 100*share[plan.PlacementOffload], 100*share[plan.PlacementKeep])
+		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s per GiB freed", ir.Seconds(r.price*gib)))
+	}
+}

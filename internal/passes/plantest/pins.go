@@ -1,0 +1,46 @@
+package plantest
+
+import (
+	"fmt"
+
+	"sppo.dev/internal/passes/strategy"
+	"sppo.dev/lang"
+)
+
+// PinnedValues returns, for each key of a schedule, values that a user may write, whether or not the search tries
+// them. Some contradict each other or other keys of the job.
+func PinnedValues(sp *lang.Spec) map[string][]string {
+	gpus, layers, batch := sp.Cluster.GPUs(), sp.Model.Layers, sp.Train.Batch
+	few := func(n int) bool { return n <= 4 || n%4 == 0 }
+	return map[string][]string{
+		"sp":                numbers(gpus, func(n int) bool { return sp.Model.Heads%n == 0 || gpus%n == 0 }),
+		"pp":                numbers(min(gpus, layers), few),
+		"dp":                numbers(min(gpus, batch), func(n int) bool { return batch%n == 0 }),
+		"sp_mode":           {"megatron", "ulysses", "ring"},
+		"zero":              {"0", "1", "2", "3"},
+		"optimizer_offload": {"none", "host"},
+		"microbatch":        numbers(batch, func(n int) bool { return batch%n == 0 }),
+		"subsequences":      {"1", "2", "3", "5", "7", "10", "16", "25", "50", "90", "100", "160", "200", "500"},
+		"partition":         {"flops", "time", "length"},
+		"align":             {"8", "32", "64", "128", "256", "512"},
+		"keep":              {"[]", "[k]", "[v]", "[k, v]"},
+		"order":             {"sequence", "layer"},
+		"loss_chunk":        {"64", "256", "1000", "1024", "4096"},
+		"recompute":         {"none", "full", "full_kv", "selective", "keep_attention"},
+		"strategy":          strategy.Names(),
+		"virtual_stages":    numbers(min(layers, 40), few),
+		"offload":           {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},
+		"mux":               {"off", "left", "right", "on"},
+		"checkpoint_copy":   {"off", "on"},
+	}
+}
+
+// numbers returns the numbers from 1 to most that suit.
+func numbers(most int, suits func(int) bool) (out []string) {
+	for n := 1; n <= most; n++ {
+		if suits(n) {
+			out = append(out, fmt.Sprint(n))
+		}
+	}
+	return out
+}

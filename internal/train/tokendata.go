@@ -1,0 +1,147 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"sppo.dev/internal/data/corpus"
+	"sppo.dev/ir"
+)
+
+// tokenData is a corpus of tokens. Sequence s of step n is sequence (n-1)*batch + s of the corpus; steps are
+// counted from 1.
+type tokenData struct {
+	run    ir.Run
+	corpus *corpus.Corpus
+}
+
+func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
+	if run.DataOptions == nil {
+		return nil, fmt.Errorf("data of tokens without options")
+	}
+	o := corpus.Options(*run.DataOptions)
+	if o.Tokenizer != "" {
+		o.Tokenizer = resolve(o.Tokenizer, dir)
+	}
+	var files [][]string
+	for _, pattern := range run.DataFiles {
+		found, err := globTokens(resolve(pattern, dir))
+		if err != nil {
+			return nil, fmt.Errorf("data: %w", err)
+		}
+		files = append(files, found)
+	}
+	c, err := corpus.Open(files, o, corpus.Order{
+		Sequence: run.Sequence, Seed: run.Seed, Holdout: run.Holdout, Held: validationWindows(run),
+	}, run.Vocab)
+	if err != nil {
+		return nil, err
+	}
+	return &tokenData{*run, c}, nil
+}
+
+// globTokens is like glob, but also accepts a folder, which it returns as a single item, and sorts the files.
+func globTokens(pattern string) ([]string, error) {
+	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
+		return []string{pattern}, nil
+	}
+	files, err := glob(pattern)
+	slices.Sort(files)
+	return files, err
+}
+
+// Describe identifies the corpus.
+func (d *tokenData) Describe() string { return d.corpus.Describe() }
+
+// Fingerprints returns the files' fingerprints, which a checkpoint stores so that a resumed run detects changed
+// files.
+func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Fingerprints() }
+
+// Unchanged returns an error if a file has changed since its fingerprint was taken; the error names the file.
+func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
+
+// sequence returns a sequence of a step or an eval section.
+func (d *tokenData) sequence(section ir.Section, round, sequence int64) (corpus.Sequence, error) {
+	if section == ir.SectionEval {
+		return d.corpus.Validation(round*int64(d.run.EvalSequences) + sequence)
+	}
+	return d.corpus.Training((round-1)*int64(d.run.Batch) + sequence), nil
+}
+
+// Marks implements Documents.
+func (d *tokenData) Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&d.run, position, out, stride); err != nil {
+		return err
+	}
+	s, err := d.sequence(section, round, sequence)
+	if err != nil {
+		return err
+	}
+	if as == ir.AsLabels {
+		return s.Labels(position, out, stride, ir.NoLabel)
+	}
+	return s.Positions(position, out, stride)
+}
+
+// Labels implements Documents.
+func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error) {
+	sequences := d.run.Batch
+	if section == ir.SectionEval {
+		sequences = d.run.EvalSequences
+	}
+	for i := range int64(sequences) {
+		s, err := d.sequence(section, round, i)
+		if err != nil {
+			return 0, err
+		}
+		counted, err := s.Counted()
+		if err != nil {
+			return 0, err
+		}
+		n += counted
+	}
+	return n, nil
+}
+
+// shareTokens limits the number of tokens that DocumentShare examines.
+const shareTokens = 16 << 20
+
+// DocumentShare returns the number of query-key pairs within documents in the first sequences of a run, divided
+// by the number in the same sequences without document boundaries. The argument windows holds the attention
+// window of each layer, 0 for a layer without one.
+func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
+	data, err := newTokenData(run, dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer data.corpus.Close()
+	sequences = int(min(64, max(1, shareTokens/run.Sequence)))
+	positions := make([]int32, run.Sequence)
+	var seen, all float64
+	for g := range sequences {
+		if err := data.corpus.Training(int64(g)).Positions(0, positions, 1); err != nil {
+			return 0, 0, err
+		}
+		for t, p := range positions {
+			for _, w := range windows {
+				if w == 0 {
+					w = run.Sequence
+				}
+				seen, all = seen+float64(min(int64(p)+1, w)), all+float64(min(int64(t)+1, w))
+			}
+		}
+	}
+	return seen / all, sequences, nil
+}
+
+// Tokens implements the interface Tokens.
+func (d *tokenData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&d.run, position, out, stride); err != nil {
+		return err
+	}
+	if section == ir.SectionEval {
+		return d.corpus.Held(round*int64(d.run.EvalSequences)+sequence, position, out, stride)
+	}
+	return d.corpus.Train((round-1)*int64(d.run.Batch)+sequence, position, out, stride)
+}

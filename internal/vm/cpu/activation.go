@@ -1,0 +1,136 @@
+package cpu
+
+import (
+	"math"
+	"sync"
+
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/ir"
+)
+
+var activationKernels = kernelTable{
+	ir.Activation:     activation,
+	ir.ActivationGrad: activationGrad,
+	ir.GLU:            glu,
+	ir.GLUGrad:        gluGrad,
+}
+
+// function is an activation: y = f(x), and dx = f'(x) * dy. Results may overwrite x or dy.
+type function struct {
+	forward  func(y, x []float32)
+	backward func(dx, x, dy []float32)
+}
+
+// functions lists the activations in the order of ir.Functions.
+var functions = []function{
+	ir.GeluTanh: {simd.Gelu, simd.GeluBackward},
+	ir.Gelu: {
+		func(y, x []float32) {
+			for i, v := range x {
+				y[i] = float32(float64(v) * normalCDF(float64(v)))
+			}
+		},
+		func(dx, x, dy []float32) {
+			for i, v := range x {
+				w := float64(v)
+				density := math.Exp(-w*w/2) / math.Sqrt(2*math.Pi)
+				dx[i] = float32(float64(dy[i]) * (normalCDF(w) + w*density))
+			}
+		},
+	},
+	ir.Silu: {
+		func(y, x []float32) {
+			for i, v := range x {
+				y[i] = float32(float64(v) * sigmoid(float64(v)))
+			}
+		},
+		func(dx, x, dy []float32) {
+			for i, v := range x {
+				w := float64(v)
+				s := sigmoid(w)
+				dx[i] = float32(float64(dy[i]) * (s + w*s*(1-s)))
+			}
+		},
+	},
+	ir.Relu2: {
+		func(y, x []float32) {
+			for i, v := range x {
+				v = max(v, 0)
+				y[i] = v * v
+			}
+		},
+		func(dx, x, dy []float32) {
+			for i, v := range x {
+				dx[i] = dy[i] * (2 * max(v, 0))
+			}
+		},
+	},
+}
+
+// normalCDF is the cumulative distribution function of the standard normal distribution, without cancellation in
+// the lower tail.
+func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+func (b *binder) function() function { return functions[b.int("function")] }
+
+func activation(b *binder) func() {
+	f := b.function()
+	return b.each([]string{"y"}, []string{"x"}, func(out, in [][]float32) { f.forward(out[0], in[0]) })
+}
+
+func activationGrad(b *binder) func() {
+	f := b.function()
+	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { f.backward(out[0], in[1], in[0]) })
+}
+
+// glu uses a separate kernel for silu, the activation that most current models use.
+func glu(b *binder) func() {
+	operands := []string{"gate", "up"}
+	if int64(b.int("function")) == ir.Silu {
+		return b.each([]string{"y"}, operands, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
+	}
+	f, rows := b.function(), b.rowBuffers()
+	return b.each([]string{"y"}, operands, func(out, in [][]float32) {
+		act := rows.take(len(out[0]))
+		f.forward(act, in[0])
+		simd.Mul(out[0], act, in[1])
+		rows.give(act)
+	})
+}
+
+func gluGrad(b *binder) func() {
+	results, operands := []string{"dgate", "dup"}, []string{"dy", "gate", "up"}
+	if int64(b.int("function")) == ir.Silu {
+		return b.each(results, operands, func(out, in [][]float32) { simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0]) })
+	}
+	f, rows := b.function(), b.rowBuffers()
+	return b.each(results, operands, func(out, in [][]float32) {
+		n := len(out[0])
+		buffer := rows.take(2 * n)
+		act, dact := buffer[:n], buffer[n:]
+		dy, gate, up := in[0], in[1], in[2]
+		f.forward(act, gate)
+		simd.Mul(dact, dy, up)
+		simd.Mul(act, act, dy)
+		f.backward(dact, gate, dact)
+		copy(out[0], dact)
+		copy(out[1], act)
+		rows.give(buffer)
+	})
+}
+
+// rowBuffers holds buffers for the threads of a kernel.
+type rowBuffers struct{ free sync.Pool }
+
+func (b *binder) rowBuffers() *rowBuffers { return &rowBuffers{} }
+
+func (r *rowBuffers) take(n int) []float32 {
+	if p, ok := r.free.Get().(*[]float32); ok && cap(*p) >= n {
+		return (*p)[:n]
+	}
+	return make([]float32, n)
+}
+
+func (r *rowBuffers) give(buffer []float32) { r.free.Put(&buffer) }
