@@ -83,6 +83,7 @@ var large = []struct {
 	fields int
 }{
 	{"codegen.stage", 20},
+	{"memory.tracker", 20},
 	{"offload.chooser", 20},
 }
 

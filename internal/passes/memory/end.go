@@ -38,7 +38,7 @@ func (r *tracker) endings() (list []ending) {
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
-	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.stage)...) {
+	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.rank)...) {
 		add(r.graph.LayerOf(kind), n)
 	}
 	if r.lastStage() {
@@ -61,7 +61,7 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 		e.halfWeight = of(e.cut.Part(), sent)
 	}
 	slices := r.plan.StateSlices(b, param)
-	e.update = r.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
+	e.update = r.meter.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
 	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
 		e.update += of(e.cut.Part(), r.graph.DType())
 	}
@@ -95,8 +95,8 @@ func (q *passing) load() (n ir.Bytes) {
 
 // optimizer tracks the end of the step. Tensors computed from whole gradients are counted as working memory.
 func (r *tracker) optimizer() {
-	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // the result that the last backward passes on
-	r.now[TermGradients] -= r.owed
+	r.note(plan.Task{}, r.hidden(r.sizes[0])) // the result that the last backward passes on
+	r.now[TermGradients] -= r.gradients.owed
 	list := r.endings()
 	var queue passing
 	for _, e := range list {

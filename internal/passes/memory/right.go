@@ -8,7 +8,7 @@ import (
 
 // borrow adds the blocks of other stages' keys and values that have just arrived when a task begins.
 func (r *tracker) borrow(t plan.Task) {
-	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
+	for i := r.rank + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
@@ -24,7 +24,7 @@ func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 // keyBytes returns the bytes of a layer's keys and values, or of their gradients, for the given number of
 // tokens.
 func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
-	rows := tokens * r.Sizes[0].Batch
+	rows := tokens * r.sizes[0].Batch
 	for _, v := range r.graph.Layer.Values {
 		if v.Kind == kind {
 			n += graph.Align(ir.Bytes(rows*v.Cols) * v.DType.Bytes())
@@ -36,13 +36,13 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 // help tracks the bytes that a stage holds between its last forward and its first backward: all borrowed blocks
 // with their gradients, and the queries and results in transit in the slot with the most of them.
 func (r *tracker) help(t plan.Task) {
-	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
+	if !r.plan.Mux.Right || r.rank == len(r.plan.Tasks)-1 {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
 	// The next stage needs help only in its first backward, during which it receives its gradients layer by layer.
-	at := r.stage + 1
-	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
+	at := r.rank + 1
+	for i := r.rank + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
@@ -53,7 +53,7 @@ func (r *tracker) help(t plan.Task) {
 			gradients += n / ir.Bytes(r.plan.LayersOf(i))
 		}
 	}
-	for slot := len(r.Sizes); slot < len(r.Sizes)+len(r.plan.Tasks)-1; slot++ {
+	for slot := len(r.sizes); slot < len(r.sizes)+len(r.plan.Tasks)-1; slot++ {
 		travels = max(travels, r.travelling(slot))
 	}
 	r.now[TermCacheGrads] += gradients
@@ -66,7 +66,7 @@ func (r *tracker) help(t plan.Task) {
 // it helps in a slot.
 func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	for _, shared := range r.plan.HelpedTasks(plan.Backward, slot) {
-		if shared.Stage > r.stage && r.plan.Helpers(shared) > r.stage {
+		if shared.Stage > r.rank && r.plan.Helpers(shared) > r.rank {
 			rows, stats := r.queryBytes(shared)
 			held += 3*rows + 2*stats
 		}
@@ -79,7 +79,7 @@ func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
 		if nodes[i].Op == ir.Attention {
-			in := graph.BlockInstr(r.graph.Layer, &nodes[i], r.Sizes[t.Subsequence])
+			in := graph.BlockInstr(r.graph.Layer, &nodes[i], r.sizes[t.Subsequence])
 			return graph.Align(in.Arg("q").Bytes()), graph.Align(in.Arg("lse").Bytes())
 		}
 	}

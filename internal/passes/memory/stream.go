@@ -2,39 +2,141 @@ package memory
 
 import (
 	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/walk"
 	"sppo.dev/ir"
 )
 
+// kv holds the sizes of K, V and their gradients, and the transfers that are in progress if they are streamed.
+type kv struct {
+	*gauge
+	streaming []int     // values with the rows of only one subsequence
+	spans     spansOf   // last result of the method spanning
+	rows      [2]rowsOf // last results of the method streamed: for K and V, and for their gradients
+	queue     *walk.LoadQueue
+	held      ir.Bytes // loads that have been issued and are not used yet, and blocks of dK and dV that are being copied to the host
+}
+
+func newKV(g *gauge) kv {
+	c := kv{gauge: g, queue: walk.NewLoadQueue(g.plan, g.graph, g.plan.Tasks[g.rank], g.meter.Schedule(g.rank))}
+	for i := range g.graph.Layer.Values {
+		if v := &g.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
+			c.streaming = append(c.streaming, i)
+		}
+	}
+	return c
+}
+
+// spansOf holds the values of a block that span an entire sequence.
+type spansOf struct {
+	block  *graph.Block
+	values []int
+}
+
+// rowsOf holds the bytes that a given number of streamed tokens take.
+type rowsOf struct {
+	tokens int64
+	bytes  ir.Bytes
+}
+
+// caches returns the bytes of K and V of a layer, or of their gradients.
+func (c *kv) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+	for _, v := range c.spanning(b) {
+		if b.Values[v].Kind == kind {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// spanning returns the values of a block that span an entire sequence. It keeps the last result, because a layer
+// of a ring has many values.
+func (c *kv) spanning(b *graph.Block) []int {
+	if c.spans.block != b {
+		c.spans = spansOf{block: b}
+		for v := range b.Values {
+			if b.Values[v].Spans() {
+				c.spans.values = append(c.spans.values, v)
+			}
+		}
+	}
+	return c.spans.values
+}
+
+// cachesBetween returns the bytes of the gradients of K and V that the second half reads.
+func (c *kv) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
+	for _, v := range b.Between {
+		if b.Values[v].Kind == graph.CacheGrad {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// streamed returns the bytes of the given number of streamed tokens. It keeps the last result, because most
+// blocks have the same length.
+func (c *kv) streamed(kind graph.Kind, tokens int64) ir.Bytes {
+	if len(c.streaming) == 0 {
+		return 0
+	}
+	of := &c.rows[0]
+	if kind == graph.CacheGrad {
+		of = &c.rows[1]
+	}
+	if of.tokens == tokens {
+		return of.bytes
+	}
+	z := c.sizes[0]
+	z.Tokens = tokens
+	*of = rowsOf{tokens: tokens}
+	for _, i := range c.streaming {
+		if v := &c.graph.Layer.Values[i]; v.Kind == kind {
+			of.bytes += graph.Align(v.Bytes(z))
+		}
+	}
+	return of.bytes
+}
+
+// gradsOnHost returns the bytes of dK and dV that a layer of a task keeps on the host for
+// streaming: those of all tokens before the last subsequence, or none if no subsequence attends to
+// earlier tokens.
+func (c *kv) gradsOnHost(t plan.Task, k int) ir.Bytes {
+	last := c.graph.OfLayer(c.sizes[len(c.sizes)-1], c.plan.Layers(t.Stage)[k])
+	if last.Earliest() == last.Prefix {
+		return 0
+	}
+	return c.streamed(graph.CacheGrad, last.Prefix)
+}
+
 // loadBytes returns the bytes of a load.
-func (r *tracker) loadBytes(l *walk.Load) ir.Bytes {
-	n := r.streamed(graph.Cache, l.End-l.First)
+func (c *kv) loadBytes(l *walk.Load) ir.Bytes {
+	n := c.streamed(graph.Cache, l.End-l.First)
 	if l.Grads {
-		n += r.streamed(graph.CacheGrad, l.End-l.First)
+		n += c.streamed(graph.CacheGrad, l.End-l.First)
 	}
 	return n
 }
 
 // attend tracks the transfers of the next visit, and returns the maximum number of bytes held for
 // them from the beginning of attention on. The rows of the current subsequence are counted with the layer.
-func (r *tracker) attend() (most ir.Bytes) {
-	for _, x := range r.queue.Visit() {
+func (c *kv) attend() (most ir.Bytes) {
+	for _, x := range c.queue.Visit() {
 		tokens := x.End - x.First
 		switch x.Op {
 		case walk.Attend:
-			most = max(most, r.held)
+			most = max(most, c.held)
 		case walk.Issue:
-			r.held += r.loadBytes(x.Load)
+			c.held += c.loadBytes(x.Load)
 		case walk.Use:
 			if !x.Own {
-				most = max(most, r.held)
+				most = max(most, c.held)
 			}
-			r.held -= r.loadBytes(x.Load)
+			c.held -= c.loadBytes(x.Load)
 		case walk.Send:
-			r.held += r.streamed(graph.CacheGrad, tokens) // loaded with the block, or created for it
-			most = max(most, r.held+r.streamed(graph.Cache, tokens))
+			c.held += c.streamed(graph.CacheGrad, tokens) // loaded with the block, or created for it
+			most = max(most, c.held+c.streamed(graph.Cache, tokens))
 		case walk.Free:
-			r.held -= r.streamed(graph.CacheGrad, tokens)
+			c.held -= c.streamed(graph.CacheGrad, tokens)
 		}
 	}
 	return most

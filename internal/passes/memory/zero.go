@@ -7,43 +7,96 @@ import (
 	"sppo.dev/ir"
 )
 
+// gradients holds the gradients of weights that exist, and what visits need if weights or gradients are divided (ZeRO).
+type gradients struct {
+	*gauge
+	whole   []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
+	adds    addedTo  // parameters that the last backward added to
+	reduced []bool   // layers whose gradients have been reduced into slices
+	owed    ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
+
+	visits  []visitBytes // by kind of layers
+	halves  ir.Bytes     // bytes between the two steps of the visit's gathers
+	passing params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
+}
+
+func newGradients(g *gauge) gradients {
+	n := g.plan.LayersOf(g.rank)
+	list := gradients{gauge: g, whole: make([]params, n+2), reduced: make([]bool, n)}
+	for kind := range g.graph.Kinds() {
+		list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.LayerOf(kind)))
+	}
+	return list
+}
+
+// addedTo is the set of parameters whose gradients a pass adds to.
+type addedTo struct {
+	block  *graph.Block
+	pass   Direction
+	params params
+}
+
+// begins returns the gradients of a block that a pass adds to and that do not exist yet.
+func (g *gradients) begins(b *graph.Block, own int, pass Direction) params {
+	if g.adds.block != b || g.adds.pass != pass {
+		g.adds = addedTo{b, pass, addsTo(b, pass)}
+	}
+	return g.adds.params &^ g.whole[own]
+}
+
+// begin counts gradients that exist from now on.
+func (g *gradients) begin(b *graph.Block, own int, begins params) {
+	g.whole[own] |= begins
+	g.now[TermGradients] += wholeGradients(g.plan, b, begins)
+}
+
+// wholeGradients returns the bytes that the whole gradients of the given parameters of a block take.
+func wholeGradients(p *plan.Plan, b *graph.Block, of params) (n ir.Bytes) {
+	for i := range b.Params {
+		if of.has(i) {
+			n += graph.Align(ir.Bytes(p.Slicing(&b.Params[i]).Whole()*b.Params[i].Local[1]) * ir.F32.Bytes())
+		}
+	}
+	return n
+}
+
 // gather counts the whole weights of a layer, and the halves of its gathers until the next visit.
-func (r *tracker) gather(v *visitBytes) {
-	r.now[TermWeights] += v.weights + v.halves
-	r.halves += v.halves
+func (g *gradients) gather(v *visitBytes) {
+	g.now[TermWeights] += v.weights + v.halves
+	g.halves += v.halves
 }
 
 // enter begins a visit.
-func (r *tracker) enter() {
-	r.now[TermWeights] -= r.halves
-	r.halves = 0
+func (g *gradients) enter() {
+	g.now[TermWeights] -= g.halves
+	g.halves = 0
 }
 
 // free counts the weights of a layer with the running block: each is freed after its last use in the visit.
-func (r *tracker) free(v *visitBytes) {
-	r.now[TermWeights] -= v.weights
-	r.passing = v.gathered
+func (g *gradients) free(v *visitBytes) {
+	g.now[TermWeights] -= v.weights
+	g.passing = v.gathered
 }
 
 // reduce passes the gradients of a layer to collectives; those of the previous visit are then complete. Gradients to
 // which later visits add stay whole.
-func (r *tracker) reduce(own int, v *visitBytes) {
-	r.whole[own] &^= v.divided
-	r.now[TermGradients] -= v.gradients + r.owed
-	r.owed = v.gradients + v.halfSums
-	if r.given[own] { // added to the sums of earlier visits
-		r.owed += v.sums
+func (g *gradients) reduce(own int, v *visitBytes) {
+	g.whole[own] &^= v.divided
+	g.now[TermGradients] -= v.gradients + g.owed
+	g.owed = v.gradients + v.halfSums
+	if g.reduced[own] { // added to the sums of earlier visits
+		g.owed += v.sums
 	} else {
-		r.given[own] = true
-		r.now[TermGradients] += v.sums
+		g.reduced[own] = true
+		g.now[TermGradients] += v.sums
 	}
-	r.now[TermGradients] += r.owed
+	g.now[TermGradients] += g.owed
 }
 
 // visitOf returns the bytes of a visit to the layer of an action.
-func (r *tracker) visitOf(a schedule.Action) *visitBytes {
-	stage := r.plan.Tasks[r.stage][a.Task].Stage
-	return &r.visitsOf[r.graph.KindOf(r.plan.LayerAt(stage, int(a.Layer)))]
+func (g *gradients) visitOf(a schedule.Action) *visitBytes {
+	stage := g.plan.Tasks[g.rank][a.Task].Stage
+	return &g.visits[g.graph.KindOf(g.plan.LayerAt(stage, int(a.Layer)))]
 }
 
 // visitBytes holds the bytes that a visit to a layer needs temporarily, in addition to the slices.
