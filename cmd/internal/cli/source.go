@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -213,13 +214,28 @@ func ReadProgram(file string) (*ir.Program, error) {
 	if !IsProgram(file) {
 		return nil, Usagef("%s is not a program; sppoc build compiles specs and plans", file)
 	}
+	if info, err := os.Stat(file); err == nil {
+		sparing(info.Size() > largeProgram)
+	}
 	program, err := ir.ReadFile(file)
 	return program, Wrong(err)
+}
+
+// largeProgram is the size of a program file, in bytes, above which the program takes more than about half a gibibyte.
+const largeProgram = 64 << 20
+
+// sparing makes the garbage collector run more often if a process holds a large program, unless the user has decided how often.
+// Otherwise, the process would need twice the memory of the program.
+func sparing(large bool) {
+	if large && os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(25)
+	}
 }
 
 // Compile builds the program of the plan. Afterwards Plan.Memory.Fits reports whether the program fits.
 func (j *Job) Compile() (err error) {
 	j.short = nil
+	sparing(j.Plan.LayerVisits() > strategy.LongStep)
 	j.Program, err = sppo.BuildTimed(j.Plan, j.Times)
 	return Wrong(err)
 }
