@@ -31,23 +31,29 @@ func (s *search) refine(winner *node) *node {
 		return winner
 	}
 	until := s.impatience() + refineShare
-	improve := func(any *node) {
-		if winner == nil {
-			until = s.impatience() + refineShare
-		}
-		winner = s.fastest(winner, s.climb(any, s.budget(classShare), true))
-	}
 	if winner == nil {
 		any, known := s.anySeed()
 		switch {
 		case any != nil:
-			improve(any)
+			until = s.impatience() + refineShare
+			winner = s.fastest(nil, s.climb(any, s.budget(classShare), true))
 		case known:
 			return nil
 		default:
 			until = s.impatience() + rescueShare
 		}
 	}
+	if winner = s.bestOfClasses(winner, until); winner == nil {
+		return nil
+	}
+	last := s.budget(lastShare)
+	last.planned = s.exact + leastTried
+	return s.fastest(winner, s.climb(winner, last, false))
+}
+
+// bestOfClasses returns the fastest of a plan, which may be nil, and a plan of each class that may be faster. It ends when
+// the search has spent a given amount of its patience, or more if it has no plan until then.
+func (s *search) bestOfClasses(winner *node, until float64) *node {
 	for _, c := range s.classes(s.request.Schedule) {
 		if s.spent(until) || s.context.Options.Stopped() {
 			break
@@ -55,16 +61,16 @@ func (s *search) refine(winner *node) *node {
 		if !mayBeat(winner, c.bound) || winner != nil && sameClass(&c.schedule, &winner.schedule) {
 			continue
 		}
-		if any, _ := s.seed(c.schedule, false); any != nil {
-			improve(any)
+		any, _ := s.seed(c.schedule, false)
+		if any == nil {
+			continue
 		}
+		if winner == nil {
+			until = s.impatience() + refineShare
+		}
+		winner = s.fastest(winner, s.climb(any, s.budget(classShare), true))
 	}
-	if winner == nil {
-		return nil
-	}
-	last := s.budget(lastShare)
-	last.planned = s.exact + leastTried
-	return s.fastest(winner, s.climb(winner, last, false))
+	return winner
 }
 
 // anySeed returns a plan of any class that fits, or nil if it finds none, and whether the answer is certain. It first looks
@@ -241,11 +247,7 @@ func (s *search) stepIn(dim int, from, than *node, until budget, quickly bool) (
 	if d.text(&s.request.Schedule) != "" || !d.refine && (!s.ended || d.weighs) {
 		return nil, nil
 	}
-	for _, v := range d.values(&s.space, &from.schedule) {
-		n := &node{schedule: from.schedule, level: len(dimensions), weighed: from.weighed}
-		if v.set(&n.schedule); v.text == d.text(&from.schedule) || !sameRanks(&n.schedule, &from.schedule) {
-			continue
-		}
+	for _, n := range s.neighbours(d, from) {
 		if s.isSpent(until) || s.context.Options.Stopped() {
 			return nil, nil
 		}
@@ -265,6 +267,17 @@ func (s *search) stepIn(dim int, from, than *node, until budget, quickly bool) (
 		short = append(short, n)
 	}
 	return nil, short
+}
+
+// neighbours returns the complete candidates that differ from another in one dimension, but not in how they divide ranks.
+func (s *search) neighbours(d *dimension, from *node) (out []*node) {
+	for _, v := range d.values(&s.space, &from.schedule) {
+		n := &node{schedule: from.schedule, level: len(dimensions), weighed: from.weighed}
+		if v.set(&n.schedule); v.text != d.text(&from.schedule) && sameRanks(&n.schedule, &from.schedule) {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // relieved returns a plan that fits, is clearly faster than another, and differs from a candidate in a value that saves

@@ -26,20 +26,11 @@ func (s *search) others(winner *node) []*node {
 	until, most := s.impatience()+othersShare, s.exact+mostOthers
 	enough := func() bool { return s.spent(until) || s.exact >= most || s.context.Options.Stopped() }
 	s.whole = s.onAllGPUs(winner, enough)
-	dived := map[string]bool{}
-	for round := range 2 {
+	for dived, round := map[string]bool{}, 0; round < 2; round++ {
 		for i := range dimensions {
-			d := &dimensions[i]
-			if d.text(&s.request.Schedule) != "" || d.detail && round == 0 || d.refine || d.tight != "" || enough() {
-				continue
+			if d := &dimensions[i]; round > 0 || !d.detail {
+				s.diveFor(i, dived, enough)
 			}
-			pins := func(n *node) bool { return n.level > i }
-			value := s.untried(d, pins, dived)
-			if value == "" {
-				continue
-			}
-			dived[d.key+"="+value] = true
-			s.dive(func(n *node) bool { return pins(n) && d.text(&n.schedule) == value }, enough)
 		}
 	}
 	best := map[string]*node{class(winner): winner}
@@ -54,6 +45,20 @@ func (s *search) others(winner *node) []*node {
 		out = append(out, n)
 	}
 	return fastestFirst(out)[:min(len(out), mostAlternatives)]
+}
+
+// diveFor plans candidates with the most promising value of an open dimension with which no plan is known, unless it has
+// dived for that value before.
+func (s *search) diveFor(dim int, dived map[string]bool, enough func() bool) {
+	d := &dimensions[dim]
+	if d.text(&s.request.Schedule) != "" || d.refine || d.tight != "" || enough() {
+		return
+	}
+	pins := func(n *node) bool { return n.level > dim }
+	if value := s.untried(d, pins, dived); value != "" {
+		dived[d.key+"="+value] = true
+		s.dive(func(n *node) bool { return pins(n) && d.text(&n.schedule) == value }, enough)
+	}
 }
 
 // fastestFirst sorts complete candidates by their times.

@@ -231,19 +231,7 @@ type rankOf struct {
 
 // holds returns the memory of a rank at the fullest of the four points.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
-	of, strategy := b.roomOf(p), strategy.Of(p)
-	switch open := opensRecompute(p.Schedule); { // an open policy also leaves the saved tensors open
-	case open && b.fitting:
-		of.kept, of.working = of.inputs, b.leastWorking(p)
-	case open:
-		of.kept, of.working = of.inputs, 0
-	}
-	if strategy.Late { // the first half of a backward uses less working memory
-		of.working = 0
-	}
-	if strategy.Late || !r.last {
-		of.head, of.lastHead = 0, 0
-	}
+	of := b.roomOn(p, r.last)
 	state, gradients := b.state(p, r)
 	layers := ir.Bytes(r.layers)
 	turn := func(c caches) ir.Bytes {
@@ -272,6 +260,24 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head),
 		ir.Bytes(r.fewest)*(group.values+group.grads)+of.working+b.othersGradients(p))
 	return holding{r.rank, state + most, state + both}
+}
+
+// roomOn returns the room of a layer, and of the head if the rank has it, for the policies that a plan leaves open.
+func (b *bounds) roomOn(p *plan.Plan, last bool) room {
+	of, late := b.roomOf(p), strategy.Of(p).Late
+	switch open := opensRecompute(p.Schedule); { // an open policy also leaves the saved tensors open
+	case open && b.fitting:
+		of.kept, of.working = of.inputs, b.leastWorking(p)
+	case open:
+		of.kept, of.working = of.inputs, 0
+	}
+	if late { // the first half of a backward uses less working memory
+		of.working = 0
+	}
+	if late || !last {
+		of.head, of.lastHead = 0, 0
+	}
+	return of
 }
 
 // mayRecomputeCaches reports whether K and V of a layer may be recomputed rather than stored

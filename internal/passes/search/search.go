@@ -593,35 +593,39 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 		p.Alternatives = append(p.Alternatives, a)
 	}
 	for i := range dimensions {
-		d := &dimensions[i]
-		if d.text(&p.Schedule) != "" {
-			continue
+		if dimensions[i].text(&p.Schedule) == "" {
+			s.explain(p, i, winner)
 		}
-		value := d.text(&winner.schedule)
-		if d.tight != "" {
-			switch value {
-			case "":
-			case d.values(&s.space, &winner.schedule)[0].text:
-				pinned(p, d, value, d.first)
-			default:
-				pinned(p, d, value, d.tight)
-			}
-			continue
-		}
-		found := s.rejections(d, value)
-		if value == "" { // the offload pass explains its own decisions
-			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 || r.BoundS > 0 })
-			p.Rejected = append(p.Rejected, found...)
-			continue
-		}
-		p.Rejected = append(p.Rejected, found...)
-		why := reason(d.name(), found, winner)
-		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
-			why = "auto: it fits, and no other choice is faster"
-		}
-		pinned(p, d, value, why)
 	}
 	p.Schedule = winner.schedule
+}
+
+// explain records the winner's value of an open dimension, with the reason for it and the rejected values.
+func (s *search) explain(p *plan.Plan, dim int, winner *node) {
+	d := &dimensions[dim]
+	value := d.text(&winner.schedule)
+	if d.tight != "" {
+		switch value {
+		case "":
+		case d.values(&s.space, &winner.schedule)[0].text:
+			pinned(p, d, value, d.first)
+		default:
+			pinned(p, d, value, d.tight)
+		}
+		return
+	}
+	found := s.rejections(d, value)
+	if value == "" { // the offload pass explains its own decisions
+		found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 || r.BoundS > 0 })
+	}
+	p.Rejected = append(p.Rejected, found...)
+	switch {
+	case value == "":
+	case len(found) == 0 && dim >= levelOfKept && winner.plan == winner.bare:
+		pinned(p, d, value, "auto: it fits, and no other choice is faster")
+	default:
+		pinned(p, d, value, reason(d.name(), found, winner))
+	}
 }
 
 // pinned records the reason for the value of a dimension.

@@ -534,29 +534,10 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	if s.Offload.Policy == "list" {
 		return []int{len(s.Offload.Alpha)}
 	}
-	seq, group := sp.train.Sequence, 1
-	if s.VirtualStages > 1 && s.Order != plan.OrderLayer && (st == nil || st.Rounds) {
-		group = max(1, 2*s.PP)
-	}
-	visits := int64(max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch))) // of a subsequence
-	tasks, few := mostTasks/visits, max(fewVisits/visits, fewPerSequence)
-	switch {
-	case sp.timeless:
-		tasks = min(tasks, few)
-	case s.PP > 0:
-		tasks = min(tasks, max(few, int64(float64(s.PP-1)/smallBubble)/int64(max(1, s.VirtualStages))))
-	}
-	factor, shortest := math.Sqrt2, int64(shortestWanted)
+	group, most := sp.rounds(s, st, sp.mostSubsequences(s))
+	factor := math.Sqrt2
 	if sp.fitting {
-		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)
-	}
-	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its entire prefix around the ring
-		tasks = min(tasks, mostInRing)
-	}
-	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
-	// With several rounds, virtual stages on one rank need at least as much memory as a single virtual stage.
-	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) {
-		group, most = 1, min(most, roundOfOne)
+		factor = 2
 	}
 	var out []int
 	for x := 1.0; ; x *= factor {
@@ -571,6 +552,40 @@ func (sp *space) counts(s *lang.Schedule) []int {
 			out = append(out, n)
 		}
 	}
+}
+
+// rounds returns how many subsequences pass through a virtual stage before the next, of which their number is a multiple, and
+// the largest number of subsequences to try.
+func (sp *space) rounds(s *lang.Schedule, st *strategy.Strategy, most int) (group, atMost int) {
+	switch {
+	case s.VirtualStages <= 1 || s.Order == plan.OrderLayer || st != nil && !st.Rounds:
+		return 1, most
+	case s.PP == 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1):
+		// With several rounds, virtual stages on one rank need at least as much memory as a single virtual stage.
+		return 1, min(most, roundOfOne)
+	}
+	return max(1, 2*s.PP), most
+}
+
+// mostSubsequences returns the largest number of subsequences to try, regardless of how they pass through virtual stages.
+func (sp *space) mostSubsequences(s *lang.Schedule) int {
+	visits := int64(max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch))) // of a subsequence
+	tasks, few := mostTasks/visits, max(fewVisits/visits, fewPerSequence)
+	switch {
+	case sp.timeless:
+		tasks = min(tasks, few)
+	case s.PP > 0:
+		tasks = min(tasks, max(few, int64(float64(s.PP-1)/smallBubble)/int64(max(1, s.VirtualStages))))
+	}
+	shortest := int64(shortestWanted)
+	if sp.fitting {
+		shortest, tasks = shortestFitting, min(tasks, mostFitting)
+	}
+	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its entire prefix around the ring
+		tasks = min(tasks, mostInRing)
+	}
+	seq := sp.train.Sequence
+	return int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
 }
 
 func divisors(n int) []int { return suiting(upTo(n), func(d int) bool { return n%d == 0 }) }
