@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins long-steps mfu mutants bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu mutants bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -47,6 +47,9 @@ fleet: ## plan common jobs on common machines, and check each report against its
 fleet-pins: ## compare the plans of the fleet with plans in which one value is pinned; several hours; a second run goes on where the first stopped
 	@mkdir -p out
 	SPPO_LONG=1 SPPO_PINS="$${SPPO_PINS:-$(CURDIR)/out/fleet-pins-$$(git describe --always).jsonl}" $(GO) test ./cmd/sppoc -run TestFleetPins -v -timeout 180m
+
+fleet-better: ## plan jobs of the fleet on their machine and on one that is better in one respect: no step may become slower
+	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleetBetter -v -timeout 120m
 
 long-steps: ## plan, build, verify and simulate jobs with many sequences or many GPUs: processor time and memory
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestLongSteps -v -timeout 60m
