@@ -50,11 +50,13 @@ var levels = []struct {
 	{"internal/passes/report", 6, "internal/passes/plan internal/passes/memory internal/passes/words ir lang"},
 	{"internal/passes/partition", 7, "internal/passes/plan internal/passes/estimate internal/passes/pass internal/passes/words lang ir"},
 	{"internal/passes/mux", 7, "internal/passes/plan internal/passes/strategy internal/passes/pass lang"},
+	{"internal/passes/lifespan", 7, "internal/passes/plan internal/passes/pass ir internal/graph"},
+	{"internal/passes/order", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/pass internal/passes/mux"},
 	{"internal/passes/offload", 8, "internal/passes/plan internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/mux ir internal/cost internal/graph"},
 	{"internal/passes/search", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux " +
 		"internal/passes/words lang ir internal/cost internal/graph"},
-	{"internal/passes", 9, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux internal/passes/offload " +
-		"internal/passes/search lang ir internal/graph"},
+	{"internal/passes", 9, "internal/passes/plan internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/order internal/passes/lifespan " +
+		"internal/passes/mux internal/passes/offload internal/passes/search lang"},
 	{"internal/vm", 2, "ir"},
 	{"internal/train/store", 2, "internal/infile ir internal/data/corpus internal/data/safetensors"},
 	{"internal/train", 3, "internal/infile ir internal/data/corpus internal/vm internal/train/store"},

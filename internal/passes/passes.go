@@ -2,7 +2,7 @@
 // list of passes to it, one after another, until it contains every decision with its reason, and the predicted
 // result.
 //
-// pass.go lists the passes; most of them have their own package. No package below this one depends on programs,
+// This file lists the passes, which have their own packages. No package below this one depends on programs,
 // addresses or devices: codegen turns a plan into instructions and fills in the exact memory.
 package passes
 
@@ -12,8 +12,10 @@ import (
 	"strings"
 
 	"sppo.dev/internal/passes/estimate"
+	"sppo.dev/internal/passes/lifespan"
 	"sppo.dev/internal/passes/mux"
 	"sppo.dev/internal/passes/offload"
+	"sppo.dev/internal/passes/order"
 	"sppo.dev/internal/passes/partition"
 	"sppo.dev/internal/passes/pass"
 	"sppo.dev/internal/passes/plan"
@@ -35,14 +37,14 @@ var Passes = [...]pass.Pass{
 		},
 	},
 	{
-		Name: "schedule", Run: orderTasks, Check: checkSchedule,
+		Name: "schedule", Run: order.Run, Check: order.Check,
 		Doc: "Orders the tasks of every stage according to the strategy: forward passes of subsequences from first to last, backward passes from last to first, and deferred weight gradients if the strategy has them.",
 		After: []pass.Order{
 			{Name: "partition", Reason: "each task is the forward or backward pass of a subsequence"},
 		},
 	},
 	{
-		Name: "lifespan", Run: lifespan, Check: checkLifespan,
+		Name: "lifespan", Run: lifespan.Run, Check: lifespan.Check,
 		Doc: "Determines from the model's dataflow which activations a layer keeps in memory and for how long: those that later subsequences read (type 0), those that only the backward pass reads (type 1), and those that only the same forward task reads (type 2).",
 		After: []pass.Order{
 			{Name: "solve", Reason: "the shapes of values depend on sp"},
@@ -128,24 +130,24 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	c.Untimed = o.Fitting
 	var ran []*pass.Pass
 	for i := range Passes {
-		pass := &Passes[i]
-		if pass.Run == nil {
+		next := &Passes[i]
+		if next.Run == nil {
 			break
 		}
-		if slices.Contains(o.Disable, pass.Name) {
-			pass.Off(c, p)
-			p.Decide(pass.Name, "pass", "off", "switched off on the command line")
-		} else if err := timed(c, pass, p); err != nil {
+		if slices.Contains(o.Disable, next.Name) {
+			next.Off(c, p)
+			p.Decide(next.Name, "pass", "off", "switched off on the command line")
+		} else if err := timed(c, next, p); err != nil {
 			return err
 		}
-		ran = append(ran, pass)
+		ran = append(ran, next)
 		if err := check(c, p, ran); err != nil {
-			return fmt.Errorf("after pass %s: %w", pass.Name, err)
+			return fmt.Errorf("after pass %s: %w", next.Name, err)
 		}
-		if err := print(o, pass, p); err != nil {
+		if err := printAfter(next, o, p); err != nil {
 			return err
 		}
-		if pass.Name == o.StopAfter {
+		if next.Name == o.StopAfter {
 			break
 		}
 	}
@@ -159,9 +161,9 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 }
 
 // timed runs a pass and measures its time.
-func timed(c *pass.Context, pass *pass.Pass, p *plan.Plan) error {
-	defer c.Options.Times.Time(pass.Name)()
-	return pass.Run(c, p)
+func timed(c *pass.Context, next *pass.Pass, p *plan.Plan) error {
+	defer c.Options.Times.Time(next.Name)()
+	return next.Run(c, p)
 }
 
 // known returns an error for an unknown pass, and for a required one that is switched off.
@@ -179,11 +181,11 @@ func known(o pass.Options) error {
 	return nil
 }
 
-func print(o pass.Options, pass *pass.Pass, p *plan.Plan) error {
-	if o.Print == nil || !slices.Contains(o.PrintAfter, pass.Name) && !slices.Contains(o.PrintAfter, "all") {
+func printAfter(ran *pass.Pass, o pass.Options, p *plan.Plan) error {
+	if o.Print == nil || !slices.Contains(o.PrintAfter, ran.Name) && !slices.Contains(o.PrintAfter, "all") {
 		return nil
 	}
-	if _, err := fmt.Fprintf(o.Print, "# plan after %s\n", pass.Name); err != nil {
+	if _, err := fmt.Fprintf(o.Print, "# plan after %s\n", ran.Name); err != nil {
 		return err
 	}
 	return p.WriteJSON(o.Print)
@@ -202,8 +204,8 @@ func complete(ran []*pass.Pass) bool {
 // check applies the checks of all passes that have run, in order: a later pass may break an invariant of an
 // earlier one.
 func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
-	for _, pass := range ran {
-		if err := pass.Check(c, p); err != nil {
+	for _, r := range ran {
+		if err := r.Check(c, p); err != nil {
 			return err
 		}
 	}

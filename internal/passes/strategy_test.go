@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes/order"
 	"sppo.dev/internal/passes/pass"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/strategy"
@@ -30,7 +31,7 @@ func ordered(t *testing.T, name string, pp, v, n, m int) *plan.Plan {
 	}
 	p.Schedule.Strategy = name
 	strategy.Order(p)
-	if err := checkSchedule(nil, p); err != nil {
+	if err := order.Check(nil, p); err != nil {
 		t.Fatalf("%s, pp %d, v %d, n %d, m %d: %v", name, pp, v, n, m, err)
 	}
 	return p

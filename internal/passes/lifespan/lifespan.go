@@ -1,4 +1,8 @@
-package passes
+// Package lifespan lists the tensors that a layer keeps in memory, and for how long.
+//
+// Input: Parallel. Output: Units. Paper: section 4.1, which has three types of activations. The list is derived
+// from the readers and writers in the dataflow, so it follows changes to the model.
+package lifespan
 
 import (
 	"fmt"
@@ -10,15 +14,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// lifespan lists the tensors that a layer keeps in memory, and for how long.
-//
-// Input: Parallel. Output: Units. Paper: section 4.1, which has three types of activations. The list is derived
-// from the readers and writers in the dataflow, so it follows changes to the model.
-func lifespan(c *pass.Context, p *plan.Plan) error {
+// Run derives the plan's units.
+func Run(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
 	bytes := map[plan.UnitType]float64{}
 	for _, u := range p.Units {
-		if u.Block == layerBlock {
+		if u.Block == graph.BlockLayer {
 			bytes[u.Type] += u.BytesPerToken
 		}
 	}
@@ -26,12 +27,6 @@ func lifespan(c *pass.Context, p *plan.Plan) error {
 		"per rank and layer: later subsequences read type 0 (K and V); only the backward pass reads type 1")
 	return nil
 }
-
-// Names of blocks in the plan.
-const (
-	layerBlock = graph.BlockLayer
-	headBlock  = "head"
-)
 
 func unitsOf(g *graph.Model) []plan.Unit {
 	units := layerUnits(g)
@@ -121,9 +116,9 @@ func readsAny(n *graph.Node, values []int) bool {
 	return slices.ContainsFunc(n.Reads(), func(v int) bool { return slices.Contains(values, v) })
 }
 
-// checkLifespan checks that the plan's list of units matches the dataflow. The list is for information only and
+// Check checks that the plan's list of units matches the dataflow. The list is for information only and
 // must not be edited.
-func checkLifespan(c *pass.Context, p *plan.Plan) error {
+func Check(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {
 		return fmt.Errorf("units: there are %d, but the model has %d", len(p.Units), len(want))

@@ -1,19 +1,22 @@
-package passes
+package lifespan_test
 
 import (
 	"math"
 	"slices"
 	"testing"
 
+	"sppo.dev/internal/graph"
+	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/plantest"
+	_ "sppo.dev/internal/passes/plantest/wired"
 	"sppo.dev/ir"
 )
 
 func names(p *plan.Plan, t plan.UnitType) []string {
 	var out []string
 	for _, u := range p.Units {
-		if u.Block == layerBlock && u.Type == t {
+		if u.Block == graph.BlockLayer && u.Type == t {
 			out = append(out, u.Name)
 		}
 	}
@@ -55,7 +58,7 @@ func TestBytesOfThePaper(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo")
 	sum := 0.0
 	for _, u := range p.Units {
-		if u.Block == layerBlock && u.Type != plan.Type2 {
+		if u.Block == graph.BlockLayer && u.Type != plan.Type2 {
 			sum += u.BytesPerToken
 		}
 	}
@@ -81,7 +84,7 @@ func TestRecomputeSavesLess(t *testing.T) {
 		if i > 0 && (sum >= bytes || p.Time.BusyS[0] <= busy) {
 			t.Errorf("recompute = %s: %d bytes a layer, busy %s; the policy before: %d, %s", policy, sum, p.Time.BusyS[0], bytes, busy)
 		}
-		if err := Verify(p); err != nil {
+		if err := passes.Verify(p); err != nil {
 			t.Error(err)
 		}
 		bytes, busy = sum, p.Time.BusyS[0]

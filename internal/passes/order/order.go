@@ -1,4 +1,10 @@
-package passes
+// Package order implements the pass schedule: it orders the tasks of every pipeline rank.
+//
+// Input: Parallel, Subsequences. Output: Tasks. Paper: section 3. A stage runs s_0 .. s_{N-1} forward and
+// then s_{N-1} .. s_0 backward, because gradients of K and V flow from later to earlier subsequences. Other
+// strategies differ in how they interleave several sequences, and in whether weight gradients are separate
+// tasks.
+package order
 
 import (
 	"fmt"
@@ -11,21 +17,16 @@ import (
 	"sppo.dev/internal/passes/walk"
 )
 
-// orderTasks orders the tasks of every pipeline rank.
-//
-// Input: Parallel, Subsequences. Output: Tasks. Paper: section 3. A stage runs s_0 .. s_{N-1} forward and
-// then s_{N-1} .. s_0 backward, because gradients of K and V flow from later to earlier subsequences. Other
-// strategies differ in how they interleave several sequences, and in whether weight gradients are separate
-// tasks.
-func orderTasks(c *pass.Context, p *plan.Plan) error {
+// Run orders the tasks according to the plan's strategy.
+func Run(c *pass.Context, p *plan.Plan) error {
 	c.Forget()
 	strategy.Order(p)
 	return nil
 }
 
-// checkSchedule checks that every task occurs exactly once on every stage, in an order that the dataflow
+// Check checks that every task occurs exactly once on every stage, in an order that the dataflow
 // allows, and that the orders of the stages do not deadlock.
-func checkSchedule(_ *pass.Context, p *plan.Plan) error {
+func Check(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Tasks) != p.Parallel.PP {
 		return fmt.Errorf("tasks are given for %d of %d stages", len(p.Tasks), p.Parallel.PP)
 	}

@@ -1,4 +1,4 @@
-package passes
+package order_test
 
 import (
 	"slices"
@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/plantest"
+	_ "sppo.dev/internal/passes/plantest/wired"
 	"sppo.dev/internal/passes/words"
 )
 
@@ -70,7 +72,7 @@ func TestBrokenSchedules(t *testing.T) {
 	} {
 		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(p)
-		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := passes.Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want it to say %q", c.name, err, c.want)
 		}
 	}
@@ -92,11 +94,11 @@ func TestStagesThatWaitForEachOther(t *testing.T) {
 		return []plan.Task{{Kind: plan.Forward, Stage: stage}, {Kind: plan.Forward, Microbatch: 1, Stage: stage}, {Kind: plan.Backward, Stage: stage}, {Kind: plan.Backward, Microbatch: 1, Stage: stage}}
 	}
 	p.Tasks[1] = allForward(1)
-	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits forever") {
+	if err := passes.Verify(p); err == nil || !strings.Contains(err.Error(), "waits forever") {
 		t.Errorf("%v, want a deadlock", err)
 	}
 	p.Tasks[0] = allForward(0)
-	if err := Verify(p); err != nil {
+	if err := passes.Verify(p); err != nil {
 		t.Errorf("two microbatches forward, then backward, on both stages: %v", err)
 	}
 }
