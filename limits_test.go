@@ -5,23 +5,27 @@ import (
 	"go/token"
 	"go/types"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 // limits holds what functions of the compiler's middle may be. A file belongs to the first row that contains its
 // folder. A limit of 0 is none.
 var limits = []limit{
-	{folder: "internal/schedule", paths: 15},
+	{folder: "internal/schedule", paths: 15, glossary: true},
 	{folder: "internal/passes/search", paths: 15},
-	{folder: "internal/passes", paths: 15},
-	{folder: "internal/codegen", paths: 15},
-	{folder: "internal/graph", paths: 15},
+	{folder: "internal/passes/strategy", paths: 15},
+	{folder: "internal/passes", paths: 15, glossary: true},
+	{folder: "internal/codegen", paths: 15, glossary: true},
+	{folder: "internal/graph", paths: 15, glossary: true},
 }
 
 type limit struct {
-	folder string
-	paths  int // cyclomatic complexity of a function, as gocyclo counts it
+	folder   string
+	paths    int  // cyclomatic complexity of a function, as gocyclo counts it
+	glossary bool // whether the words of identifiers are checked
 }
 
 // limited calls check for each file that limits apply to, except tests and their helpers.
@@ -124,4 +128,57 @@ func fields(structs map[string]*ast.StructType, name string) (n int) {
 		}
 	}
 	return n
+}
+
+// glossary lists words that identifiers must not contain, and what to write instead: what the documents say.
+var glossary = []struct{ words, instead string }{
+	{"again remake remakes remade remaking", "recompute"},
+}
+
+// unnamed lists identifiers that package search reads, for which the glossary does not hold yet.
+var unnamed = []string{"Remakes"}
+
+func TestGlossary(t *testing.T) {
+	instead := map[string]string{}
+	for _, row := range glossary {
+		for _, word := range strings.Fields(row.words) {
+			instead[word] = row.instead
+		}
+	}
+	limited(t, func(s source, l limit) {
+		if !l.glossary {
+			return
+		}
+		elsewhere := map[*ast.Ident]bool{} // identifiers that may be declared in another package
+		ast.Inspect(s.file, func(node ast.Node) bool {
+			switch node := node.(type) {
+			case *ast.SelectorExpr:
+				elsewhere[node.Sel] = true
+			case *ast.KeyValueExpr:
+				if key, ok := node.Key.(*ast.Ident); ok {
+					elsewhere[key] = true
+				}
+			case *ast.Ident:
+				for _, word := range words(node.Name) {
+					if instead[word] != "" && !elsewhere[node] && !slices.Contains(unnamed, node.Name) {
+						t.Errorf("%s: %s: write %s instead of %q", s.set.Position(node.Pos()), node.Name, instead[word], word)
+					}
+				}
+			}
+			return true
+		})
+	})
+}
+
+// words splits an identifier into its words, in lower case.
+func words(identifier string) (list []string) {
+	runes, begin := []rune(identifier), 0
+	for i := range runes {
+		last := i+1 == len(runes)
+		if last || unicode.IsUpper(runes[i+1]) && (unicode.IsLower(runes[i]) || i+2 < len(runes) && unicode.IsLower(runes[i+2])) {
+			list = append(list, strings.ToLower(string(runes[begin:i+1])))
+			begin = i + 1
+		}
+	}
+	return list
 }

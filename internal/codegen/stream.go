@@ -120,7 +120,7 @@ func loadName(l walk.Transfer, v *graph.Value) string {
 	switch {
 	case l.Own:
 		return v.Name + ".own"
-	case l.Again:
+	case l.Recomputed:
 		return fmt.Sprintf("%s.at%d.again", v.Name, l.First)
 	case l.Task.Kind == plan.Backward:
 		return fmt.Sprintf("%s.at%d.back", v.Name, l.First)

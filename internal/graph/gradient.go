@@ -105,12 +105,12 @@ const (
 // that the second reads must be kept.
 func (b *builder) halve() {
 	b.deferNodes()
-	// For each value gathered in the first half, gathers holds the node that gathers it, and again holds its
+	// For each value gathered in the first half, gathers holds the node that gathers it, and copies holds its
 	// copy in the second half.
-	gathers, again := map[int]Node{}, map[int]int{}
+	gathers, copies := map[int]Node{}, map[int]int{}
 	for _, n := range b.Backward {
 		if n.Weights {
-			b.putOff(n, gathers, again)
+			b.deferNode(n, gathers, copies)
 			continue
 		}
 		b.Halves[InputGradient] = append(b.Halves[InputGradient], n)
@@ -161,24 +161,24 @@ func (b *builder) readsMatrix(n *Node) bool {
 	})
 }
 
-// putOff appends a node to the second half. Values gathered in the first half are gathered again,
+// deferNode appends a node to the second half. Values gathered in the first half are gathered again,
 // because keeping them would take SP times as many bytes.
-func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
+func (b *builder) deferNode(n Node, gathers map[int]Node, copies map[int]int) {
 	n.Args = slices.Clone(n.Args)
 	for k, a := range n.Args {
 		gather, ok := gathers[a.Value]
 		if !ok {
 			continue
 		}
-		if _, ok := again[a.Value]; !ok {
+		if _, ok := copies[a.Value]; !ok {
 			v := b.Values[a.Value]
 			v.Name += ".again"
-			again[a.Value] = b.value(v)
+			copies[a.Value] = b.value(v)
 			gather.Args = slices.Clone(gather.Args)
-			gather.Args[0].Value, gather.Weights = again[a.Value], true
+			gather.Args[0].Value, gather.Weights = copies[a.Value], true
 			b.Halves[WeightGradient] = append(b.Halves[WeightGradient], gather)
 		}
-		n.Args[k].Value = again[a.Value]
+		n.Args[k].Value = copies[a.Value]
 	}
 	b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
 }
@@ -191,7 +191,7 @@ func (b *builder) need(v int) Arg {
 		return all(v)
 	}
 	if _, ok := b.remat[v]; !ok {
-		b.makeAgain(n)
+		b.recompute(n)
 	}
 	return all(b.remat[v])
 }
@@ -210,9 +210,9 @@ func (n *Node) neverSaved() bool {
 	return false
 }
 
-// makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes
+// recompute appends a copy of a forward node to the backward pass, after copies of earlier nodes
 // that write the same values.
-func (b *builder) makeAgain(n Node) {
+func (b *builder) recompute(n Node) {
 	var writers []int
 	for _, v := range n.Writes() {
 		writers = append(writers, b.writers[v]...)
@@ -226,13 +226,13 @@ func (b *builder) makeAgain(n Node) {
 // repeat makes the values that a node reads available, then appends a copy of the node, which writes to copies
 // of its results.
 func (b *builder) repeat(n Node) {
-	again := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
+	repeated := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
 	for k, a := range n.Args {
 		if a.Value == Missing {
 			continue
 		}
 		if ir.Ops[n.Op].Operands[k].Dir == ir.Read {
-			again.Args[k].Value = b.need(a.Value).Value
+			repeated.Args[k].Value = b.need(a.Value).Value
 			continue
 		}
 		if _, begun := b.remat[a.Value]; !begun {
@@ -243,12 +243,12 @@ func (b *builder) repeat(n Node) {
 			v.Name += ".again"
 			b.remat[a.Value] = b.value(v)
 		}
-		again.Args[k].Value = b.remat[a.Value]
+		repeated.Args[k].Value = b.remat[a.Value]
 		if b.Values[a.Value].Kind == Cache {
-			again.Args[k].Span = All
+			repeated.Args[k].Span = All
 		}
 	}
-	*b.nodes = append(*b.nodes, again)
+	*b.nodes = append(*b.nodes, repeated)
 }
 
 // producer returns the last forward node that writes a value.

@@ -105,7 +105,7 @@ type Model struct {
 	kinds       []kind             // of layers
 	turns       map[string][]int64 // each layer's rotation number, for queries and for keys
 	mutex       sync.Mutex
-	recomputing map[remakeKey]*Block
+	recomputing map[recomputeKey]*Block
 	updates     map[updateKey]*Block
 }
 
@@ -117,7 +117,7 @@ func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, 
 // NewTuned is like New, but does not train the tensors that freeze selects: see lang.Train.
 func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model {
 	g := &Model{
-		Model: m, Split: split, Freeze: freeze, recomputing: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
+		Model: m, Split: split, Freeze: freeze, recomputing: map[recomputeKey]*Block{}, updates: map[updateKey]*Block{},
 		sequence: sequence, maps: m.Maps(),
 	}
 	g.findRotations()

@@ -74,8 +74,8 @@ func (b *Block) isStatistics(u *Unit) bool {
 	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
 }
 
-// remakeKey identifies a layer by its role and the units that it recomputes.
-type remakeKey struct {
+// recomputeKey identifies a layer by its role and the units that it recomputes.
+type recomputeKey struct {
 	role       *role
 	recomputed Units
 }
@@ -94,7 +94,7 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 	recomputed |= g.allUnits() &^ r.saved
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	key := remakeKey{r, recomputed}
+	key := recomputeKey{r, recomputed}
 	if b := g.recomputing[key]; b != nil {
 		return b
 	}

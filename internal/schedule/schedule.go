@@ -332,13 +332,13 @@ func (w *writer) recompute(i, at int) {
 		return
 	}
 	const early = inputLoads - 1
-	load, again, n := w.visit(LoadInput, i, at), w.visit(Recompute, i, at), w.tasks[i].Subsequence+1
+	load, compute, n := w.visit(LoadInput, i, at), w.visit(Recompute, i, at), w.tasks[i].Subsequence+1
 	for x := range n + early {
 		if load.Of = int32(x); x < n {
 			w.add(load)
 		}
-		if again.Of = int32(x - early); x >= early {
-			w.add(again)
+		if compute.Of = int32(x - early); x >= early {
+			w.add(compute)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 type Costs struct {
 	kinds                 []layerCosts       // of each kind of layer
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
-	again                 [][][]backwardTime // [s][i][k]: time that recomputing a layer's units adds; nil: none
+	recompute             [][][]backwardTime // [s][i][k]: time that recomputing a layer's units adds; nil: none
 	embed, head           []ir.Seconds       // [i]; the whole head runs in the backward pass
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
@@ -44,7 +44,7 @@ type Costs struct {
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
 	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
 	cacheBack             ir.Seconds         // copy of a layer's K and V for a whole sequence
-	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
+	kvRecompute           []ir.Seconds       // [i], to compute K and V of a layer from its input
 	left                  *leftCosts         // of tasks shared at the start; nil: there are none
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []VisitTime        // [i]: collectives that run during a layer's backward pass
@@ -110,7 +110,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	weights, gradients := NewUpdater(p, g, m).Visit()
 	between := WidestLink(p, m, Neighbours)
 	stages := p.Parallel.PP
-	t := &Costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	t := &Costs{graph: g, link: m.HostLink(), recompute: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	t.kinds = make([]layerCosts, g.Kinds())
 	t.findKinds(p)
 	for i, z := range shapes.Sizes {
@@ -134,7 +134,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
 		t.addCaches(m, g.Layer, z)
-		t.cacheAgain = append(t.cacheAgain, pr.abreast(g.Layer, g.Layer.Caching, z, 0))
+		t.kvRecompute = append(t.kvRecompute, pr.abreast(g.Layer, g.Layer.Caching, z, 0))
 		if p.Streams() {
 			t.stream.rows = append(t.stream.rows, rowsOut(pr, g, z))
 		}
@@ -205,7 +205,7 @@ func perStage[T any](stages, n int) [][][]T {
 // copies, with one instruction per unit, and recomputation in the backward pass.
 type placementTimes struct {
 	out, back []ir.Seconds
-	again     []backwardTime
+	recompute []backwardTime
 }
 
 // SetPlacement sets the times of a subsequence on a stage for the given placement of its units. Stages often
@@ -216,7 +216,7 @@ func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement st
 		*last = lastPlacement{i, placement, kinds, t.timesOf(pr, i, placement, kinds, sizes, z)}
 	}
 	of := &t.lastPlacement.times
-	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
+	t.d2h[stage][i], t.h2d[stage][i], t.recompute[stage][i] = of.out, of.back, of.recompute
 }
 
 // lastPlacement is the last result of SetPlacement, with everything that it depends on.
@@ -238,7 +238,7 @@ func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [
 			kind = kinds[k]
 		}
 		if letters == before && kind == kindBefore {
-			of.out[k], of.back[k], of.again[k] = of.out[k-1], of.back[k-1], of.again[k-1]
+			of.out[k], of.back[k], of.recompute[k] = of.out[k-1], of.back[k-1], of.recompute[k-1]
 			continue
 		}
 		before, kindBefore = letters, kind
@@ -248,17 +248,17 @@ func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [
 				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
 			}
 		}
-		of.again[k] = t.timeAgain(pr, i, kind, plan.RecomputedBy(letters), z)
+		of.recompute[k] = t.recomputeTime(pr, i, kind, plan.RecomputedBy(letters), z)
 	}
 	return of
 }
 
-// TimeAgain returns the time that recomputing units adds to a layer's backward pass, averaged over all layers.
-func (t *Costs) TimeAgain(pr Pricer, i int, recomputed graph.Units, z graph.Size) ir.Seconds {
-	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, recomputed, z).Whole })
+// RecomputeTime returns the time that recomputing units adds to a layer's backward pass, averaged over all layers.
+func (t *Costs) RecomputeTime(pr Pricer, i int, recomputed graph.Units, z graph.Size) ir.Seconds {
+	return t.graph.Mean(func(kind int) ir.Seconds { return t.recomputeTime(pr, i, kind, recomputed, z).Whole })
 }
 
-func (t *Costs) timeAgain(pr Pricer, i, kind int, recomputed graph.Units, z graph.Size) backwardTime {
+func (t *Costs) recomputeTime(pr Pricer, i, kind int, recomputed graph.Units, z graph.Size) backwardTime {
 	if recomputed == 0 {
 		return backwardTime{}
 	}

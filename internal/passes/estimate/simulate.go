@@ -172,7 +172,7 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.loadInput(st, a)
 	case schedule.Recompute:
 		st.waitFor(st.inputs[a.Of])
-		st.run(s.cacheAgain[a.Of])
+		st.run(s.kvRecompute[a.Of])
 	case schedule.Visit:
 		s.visit(st, t, a)
 	case schedule.Release:
@@ -293,10 +293,10 @@ func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 // backwardOf returns the time of the k-th layer of a backward.
 func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
 	backward := s.layer(t.Stage, k).backward[t.At]
-	if s.again == nil {
+	if s.recompute == nil {
 		return backward
 	}
-	return backward.plus(s.again[t.Home][t.At][int(t.First)+k], 1)
+	return backward.plus(s.recompute[t.Home][t.At][int(t.First)+k], 1)
 }
 
 // reload issues the copies that reload a layer. They begin once its copies to the host are done.

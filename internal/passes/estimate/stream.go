@@ -15,9 +15,9 @@ type streamCosts struct {
 	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
-// stretches holds the times of attention in a layer of one kind. The again list is for the forward attention
+// stretches holds the times of attention in a layer of one kind. The recompute list is for the forward attention
 // that the backward recomputes.
-type stretches struct{ forward, again, backward []stretch } // [i]
+type stretches struct{ forward, recompute, backward []stretch } // [i]
 
 // stretch holds the times of attention over a subsequence's own rows and over blocks, and of the part of a
 // layer before attention.
@@ -41,9 +41,9 @@ func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, b
 	if b.Attends {
 		backward = pr.stretch(b, b.Backward, z, backwardFinds)
 	}
-	again := forward
-	again.before = 0
-	s.forward, s.backward, s.again = append(s.forward, forward), append(s.backward, backward), append(s.again, again)
+	recompute := forward
+	recompute.before = 0
+	s.forward, s.backward, s.recompute = append(s.forward, forward), append(s.backward, backward), append(s.recompute, recompute)
 }
 
 // rowsOut returns the time to copy a layer's own rows of K and V to the host.
@@ -125,8 +125,8 @@ func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Secon
 		case walk.Attend:
 			block = 0
 			switch {
-			case x.Again:
-				of = &costs.stream.again[i]
+			case x.Recomputed:
+				of = &costs.stream.recompute[i]
 				st.run(max(0, whole-costs.backward[i].Whole-of.total()))
 				whole = costs.backward[i].Whole
 			case at.Kind == plan.Backward:

@@ -35,7 +35,7 @@ type chooser struct {
 	inputs    [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
-	remake    []remake             // the order in which units are recomputed; empty: none are
+	recompute []recompute          // the order in which units are recomputed; empty: none are
 	shared    *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
 	whole     *plan.Plan           // the shared plan, but with undivided tasks at the start
 	memory    *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
@@ -49,8 +49,8 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	m, h := estimate.CostModel(p), newUntimedChooser(c, p)
 	h.pricer, h.costs = estimate.NewPricer(c.Cache, p, m), h.estimator.Costs(m)
 	if p.Recompute == plan.PolicyAuto {
-		h.remake = h.remakes()
-		h.order, h.apart = h.mostExpensiveFirst(), len(h.remake) > 0
+		h.recompute = h.recomputes()
+		h.order, h.apart = h.mostExpensiveFirst(), len(h.recompute) > 0
 	}
 	return h
 }
@@ -439,8 +439,8 @@ func (h *chooser) fillHost(stage int) {
 	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
 }
 
-// remake is a unit of a layer to recompute next, with its cost in seconds per freed byte.
-type remake struct {
+// recompute is a unit of a layer to recompute next, with its cost in seconds per freed byte.
+type recompute struct {
 	unit  int
 	price float64
 }
@@ -454,16 +454,16 @@ func (h *chooser) mostExpensiveFirst() []int {
 			order = append(order, u.Number)
 		}
 	}
-	for _, r := range slices.Backward(h.remake) {
+	for _, r := range slices.Backward(h.recompute) {
 		order = append(order, r.unit)
 	}
 	return order
 }
 
-// remakes returns the order in which units of a layer are recomputed. The next unit is the one that takes the
+// recomputes returns the order in which units of a layer are recomputed. The next unit is the one that takes the
 // least time per freed byte, given that the earlier ones are recomputed. Costs are summed over a few
 // subsequences, because attention becomes more expensive along the sequence.
-func (h *chooser) remakes() []remake {
+func (h *chooser) recomputes() []recompute {
 	const samples = 5
 	n := h.plan.Subsequences.N
 	at := make([]int, 0, samples)
@@ -473,7 +473,7 @@ func (h *chooser) remakes() []remake {
 	at = slices.Compact(at)
 	time := func(set graph.Units) (t ir.Seconds) {
 		for _, i := range at {
-			t += h.costs.TimeAgain(h.pricer, i, set, h.plan.Size(i))
+			t += h.costs.RecomputeTime(h.pricer, i, set, h.plan.Size(i))
 		}
 		return t
 	}
@@ -483,17 +483,17 @@ func (h *chooser) remakes() []remake {
 		}
 		return b
 	}
-	var order []remake
+	var order []recompute
 	var set graph.Units
 	for {
-		best := remake{unit: -1}
+		best := recompute{unit: -1}
 		for _, u := range h.graph.Layer.Units {
 			if u.Producer < 0 || set.Has(u.Number) {
 				continue
 			}
 			price := float64(time(set|1<<u.Number)-time(set)) / float64(bytes(u.Number))
 			if best.unit < 0 || price < best.price {
-				best = remake{u.Number, price}
+				best = recompute{u.Number, price}
 			}
 		}
 		if best.unit < 0 {
@@ -503,9 +503,9 @@ func (h *chooser) remakes() []remake {
 	}
 }
 
-// again returns the turns that recompute units on a stage, in the given order. For each unit, earlier
+// recomputing returns the turns that recompute units on a stage, in the given order. For each unit, earlier
 // subsequences come first, as in offloading.
-func (h *chooser) again(stage int, order []remake) []turn {
+func (h *chooser) recomputing(stage int, order []recompute) []turn {
 	var out []turn
 	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
 	for _, r := range order {
@@ -541,21 +541,21 @@ func (h *chooser) choose(policy string) {
 		for s, hidden := range h.hidden(base) {
 			h.turn(s, h.lettersOf(s), h.roomOnHost(s, hidden))
 		}
-		h.fitByRemaking()
+		h.fitByRecomputing()
 	default:
 		h.why = takeShares(p, h.context)
 		h.costs = h.estimator.Costs(h.pricer.Cost)
 		chooseTiming(p, h.simulation())
-		h.fitByRemaking()
+		h.fitByRecomputing()
 	}
 	h.explain(policy, before)
 }
 
-// fitByRemaking recomputes as many units as needed on the stages with a memory shortfall.
-func (h *chooser) fitByRemaking() {
+// fitByRecomputing recomputes as many units as needed on the stages with a memory shortfall.
+func (h *chooser) fitByRecomputing() {
 	for s := range h.plan.Tasks {
-		if len(h.remake) > 0 && !h.fits(s) {
-			h.shorten(s, h.again(s, h.remake))
+		if len(h.recompute) > 0 && !h.fits(s) {
+			h.shorten(s, h.recomputing(s, h.recompute))
 		}
 	}
 }
@@ -577,11 +577,11 @@ func (h *chooser) fitWithCopies() {
 	defer func() { p.Time = plan.Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot(), since: h.work()}
 	if !h.apart || !f.tryCopies() {
-		f.tryRemaking()
+		f.tryRecomputing()
 	}
 	if f.best == nil && caches == plan.CachesHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
 		p.Offload.Caches = plan.CachesRecompute
-		f.tryRemaking()
+		f.tryRecomputing()
 	}
 	if f.best == nil {
 		offloadLeast(p, h.context)
@@ -619,8 +619,8 @@ func (f *fitting) consider() {
 // try recomputes some units and offloads as many others as necessary. It reports whether
 // recomputing more units can only take longer, because the plan fits with copies that computation
 // hides, or because it is no faster than the best plan even without its copies.
-func (f *fitting) try(units []remake) (enough bool) {
-	f.remakeFirst(units)
+func (f *fitting) try(units []recompute) (enough bool) {
+	f.recomputeFirst(units)
 	switch {
 	case f.best != nil && f.run().End() >= f.fastest: // before any copies
 		return true
@@ -634,7 +634,7 @@ func (f *fitting) try(units []remake) (enough bool) {
 	enough = f.allFit() && f.nothingWaits()
 	f.consider()
 	if len(units) > 0 {
-		f.remakeToFit(hidden, units)
+		f.recomputeToFit(hidden, units)
 		f.consider()
 	}
 	return enough
@@ -649,20 +649,20 @@ func (f *fitting) tryCopies() (enough bool) {
 	return f.try(nil)
 }
 
-// tryRemaking recomputes more and more units, in the order of their costs, until hidden copies are
+// tryRecomputing recomputes more and more units, in the order of their costs, until hidden copies are
 // enough for the rest.
-func (f *fitting) tryRemaking() {
-	for k := range len(f.remake) + 1 {
+func (f *fitting) tryRecomputing() {
+	for k := range len(f.recompute) + 1 {
 		if f.tired(skipsNumbers) {
 			break
 		}
-		if enough := f.try(f.remake[:k]); enough && k == 0 {
+		if enough := f.try(f.recompute[:k]); enough && k == 0 {
 			return
 		} else if enough {
 			break
 		}
 	}
-	if len(f.remake) > 0 {
+	if len(f.recompute) > 0 {
 		f.tryNamed()
 	}
 }
@@ -674,24 +674,24 @@ func (f *fitting) tryNamed() {
 			break
 		}
 		recomputed := f.graph.RecomputedBy(policy)
-		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !recomputed.Has(r.unit) }))
+		f.try(slices.DeleteFunc(slices.Clone(f.recompute), func(r recompute) bool { return !recomputed.Has(r.unit) }))
 	}
 }
 
-// remakeFirst recomputes the given units on every stage, and undoes all other changes.
-func (f *fitting) remakeFirst(units []remake) {
+// recomputeFirst recomputes the given units on every stage, and undoes all other changes.
+func (f *fitting) recomputeFirst(units []recompute) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
-		f.turn(s, f.base.placements[s], f.again(s, units))
+		f.turn(s, f.base.placements[s], f.recomputing(s, units))
 	}
 }
 
-// remakeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
-func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
+// recomputeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
+func (f *fitting) recomputeToFit(hidden [][]turn, units []recompute) {
 	for s := range f.plan.Tasks {
 		f.put(s, f.base.placements[s])
 		f.turn(s, f.base.placements[s], f.roomOnHost(s, hidden[s]))
-		f.shorten(s, f.again(s, units))
+		f.shorten(s, f.recomputing(s, units))
 	}
 }
 
@@ -887,7 +887,7 @@ func (h *chooser) explain(policy, before string) {
 	const gib = 1 << 30
 	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("the units with the lowest additional recomputation time per GiB are recomputed first; copies cost nothing if computation hides them, and otherwise %s per GiB",
 		ir.Seconds(h.exposedPrice()*gib)))
-	for _, r := range h.remake {
+	for _, r := range h.recompute {
 		share := h.shares(r.unit)
 		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.PlacementRecompute], 100*share[plan.PlacementOffload], 100*share[plan.PlacementKeep])
 		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s per GiB freed", ir.Seconds(r.price*gib)))

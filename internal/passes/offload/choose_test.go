@@ -151,7 +151,7 @@ func TestRecomputeByPrice(t *testing.T) {
 		t.Error("it does not fit")
 	}
 	c := &pass.Context{Cache: estimate.NewCache()}
-	order := newChooser(c, p).remake
+	order := newChooser(c, p).recompute
 	for s := range p.Tasks {
 		part := 1.0
 		for _, r := range order {

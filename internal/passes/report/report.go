@@ -84,8 +84,8 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if words := cachesInWords(p); words != "" {
 			line("K and V", words)
 		}
-		if _, _, again := Shares(p); again > 0 {
-			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
+		if _, _, recomputed := Shares(p); recomputed > 0 {
+			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*recomputed))
 		}
 		if n := p.Schedule.LossChunk; n > 0 {
 			line("loss head", fmt.Sprintf("chunks of at most %s", words.Plural(n, "token")))

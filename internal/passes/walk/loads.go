@@ -20,7 +20,7 @@ import (
 type Load struct {
 	First, End int64 // tokens
 	Own        bool
-	Again      bool  // for attention that the backward recomputes
+	Recomputed bool  // for attention that the backward recomputes
 	Grads      bool  // with dK and dV, as summed by later subsequences
 	Begun      int64 // with Grads: the first token that later subsequences have attended to; earlier rows of the range have no gradient yet
 }
@@ -59,9 +59,9 @@ func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	begun := own.Begun
 	own.Begun, own.Grads = max(own.First, begun), begun < own.End
 	out := []Load{own}
-	if v.again {
+	if v.recomputed {
 		for _, l := range loads {
-			l.Again = true
+			l.Recomputed = true
 			out = append(out, l)
 		}
 	}
@@ -91,15 +91,15 @@ type VisitKind struct {
 	Kind        plan.TaskKind
 	Subsequence int
 	LayerKind   int
-	again       bool // the backward recomputes attention
+	recomputed  bool // the backward recomputes attention
 }
 
 // Visited is a task's visit to a layer.
 type Visited struct {
-	Task  plan.Task
-	Layer int
-	loads int  // number of its loads
-	again bool // it recomputes attention
+	Task       plan.Task
+	Layer      int
+	loads      int  // number of its loads
+	recomputed bool // it recomputes attention
 }
 
 // Transfer is an action of a visit to a layer with streamed K and V. The order of these actions depends on the
@@ -115,7 +115,7 @@ type TransferOp uint8
 
 // Kinds of transfers.
 const (
-	Attend TransferOp = iota // begins attention, with the subsequence's own rows; Again is set for attention that the backward recomputes
+	Attend TransferOp = iota // begins attention, with the subsequence's own rows; Recomputed is set for attention that the backward recomputes
 	Issue                    // issues a load
 	Use                      // waits for a load, the first issued of those not yet used; attention continues with its block
 	Send                     // copies dK and dV of the block in use back to the host
@@ -187,7 +187,7 @@ func (q *LoadQueue) Visit() []Transfer {
 		return nil
 	}
 	q.use()
-	if n--; v.again {
+	if n--; v.recomputed {
 		n /= 2
 		q.attend(n, true)
 	}
@@ -196,8 +196,8 @@ func (q *LoadQueue) Visit() []Transfer {
 }
 
 // attend lists attention over a number of blocks.
-func (q *LoadQueue) attend(blocks int, again bool) {
-	q.list = append(q.list, Transfer{Op: Attend, Load: &Load{Again: again}})
+func (q *LoadQueue) attend(blocks int, recomputed bool) {
+	q.list = append(q.list, Transfer{Op: Attend, Load: &Load{Recomputed: recomputed}})
 	for range blocks {
 		q.use()
 	}
@@ -219,7 +219,7 @@ func (q *LoadQueue) use() {
 	x := q.Issued[0]
 	q.Issued = slices.Delete(q.Issued, 0, 1)
 	x.Op = Use
-	if q.list = append(q.list, x); x.Task.Kind == plan.Backward && !x.Own && !x.Again {
+	if q.list = append(q.list, x); x.Task.Kind == plan.Backward && !x.Own && !x.Recomputed {
 		x.Op = Send
 		q.list, q.sent[1] = append(q.list, x), x
 		q.grads[q.Place(x.Visited)] = gradRows{x.Task.Subsequence, x.End}
@@ -254,14 +254,14 @@ func (q *LoadQueue) nextAction() {
 	v := VisitKind{Kind: t.Kind, Subsequence: t.Subsequence, LayerKind: q.graph.KindOf(layer)}
 	if t.Kind == plan.Backward {
 		b := q.plan.LayerOf(q.graph, t, int(a.Layer))
-		v.again = slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
+		v.recomputed = slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 	}
 	loads, ok := q.known[v]
 	if !ok {
 		loads = VisitLoads(q.plan, q.graph, v)
 		q.known[v] = loads
 	}
-	q.last, q.rest = &Visited{Task: t, Layer: layer, loads: len(loads), again: v.again}, loads
+	q.last, q.rest = &Visited{Task: t, Layer: layer, loads: len(loads), recomputed: v.recomputed}, loads
 	q.visits = append(q.visits, q.last)
 }
 

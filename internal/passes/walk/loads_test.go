@@ -44,13 +44,13 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 				k = len(layers) - 1 - visit
 			}
 			kind := g.KindOf(layers[k])
-			again := task.Kind == plan.Backward && slices.ContainsFunc(p.LayerOf(g, task, k).Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
-			needs, attends := VisitLoads(p, g, VisitKind{task.Kind, task.Subsequence, kind, again}), 0
+			recomputed := task.Kind == plan.Backward && slices.ContainsFunc(p.LayerOf(g, task, k).Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
+			needs, attends := VisitLoads(p, g, VisitKind{task.Kind, task.Subsequence, kind, recomputed}), 0
 			for _, x := range q.Visit() {
 				switch l := x; x.Op {
 				case Attend:
-					if attends++; l.Again != (again && attends == 1) {
-						t.Fatalf("%v layer %d: attention number %d is again: %t", task, layers[k], attends, l.Again)
+					if attends++; l.Recomputed != (recomputed && attends == 1) {
+						t.Fatalf("%v layer %d: attention number %d is again: %t", task, layers[k], attends, l.Recomputed)
 					}
 				case Issue:
 					if l.End > rows[[2]int{l.Task.Microbatch, l.Layer}] {
@@ -63,7 +63,7 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 					}
 					needs, waiting = needs[1:], waiting[1:]
 				case Send:
-					if sent = append(sent, l); l.Own || l.Again || l.Task != task || len(sent) > 2 {
+					if sent = append(sent, l); l.Own || l.Recomputed || l.Task != task || len(sent) > 2 {
 						t.Fatalf("%v layer %d sends %+v, and %d are in transit", task, layers[k], l, len(sent))
 					}
 				case Free:
@@ -77,7 +77,7 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 			switch {
 			case task.Kind == plan.Backward && !g.LayerOf(kind).Attends:
 				want = 0
-			case again:
+			case recomputed:
 				want = 2
 			}
 			if len(needs) > 0 || attends != want {
