@@ -133,6 +133,11 @@ func fields(structs map[string]*ast.StructType, name string) (n int) {
 // glossary lists words that identifiers must not contain, and what to write instead: what the documents say.
 var glossary = []struct{ words, instead string }{
 	{"again remake remakes remade remaking", "recompute"},
+	{"turn turns turning", "change (of a placement), step (of a ring), group (of pieces)"},
+	{"apart", "unit by unit"},
+	{"woven", "interleaved"},
+	{"rim rims", "border"},
+	{"lean bare strip tight tightest unfit", "what is meant, such as short of memory"},
 }
 
 // unnamed lists identifiers that package search reads, for which the glossary does not hold yet.

@@ -19,8 +19,8 @@ type ejector struct {
 	out     []int32    // lives that are not placed; the last one is next
 	cost    []float64  // of ejecting each life
 	near    []int32    // scratch of relay: the lives that overlap one life in time
-	rims    []rim      // scratch of spot
-	steps   int        // rims visited since the start; deterministic
+	borders []border   // scratch of spot
+	steps   int        // borders visited since the start; deterministic
 	budget  int        // maximum number of steps
 }
 
@@ -81,18 +81,18 @@ func (e *ejector) relay(i int32, top ir.Bytes) {
 // the least free space.
 func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	size := e.lives[i].padded()
-	e.rims = e.rims[:0]
+	e.borders = e.borders[:0]
 	for k, j := range e.near {
 		if lies := e.offsets[j]; lies != nowhere {
-			e.rims = append(e.rims, rimOf(max(0, lies-size+placeAlign), k, false), rimOf(lies+e.lives[j].padded(), k, true))
+			e.borders = append(e.borders, borderOf(max(0, lies-size+placeAlign), k, false), borderOf(lies+e.lives[j].padded(), k, true))
 		}
 	}
-	e.steps += len(e.rims)
-	slices.Sort(e.rims)
-	e.rims = append(e.rims, rimOf(top-size+placeAlign, 0, false))
+	e.steps += len(e.borders)
+	slices.Sort(e.borders)
+	e.borders = append(e.borders, borderOf(top-size+placeAlign, 0, false))
 	var at, best, room ir.Bytes = 0, nowhere, 0
 	lives, cost, least := 0, 0.0, 0.0
-	for _, r := range e.rims {
+	for _, r := range e.borders {
 		next := r.at()
 		if next > at {
 			next = min(next, top-size+placeAlign)
@@ -115,22 +115,22 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	return best
 }
 
-// rim is an offset at which the k-th life in the list near starts or stops being in the way of the life to
-// place. It is packed into a single number because most of the time is spent sorting rims.
-type rim uint64
+// border is an offset at which the k-th life in the list near starts or stops being in the way of the life to
+// place. It is packed into a single number because most of the time is spent sorting borders.
+type border uint64
 
-const rimBits = 24 // for k, and one bit that tells the two kinds of rims apart
+const borderBits = 24 // for k, and one bit that tells the two kinds of borders apart
 
-func rimOf(at ir.Bytes, k int, ends bool) rim {
-	r := rim(at/placeAlign)<<rimBits | rim(k)<<1
+func borderOf(at ir.Bytes, k int, ends bool) border {
+	r := border(at/placeAlign)<<borderBits | border(k)<<1
 	if ends {
 		r |= 1
 	}
 	return r
 }
 
-func (r rim) at() ir.Bytes             { return ir.Bytes(r>>rimBits) * placeAlign }
-func (r rim) life() (k int, ends bool) { return int(r >> 1 & (1<<(rimBits-1) - 1)), r&1 == 1 }
+func (r border) at() ir.Bytes             { return ir.Bytes(r>>borderBits) * placeAlign }
+func (r border) life() (k int, ends bool) { return int(r >> 1 & (1<<(borderBits-1) - 1)), r&1 == 1 }
 
 // meetings finds the lives that overlap a given one in time. It is a balanced tree of the lives, ordered by
 // start. Each node is the middle life of a range and stores the latest end of all lives in the range.

@@ -103,7 +103,7 @@ type Model struct {
 	maps        []lang.LinearMap   // with adapters
 	roles       []*role            // of layers
 	kinds       []kind             // of layers
-	turns       map[string][]int64 // each layer's rotation number, for queries and for keys
+	rotationsOf map[string][]int64 // each layer's rotation number, for queries and for keys
 	mutex       sync.Mutex
 	recomputing map[recomputeKey]*Block
 	updates     map[updateKey]*Block
@@ -187,8 +187,8 @@ func (g *Model) SPConst(name string, k int) int64 {
 	case ConstPosition:
 		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
 	}
-	if turn, ok := strings.CutPrefix(name, constTurn); ok {
-		return zigzag(turn, k)
+	if step, ok := strings.CutPrefix(name, constStep); ok {
+		return zigzag(step, k)
 	}
 	panic("internal: no constant " + name)
 }

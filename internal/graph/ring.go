@@ -9,27 +9,27 @@ import (
 
 // Attention in a ring. Each subsequence has 2t chunks; rank k of t holds chunks k and 2t-1-k, and K and V of only
 // these chunks. A rank's attention over its own keys is plain causal attention, because its rows are in order. Then
-// the keys of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j.
+// the keys of the other ranks arrive, including those of earlier subsequences: after j steps, the keys of rank k-j.
 // All queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk
 // of a lower rank, and no query sees its second chunk. Queries of a rank's second chunk see both chunks of a higher
 // rank, and queries of its first chunk see neither. In both cases, half of all pairs are visible, so every rank has
-// the same work in each turn. All ranks run the same code, with a constant for each rank and turn.
+// the same work in each step. All ranks run the same code, with a constant for each rank and step.
 //
-// In the backward pass, the gradients of keys follow the keys around the ring, one turn later, so
+// In the backward pass, the gradients of keys follow the keys around the ring, one step later, so
 // that they end up on the rank that owns the keys. Each rank computes its contribution while the
 // gradients are in transit, and adds it when they arrive.
 
-// constTurn is the prefix of constants that specify, for each turn, whether the arriving keys come from a lower or
+// constStep is the prefix of constants that specify, for each step, whether the arriving keys come from a lower or
 // a higher rank.
-const constTurn = "ring."
+const constStep = "ring."
 
-func turnConst(j int) string { return constTurn + strconv.Itoa(j) }
+func stepConst(j int) string { return constStep + strconv.Itoa(j) }
 
-// zigzag returns the constant of a turn for rank k.
-func zigzag(turn string, k int) int64 {
-	j, err := strconv.Atoi(turn)
+// zigzag returns the constant of a step for rank k.
+func zigzag(step string, k int) int64 {
+	j, err := strconv.Atoi(step)
 	if err != nil {
-		panic("internal: no turn " + turn)
+		panic("internal: no step " + step)
 	}
 	if j <= k {
 		return ir.ZigzagBefore
@@ -44,7 +44,7 @@ func (g *Model) MemberConsts() (names []string) {
 		names = append(names, ConstMember)
 	}
 	for j := 1; g.ring() && j < g.SP; j++ {
-		names = append(names, turnConst(j))
+		names = append(names, stepConst(j))
 	}
 	return names
 }
@@ -104,7 +104,7 @@ func (s Split) attentionRows() Rows {
 	return Full
 }
 
-// goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts one turn
+// goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts one step
 // before its data is visited.
 func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	for j := range b.split.SP {
@@ -124,16 +124,16 @@ func (b *builder) rotate(x Arg, name string) Arg {
 	return y
 }
 
-// turnAttrs returns the attributes of attention, or of its gradient, for the keys of a turn.
-func turnAttrs(attrs []Attr, j int, accumulate string) []Attr {
+// stepAttrs returns the attributes of attention, or of its gradient, for the keys of a step.
+func stepAttrs(attrs []Attr, j int, accumulate string) []Attr {
 	attrs = append(attrs[:len(attrs):len(attrs)], from("prefix", FromLocalPrefix))
 	if j > 0 {
-		attrs = append(attrs, truth(accumulate), constant("zigzag", turnConst(j)))
+		attrs = append(attrs, truth(accumulate), constant("zigzag", stepConst(j)))
 	}
 	return attrs
 }
 
-// ringAttention computes attention turn by turn and accumulates the softmax in f32.
+// ringAttention computes attention step by step and accumulates the softmax in f32.
 func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	sum := o
 	if b.act != ir.F32 {
@@ -141,15 +141,15 @@ func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 		sum = b.value(Value{Name: "attn.sum", Rows: v.Rows, Cols: v.Cols, DType: ir.F32})
 	}
 	b.goRound(seen(keys), seen(values), "turn", func(j int, k, v Arg) {
-		b.node(ir.Attention, turnAttrs(attrs, j, "accumulate"), all(sum), all(lse), all(q), k, v)
+		b.node(ir.Attention, stepAttrs(attrs, j, "accumulate"), all(sum), all(lse), all(q), k, v)
 	})
 	if sum != o {
 		b.node(ir.Cast, nil, all(o), all(sum))
 	}
 }
 
-// ringGradient computes the gradients of all turns. It appends all of them when it is called for the node of
-// the first turn, and nothing for the other turns.
+// ringGradient computes the gradients of all steps. It appends all of them when it is called for the node of
+// the first step, and nothing for the other steps.
 func ringGradient(b *builder, n Node) {
 	if n.Attrs[attrIndex(n.Op, "zigzag")].Source == FromConst {
 		return
@@ -172,7 +172,7 @@ func ringGradient(b *builder, n Node) {
 	}
 	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])
 	b.goRound(keys, values, "back", func(j int, k, v Arg) {
-		attrs, into := turnAttrs(sameForAll, j, "accumulate_q"), parts
+		attrs, into := stepAttrs(sameForAll, j, "accumulate_q"), parts
 		if j == 0 {
 			attrs, into = append(attrs, from("accumulate", NotFirst)), home
 		}

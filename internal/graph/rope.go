@@ -27,7 +27,7 @@ const (
 
 // rotation returns the number of the rotation that all layers have in common, or one of the values above.
 func (g *Model) rotation(of string) int64 {
-	numbers := g.turns[of]
+	numbers := g.rotationsOf[of]
 	for _, n := range numbers {
 		if n != numbers[0] {
 			return byLayer
@@ -37,33 +37,33 @@ func (g *Model) rotation(of string) int64 {
 }
 
 // Rotation returns the number of a layer's rotation, for instructions of models whose layers differ.
-func (g *Model) Rotation(layer int, of string) int64 { return g.turns[of][layer] }
+func (g *Model) Rotation(layer int, of string) int64 { return g.rotationsOf[of][layer] }
 
 // findRotations lists the distinct rotations of all layers, and gives each layer the number of its rotation.
 func (g *Model) findRotations() {
-	g.turns = map[string][]int64{}
+	g.rotationsOf = map[string][]int64{}
 	for _, of := range []string{RotationK, RotationQ} {
 		scale := 1.0
 		if of == RotationQ {
 			scale = queryScale(&g.Model)
 		}
 		for layer := range g.Layers {
-			g.turns[of] = append(g.turns[of], g.rotationNumber(layer, scale))
+			g.rotationsOf[of] = append(g.rotationsOf[of], g.rotationNumber(layer, scale))
 		}
 	}
 }
 
 // rotationNumber returns the number of a layer's rotation. The rotation also multiplies heads by scale.
 func (g *Model) rotationNumber(layer int, scale float64) int64 {
-	turns, local := g.Rotates(layer), g.Local(layer)
+	rotates, local := g.Rotates(layer), g.Local(layer)
 	switch {
-	case !turns && scale == 1 && len(g.PositionPattern) == 0:
+	case !rotates && scale == 1 && len(g.PositionPattern) == 0:
 		return plainNone
-	case turns && scale == 1 && g.RopePartial == 1 && g.RopeScaling == lang.ScalingNone && !local:
+	case rotates && scale == 1 && g.RopePartial == 1 && g.RopeScaling == lang.ScalingNone && !local:
 		return plainTheta
 	}
 	r := ir.Rotation{Rates: []float64{}, Scale: scale, Rest: scale}
-	if turns {
+	if rotates {
 		r.Rates = g.Rates(layer, g.sequence)
 		if !local {
 			r.Scale = scale * g.RopeAmplitude

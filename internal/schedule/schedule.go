@@ -156,17 +156,17 @@ func (p *Pipeline) Write(rank int, timing Timing, reuse *List) *List {
 	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
 	w.planVisits(n)
 	for i := 0; i < len(tasks); {
-		end := w.turnEnd(i)
+		end := w.beginGroup(i)
 		for ; i < end; i++ {
 			w.list.begins = append(w.list.begins, int32(len(w.list.actions)))
 			switch {
 			case !w.isShared(tasks[i]):
 				w.task(i, end)
-			case i == w.turnFirst:
+			case i == w.groupFirst:
 				w.slot(i, end)
 			}
 		}
-		w.endTurn(end)
+		w.endGroup(end)
 	}
 	return w.list
 }
@@ -183,9 +183,9 @@ type writer struct {
 	released []bool // of each layer of each task, which start at link.first: whether a forward's copies have been released
 	reloaded []int  // [place]: number of the backward's layers whose reloads have been issued
 
-	turn, turnFirst int        // number and first task of the current turn
-	waiting         []offloads // forwards whose copies are still allowed to run, oldest first
-	leaving         []int      // elements of waiting whose copies end during the current turn
+	group, groupFirst int        // number and first task of the current group
+	waiting           []offloads // forwards whose copies are still allowed to run, oldest first
+	leaving           []int      // elements of waiting whose copies end during the current group
 
 	visits []Action // the rank's visits to its own layers that have not ended; empty if nothing is divided
 	whole  []Action // visits to the layers whose weights are gathered
@@ -193,7 +193,7 @@ type writer struct {
 }
 
 // offloads describes a forward's copies to the host.
-type offloads struct{ task, turn int }
+type offloads struct{ task, group int }
 
 func (w *writer) add(a Action) { w.list.actions = append(w.list.actions, a) }
 
@@ -202,16 +202,16 @@ func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
 // isShared reports whether the ranks of all stages share a task's slot.
 func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
 
-// turnEnd begins the turn of a task and returns the index after the turn's last task. Pieces that run one after
-// another, or together layer by layer, form one turn; copies of other tasks end during the last of these
-// pieces. Any other task is a turn of its own.
-func (w *writer) turnEnd(i int) (end int) {
-	w.turn++
-	w.turnFirst = i
+// beginGroup begins the group of a task and returns the index after the group's last task. Pieces that run one after
+// another, or together layer by layer, form one group; copies of other tasks end during the last of these
+// pieces. Any other task is a group of its own.
+func (w *writer) beginGroup(i int) (end int) {
+	w.group++
+	w.groupFirst = i
 	for end = i + 1; end < len(w.tasks) && w.tasks[i].Piece > 0 && SameSlot(w.tasks[i], w.tasks[end]); end++ {
 	}
 	w.leaving = w.leaving[:0]
-	for len(w.waiting) > 0 && (w.tasks[i].Kind == Backward || w.waiting[0].turn+w.Lag <= w.turn) {
+	for len(w.waiting) > 0 && (w.tasks[i].Kind == Backward || w.waiting[0].group+w.Lag <= w.group) {
 		if task := w.waiting[0].task; !w.undoes(i, end, task) {
 			w.leaving = append(w.leaving, task)
 		}
@@ -230,16 +230,16 @@ func (w *writer) undoes(first, end, forward int) bool {
 	return false
 }
 
-func (w *writer) endTurn(end int) {
-	for i := w.turnFirst; i < end; i++ {
+func (w *writer) endGroup(end int) {
+	for i := w.groupFirst; i < end; i++ {
 		if w.tasks[i].Kind == Forward {
-			w.waiting = append(w.waiting, offloads{i, w.turn})
+			w.waiting = append(w.waiting, offloads{i, w.group})
 		}
 	}
 }
 
 // task lists the actions of a task that is not shared.
-func (w *writer) task(i, turnEnd int) {
+func (w *writer) task(i, groupEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
 	w.begin(i, coming)
@@ -253,12 +253,12 @@ func (w *writer) task(i, turnEnd int) {
 		if at < w.visited(i) {
 			w.ownVisit(i, at)
 		}
-		if i+1 == turnEnd {
+		if i+1 == groupEnd {
 			w.releaseBeside(at, at == layers-1)
 		}
 		w.reloadUpTo(i, coming, at+w.Ahead)
 	}
-	if layers == 0 && i+1 == turnEnd {
+	if layers == 0 && i+1 == groupEnd {
 		w.releaseBeside(0, true)
 	}
 	if t.Kind != Forward && t.Stage == 0 && w.embeds {
@@ -360,8 +360,8 @@ func (w *writer) visit(op Op, i, at int) Action {
 	return Action{Op: op, Task: int32(i), Layer: int32(k)}
 }
 
-// releaseBeside lists the releases during layer number at of a turn. The copies of a forward's
-// layer may take as many turns as lag allows. The last layer of the turn also has the remaining releases of
+// releaseBeside lists the releases during layer number at of a group. The copies of a forward's
+// layer may take as many groups as lag allows. The last layer of the group also has the remaining releases of
 // forwards with more layers.
 func (w *writer) releaseBeside(at int, last bool) {
 	for _, f := range w.leaving {

@@ -129,24 +129,24 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 }
 
 // Gaps that placement may leave, as a share of the bytes of temporary buffers. A test compares these values
-// with placed plans. Gaps are larger if activations are woven, so that lifetimes do not end in the order in
+// with placed plans. Gaps are larger if activations are interleaved, so that lifetimes do not end in the order in
 // which they begin.
 const (
-	packing        = 0.03
-	packingOfWoven = 0.08
+	packing            = 0.03
+	packingInterleaved = 0.08
 )
 
 // Packed returns the number of bytes that the placement of n bytes may lose to gaps.
 func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
-	if woven(p) {
-		return ir.Bytes(float64(n) * packingOfWoven)
+	if interleaved(p) {
+		return ir.Bytes(float64(n) * packingInterleaved)
 	}
 	return ir.Bytes(float64(n) * packing)
 }
 
-// woven reports whether a rank holds activations of several microbatches on several virtual stages, or of split
+// interleaved reports whether a rank holds activations of several microbatches on several virtual stages, or of split
 // backwards, at the same time.
-func woven(p *plan.Plan) bool {
+func interleaved(p *plan.Plan) bool {
 	s := strategy.Of(p)
 	return s.Late || p.Parallel.VirtualStages > 1 && !s.Rounds
 }
@@ -213,7 +213,7 @@ func Slack(p *plan.Plan) float64 {
 	if p.Mux.Left { // a footprint assumes that a rank's own and borrowed bytes peak at the same time
 		return 0.6
 	}
-	if woven(p) {
+	if interleaved(p) {
 		return 0.1
 	}
 	return 0.04

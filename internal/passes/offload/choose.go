@@ -17,30 +17,30 @@ import (
 // This file implements the policies that compare placements with each other: `offload = memory`,
 // `offload = auto`, `recompute = auto`.
 //
-// Units leave the device one at a time; each such change of a placement is called a turn. Turns that offload a
-// unit are ordered by how late the unit is needed again, and turns that recompute a unit by seconds per byte. A
+// Units leave the device one at a time. Changes of a placement that offload a
+// unit are ordered by how late the unit is needed again, and those that recompute a unit by seconds per byte. A
 // stage takes the shortest prefix of an order that makes it fit. Copies that computation hides, according to
 // the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is taken.
 
 // chooser changes the placements of a plan's units and keeps track of their cost.
 type chooser struct {
-	context   *pass.Context
-	estimator *estimate.Estimator
-	plan      *plan.Plan
-	pricer    estimate.Pricer
-	graph     *graph.Model
-	sizes     [][]ir.Bytes // [i][unit]
-	order     []int        // units of a layer, in the order in which they are offloaded
-	apart     bool         // whether a unit is offloaded in all layers and subsequences before the next unit
-	inputs    [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
-	costs     *estimate.Costs
-	trial     *estimate.Simulation // with these costs
-	recompute []recompute          // the order in which units are recomputed; empty: none are
-	shared    *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
-	whole     *plan.Plan           // the shared plan, but with undivided tasks at the start
-	memory    *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
-	stale     [][]bool             // [stage][i]: whether the costs are those of an earlier placement
-	why       string               // reason for the shares, if a policy sets them
+	context    *pass.Context
+	estimator  *estimate.Estimator
+	plan       *plan.Plan
+	pricer     estimate.Pricer
+	graph      *graph.Model
+	sizes      [][]ir.Bytes // [i][unit]
+	order      []int        // units of a layer, in the order in which they are offloaded
+	unitByUnit bool         // whether a unit is offloaded in all layers and subsequences before the next unit
+	inputs     [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
+	costs      *estimate.Costs
+	trial      *estimate.Simulation // with these costs
+	recompute  []recompute          // the order in which units are recomputed; empty: none are
+	shared     *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
+	whole      *plan.Plan           // the shared plan, but with undivided tasks at the start
+	memory     *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
+	stale      [][]bool             // [stage][i]: whether the costs are those of an earlier placement
+	why        string               // reason for the shares, if a policy sets them
 
 	device, host ir.Bytes // of one rank
 }
@@ -50,7 +50,7 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	h.pricer, h.costs = estimate.NewPricer(c.Cache, p, m), h.estimator.Costs(m)
 	if p.Recompute == plan.PolicyAuto {
 		h.recompute = h.recomputes()
-		h.order, h.apart = h.mostExpensiveFirst(), len(h.recompute) > 0
+		h.order, h.unitByUnit = h.mostExpensiveFirst(), len(h.recompute) > 0
 	}
 	return h
 }
@@ -73,8 +73,8 @@ func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
 	return h
 }
 
-// turn is a change of a unit's placement.
-type turn struct {
+// change gives a unit another placement.
+type change struct {
 	i, at int // subsequence, letter
 	to    byte
 }
@@ -194,20 +194,20 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 // last to be needed again. Within a subsequence, the first layers come first, because their backward is last.
 // Within a layer, units leave in the order of the field `order`. If units may also be recomputed, a unit that
 // is expensive to recompute is offloaded everywhere before a cheaper one.
-func (h *chooser) leave(stage int) []turn {
+func (h *chooser) leave(stage int) []change {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
 	groups := [][]int{h.order} // groups of units, in the order in which they are offloaded
-	if h.apart {
+	if h.unitByUnit {
 		groups = slices.Collect(slices.Chunk(h.order, 1))
 	}
-	var out []turn
+	var out []change
 	for _, group := range groups {
 		for i := range may {
 			for l := range len(may[i]) / units {
 				for _, u := range group {
 					if at := l*units + u; may[i][at] {
-						out = append(out, turn{i, at, plan.PlacementOffload})
+						out = append(out, change{i, at, plan.PlacementOffload})
 					}
 				}
 			}
@@ -332,40 +332,40 @@ func (h *chooser) restore(s *snapshot) {
 	}
 }
 
-// shorten takes the shortest prefix of a stage's turns that makes the stage fit in device memory, or all turns.
-func (h *chooser) shorten(stage int, turns []turn) {
+// shorten takes the shortest prefix of a stage's changes that makes the stage fit in device memory, or all changes.
+func (h *chooser) shorten(stage int, changes []change) {
 	from := h.lettersOf(stage)
 	try := func(n int) ir.Bytes {
-		h.turn(stage, from, turns[:n])
+		h.apply(stage, from, changes[:n])
 		device, _ := h.bound(stage)
 		return device
 	}
-	few, many := turning{0, try(0)}, turning{len(turns), 0}
-	if few.bytes <= h.device || len(turns) == 0 {
+	few, many := attempt{0, try(0)}, attempt{len(changes), 0}
+	if few.bytes <= h.device || len(changes) == 0 {
 		return
 	}
 	if many.bytes = try(many.n); many.bytes <= h.device {
-		_, many = h.narrow(turns, few, many, h.device, try)
+		_, many = h.narrow(changes, few, many, h.device, try)
 	}
-	h.turn(stage, from, turns[:many.n])
+	h.apply(stage, from, changes[:many.n])
 }
 
-// turning is a number of turns of a stage, and the bytes that the stage then needs.
-type turning struct {
+// attempt is a number of changes of a stage, and the bytes that the stage then needs.
+type attempt struct {
 	n     int
 	bytes ir.Bytes
 }
 
-// narrow moves two numbers of turns towards each other until they are adjacent. The stage's bytes are within a
-// limit after one of these numbers of turns, but not after the other. The bytes in use are almost linear in the
-// bytes that turns move. The next trial is therefore where a line through both ends meets the limit, or
+// narrow moves two numbers of changes towards each other until they are adjacent. The stage's bytes are within a
+// limit after one of these numbers of changes, but not after the other. The bytes in use are almost linear in the
+// bytes that changes move. The next trial is therefore where a line through both ends meets the limit, or
 // slightly beyond it so that both ends move. The search takes at most one more trial than bisection: Oliveira
 // and Takahashi, "An Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality",
 // 2020.
-func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
+func (h *chooser) narrow(changes []change, few, many attempt, limit ir.Bytes, try func(n int) ir.Bytes) (attempt, attempt) {
 	const beyond = 16 // moves a trial on by 1/beyond of the distance between the ends
-	moved := make([]ir.Bytes, len(turns)+1)
-	for k, t := range turns {
+	moved := make([]ir.Bytes, len(changes)+1)
+	for k, t := range changes {
 		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
 	}
 	reach := 1 // the distance that the remaining trials can cover by bisection
@@ -382,7 +382,7 @@ func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try fu
 			n = max(n-push, middle)
 		}
 		n = min(max(n, many.n-reach/2, few.n+1), few.n+reach/2, many.n-1)
-		t := turning{n, try(n)}
+		t := attempt{n, try(n)}
 		if (t.bytes > limit) == (few.bytes > limit) {
 			few = t
 		} else {
@@ -392,14 +392,14 @@ func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try fu
 	return few, many
 }
 
-// turn applies turns to a stage with the placement `from`. They change only units that `from` keeps on the
+// apply applies changes to a stage with the placement `from`. They change only units that `from` keeps on the
 // device.
-func (h *chooser) turn(stage int, from letters, turns []turn) {
+func (h *chooser) apply(stage int, from letters, changes []change) {
 	l := make(letters, len(from))
 	for i := range from {
 		l[i] = slices.Clone(from[i])
 	}
-	for _, t := range turns {
+	for _, t := range changes {
 		if l[t.i][t.at] == plan.PlacementKeep {
 			l[t.i][t.at] = t.to
 		}
@@ -407,36 +407,36 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 	h.put(stage, l)
 }
 
-// roomOnHost returns the longest prefix of a stage's turns that fits on the host.
-func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
+// roomOnHost returns the longest prefix of a stage's changes that fits on the host.
+func (h *chooser) roomOnHost(stage int, changes []change) []change {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
-	return turns[:h.mostOnHost(stage, turns, from)]
+	return changes[:h.mostOnHost(stage, changes, from)]
 }
 
-// mostOnHost returns the largest number of turns for which host memory suffices.
-func (h *chooser) mostOnHost(stage int, turns []turn, from letters) int {
+// mostOnHost returns the largest number of changes for which host memory suffices.
+func (h *chooser) mostOnHost(stage int, changes []change, from letters) int {
 	try := func(n int) ir.Bytes {
-		h.turn(stage, from, turns[:n])
+		h.apply(stage, from, changes[:n])
 		_, host := h.bound(stage)
 		return host
 	}
-	many := turning{len(turns), try(len(turns))}
+	many := attempt{len(changes), try(len(changes))}
 	if many.bytes <= h.host { // the usual case
 		return many.n
 	}
-	few := turning{0, try(0)}
+	few := attempt{0, try(0)}
 	if few.bytes > h.host {
 		return 0
 	}
-	few, _ = h.narrow(turns, few, many, h.host, try)
+	few, _ = h.narrow(changes, few, many, h.host, try)
 	return few.n
 }
 
-// fillHost offloads the longest prefix of a stage's turns that fits on the host.
+// fillHost offloads the longest prefix of a stage's changes that fits on the host.
 func (h *chooser) fillHost(stage int) {
-	turns, from := h.leave(stage), h.lettersOf(stage)
-	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
+	changes, from := h.leave(stage), h.lettersOf(stage)
+	h.apply(stage, from, changes[:h.mostOnHost(stage, changes, from)])
 }
 
 // recompute is a unit of a layer to recompute next, with its cost in seconds per freed byte.
@@ -503,10 +503,10 @@ func (h *chooser) recomputes() []recompute {
 	}
 }
 
-// recomputing returns the turns that recompute units on a stage, in the given order. For each unit, earlier
+// recomputing returns the changes that recompute units on a stage, in the given order. For each unit, earlier
 // subsequences come first, as in offloading.
-func (h *chooser) recomputing(stage int, order []recompute) []turn {
-	var out []turn
+func (h *chooser) recomputing(stage int, order []recompute) []change {
+	var out []change
 	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
 	for _, r := range order {
 		for i := range h.plan.Subsequences.N {
@@ -514,7 +514,7 @@ func (h *chooser) recomputing(stage int, order []recompute) []turn {
 				if !h.graph.Remakes(kind).Has(r.unit) {
 					continue
 				}
-				out = append(out, turn{i, l*units + r.unit, plan.PlacementRecompute})
+				out = append(out, change{i, l*units + r.unit, plan.PlacementRecompute})
 			}
 		}
 	}
@@ -531,7 +531,7 @@ func (h *chooser) exposedPrice() float64 {
 // choose decides the placement of every unit and records the reason.
 func (h *chooser) choose(policy string) {
 	p := h.plan
-	before := h.tightest()
+	before := h.shortOfMemory()
 	switch policy {
 	case plan.PolicyAuto:
 		h.fitWithCopies()
@@ -539,7 +539,7 @@ func (h *chooser) choose(policy string) {
 		base := h.snapshot()
 		h.hideBest()
 		for s, hidden := range h.hidden(base) {
-			h.turn(s, h.lettersOf(s), h.roomOnHost(s, hidden))
+			h.apply(s, h.lettersOf(s), h.roomOnHost(s, hidden))
 		}
 		h.fitByRecomputing()
 	default:
@@ -576,7 +576,7 @@ func (h *chooser) fitWithCopies() {
 	p.Offload.Caches = caches
 	defer func() { p.Time = plan.Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot(), since: h.work()}
-	if !h.apart || !f.tryCopies() {
+	if !h.unitByUnit || !f.tryCopies() {
 		f.tryRecomputing()
 	}
 	if f.best == nil && caches == plan.CachesHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
@@ -644,8 +644,8 @@ func (f *fitting) try(units []recompute) (enough bool) {
 // needed again are the first to be offloaded, regardless of the cost of recomputing them.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
-	f.order, f.apart = bySize(f.sizes[0]), false
-	defer func() { f.order, f.apart = mostExpensive, true }()
+	f.order, f.unitByUnit = bySize(f.sizes[0]), false
+	defer func() { f.order, f.unitByUnit = mostExpensive, true }()
 	return f.try(nil)
 }
 
@@ -682,15 +682,15 @@ func (f *fitting) tryNamed() {
 func (f *fitting) recomputeFirst(units []recompute) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
-		f.turn(s, f.base.placements[s], f.recomputing(s, units))
+		f.apply(s, f.base.placements[s], f.recomputing(s, units))
 	}
 }
 
 // recomputeToFit offloads units whose copies are hidden, and recomputes as few of the given units as needed.
-func (f *fitting) recomputeToFit(hidden [][]turn, units []recompute) {
+func (f *fitting) recomputeToFit(hidden [][]change, units []recompute) {
 	for s := range f.plan.Tasks {
 		f.put(s, f.base.placements[s])
-		f.turn(s, f.base.placements[s], f.roomOnHost(s, hidden[s]))
+		f.apply(s, f.base.placements[s], f.roomOnHost(s, hidden[s]))
 		f.shorten(s, f.recomputing(s, units))
 	}
 }
@@ -721,7 +721,7 @@ func (h *chooser) couldFit() bool {
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
 		if h.shared != nil { // the bytes that a stage borrows depend on other stages
-			h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
+			h.apply(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
 		} else if !h.copyUntilFits(s) {
 			return false
 		}
@@ -730,16 +730,16 @@ func (h *chooser) couldFit() bool {
 }
 
 // copyUntilFits offloads units until a stage fits on the device and on the host, and reports whether it does.
-// Device memory falls and host memory grows with the number of turns, so the search ends at a number of turns
+// Device memory falls and host memory grows with the number of changes, so the search ends at a number of changes
 // at which either both limits are exceeded or neither is. Host memory grows almost linearly, so the first
-// guesses are near the number of turns that just fills the host.
+// guesses are near the number of changes that just fills the host.
 func (h *chooser) copyUntilFits(stage int) bool {
-	turns, from := h.leave(stage), h.lettersOf(stage)
+	changes, from := h.leave(stage), h.lettersOf(stage)
 	try := func(n int) (device, host ir.Bytes) {
-		h.turn(stage, from, turns[:n])
+		h.apply(stage, from, changes[:n])
 		return h.bound(stage)
 	}
-	device, most := try(len(turns))
+	device, most := try(len(changes))
 	if device > h.device || most <= h.host {
 		return device <= h.device
 	}
@@ -747,7 +747,7 @@ func (h *chooser) copyUntilFits(stage int) bool {
 	if device <= h.device || least > h.host {
 		return device <= h.device && least <= h.host
 	}
-	few, many := 0, len(turns)
+	few, many := 0, len(changes)
 	for guesses := 3; many-few > 1; guesses-- {
 		n := (few + many) / 2
 		if guesses > 0 { // where a line through both ends meets the host's memory, rounded alternately down and up
@@ -769,16 +769,16 @@ func (h *chooser) copyUntilFits(stage int) bool {
 }
 
 // copyToFit offloads as little as needed, hidden copies first.
-func (h *chooser) copyToFit(hidden [][]turn) {
+func (h *chooser) copyToFit(hidden [][]change) {
 	for s := range h.plan.Tasks {
 		if h.fits(s) {
 			continue
 		}
-		turns := h.roomOnHost(s, hidden[s])
-		if len(turns) == len(hidden[s]) {
-			turns = append(slices.Clip(turns), h.roomOnHost(s, h.leave(s))...)
+		changes := h.roomOnHost(s, hidden[s])
+		if len(changes) == len(hidden[s]) {
+			changes = append(slices.Clip(changes), h.roomOnHost(s, h.leave(s))...)
 		}
-		h.shorten(s, turns)
+		h.shorten(s, changes)
 	}
 }
 
@@ -807,21 +807,21 @@ func (h *chooser) nothingWaits() bool {
 	return h.run().Exposed() <= noWait
 }
 
-// hidden returns the turns of each stage that lead from the earlier placements to the current ones.
+// hidden returns the changes of each stage that lead from the earlier placements to the current ones.
 // It restores the earlier placements but keeps the timing.
-func (h *chooser) hidden(before *snapshot) [][]turn {
+func (h *chooser) hidden(before *snapshot) [][]change {
 	p := h.plan
-	turns := make([][]turn, len(p.Tasks))
+	changes := make([][]change, len(p.Tasks))
 	for s := range p.Tasks {
 		for _, t := range h.leave(s) {
 			if p.Offload.Placement[s][t.i][t.at] == plan.PlacementOffload {
-				turns[s] = append(turns[s], t)
+				changes[s] = append(changes[s], t)
 			}
 		}
 	}
 	before.lag, before.ahead = p.Offload.Lag, p.Offload.Ahead
 	h.restore(before)
-	return turns
+	return changes
 }
 
 // shares returns, for each placement, the share of the type-1 bytes that has it. It counts only the given units
@@ -847,19 +847,19 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	return out
 }
 
-// tightest describes the memory need of the stage with the least free memory.
-func (h *chooser) tightest() string {
+// shortOfMemory describes the memory need of the stage with the least free memory.
+func (h *chooser) shortOfMemory() string {
 	var most ir.Bytes
-	tight := 0
+	fullest := 0
 	for s := range h.plan.Tasks {
 		if device, _ := h.bound(s); device > most {
-			most, tight = device, s
+			most, fullest = device, s
 		}
 	}
 	if h.device <= 0 {
-		return fmt.Sprintf("stage %d would take %s", tight, most)
+		return fmt.Sprintf("stage %d would take %s", fullest, most)
 	}
-	return fmt.Sprintf("stage %d would take %s, but only %s is available", tight, most, h.device)
+	return fmt.Sprintf("stage %d would take %s, but only %s is available", fullest, most, h.device)
 }
 
 // explain records the decision and its reason. The argument `before` describes how much memory the plan needed

@@ -483,13 +483,13 @@ func (p *Plan) MostLag() int {
 	return 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages
 }
 
-// turnsOfLayer is the number of turns of a ring that need as many instructions as a layer without a ring.
-const turnsOfLayer = 4
+// stepsOfLayer is the number of steps of a ring that need as many instructions as a layer without a ring.
+const stepsOfLayer = 4
 
 // LayerVisits returns the number of layer forwards that a step of a replica has, or, in a ring, a multiple of it with
 // as many instructions.
 func (p *Plan) LayerVisits() int64 {
-	return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) * int64(p.Subsequences.N) * max(1, p.Split().Chunks()/2/turnsOfLayer)
+	return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) * int64(p.Subsequences.N) * max(1, p.Split().Chunks()/2/stepsOfLayer)
 }
 
 // SizeOf returns the shape of a task.
