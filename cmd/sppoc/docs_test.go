@@ -25,12 +25,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pages lists the Markdown documents at the root and under docs. Their code blocks marked "console" hold
+// pages lists the Markdown documents at the root, under docs, and those of internal packages. Their code blocks marked "console" hold
 // commands, each after "$ " and followed by its complete output.
 func pages(t *testing.T) []string {
 	t.Helper()
 	var names []string
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "internal/*/README.md"} {
 		found, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil {
 			t.Fatal(err)
