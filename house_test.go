@@ -39,6 +39,7 @@ var levels = []struct {
 	{"internal/vm/cpu/simd/internal", 0, ""},
 	{"internal/cost", 1, "ir"},
 	{"internal/graph", 1, "lang ir"},
+	{"internal/meaning", 1, "ir"},
 	{"internal/schedule", 1, ""},
 	{"internal/passes/words", 0, ""},
 	{"internal/passes/plan", 2, "lang ir internal/graph internal/schedule"},

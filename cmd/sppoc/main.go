@@ -122,9 +122,12 @@ var app = cli.App{
 			Examples: []string{"sppoc asm tiny.sppir -o tiny.sppb", "sppoc asm tiny.sppb -o tiny.sppir"},
 		},
 		{
-			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify, Files: cli.ProgramFiles,
-			Doc:      "prove that a program has no races, invalid accesses or unmatched messages",
-			Examples: []string{"sppoc verify tiny.sppb"},
+			Name: "verify", Args: "PROGRAM [--meaning]", MinArgs: 1, MaxArgs: 1, Setup: verify, Files: cli.ProgramFiles,
+			Doc: "prove that a program has no races, invalid accesses or unmatched messages",
+			Details: "With --meaning, also prove that the program computes the loss, the gradient and the update of the model in its header, up to\n" +
+				"the order of additions: that each gradient contains every token of every sequence of every replica exactly once, and that\n" +
+				"each parameter is updated once. A refusal names the first instruction at which this fails. docs/verify.md says more.",
+			Examples: []string{"sppoc verify tiny.sppb", "sppoc verify --meaning tiny.sppb"},
 		},
 		{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,

@@ -14,6 +14,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/report"
@@ -114,7 +115,8 @@ func verified(env *cli.Env, file string, force bool) (*ir.Program, error) {
 	return program, nil
 }
 
-func verify(*pflag.FlagSet) cli.Action {
+func verify(flags *pflag.FlagSet) cli.Action {
+	means := flags.Bool("meaning", false, "also prove that the program computes the loss, gradient and update of its model")
 	return func(env *cli.Env, args []string) error {
 		program, err := verified(env, args[0], false)
 		if err != nil {
@@ -126,10 +128,34 @@ func verify(*pflag.FlagSet) cli.Action {
 				instructions += len(section)
 			}
 		}
-		_, err = fmt.Fprintf(env.Stdout, "%s: %s, %s, %s: verified\n",
+		fmt.Fprintf(env.Stdout, "%s: %s, %s, %s: verified\n",
 			args[0], words.Plural(len(program.Ranks), "rank"), words.Plural(len(program.Codes), "code"), words.Plural(instructions, "instruction"))
-		return err
+		if *means {
+			return prove(env, args[0], program)
+		}
+		return nil
 	}
+}
+
+// prove proves what a program computes, and prints how much of the model it trains.
+func prove(env *cli.Env, file string, program *ir.Program) error {
+	w := cli.NewWatch(env)
+	defer w.End()
+	w.Say("proving the meaning of %s", file)
+	var proof meaning.Proof
+	if err := w.Do(func() (err error) {
+		proof, err = meaning.Prove(program)
+		return err
+	}); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	w.End()
+	frozen := ""
+	if proof.Frozen > 0 {
+		frozen = fmt.Sprintf(", %s unchanged", words.Plural(proof.Frozen, "tensor"))
+	}
+	fmt.Fprintf(env.Stdout, "%s: meaning proved: loss, gradient and update of %s%s\n", file, words.Plural(proof.Trained, "tensor"), frozen)
+	return nil
 }
 
 // dumpFlags are the flags of dump.

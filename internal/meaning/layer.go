@@ -1,0 +1,398 @@
+package meaning
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"sppo.dev/ir"
+)
+
+// layer is a layer of the reference, with the values that its backward pass needs.
+type layer struct {
+	*reference
+	number    int
+	x, middle value // the inputs of its two branches
+	pre, post [2]*normalized
+	maps      map[string]*linear
+	heads     [3]head // q, k, v
+	o         value
+	gate, up  value
+	window    int64
+	attention []value // operands after q, k and v
+	adapters  map[string]*adapter
+}
+
+// head is q, k or v on its way to attention.
+type head struct {
+	raw, normed, turned value
+	norm                *normalized
+	rotation            ir.Rotation
+}
+
+// linear is a linear map with an adapter or without.
+type linear struct {
+	weight, bias string
+	x            value
+	rows, cols   int64
+	adapter      *adapter
+}
+
+// adapter is the first matrix of an adapter, which several linear maps may share.
+type adapter struct {
+	tensor     string
+	x, dropped value
+	rows       int64
+	down       value // scaled
+	gradient   value // of down
+	left       int   // linear maps whose gradients are not part of it yet
+}
+
+func (r *reference) newLayer(number int, x value) *layer {
+	return &layer{reference: r, number: number, x: x, maps: map[string]*linear{}, adapters: map[string]*adapter{}, window: r.layerWindow(number)}
+}
+
+func (l *layer) name(tensor string) string { return fmt.Sprintf("layer.%d.%s", l.number, tensor) }
+
+func (l *layer) before() bool { return l.NormPlace != "post" }
+func (l *layer) after() bool  { return l.NormPlace == "post" || l.NormPlace == "pre_post" }
+
+// forward adds the forward pass and returns the result.
+func (l *layer) forward() value {
+	l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
+	return l.named(fmt.Sprintf("the output of layer %d", l.number), l.branch(1, l.middle, l.has("mlp"), l.downBias(), l.mlp))
+}
+
+func (l *layer) has(group string) bool { return slices.Contains(l.Bias, group) }
+
+func (l *layer) downBias() string {
+	if l.Gated {
+		return "b_down"
+	}
+	return "b2"
+}
+
+// branch adds a residual branch with its norms.
+func (l *layer) branch(i int, x value, biased bool, bias string, f func(value) value) value {
+	in := x
+	norm := l.name(fmt.Sprintf("ln%d", i+1))
+	if l.before() {
+		l.pre[i] = l.residualNorm(norm, x)
+		in = l.pre[i].y
+	}
+	out := l.named(norm+", after it and its matrices", f(in))
+	if l.after() {
+		l.post[i] = l.residualNorm(norm+"_post", out)
+		out = l.post[i].y
+	}
+	if biased {
+		out = out.plus(l.bias(l.name(bias)))
+	}
+	return l.named(fmt.Sprintf("layer %d after branch %d", l.number, i+1), x.plus(out))
+}
+
+func (l *layer) bias(name string) value {
+	return l.plain(name, ir.Matmul, newKey("bias"), l.weight(name))
+}
+
+// linear adds a linear map of x.
+func (l *layer) linear(weight, bias string, biased bool, x value, rows, cols int64) value {
+	m := &linear{weight: l.name(weight), x: x, rows: rows, cols: cols}
+	l.maps[weight] = m
+	y := l.product(m.weight+" times its input", x, l.weight(m.weight), false, rows)
+	if biased {
+		m.bias = l.name(bias)
+		y = y.plus(l.bias(m.bias))
+	}
+	if m.adapter = l.adapterOf(weight, x, rows); m.adapter != nil {
+		m.adapter.left++
+		y = y.plus(l.product(m.weight+".lora_b times its input", m.adapter.down, l.weight(m.weight+".lora_b"), false, int64(l.AdapterRank)))
+	}
+	return l.named("the result of "+m.weight, y)
+}
+
+// targets says which matrices an adapter's target has, and the name of its first matrix.
+func (l *layer) adapterName(weight string) string {
+	up, down := "w1", "w2"
+	if l.Gated {
+		up, down = "w_up", "w_down"
+	}
+	for _, t := range l.AdapterTargets {
+		matrices, name := []string{"w" + t[:1]}, "w"+t[:1]
+		switch t {
+		case "qkv_proj":
+			matrices, name = []string{"wq", "wk", "wv"}, "wqkv"
+		case "up_proj":
+			matrices, name = []string{up}, up
+		case "down_proj":
+			matrices, name = []string{down}, down
+		case "gate_proj":
+			matrices, name = []string{"w_gate"}, "w_gate"
+		case "gate_up_proj":
+			matrices, name = []string{"w_gate", up}, "w_gate_up"
+		}
+		if slices.Contains(matrices, weight) {
+			return name
+		}
+	}
+	return ""
+}
+
+func (l *layer) adapterOf(weight string, x value, rows int64) *adapter {
+	if l.Adapter == "" {
+		return nil
+	}
+	name := l.adapterName(weight)
+	if name == "" {
+		return nil
+	}
+	if a := l.adapters[name]; a != nil {
+		return a
+	}
+	a := &adapter{tensor: l.name(name + ".lora_a"), x: x, dropped: x, rows: rows}
+	l.adapters[name] = a
+	if l.AdapterDropout > 0 && l.section == ir.SectionStep {
+		a.dropped = l.drop(a, x)
+	}
+	a.down = l.product(a.tensor+" times its input", a.dropped, l.weight(a.tensor), false, rows).times(l.AdapterAlpha / float64(l.AdapterRank))
+	l.named(a.tensor+" times its input, scaled", a.down)
+	return a
+}
+
+func (l *layer) drop(a *adapter, x value) value {
+	return l.plain("what dropout leaves for "+a.tensor, ir.Dropout, dropoutKey(l.tensors[a.tensor], l.AdapterDropout), x, leafKey("the "+ir.ResultDropout))
+}
+
+// linearGradient adds the gradients of a linear map and returns that of its operand.
+func (l *layer) linearGradient(weight string, dy value) value {
+	m := l.maps[weight]
+	dx := l.product("the gradient through "+m.weight, dy, l.weight(m.weight), true, m.cols)
+	l.gradient(m.weight, l.outer(m.weight+".grad", m.x, dy))
+	if m.bias != "" {
+		l.gradient(m.bias, l.overTokens(m.bias+".grad", ir.BiasGrad, newKey("bias_grad"), dy))
+	}
+	a := m.adapter
+	if a == nil {
+		return dx
+	}
+	b := m.weight + ".lora_b"
+	a.gradient = a.gradient.plus(l.product("the gradient through "+b, dy, l.weight(b), true, m.cols))
+	l.gradient(b, l.outer(b+".grad", a.down, dy))
+	if a.left--; a.left > 0 {
+		return dx
+	}
+	down := l.named("the gradient of "+a.tensor+" times its input", a.gradient.times(l.AdapterAlpha/float64(l.AdapterRank)))
+	l.gradient(a.tensor, l.outer(a.tensor+".grad", a.dropped, down))
+	through := l.product("the gradient through "+a.tensor, down, l.weight(a.tensor), true, int64(l.AdapterRank))
+	if a.dropped != a.x {
+		through = l.drop(a, through)
+	}
+	return dx.plus(through)
+}
+
+// attend adds attention.
+func (l *layer) attend(x value) value {
+	q, kv := int64(l.Heads*l.HeadDim), int64(l.KVHeads*l.HeadDim)
+	for i, name := range []string{"q", "k", "v"} {
+		h, width := &l.heads[i], kv
+		if i == 0 {
+			width = q
+		}
+		h.raw = l.linear("w"+name, "b"+name, l.has("qkv"), x, int64(l.Hidden), width)
+		h.normed = h.raw
+		if i < 2 && l.QKNorm != "none" && l.QKNorm != "" {
+			group := width
+			if l.QKNorm == "head" {
+				group = int64(l.HeadDim)
+			}
+			h.norm = l.norm(l.name(name+"_norm"), h.raw, group, width/group, true)
+			h.normed = h.norm.y
+		}
+		h.turned = h.normed
+		if i < 2 {
+			h.rotation = l.rotation(l.number, i == 0)
+			h.turned = l.turn(l.name(name), h, h.normed, false)
+		}
+	}
+	if l.documents {
+		l.attention = []value{dataKey(ir.AsPositions)}
+	}
+	operands := append([]value{l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention...)
+	t := term{kind: softmax, window: l.visibleTokens(), partner: l.attentionKey(resultLSE).of(operands...).value()}
+	l.o = l.add(l.name("attention"), ir.Attention, t, l.attentionKey(resultO), operands...)
+	t.partner = value{}
+	l.add(l.name("attention's lse"), ir.Attention, t, l.attentionKey(resultLSE), operands...)
+	return l.linear("wo", "", false, l.o, q, int64(l.Hidden))
+}
+
+// visibleTokens returns the number of tokens that a query sees at most.
+func (l *layer) visibleTokens() int64 {
+	if l.window == 0 {
+		return l.sequence
+	}
+	return l.window
+}
+
+func (l *layer) attentionKey(result int64) key {
+	return attentionKey(int64(l.HeadDim), l.window, l.AttnSoftcap).int(result)
+}
+
+// turn adds the rotation of queries or keys.
+func (l *layer) turn(name string, h *head, x value, back bool) value {
+	if len(h.rotation.Rates) == 0 {
+		return l.named(name, x.times(h.rotation.Rest))
+	}
+	operands := []value{x}
+	if l.documents {
+		operands = append(operands, dataKey(ir.AsPositions))
+	}
+	if back {
+		name = "the gradient through the rotation of " + name
+	}
+	return l.plain(name, ir.Rope, rotationKey(h.rotation, int64(l.HeadDim), back), operands...)
+}
+
+// attendGradient adds the gradients of attention, and returns that of its operand.
+func (l *layer) attendGradient(dy value) (dx value) {
+	do := l.named(l.name("the gradient of attention"), l.linearGradient("wo", dy))
+	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(int64(l.HeadDim)), deltaValues(do, l.o)...)
+	operands := append([]value{do, l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention...)
+	d := [3]value{l.add(l.name("d.q"), ir.AttentionGrad, term{kind: overKeys, window: l.visibleTokens()}, l.attentionKey(resultDQ), operands...)}
+	for i, name := range []string{"d.k", "d.v"} {
+		t := term{kind: overQuery, window: l.visibleTokens(), need: box{full, {0, l.sequence}, full, {0, l.group}}}
+		d[i+1] = l.add(l.name(name), ir.AttentionGrad, t, l.attentionKey(resultDK+int64(i)), operands...)
+	}
+	for i := 2; i >= 0; i-- {
+		name := []string{"q", "k", "v"}[i]
+		g := d[i]
+		if i < 2 {
+			g = l.turn(l.name(name), &l.heads[i], g, true)
+		}
+		if n := l.heads[i].norm; n != nil {
+			g = l.normGradient(n, g)
+		}
+		dx = dx.plus(l.linearGradient("w"+name, g))
+	}
+	return dx
+}
+
+func (l *layer) activation() int64 { return int64(slices.Index(ir.Functions, l.Activation)) }
+
+func (l *layer) mlp(x value) value {
+	h, f, biased := int64(l.Hidden), int64(l.FFN), l.has("mlp")
+	if !l.Gated {
+		l.up = l.linear("w1", "b1", biased, x, h, f)
+		y := l.plain(l.name("activation"), ir.Activation, newKey("activation").int(l.activation()), l.up)
+		return l.linear("w2", "", false, y, f, h)
+	}
+	l.gate, l.up = l.linear("w_gate", "b_gate", biased, x, h, f), l.linear("w_up", "b_up", biased, x, h, f)
+	y := l.plain(l.name("glu"), ir.GLU, newKey("glu").int(l.activation()), l.gate, l.up)
+	return l.linear("w_down", "", false, y, f, h)
+}
+
+func (l *layer) mlpGradient(dy value) value {
+	if !l.Gated {
+		g := l.named(l.name("the gradient of the activation"), l.linearGradient("w2", dy))
+		return l.linearGradient("w1", l.plain(l.name("d.w1.out"), ir.ActivationGrad, newKey("activation_grad").int(l.activation()), g, l.up))
+	}
+	g := l.named(l.name("the gradient of glu"), l.linearGradient("w_down", dy))
+	gate := l.plain(l.name("d.gate"), ir.GLUGrad, newKey("glu_grad_gate").int(l.activation()), g, l.gate, l.up)
+	up := l.plain(l.name("d.up"), ir.GLUGrad, newKey("glu_grad_up").int(l.activation()), g, l.gate, l.up)
+	dx := l.linearGradient("w_up", up)
+	return dx.plus(l.linearGradient("w_gate", gate))
+}
+
+// backward adds the backward pass, given the gradient of the layer's output, and returns that of its input.
+func (l *layer) backward(dy value) value {
+	dy = l.branchGradient(1, dy, l.has("mlp"), l.downBias(), l.mlpGradient)
+	dx := l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
+	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dx)
+}
+
+func (l *layer) branchGradient(i int, dy value, biased bool, bias string, f func(value) value) value {
+	if biased {
+		l.gradient(l.name(bias), l.overTokens(l.name(bias)+".grad", ir.BiasGrad, newKey("bias_grad"), dy))
+	}
+	g := dy
+	if l.after() {
+		g = l.normGradient(l.post[i], g)
+	}
+	if g = f(g); l.before() {
+		g = l.normGradient(l.pre[i], l.named(l.name(fmt.Sprintf("the gradient of ln%d.out", i+1)), g))
+	}
+	return l.named(fmt.Sprintf("the gradient of the input of branch %d of layer %d", i+1, l.number), dy.plus(g))
+}
+
+// updates adds the norm of the gradient and the updates of all tensors that are trained.
+func (r *reference) updates(p *ir.Program) {
+	trained := roles(p)
+	for i, has := range trained {
+		if has != 0 {
+			r.squares = r.squares.plus(r.add("the squares of "+r.names[r.gradients[i]], ir.SumSq,
+				term{kind: overAll, need: box{full, {0, r.shapes[i][0]}, {0, r.shapes[i][1]}, full}}, newKey("sumsq"), r.gradients[i]))
+		}
+	}
+	operands := []value{r.named("the squares of all gradients", r.squares)}
+	if r.run.Spikes != 0 {
+		operands = append(operands, leafKey("the "+ir.ResultSpike))
+	}
+	r.normed = r.plain("the norm of the gradient", ir.GradNorm, newKey("grad_norm"), operands...)
+	step, muons := leafKey("the "+ir.ResultStep), uses(p, ir.Nesterov)
+	for i, has := range trained {
+		w, g, name := r.weights[i], r.gradients[i], p.Tensors[i].Name
+		switch {
+		case has&(1<<ir.RoleMoment1) != 0:
+			operands := []value{w, r.states[ir.RoleMoment1][i], r.states[ir.RoleMoment2][i], g, step, r.normed}
+			for n, role := range []ir.Role{ir.RoleWeight, ir.RoleMoment1, ir.RoleMoment2} {
+				r.after[role][i] = r.plain("the updated "+role.String()+" of "+name, ir.AdamW, newKey("adamw").int(int64(n)), operands...)
+			}
+		case has&(1<<ir.RoleMomentum) != 0 && muons:
+			r.muon(p, i)
+		case has&(1<<ir.RoleMomentum) != 0:
+			operands := []value{w, g, r.states[ir.RoleMomentum][i], step, r.normed}
+			for n, role := range []ir.Role{ir.RoleWeight, ir.RoleMomentum} {
+				r.after[role][i] = r.plain("the updated "+role.String()+" of "+name, ir.SGD, sgdKey(int64(n), 1, 0), operands...)
+			}
+		}
+		r.after[ir.RoleMaster][i] = r.after[ir.RoleWeight][i]
+	}
+}
+
+// roles returns the roles in which ranks hold each tensor, in addition to its weight and gradient, as bits. A tensor that has any is
+// trained.
+func roles(p *ir.Program) []int {
+	has := make([]int, len(p.Tensors))
+	for c := range p.Codes {
+		for _, s := range p.Codes[c].States {
+			if s.Role != ir.RoleWeight && s.Role != ir.RoleGrad {
+				has[s.Tensor] |= 1 << s.Role
+			}
+		}
+	}
+	return has
+}
+
+// initial returns what a tensor is at the beginning of a run: a fill, or normally distributed values.
+func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
+	short := name[max(0, lastDot(name)+1):]
+	switch {
+	case short == "gamma":
+		return constantOne.times(1 - r.NormOffset)
+	case short == "lora_a":
+		return normalKey(tensor, 1/math.Sqrt(3*float64(shape[0]))).value()
+	case short == "lora_b", shape[1] == 1:
+		return value{}
+	case slices.Contains([]string{"wo", "w2", "w_down"}, short):
+		return normalKey(tensor, r.InitStd/math.Sqrt(2*float64(r.Layers))).value()
+	}
+	return normalKey(tensor, r.InitStd).value()
+}
+
+func lastDot(name string) int {
+	for i := len(name) - 1; i >= 0; i-- {
+		if name[i] == '.' {
+			return i
+		}
+	}
+	return -1
+}

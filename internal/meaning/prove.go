@@ -1,0 +1,522 @@
+// Package meaning proves what a program computes: the loss, the gradients and the updates of the model that its header describes.
+//
+//	value.go      values: sums of terms, identified by hashes that are linear
+//	cover.go      sets of indices over which a sum is taken
+//	term.go       terms, and incomplete sums of them
+//	piece.go      what the bytes of a rank's memory mean
+//	model.go      the reference: the model's dataflow on one rank; backward.go its gradients
+//	prove.go      Prove: interprets all ranks of a program
+//	rules*.go     one rule for each opcode
+//	demand.go     what must be known before a section, and what must hold after it
+//
+// Every instruction of every rank is interpreted over pieces instead of numbers. A piece says which value of the reference some bytes
+// hold, which rows and columns of it, and which part of a sum. The terms that an instruction makes are found by its opcode, its
+// attributes and the values of its operands, never by the names of buffers. A term that the reference lacks is refused where it is made.
+//
+// The package relies on ir.Verify having accepted the program: it follows that any order of execution that events allow gives the
+// same values. It shares nothing with the compiler.
+package meaning
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo.dev/ir"
+)
+
+// Proof is what has been proved.
+type Proof struct {
+	Instructions int // interpreted, over all ranks
+	Trained      int // tensors that a step updates
+	Frozen       int // tensors that it leaves unchanged
+}
+
+// Refusal says where the meaning of a program is lost.
+type Refusal struct {
+	Rank     int // -1: no instruction of a rank
+	Section  ir.Section
+	Index    int
+	Text     string // the instruction; empty after the end of the section
+	Problem  string
+	Operands []string // how the operands came
+	Unknown  bool     // the program may be right, but a rule is missing
+}
+
+func (r *Refusal) Error() string {
+	var b strings.Builder
+	if r.Unknown {
+		b.WriteString("meaning not proved: ")
+	} else {
+		b.WriteString("meaning refused: ")
+	}
+	b.WriteString(r.Problem)
+	if r.Rank >= 0 {
+		fmt.Fprintf(&b, "\n  at rank %d, ", r.Rank)
+		if r.Text == "" {
+			fmt.Fprintf(&b, "the end of section %s", r.Section)
+		} else {
+			fmt.Fprintf(&b, "%s %d: %s", r.Section, r.Index, r.Text)
+		}
+	}
+	for _, o := range r.Operands {
+		b.WriteString("\n  " + o)
+	}
+	return b.String()
+}
+
+// Prove proves that a program, which ir.Verify has accepted, computes what its model is. If it cannot, the error is a *Refusal.
+func Prove(p *ir.Program) (proof Proof, err error) {
+	v := &prover{p: p, numbers: map[string]float64{}}
+	defer func() {
+		if r := recover(); r != nil {
+			refused, ok := r.(*Refusal)
+			if !ok {
+				panic(r)
+			}
+			err = refused
+		}
+	}()
+	if p.Model.IsZero() {
+		return proof, &Refusal{Rank: -1, Problem: "the program does not describe its model", Unknown: true}
+	}
+	for s := range ir.NumSections {
+		v.run(s)
+	}
+	return v.proof, nil
+}
+
+// prover interprets a program, one section at a time.
+type prover struct {
+	p        *ir.Program
+	section  ir.Section
+	ref      *reference
+	ranks    []*rank
+	messages map[route][][]piece
+	teams    map[string]*team
+	numbers  map[string]float64 // numbers of the job that the header lacks, by name
+	proof    Proof
+}
+
+// rank is the state of a rank.
+type rank struct {
+	index  int32
+	pc     int32
+	code   *ir.Code
+	consts []int64
+	arenas [ir.NumArenas]*memory
+	teams  []*team // by group
+	inTeam bool    // has joined the collective at pc
+}
+
+// route identifies the messages from one rank to another on a channel, which keep their order.
+type route struct {
+	from, to int32
+	channel  ir.Stream
+}
+
+// run interprets a section of all ranks.
+func (v *prover) run(s ir.Section) {
+	v.section, v.messages, v.teams, v.ranks = s, map[route][][]piece{}, map[string]*team{}, nil
+	v.ref = newReference(v.p, s)
+	for i := range v.p.Ranks {
+		v.ranks = append(v.ranks, v.newRank(i))
+	}
+	for left := len(v.ranks); left > 0; {
+		left = 0
+		moved := false
+		for _, r := range v.ranks {
+			moved = v.advance(r) || moved
+			if int(r.pc) < len(r.code.Sections[s]) {
+				left++
+			}
+		}
+		if left > 0 && !moved {
+			panic(&Refusal{Rank: -1, Problem: "ranks wait for each other forever", Unknown: true})
+		}
+	}
+	v.demand()
+}
+
+// advance interprets the instructions of a rank up to one that must wait for another rank. It reports whether there was any.
+func (v *prover) advance(r *rank) (moved bool) {
+	list := r.code.Sections[v.section]
+	for int(r.pc) < len(list) {
+		c := &call{prover: v, rank: r, in: &list[r.pc]}
+		if !c.execute() {
+			return moved
+		}
+		v.proof.Instructions++
+		r.pc++
+		moved = true
+	}
+	return moved
+}
+
+// call is the interpretation of an instruction.
+type call struct {
+	*prover
+	*rank
+	in *ir.Instr
+}
+
+// execute interprets an instruction. It returns false if the instruction must wait.
+func (c *call) execute() bool {
+	switch rule := rules[c.in.Op]; {
+	case c.in.Op.Collective() != nil:
+		return c.collective()
+	case c.in.Op == ir.Recv:
+		return c.receive()
+	case rule == nil:
+		c.unknown("%s has no rule", c.in.Info().Name)
+	default:
+		rule(c)
+	}
+	return true
+}
+
+// refuse ends the proof at this instruction.
+func (c *call) refuse(format string, args ...any) {
+	panic(c.refusal(fmt.Sprintf(format, args...)))
+}
+
+// unknown ends the proof at an instruction for which a rule is missing.
+func (c *call) unknown(format string, args ...any) {
+	r := c.refusal(fmt.Sprintf(format, args...))
+	r.Unknown = true
+	panic(r)
+}
+
+func (c *call) refusal(problem string) *Refusal {
+	r := &Refusal{Rank: int(c.rank.index), Section: c.section, Index: int(c.pc), Text: c.p.Text(c.code, c.in), Problem: problem}
+	for i := range c.in.Args {
+		if reads, _ := c.in.Access(i); reads {
+			r.Operands = append(r.Operands, c.came(i)...)
+		}
+	}
+	return r
+}
+
+// came says what an operand is and how it came.
+func (c *call) came(operand int) []string {
+	list, err := c.pieces(&c.in.Args[operand])
+	if err != nil || len(list) == 0 {
+		return nil
+	}
+	lines := []string{fmt.Sprintf("%s is %s", c.in.Info().Operands[operand].Name, c.ref.describe(&list[0]))}
+	if len(list) > 1 {
+		lines[0] += fmt.Sprintf(", and %d more", len(list)-1)
+	}
+	if list[0].content == nil {
+		return lines
+	}
+	how := "made by"
+	for _, s := range []site{list[0].made, list[0].from} {
+		if s == (site{}) {
+			break
+		}
+		at := &c.ranks[s.rank].code.Sections[c.section][s.index-1]
+		lines = append(lines, fmt.Sprintf("  %s rank %d, %s %d: %s", how, s.rank, c.section, s.index-1, c.p.Text(c.ranks[s.rank].code, at)))
+		how = "from"
+	}
+	return lines
+}
+
+var errCut = errors.New("cuts an element of another type")
+
+// extent returns the arena and the bytes of a view.
+func (r *rank) extent(v *ir.View) (m *memory, lo, hi int64) {
+	b := &r.code.Buffers[v.Buffer]
+	lo = int64(b.Offset + v.Offset)
+	return r.arenas[b.Arena], lo, lo + int64(v.Bytes())
+}
+
+func (r *rank) pieces(v *ir.View) ([]piece, error) {
+	m, lo, hi := r.extent(v)
+	list, ok := m.read(lo, hi)
+	if !ok {
+		return nil, errCut
+	}
+	return list, nil
+}
+
+func (c *call) int(name string) int64     { return c.in.Attr(name).Int(c.consts) }
+func (c *call) float(name string) float64 { return c.in.Attr(name).Float(c.consts) }
+func (c *call) bool(name string) bool     { return c.int(name) != 0 }
+func (c *call) has(name string) bool      { return c.in.Arg(name).Present() }
+
+// factor is an attribute whose absence, 0, means 1.
+func (c *call) factor(name string) float64 {
+	if x := c.float(name); x != 0 {
+		return x
+	}
+	return 1
+}
+
+// raw returns the pieces of an operand, which may be incomplete sums.
+func (c *call) raw(name string) []piece {
+	v := c.in.Arg(name)
+	if !v.Present() {
+		return nil
+	}
+	list, err := c.pieces(&v)
+	if err != nil {
+		c.refuse("%s %v", name, err)
+	}
+	for i := range list {
+		if list[i].content == nil {
+			c.refuse("%s has bytes that nothing has written", name)
+		}
+		if list[i].size != int64(v.DType.Bytes()) {
+			c.refuse("%s has elements of another type", name)
+		}
+	}
+	return list
+}
+
+// operand returns the pieces of an operand, which must be complete.
+func (c *call) operand(name string) []piece {
+	list := c.raw(name)
+	for i := range list {
+		p := &list[i]
+		switch {
+		case len(p.parts) > 0:
+			c.refuse("%s is incomplete: %s", name, p.parts[0].describe(p.rectangle))
+		case p.anywhere:
+			c.refuse("%s is filled with a number, and not computed", name)
+		}
+	}
+	return list
+}
+
+// linear returns the pieces of an operand in which an instruction is linear. They may be sums over some of the query heads that share a
+// head of keys; the field part says which.
+func (c *call) linear(name string) []piece {
+	list := c.raw(name)
+	for i := range list {
+		p := &list[i]
+		if len(p.parts) == 1 && p.content.value.isZero() {
+			if has, ok := p.parts[0].sharesOf(p.rectangle); ok {
+				p.content, p.part = &content{value: p.parts[0].term.value, made: p.made, from: p.from}, has
+				continue
+			}
+		}
+		if len(p.parts) > 0 || p.anywhere {
+			c.operand(name)
+		}
+	}
+	return list
+}
+
+// only returns the single piece of an operand, which must be complete.
+func (c *call) only(name string) piece {
+	list := c.operand(name)
+	if len(list) != 1 {
+		c.refuse("%s is not one rectangle of one value, but %d", name, len(list))
+	}
+	return list[0]
+}
+
+// make returns the content that is a term, or a sum of it over some indices.
+func (c *call) make(k key, over cover, r rectangle, operands ...value) *content {
+	return c.makeSome(k, over, r, interval{}, operands...)
+}
+
+// makeSome is like make, for an operand that is a sum over some shares, unless there are none.
+func (c *call) makeSome(k key, over cover, r rectangle, some interval, operands ...value) *content {
+	t := c.term(k, operands...)
+	if some != (interval{}) {
+		if t, over = t.overSome(c.ref.group), slices.Clone(over); len(over) == 0 {
+			over = cover{nowhere}
+		}
+		for i := range over {
+			over[i][shares] = some
+		}
+	}
+	if t.kind == plain {
+		return &content{value: t.value}
+	}
+	return sumOver(t, over, 1, r)
+}
+
+// term returns the term of the reference with a key.
+func (c *call) term(k key, operands ...value) *term {
+	t := c.ref.terms[k.of(operands...).value()]
+	if t == nil {
+		c.stranger(operands)
+	}
+	return t
+}
+
+// stranger refuses an instruction whose result the reference lacks.
+func (c *call) stranger(operands []value) {
+	c.refuse("the model has no %s of these operands%s", c.in.Info().Name, c.ref.nearest(c.in.Op, operands))
+}
+
+// write stores the results of an instruction in an operand, or adds them if its attribute says so.
+func (c *call) write(name string, list []piece) {
+	v := c.in.Arg(name)
+	if !v.Present() {
+		return
+	}
+	at := slicesIndex(c.in.Info().Operands, name)
+	if reads, _ := c.in.Access(at); reads && c.in.Info().Operands[at].Dir == ir.WriteOrAdd {
+		accumulate := c.in.Attr(c.in.Info().Operands[at].AddsBy())
+		if accumulate.Int(c.consts) != 0 {
+			list = c.sum(c.raw(name), list)
+		}
+	}
+	c.store(&v, list)
+}
+
+func slicesIndex(operands []ir.Operand, name string) int {
+	for i := range operands {
+		if operands[i].Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// store replaces the bytes of a view, and records who made them.
+func (c *call) store(v *ir.View, list []piece) {
+	m, lo, hi := c.extent(v)
+	length, size := int64(0), int64(v.DType.Bytes())
+	from := site{}
+	if reads := c.in.Info().Written(); reads < len(c.in.Args) && c.in.Args[reads].Present() {
+		if first, err := c.pieces(&c.in.Args[reads]); err == nil && len(first) > 0 && first[0].content != nil {
+			from = first[0].made
+		}
+	}
+	for i := range list {
+		p := &list[i]
+		if p.content != nil {
+			made := *p.content
+			made.made, made.from = site{c.rank.index, c.pc + 1}, from
+			p.content, p.size = &made, size
+		}
+		length += p.length()
+	}
+	if length != hi-lo {
+		c.refuse("the result has %d bytes, and its place has %d", length, hi-lo)
+	}
+	m.write(lo, hi, list)
+}
+
+// sum returns the elementwise sum of two lists.
+func (c *call) sum(a, b []piece) []piece {
+	var out []piece
+	lists := c.alignBy(elementsOf, a, b)
+	for i := range lists[0] {
+		p, q := &lists[0][i], &lists[1][i]
+		if p.anywhere && p.content.value.isZero() && len(p.parts) == 0 {
+			out = join(out, *q)
+			continue
+		}
+		if q.anywhere && q.content.value.isZero() && len(q.parts) == 0 {
+			out = join(out, *p)
+			continue
+		}
+		if p.rectangle != q.rectangle || p.anywhere != q.anywhere {
+			c.refuse("adds different places: %s to %s", c.ref.describe(q), c.ref.describe(p))
+		}
+		total, why := p.content.plus(q.content, p.rectangle)
+		if why != "" {
+			c.refuse("%s", why)
+		}
+		out = join(out, piece{rectangle: p.rectangle, content: total, size: p.size, anywhere: p.anywhere})
+	}
+	return out
+}
+
+func elementsOf(p *piece) int64 { return p.elements() }
+func rowsOf(p *piece) int64     { return p.count() }
+
+// rows cuts operands into pieces with the same rows.
+func (c *call) rows(lists ...[]piece) [][]piece {
+	lists = c.alignBy(rowsOf, lists...)
+	for i := range lists[0] {
+		for _, l := range lists[1:] {
+			if l[i].with(full) != lists[0][i].with(full) {
+				c.refuse("works on different rows: %s and %s", c.ref.describe(&lists[0][i]), c.ref.describe(&l[i]))
+			}
+		}
+	}
+	return lists
+}
+
+// alignBy cuts lists into pieces of the same numbers of units.
+func (c *call) alignBy(units func(*piece) int64, lists ...[]piece) [][]piece {
+	for _, l := range lists {
+		if total(units, l) != total(units, lists[0]) {
+			c.refuse("the operands have different numbers of rows")
+		}
+	}
+	for {
+		same := true
+		for _, l := range lists[1:] {
+			same = same && sameUnits(units, lists[0], l)
+		}
+		if same {
+			return lists
+		}
+		var ends []int64
+		for _, l := range lists {
+			at := int64(0)
+			for i := range l {
+				at += units(&l[i])
+				ends = append(ends, at)
+			}
+		}
+		out := make([][]piece, len(lists))
+		for k, l := range lists {
+			out[k] = c.cut(units, l, ends)
+		}
+		lists = out
+	}
+}
+
+func sameUnits(units func(*piece) int64, a, b []piece) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if units(&a[i]) != units(&b[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// cut cuts pieces wherever one of some ends lies inside them.
+func (c *call) cut(units func(*piece) int64, list []piece, ends []int64) (out []piece) {
+	at := int64(0)
+	for i := range list {
+		p := &list[i]
+		n := units(p)
+		each, done := p.length()/max(n, 1), at
+		for done < at+n {
+			next := at + n
+			for _, e := range ends {
+				if e > done && e < next {
+					next = e
+				}
+			}
+			part, ok := p.slice(nil, (done-at)*each, (next-at)*each)
+			if !ok {
+				c.refuse("cuts an element")
+			}
+			out, done = append(out, part...), next
+		}
+		at += n
+	}
+	return out
+}
+
+func total(units func(*piece) int64, list []piece) (n int64) {
+	for i := range list {
+		n += units(&list[i])
+	}
+	return n
+}

@@ -1,0 +1,194 @@
+package meaning
+
+import (
+	"fmt"
+	"math"
+
+	"sppo.dev/ir"
+)
+
+// kind says over which indices a term is a sum, and thus when the sum is complete.
+type kind uint8
+
+const (
+	plain      kind = iota // no sum
+	overCols               // features: those of the columns of the first operand
+	overTokens             // all sequences and tokens
+	overKeys               // the keys that the row's query sees; linear
+	softmax                // the same; not linear
+	overQuery              // the queries that see the row's key, and the query heads that use its head
+	parallel               // vocabulary entries; not linear
+	overAll                // rows and columns: of all elements of a matrix
+	overShares             // the query heads that share a head of keys
+)
+
+// names of the indices of each kind's sums.
+var indices = [...][4]string{
+	overCols: {"", "", "columns", "shares"}, overTokens: {"sequences", "tokens", "groups", "shares"}, overKeys: {"", "keys", "", ""}, softmax: {"", "keys", "", ""},
+	overQuery: {"", "queries", "", "shares"}, parallel: {"", "", "entries", ""}, overAll: {"", "rows", "columns", ""}, overShares: {"", "", "", "shares"},
+}
+
+// term is a term of the reference.
+type term struct {
+	name     string
+	op       ir.Op
+	operands []value
+	value    value
+	kind     kind
+	need     box   // of kinds whose sums are over the same indices in all rows and columns
+	window   int64 // tokens that a query sees
+	partner  value // of the result of attention: its lse
+	shared   *term // the same, but its operand is a sum over shares that has been left incomplete
+}
+
+// linear reports whether incomplete sums may be added as numbers.
+func (t *term) linear() bool { return t.kind != softmax && t.kind != parallel }
+
+// needs returns the indices over which the term is summed in a rectangle.
+func (t *term) needs(r rectangle) box {
+	switch t.kind {
+	case overKeys, softmax:
+		return nowhere.by(tokens, interval{max(0, r.first-t.window+1), r.first + r.n})
+	case overQuery:
+		return t.need.by(tokens, interval{r.first, min(t.need[tokens].hi, r.first+r.n-1+t.window)})
+	}
+	return t.need
+}
+
+// overSome returns the term for an operand that is a sum over some of group shares.
+func (t *term) overSome(group int64) *term {
+	if t.shared == nil {
+		copied := *t
+		if t.shared = &copied; t.kind == plain {
+			copied.kind, copied.need = overShares, nowhere
+		}
+		copied.need[shares] = interval{0, group}
+	}
+	return t.shared
+}
+
+// sharesOf returns the shares over which a sum is complete, if it lacks nothing else, or false.
+func (p *part) sharesOf(r rectangle) (interval, bool) {
+	if p.kind != overQuery && p.kind != overShares || p.factor != 1 || len(p.cover) == 0 {
+		return full, false
+	}
+	has := p.cover[0][shares]
+	need := p.needs(r)
+	for _, b := range p.cover {
+		if b[shares] != has {
+			return full, false
+		}
+	}
+	return has, p.cover.has(need.by(shares, has))
+}
+
+// sumOver returns a term's sum over some indices, with a factor.
+func sumOver(t *term, over cover, factor float64, r rectangle) *content {
+	c := &content{parts: []part{{t, over, factor}}}
+	if factor == 0 || len(over) == 0 && t.linear() {
+		return &content{}
+	}
+	return c.settled(r)
+}
+
+// settled returns the content with the sums that are complete in a rectangle as parts of the value.
+func (c *content) settled(r rectangle) *content {
+	for i := range c.parts {
+		if c.parts[i].complete(r) {
+			out := &content{value: c.value, made: c.made, from: c.from}
+			for _, p := range c.parts {
+				if p.complete(r) {
+					out.value = out.value.plus(p.term.value.times(p.factor))
+				} else {
+					out.parts = append(out.parts, p)
+				}
+			}
+			return out
+		}
+	}
+	return c
+}
+
+func (p *part) complete(r rectangle) bool {
+	return p.kind == plain || p.cover.has(p.needs(r))
+}
+
+// describe says which indices a sum has, and which it needs.
+func (p *part) describe(r rectangle) string {
+	text := fmt.Sprintf("%s, summed over %s of %s", p.name, p.cover.describe(indices[p.kind]), cover{p.needs(r)}.describe(indices[p.kind]))
+	if p.factor != 1 {
+		text += fmt.Sprintf(" %g times", p.factor)
+	}
+	return text
+}
+
+// plus returns the sum of two contents in a rectangle. If it is not known, it returns why.
+func (c *content) plus(d *content, r rectangle) (sum *content, why string) {
+	out := &content{value: c.value.plus(d.value), parts: append([]part(nil), c.parts...)}
+	for _, p := range d.parts {
+		if why := out.add(p, r); why != "" {
+			return nil, why
+		}
+	}
+	return out.settled(r), ""
+}
+
+// add adds an incomplete sum to those of a content that is being made.
+func (c *content) add(p part, r rectangle) (why string) {
+	if !p.linear() {
+		return fmt.Sprintf("%s cannot be added as a number before it is complete", p.describe(r))
+	}
+	for i := 0; i < len(c.parts); i++ {
+		old := c.parts[i]
+		if old.term != p.term || math.Abs(old.factor-p.factor) > 1e-12*math.Abs(p.factor) {
+			continue
+		}
+		union, disjoint := old.cover.union(p.cover)
+		switch {
+		case disjoint:
+			p.cover = union
+		case len(old.cover) == len(p.cover) && old.cover.same(p.cover):
+			p.factor += old.factor
+		default:
+			return fmt.Sprintf("%s and %s overlap: some are added twice", old.describe(r), p.describe(r))
+		}
+		c.parts = append(c.parts[:i], c.parts[i+1:]...)
+		i = -1
+	}
+	at := 0
+	for at < len(c.parts) && less(&c.parts[at], &p) {
+		at++
+	}
+	c.parts = append(c.parts[:at], append([]part{p}, c.parts[at:]...)...)
+	return ""
+}
+
+// less orders parts, so that equal sums are equal lists.
+func less(p, q *part) bool {
+	if p.term != q.term {
+		return p.term.value[0] < q.term.value[0]
+	}
+	return p.factor < q.factor
+}
+
+func (c cover) same(d cover) bool {
+	for i := range c {
+		if c[i] != d[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// times returns a content multiplied by a number.
+func (c *content) times(x float64) *content {
+	if x == 1 {
+		return c
+	}
+	out := &content{value: c.value.times(x)}
+	for _, p := range c.parts {
+		p.factor *= x
+		out.parts = append(out.parts, p)
+	}
+	return out
+}
