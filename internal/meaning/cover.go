@@ -126,6 +126,16 @@ func (c cover) has(need box) bool {
 	return volume == 0
 }
 
+// within returns the part of a cover that lies in a box.
+func (c cover) within(b box) (inside cover) {
+	for _, other := range c {
+		if both := other.and(b); both.volume() > 0 {
+			inside = append(inside, both)
+		}
+	}
+	return inside
+}
+
 // describe lists the boxes with the names of the indices that are not unused.
 func (c cover) describe(names [4]string) string {
 	if len(c) == 0 {

@@ -72,8 +72,11 @@ func Prove(p *ir.Program) (proof Proof, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			refused, ok := r.(*Refusal)
-			if !ok {
-				panic(r)
+			if !ok { // such as an index outside an operand that a rule has not checked
+				refused = &Refusal{Rank: -1, Section: v.section, Problem: fmt.Sprintf("a rule fails: %v", r), Unknown: true}
+				if c := v.current; c != nil {
+					refused.Rank, refused.Index, refused.Text = int(c.rank.index), int(c.pc), v.p.Text(c.code, c.in)
+				}
 			}
 			err = refused
 		}
@@ -97,6 +100,7 @@ type prover struct {
 	teams    map[string]*team
 	numbers  map[string]float64 // numbers of the job that the header lacks, by name
 	proof    Proof
+	current  *call // being interpreted; nil: none
 }
 
 // rank is the state of a rank.
@@ -136,6 +140,7 @@ func (v *prover) run(s ir.Section) {
 			panic(&Refusal{Rank: -1, Problem: "ranks wait for each other forever", Unknown: true})
 		}
 	}
+	v.current = nil
 	v.demand()
 }
 
@@ -144,6 +149,7 @@ func (v *prover) advance(r *rank) (moved bool) {
 	list := r.code.Sections[v.section]
 	for int(r.pc) < len(list) {
 		c := &call{prover: v, rank: r, in: &list[r.pc]}
+		v.current = c
 		if !c.execute() {
 			return moved
 		}

@@ -82,8 +82,12 @@ func (p *part) sharesOf(r rectangle) (interval, bool) {
 	return has, p.cover.has(need.by(shares, has))
 }
 
-// sumOver returns a term's sum over some indices, with a factor.
+// sumOver returns a term's sum over some indices, with a factor. Columns and rows beyond those of a tensor are padding, which adds
+// nothing.
 func sumOver(t *term, over cover, factor float64, r rectangle) *content {
+	if t.kind == overCols || t.kind == overAll {
+		over = over.within(t.need)
+	}
 	c := &content{parts: []part{{t, over, factor}}}
 	if factor == 0 || len(over) == 0 && t.linear() {
 		return &content{}
