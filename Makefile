@@ -39,7 +39,7 @@ long: ## tests that take hours: every combination of settings; every key of ever
 	SPPO_LONG=1 $(TEST) -timeout 600m ./...
 
 mutants: ## break programs of all kinds in more than 10,000 ways: how many the verifier accepts, and how many of these change results
-	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./internal/e2e -run '^TestMutants$$' -v -count 1 -timeout 60m
+	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./internal/e2e -run '^Test(MeaningOf)?Mutants$$' -v -count 1 -timeout 120m
 
 fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run '^TestFleet(Questions)?$$' -v -timeout 120m
