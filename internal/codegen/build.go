@@ -377,7 +377,7 @@ func newLineTable(p *plan.Plan) *lineTable {
 	if p.Parallel.Order == plan.OrderLayer {
 		keys = append(keys, "schedule.order")
 	}
-	if p.Offload.Caches == plan.CachesRecompute {
+	if p.Offload.Caches == plan.KVRecomputed {
 		keys = append(keys, "schedule.recompute")
 	}
 	for _, key := range keys {

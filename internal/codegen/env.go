@@ -121,7 +121,7 @@ func (e *env) node(n *graph.Node) {
 		e.s.emit(in)
 	})
 	e.offload(n)
-	e.stageCachesOut(n)
+	e.kvToHost(n)
 }
 
 // rename assigns a new buffer with the same bytes to each value that a node overwrites, because each buffer
@@ -178,7 +178,7 @@ func (e *env) find(value int) place {
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
 	case graph.Cache, graph.CacheGrad:
 		if v.Spans() {
-			e.put(value, e.cache(value), 0)
+			e.put(value, e.kvBuffer(value), 0)
 			break
 		}
 		if e.backward {
@@ -197,17 +197,17 @@ func (e *env) find(value int) place {
 	return e.at[value]
 }
 
-func (e *env) cacheKey(value int) cacheKey {
-	return cacheKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
+func (e *env) kvKey(value int) kvKey {
+	return kvKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
 }
 
-// cache returns the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
-func (e *env) cache(value int) uint32 {
-	key := e.cacheKey(value)
+// kvBuffer returns the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
+func (e *env) kvBuffer(value int) uint32 {
+	key := e.kvKey(value)
 	b, ok := e.s.kv.device[key]
 	if !ok {
 		v := &e.block.Values[value]
-		b = e.s.allocate(e.s.cacheName(e.task.Microbatch, e.layer, v), ir.Device, v.Bytes(e.size))
+		b = e.s.allocate(e.s.kvName(e.task.Microbatch, e.layer, v), ir.Device, v.Bytes(e.size))
 		e.s.kv.device[key] = b
 	}
 	return b

@@ -99,7 +99,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase, of *order) {
 	s.work = work{deferred: map[plan.Task][]*env{}, touched: map[touch]bool{}, documents: map[int]uint32{}}
 	s.flow = flow{emitter: s.emitter, inputs: map[plan.Task]uint32{}, outputs: map[plan.Task]uint32{}, host: map[plan.Task]uint32{}}
 	s.kv = kv{
-		emitter: s.emitter, device: map[cacheKey]uint32{}, host: map[cacheKey]uint32{}, inputs: map[int]uint32{}, lent: map[lentKey]*lentBlock{},
+		emitter: s.emitter, device: map[kvKey]uint32{}, host: map[kvKey]uint32{}, inputs: map[int]uint32{}, lent: map[lentKey]*lentBlock{},
 	}
 	s.saved, s.visits = map[unitKey]savedUnit{}, visits{whole: map[int]plan.ParamSet{}}
 	s.decidedBy("lower", "model")
@@ -246,17 +246,17 @@ func (s *stage) act(a schedule.Action) {
 	switch a.Op {
 	case schedule.Begin:
 		s.flow.rows = s.flow.input(t)
-	case schedule.StageIn:
-		s.aside(func() { s.flow.stageIn(t) })
+	case schedule.InputFromHost:
+		s.aside(func() { s.flow.inputFromHost(t) })
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
 		s.flow.rows = s.backwardHead(t, s.flow.rows)
 	case schedule.Enter:
 		s.enter()
-	case schedule.StageOut:
-		if reader := s.work.tasks[a.Of]; s.plan.StagesOut(t, reader) {
-			s.flow.stageOut(reader, s.flow.rows)
+	case schedule.EndOnHost:
+		if reader := s.work.tasks[a.Of]; s.plan.ResultOnHost(t, reader) {
+			s.flow.resultToHost(reader, s.flow.rows)
 			break
 		}
 		s.endTask(t, a, s.flow.rows)
@@ -270,8 +270,8 @@ func (s *stage) act(a schedule.Action) {
 // actOn emits an action on a layer.
 func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
 	switch a.Op {
-	case schedule.CachesIn:
-		s.kv.cachesIn(t, layer)
+	case schedule.KVFromHost:
+		s.kv.kvFromHost(t, layer)
 	case schedule.Gather, schedule.Complete:
 		s.gatherWeights(layer, s.readBy(t, layer))
 	case schedule.Free:

@@ -153,7 +153,7 @@ func (w *sharedSlot) firstHalf(t plan.Task, layer int) {
 	}
 	e.put(e.block.DOutput, w.x[t], 0)
 	e.loadUnits()
-	e.run(e.block.Backward[:e.block.BeforeCacheGrads()])
+	e.run(e.block.Backward[:e.block.BeforeKVGrads()])
 }
 
 // secondHalf emits the rest of a layer.
@@ -167,7 +167,7 @@ func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 		e.run(e.block.Forward[e.block.BeforeAttention():])
 		w.x[t] = e.at[e.block.Output].buffer
 	} else {
-		e.run(e.block.Backward[e.block.BeforeCacheGrads():])
+		e.run(e.block.Backward[e.block.BeforeKVGrads():])
 		w.x[t] = e.gradient()
 	}
 	w.prov.Layer = ir.None
@@ -238,7 +238,7 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange calls visit for each cache, or each gradient of a cache, and for each pair of ranks in which one
+// eachExchange calls visit for each of K and V, or each of their gradients, and for each pair of ranks in which one
 // runs pieces of a stage and the other reads their rows. On both ranks, the view covers the rows of these
 // pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
@@ -271,7 +271,7 @@ func (w *sharedSlot) envOfStage(stage int) *env {
 	panic("internal: mux: a rank shares rows of a stage without a task on it")
 }
 
-// rowsOf returns the rows of a cache or of its gradient that belong to consecutive pieces.
+// rowsOf returns the rows of K, V or one of their gradients that belong to consecutive pieces.
 func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	z := w.plan.SizeOf(run[0])
 	for _, t := range run[1:] {

@@ -108,7 +108,7 @@ func (k *kv) lend(t plan.Task, helper int, owner bool) {
 		for _, name := range []string{"k", "v"} {
 			v := in.Arg(name)
 			if owner {
-				v.Buffer = k.device[cacheKey{t.Microbatch, layer, name}]
+				v.Buffer = k.device[kvKey{t.Microbatch, layer, name}]
 				k.op(ir.Send, ir.SendPrev, []ir.View{v}, k.constRef(rankConst(helper)))
 				continue
 			}

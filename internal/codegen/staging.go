@@ -22,8 +22,8 @@ type flow struct {
 	start   position             // of the previous task
 }
 
-// stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
-func (f *flow) stageOut(reader plan.Task, x uint32) {
+// resultToHost copies the input of a later task to the host. Its device bytes are held until the end of the next task.
+func (f *flow) resultToHost(reader plan.Task, x uint32) {
 	size, _ := f.hidden(f.plan.SizeOf(reader))
 	rows := asBytes(0, size)
 	host := f.allocate(f.buffers.list[x].name+".host", ir.Host, size)
@@ -33,8 +33,8 @@ func (f *flow) stageOut(reader plan.Task, x uint32) {
 	f.lagging = append(f.lagging, x)
 }
 
-// stageIn begins to load the input of the next task, if it is on the host.
-func (f *flow) stageIn(next plan.Task) {
+// inputFromHost begins to load the input of the next task, if it is on the host.
+func (f *flow) inputFromHost(next plan.Task) {
 	f.at(next)
 	f.decidedBy("offload", "schedule.offload")
 	if host, ok := f.host[next]; ok {
@@ -45,9 +45,9 @@ func (f *flow) stageIn(next plan.Task) {
 	}
 }
 
-// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until
+// kvToHost copies the rows of K and V that a forward node has written to the host, where they stay until
 // the layer's backward pass, or until tasks stream them.
-func (e *env) stageCachesOut(n *graph.Node) {
+func (e *env) kvToHost(n *graph.Node) {
 	s := e.s
 	for i, a := range n.Args {
 		if a.Value == graph.Missing || e.block.Values[a.Value].Kind != graph.Cache || ir.Ops[n.Op].Operands[i].Dir == ir.Read {
@@ -59,7 +59,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		v, by := &e.block.Values[a.Value], "schedule.keep"
 		first, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 		if v.Spans() {
-			if by = "schedule.order"; !s.trains() || !s.plan.StagesCaches(e.task.Stage) || !e.block.Attends {
+			if by = "schedule.order"; !s.trains() || !s.plan.HoldsKVOnHost(e.task.Stage) || !e.block.Attends {
 				continue
 			}
 			a.Span = graph.Tail // a ring writes the halves of these rows one after the other
@@ -91,9 +91,9 @@ func (e *env) readLater() int64 {
 	return max(e.size.Prefix, blocks[0].First)
 }
 
-// cachesIn loads K and V of a layer for its first backward task, if they are on the host.
-func (k *kv) cachesIn(t plan.Task, layer int) {
-	if !k.plan.StagesCaches(t.Stage) || !k.layerOfModel(layer).Attends {
+// kvFromHost loads K and V of a layer for its first backward task, if they are on the host.
+func (k *kv) kvFromHost(t plan.Task, layer int) {
+	if !k.plan.HoldsKVOnHost(t.Stage) || !k.layerOfModel(layer).Attends {
 		return
 	}
 	k.at(t)
@@ -104,7 +104,7 @@ func (k *kv) cachesIn(t plan.Task, layer int) {
 		if values[v].Kind != graph.Cache || !values[v].Spans() {
 			continue
 		}
-		key := cacheKey{t.Microbatch, layer, values[v].Name}
+		key := kvKey{t.Microbatch, layer, values[v].Name}
 		b := k.allocate(k.buffers.list[k.device[key]].name+".reload", ir.Device, k.buffers.list[k.host[key]].size)
 		k.device[key] = b
 		for i := range k.plan.Subsequences.N {
@@ -130,12 +130,12 @@ func (s *stage) recompute(t plan.Task, a schedule.Action) {
 		e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 		e.suffix = ".kv"
 		e.put(b.Input, s.kv.inputs[t.Subsequence], 0)
-		e.run(b.Caching)
+		e.run(b.KVNodes)
 		return
 	}
 	for v := range b.Values {
 		if b.Values[v].Kind == graph.Cache && a.Of == 0 {
-			key := cacheKey{t.Microbatch, layer, b.Values[v].Name}
+			key := kvKey{t.Microbatch, layer, b.Values[v].Name}
 			old := s.buffers.list[s.kv.device[key]]
 			s.kv.device[key] = s.allocate(old.name+".again", ir.Device, old.size)
 		}

@@ -16,8 +16,8 @@ import (
 // kv holds the places of K, V and their gradients in a section, and the transfers that are in progress.
 type kv struct {
 	*emitter
-	device   map[cacheKey]uint32
-	host     map[cacheKey]uint32
+	device   map[kvKey]uint32
+	host     map[kvKey]uint32
 	inputs   map[int]uint32         // [subsequence]: inputs of a layer that are on the device to recompute K and V
 	lent     map[lentKey]*lentBlock // keys of other stages
 	queue    *walk.LoadQueue
@@ -26,7 +26,7 @@ type kv struct {
 	sent     [][]uint32      // [block]: dK and dV that are held because they may be in transit to the host
 }
 
-type cacheKey struct {
+type kvKey struct {
 	microbatch, layer int
 	value             string
 }
@@ -58,7 +58,7 @@ func (k *kv) hostRows(microbatch, layer int, v *graph.Value, first, end int64) i
 	if v.Rows == graph.WholeLocal {
 		first, end, z.Sequence = first/z.SP, end/z.SP, z.Sequence/z.SP
 	}
-	key := cacheKey{microbatch, layer, v.Name}
+	key := kvKey{microbatch, layer, v.Name}
 	host, ok := k.host[key]
 	if !ok {
 		rows := z.Sequence
@@ -68,7 +68,7 @@ func (k *kv) hostRows(microbatch, layer int, v *graph.Value, first, end int64) i
 		case !k.layerOfModel(layer).Attends:
 			rows = k.rowsOfForwards(layer)
 		}
-		host = k.allocate(k.cacheName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
+		host = k.allocate(k.kvName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
 		k.host[key] = host
 	}
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
@@ -86,7 +86,7 @@ func (k *kv) rowsOfForwards(layer int) int64 {
 	return 0
 }
 
-func (e *emitter) cacheName(microbatch, layer int, v *graph.Value) string {
+func (e *emitter) kvName(microbatch, layer int, v *graph.Value) string {
 	name := fmt.Sprintf("m%d.l%d.%s", microbatch, layer, v.Name)
 	if !e.trains() {
 		name = "eval." + name
@@ -163,7 +163,7 @@ func (e *env) takeOwn(own arrival) {
 		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First {
 			// for example dV, if only K is streamed
 			row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
-			unseen := in(e.cache(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
+			unseen := in(e.kvBuffer(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
 			e.s.op(ir.Fill, ir.Compute, []ir.View{unseen}, ir.Float(0))
 		}
 		if v.Rows != graph.Full || v.Kind != graph.Cache && v.Kind != graph.CacheGrad {

@@ -32,8 +32,8 @@ type owed struct {
 func (l *layout) readBy(t plan.Task, layer int) plan.ParamSet {
 	b := l.block(t, layer)
 	reads := plan.ParamsRead(b, t.Kind)
-	if l.plan.RecomputesCaches(t) && b.Attends {
-		reads |= plan.CachingReads(b)
+	if l.plan.RecomputesKV(t) && b.Attends {
+		reads |= plan.KVReads(b)
 	}
 	return reads
 }

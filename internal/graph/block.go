@@ -212,8 +212,8 @@ func (b *Block) Finishes(n *Node, value int) bool {
 // BeforeAttention returns the number of forward nodes before the first one that reads K or V. BeforeCacheGrads
 // returns the number of backward nodes before the first one that reads the gradient of K or V. The
 // contributions of other ranks must arrive before these nodes run.
-func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
-func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
+func (b *Block) BeforeAttention() int { return b.firstReader(b.Forward, Cache) }
+func (b *Block) BeforeKVGrads() int   { return b.firstReader(b.Backward, CacheGrad) }
 
 func (b *Block) firstReader(nodes []Node, kind Kind) int {
 	first := slices.IndexFunc(nodes, func(n Node) bool {

@@ -371,7 +371,7 @@ func (b *builder) writtenByMatmul(g int) bool {
 	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.Matmul && n.Args[0].Value == g })
 }
 
-// inActivationType casts the f32 gradient of a cache for kernels that need one type for all operands.
+// inActivationType casts the f32 gradient of K or V for kernels that need one type for all operands.
 func (b *builder) inActivationType(g Arg) Arg {
 	v := b.Values[g.Value]
 	if v.DType == b.act {
@@ -411,18 +411,18 @@ func attentionGradient(b *builder, n Node) {
 	o, lse, q, k, v := n.Args[0], n.Args[1], n.Args[2], n.Args[3], n.Args[4]
 	dq, keys, values := b.newGrad(q.Value), b.need(k.Value), b.need(v.Value)
 	keys.Span, values.Span = k.Span, v.Span
-	dcache := b.cacheGrads(k.Value, v.Value)
+	dkv := b.kvGrads(k.Value, v.Value)
 	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
-	b.node(ir.AttentionGrad, attrs, all(dq), seen(dcache[0]), seen(dcache[1]),
+	b.node(ir.AttentionGrad, attrs, all(dq), seen(dkv[0]), seen(dkv[1]),
 		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value), Arg{Value: Missing}, n.Args[5])
 	b.contribute(q.Value, all(dq))
 }
 
-// cacheGrads creates the gradients of K and V.
-func (b *builder) cacheGrads(k, v int) (d [2]int) {
+// kvGrads creates the gradients of K and V.
+func (b *builder) kvGrads(k, v int) (d [2]int) {
 	for i, c := range []int{k, v} {
 		old := b.Values[c]
-		d[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
+		d[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.kvKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
 		b.grads[c] = all(d[i])
 	}
 	return d
@@ -464,7 +464,7 @@ func gatherGradient(b *builder, n Node) {
 
 func scatterGradient(b *builder, n Node) { b.linear(n, ir.AllGather, n.Attrs, b.grad(n.Args[0])) }
 
-// exchangeGradient is the rule for an exchange; it appends the inverse exchange. Gradients of caches
+// exchangeGradient is the rule for an exchange; it appends the inverse exchange. Gradients of K and V
 // are rounded before they are sent. Gradients of heads that several ranks hold are summed by the
 // exchange.
 func exchangeGradient(b *builder, n Node) {

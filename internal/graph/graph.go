@@ -178,7 +178,7 @@ type Block struct {
 	Backward []Node
 	Halves   [2][]Node // Backward in two parts, for schedules that run the second part later: see halve
 	Between  []int     // values that the second half reads but does not compute, except weights and given ones
-	Caching  []Node    // nodes of Forward that compute K and V from the input; empty if K, V are not caches
+	KVNodes  []Node    // nodes of Forward that compute K and V from the input; empty if K, V are not caches
 	Input    int       // value x; Missing for the embedding
 	Output   int       // forward result; Missing for the head
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head

@@ -217,7 +217,7 @@ func TestCaching(t *testing.T) {
 			b := New(small(family, lang.PositionsRope), split, 64).Layer
 			known, read := map[int]bool{b.Input: true}, map[int]bool{}
 			at := 0
-			for _, n := range b.Caching {
+			for _, n := range b.KVNodes {
 				for at < len(b.Forward) && !(b.Forward[at].Op == n.Op && slices.Equal(b.Forward[at].Args, n.Args)) {
 					at++
 				}
@@ -240,7 +240,7 @@ func TestCaching(t *testing.T) {
 					t.Errorf("%s %+v: %s is not computed", family, split, b.Values[v].Name)
 				}
 			}
-			for _, n := range b.Caching {
+			for _, n := range b.KVNodes {
 				if v := n.Args[0].Value; !read[v] && b.Values[v].Kind != Cache {
 					t.Errorf("%s %+v: nothing reads %s", family, split, b.Values[v].Name)
 				}

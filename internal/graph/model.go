@@ -62,8 +62,8 @@ type Split struct {
 // tokens pass through the device in blocks, for attention. The zero value streams neither.
 type Stream struct{ K, V bool }
 
-// cache adds the value for K or V: for the whole sequence or, if it is streamed, only for the subsequence.
-func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
+// kv adds the value for K or V: for the whole sequence or, if it is streamed, only for the subsequence.
+func (g *Model) kv(b *builder, name string, streams bool, cols int64) int {
 	rows := Whole
 	switch {
 	case streams:
@@ -71,7 +71,7 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	case g.rotates():
 		rows = WholeLocal
 	}
-	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
+	return b.value(Value{Name: name, Kind: g.kvKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
 // Modes for dividing a layer. In all of them, ranks divide the rows of the residual stream. In the first two,
@@ -140,9 +140,9 @@ func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 // Replicates reports whether every rank holds the whole weights of a layer.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
 
-// cacheKind returns the kind of K and V or of their gradients: for an undivided sequence, they are ordinary
+// kvKind returns the kind of K and V or of their gradients: for an undivided sequence, they are ordinary
 // activations.
-func (s Split) cacheKind(k Kind) Kind {
+func (s Split) kvKind(k Kind) Kind {
 	if s.Whole {
 		return Activation
 	}
@@ -358,7 +358,7 @@ func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.grads[y] = all(b.DOutput)
 	b.differentiate()
-	b.findCaching()
+	b.findKVNodes()
 	return &b.Block
 }
 
@@ -424,7 +424,7 @@ func (g *Model) attention(b *builder, in int) int {
 	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
 	rows := g.enter(b, in, "ln1.gathered")
 	query := b.activation("q", g.attentionRows(), heads*d)
-	keys, values := g.cache(b, "k", g.Stream.K, kv*d), g.cache(b, "v", g.Stream.V, kv*d)
+	keys, values := g.kv(b, "k", g.Stream.K, kv*d), g.kv(b, "v", g.Stream.V, kv*d)
 	intoK, intoV := tail(keys), tail(values)
 	if g.Gathers {
 		intoK, intoV = all(b.activation("k.local", Local, kv*d)), all(b.activation("v.local", Local, kv*d))

@@ -34,8 +34,8 @@ var recomputes = map[string]func(*Node) bool{
 	RecomputeFullKV:        func(*Node) bool { return true },
 }
 
-// findCaching collects, in order, the forward nodes that compute K and V from the input.
-func (b *builder) findCaching() {
+// findKVNodes collects, in order, the forward nodes that compute K and V from the input.
+func (b *builder) findKVNodes() {
 	wanted := map[int]bool{}
 	for v := range b.Values {
 		wanted[v] = b.Values[v].Kind == Cache
@@ -44,12 +44,12 @@ func (b *builder) findCaching() {
 		if !slices.ContainsFunc(n.Writes(), func(v int) bool { return wanted[v] }) {
 			continue
 		}
-		b.Caching = append(b.Caching, n)
+		b.KVNodes = append(b.KVNodes, n)
 		for _, a := range n.Args {
 			wanted[a.Value] = true
 		}
 	}
-	slices.Reverse(b.Caching)
+	slices.Reverse(b.KVNodes)
 }
 
 // RecomputedBy returns the units that a policy recomputes. The layer's input is never among them,

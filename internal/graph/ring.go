@@ -63,12 +63,12 @@ func (g *Model) Groups() []string {
 	return GroupNames
 }
 
-// gatherChunks gathers the rows of all ranks into a cache in the order of the sequence. The first chunks of the
+// gatherChunks gathers the rows of all ranks into K or V in the order of the sequence. The first chunks of the
 // ranks make up the first half of the subsequence. Their second chunks, from the last rank to the first, make
 // up the second half.
-func (b *builder) gatherChunks(cache, local int) {
-	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: cache, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
-	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
+func (b *builder) gatherChunks(kv, local int) {
+	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: kv, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
+	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: kv, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
 // chunksGradient adds the gradient of one of the two gathers of gatherChunks, each of which covers half of the
@@ -164,7 +164,7 @@ func ringGradient(b *builder, n Node) {
 	if b.act != ir.F32 {
 		total = b.value(Value{Name: "d.q.sum", Rows: Local, Cols: b.Values[dq].Cols, DType: ir.F32})
 	}
-	own := b.cacheGrads(k.Value, v.Value)
+	own := b.kvGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
 	travelling, parts, names := home, home, [2]string{"k", "v"}
 	for i, name := range names { // contributions have their own buffer, because the sums are in transit

@@ -14,8 +14,8 @@ type Op uint8
 // share.
 const (
 	Begin Op = iota
-	StageIn
-	CachesIn
+	InputFromHost
+	KVFromHost
 	Embedding
 	Head
 	Enter
@@ -29,7 +29,7 @@ const (
 	Release
 	Reload
 	End
-	StageOut
+	EndOnHost
 	HandOut
 	HandIn
 	Lend
@@ -67,11 +67,11 @@ type OpInfo struct {
 
 // Ops lists the kinds of actions in the order of their numbers.
 var Ops = [...]OpInfo{
-	Begin:     {Name: "Begin", Doc: "Waits for the task's input."},
-	StageIn:   {Name: "StageIn", Doc: "Begins to copy the input of a task from the host.", Task: "the rank's next task"},
-	CachesIn:  {Name: "CachesIn", Doc: "Begins to copy K and V of a layer from the host, if they are there.", Task: "the rank's next task", Layer: "layer of its stage"},
-	Embedding: {Name: "Embedding", Doc: "Runs the embedding in the direction of the task."},
-	Head:      {Name: "Head", Doc: "Runs the head with the loss, forward and backward."},
+	Begin:         {Name: "Begin", Doc: "Waits for the task's input."},
+	InputFromHost: {Name: "InputFromHost", Doc: "Begins to copy the input of a task from the host.", Task: "the rank's next task"},
+	KVFromHost:    {Name: "KVFromHost", Doc: "Begins to copy K and V of a layer from the host, if they are there.", Task: "the rank's next task", Layer: "layer of its stage"},
+	Embedding:     {Name: "Embedding", Doc: "Runs the embedding in the direction of the task."},
+	Head:          {Name: "Head", Doc: "Runs the head with the loss, forward and backward."},
 	Enter: {Name: "Enter", Doc: "Begins a visit: one task's work in a layer or, in a shared slot, that of all the rank's tasks on its own stage. " +
 		"It comes only if weights or gradients are divided (ZeRO). Buffers between the steps of earlier collectives are freed.", Task: "a task of the visit", Layer: "layer of its stage"},
 	Gather: {Name: "Gather", Doc: "Begins to gather the divided weights of a layer that a visit reads, this one or the next.", Task: "a task of that visit", Layer: "layer of its stage"},
@@ -89,7 +89,7 @@ var Ops = [...]OpInfo{
 	Reload: {Name: "Reload", Doc: "Issues the copies that reload a layer.", Task: "the backward that needs the layer", Layer: "layer of its stage"},
 	End: {Name: "End", Doc: "Passes the result on, on the device or by a message.",
 		Of: "the task of this rank that reads the result, if there is one", ofTask: true},
-	StageOut: {Name: "StageOut", Doc: "Like End, but the result goes to the host if its tensor is placed there.",
+	EndOnHost: {Name: "EndOnHost", Doc: "Like End, but the result goes to the host if its tensor is placed there.",
 		Of: "the task of this rank that reads the result", ofTask: true},
 
 	HandOut: {Name: "HandOut", Common: true, Doc: "Embeds a subsequence and distributes its pieces."},

@@ -54,7 +54,7 @@ marked "all ranks" come in the same order in the schedules of all ranks.
 func checkFields(t *testing.T, a Action, listed int) {
 	t.Helper()
 	info := &Ops[a.Op]
-	if info.Task == "" && int(a.Task) != listed && a.Op != End && a.Op != StageOut {
+	if info.Task == "" && int(a.Task) != listed && a.Op != End && a.Op != EndOnHost {
 		t.Fatalf("%s, listed under task %d, has task %d", a.Op, listed, a.Task)
 	}
 	if info.Layer == "" && a.Layer != 0 || info.Of == "" && a.Of != 0 {

@@ -283,7 +283,7 @@ func (w *writer) begin(i, coming int) {
 	if backward {
 		w.reloadUpTo(i, coming, w.Ahead-1)
 	}
-	w.stageIn(i + 1)
+	w.inputFromHost(i + 1)
 }
 
 // ownVisit lists a task's visit to its layer number at.
@@ -301,20 +301,20 @@ func (w *writer) ownVisit(i, at int) {
 func (w *writer) end(i int) {
 	end := Action{Op: End, Task: int32(i), Of: w.links[i].reader}
 	if w.Staged && int(end.Of) > i+nearby {
-		end.Op = StageOut
+		end.Op = EndOnHost
 	}
 	w.add(end)
 }
 
-// stageIn lists the copies from the host for a task. They run during the previous task.
-func (w *writer) stageIn(i int) {
+// inputFromHost lists the copies from the host for a task. They run during the previous task.
+func (w *writer) inputFromHost(i int) {
 	if !w.Staged || i == len(w.tasks) {
 		return
 	}
-	w.add(Action{Op: StageIn, Task: int32(i)})
+	w.add(Action{Op: InputFromHost, Task: int32(i)})
 	for at := range w.layersOf(i) {
 		if w.returns(i) {
-			w.add(w.visit(CachesIn, i, at))
+			w.add(w.visit(KVFromHost, i, at))
 		}
 	}
 }

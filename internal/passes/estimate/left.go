@@ -62,7 +62,7 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 		for kind := range t.kinds {
 			of, z := &t.kinds[kind].left, g.OfKind(z, kind)
 			halves(&of.forward, b.Forward, b.BeforeAttention(), z)
-			halves(&of.backward, b.Backward, b.BeforeCacheGrads(), z)
+			halves(&of.backward, b.Backward, b.BeforeKVGrads(), z)
 		}
 		var rows, gradients ir.Seconds
 		for v := range b.Values {

@@ -42,8 +42,8 @@ type Costs struct {
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
 	link                  cost.HostLink      // link of one device, before any copy
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
-	cacheOut              []ir.Seconds       // [i], copies of a layer's K and V
-	cacheBack             ir.Seconds         // copy of a layer's K and V for a whole sequence
+	kvOut                 []ir.Seconds       // [i], copies of a layer's K and V
+	kvBack                ir.Seconds         // copy of a layer's K and V for a whole sequence
 	kvRecompute           []ir.Seconds       // [i], to compute K and V of a layer from its input
 	left                  *leftCosts         // of tasks shared at the start; nil: there are none
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
@@ -133,8 +133,8 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
-		t.addCaches(m, g.Layer, z)
-		t.kvRecompute = append(t.kvRecompute, pr.abreast(g.Layer, g.Layer.Caching, z, 0))
+		t.addKV(m, g.Layer, z)
+		t.kvRecompute = append(t.kvRecompute, pr.abreast(g.Layer, g.Layer.KVNodes, z, 0))
 		if p.Streams() {
 			t.stream.rows = append(t.stream.rows, rowsOut(pr, g, z))
 		}
@@ -178,9 +178,9 @@ func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 	return kinds
 }
 
-// addCaches computes the times to copy a layer's K and V: to the host one subsequence at a time, back all at
+// addKV computes the times to copy a layer's K and V: to the host one subsequence at a time, back all at
 // once.
-func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
+func (t *Costs) addKV(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
 		if b.Values[v].Kind != graph.Cache || !b.Values[v].Spans() {
@@ -190,7 +190,7 @@ func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 		out += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: whole * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)}, cost.Link{})
 		back += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: whole}, cost.Link{})
 	}
-	t.cacheOut, t.cacheBack = append(t.cacheOut, out), back
+	t.kvOut, t.kvBack = append(t.kvOut, out), back
 }
 
 func perStage[T any](stages, n int) [][][]T {

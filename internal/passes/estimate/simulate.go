@@ -55,7 +55,7 @@ type simStage struct {
 // reset returns to the start of the step.
 func (s *Simulation) reset() {
 	p := s.Plan
-	s.outs, s.backs = p.Offload.Caches == plan.CachesHost || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
+	s.outs, s.backs = p.Offload.Caches == plan.KVOnHost || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
 	clear(s.arrives)
 	s.lent = map[lentLayer]ir.Seconds{}
 	if s.outs {
@@ -160,10 +160,10 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 	case schedule.Begin:
 		st.now = max(st.now, s.arrives[n])
 		st.await()
-	case schedule.StageIn:
-		s.stageIn(st, int(a.Task))
-	case schedule.CachesIn:
-		s.cachesIn(st, a)
+	case schedule.InputFromHost:
+		s.inputFromHost(st, int(a.Task))
+	case schedule.KVFromHost:
+		s.kvFromHost(st, a)
 	case schedule.Embedding:
 		s.runEmbedding(st, t)
 	case schedule.Head:
@@ -179,7 +179,7 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.release(st, t, a)
 	case schedule.Reload:
 		s.reload(st, a)
-	case schedule.End, schedule.StageOut:
+	case schedule.End, schedule.EndOnHost:
 		s.endTask(st, n, a)
 	}
 }
@@ -190,8 +190,8 @@ func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
 	st.done++
 	t := &s.Nodes[n]
 	switch {
-	case a.Op == schedule.StageOut && s.Plan.StagesOut(s.Task(n), st.tasks[a.Of]):
-		s.stageOut(st, t, a.Of)
+	case a.Op == schedule.EndOnHost && s.Plan.ResultOnHost(s.Task(n), st.tasks[a.Of]):
+		s.resultToHost(st, t, a.Of)
 	case t.Next >= 0:
 		s.deliver(t)
 	}
@@ -262,7 +262,7 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 		if s.backs {
 			st.wait(t.Subsequence, s.back[int(t.Layers)+k])
 		}
-		st.waitFor(st.caches[[2]int32{t.Stage, a.Layer}])
+		st.waitFor(st.kv[[2]int32{t.Stage, a.Layer}])
 		s.runLayer(st, t, k, s.backwardOf(t, k).of(t.Split))
 	case plan.WeightGrad:
 		st.run(s.backwardOf(t, k).weights)

@@ -13,7 +13,7 @@ import (
 type simStaging struct {
 	waits         []bool // whether the task's input is on the host; nil: no task's input is
 	gone, fetched []ir.Seconds
-	caches        map[[2]int32]ir.Seconds // by stage and layer of the stage: when K and V are on the device again
+	kv            map[[2]int32]ir.Seconds // by stage and layer of the stage: when K and V are on the device again
 	inputs        []ir.Seconds            // [i]: when a layer's input is on the device to recompute K and V
 	lagging       ir.Seconds              // when the copy of the last task's result to the host is done
 }
@@ -21,7 +21,7 @@ type simStaging struct {
 func newSimStaging(tasks, subsequences int) simStaging {
 	return simStaging{
 		waits: make([]bool, tasks), gone: make([]ir.Seconds, tasks), fetched: make([]ir.Seconds, tasks),
-		caches: map[[2]int32]ir.Seconds{}, inputs: make([]ir.Seconds, subsequences),
+		kv: map[[2]int32]ir.Seconds{}, inputs: make([]ir.Seconds, subsequences),
 	}
 }
 
@@ -32,23 +32,23 @@ func (st *simStage) await() {
 	}
 }
 
-// stageOut sends a task's result to the host, where it stays until it is read.
-func (s *Simulation) stageOut(st *simStage, t *walk.Node, reader int32) {
+// resultToHost sends a task's result to the host, where it stays until it is read.
+func (s *Simulation) resultToHost(st *simStage, t *walk.Node, reader int32) {
 	left := st.link.Copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
 	st.waits[reader], st.gone[reader], st.lagging = true, left, left
 }
 
-// stageIn loads the input of the rank's next task.
-func (s *Simulation) stageIn(st *simStage, at int) {
+// inputFromHost loads the input of the rank's next task.
+func (s *Simulation) inputFromHost(st *simStage, at int) {
 	if st.waits[at] {
 		st.fetched[at] = st.link.Copies(cost.Back, max(st.now, st.gone[at]), s.hiddenBack[st.tasks[at].Subsequence])
 	}
 }
 
-// cachesIn loads K and V of a layer of the stage whose backward begins with the rank's next task.
-func (s *Simulation) cachesIn(st *simStage, a schedule.Action) {
-	if stage := st.tasks[a.Task].Stage; s.Plan.StagesCaches(stage) {
-		st.caches[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.cacheBack)
+// kvFromHost loads K and V of a layer of the stage whose backward begins with the rank's next task.
+func (s *Simulation) kvFromHost(st *simStage, a schedule.Action) {
+	if stage := st.tasks[a.Task].Stage; s.Plan.HoldsKVOnHost(stage) {
+		st.kv[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.kvBack)
 	}
 }
 
@@ -62,8 +62,8 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	if st.waits[st.done] && k == 0 {
 		d -= s.hiddenOut[t.Subsequence]
 	}
-	if s.Plan.StagesCaches(int(t.Stage)) {
-		d += s.cacheOut[t.Subsequence]
+	if s.Plan.HoldsKVOnHost(int(t.Stage)) {
+		d += s.kvOut[t.Subsequence]
 	}
 	if s.streams {
 		d += s.stream.rows[t.Subsequence]

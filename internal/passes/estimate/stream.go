@@ -86,9 +86,9 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 			return t
 		}
 	}
-	caches, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
+	kv, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
 	in = func(l walk.Load) ir.Seconds {
-		t := caches(l)
+		t := kv(l)
 		if l.Grads {
 			t += grads(walk.Load{First: l.Begun, End: l.End})
 		}

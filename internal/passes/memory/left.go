@@ -89,9 +89,9 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 		for v := range g.Layer.Values {
 			switch n := layers * graph.Align(g.Layer.Values[v].Bytes(z)); g.Layer.Values[v].Kind {
 			case graph.Cache:
-				terms[TermCaches] += n
+				terms[TermKV] += n
 			case graph.CacheGrad:
-				terms[TermCacheGrads] += n
+				terms[TermKVGrads] += n
 			}
 		}
 	}

@@ -18,7 +18,7 @@ const (
 	weightPass    // second half of a backward
 	attendingPass // the rest of a backward after its own rows of streamed K and V have been loaded
 	betweenHalves
-	cachingPass // the recomputation of K and V
+	kvPass // the recomputation of K and V
 )
 
 // workingKey contains everything that the bytes of a running block depend on.
@@ -60,7 +60,7 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 
 // Blocks caches the maximum number of bytes that each block holds at once. In a pass of a block, these are the
 // bytes of its input, of the tensors that it has saved or will save, of its result, of the gradients of weights
-// and caches that the pass creates, and, until their last use, of the weights that are gathered only for the
+// and of K and V that the pass creates, and, until their last use, of the weights that are gathered only for the
 // pass. Between the halves of a backward, they are the bytes of the tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
@@ -177,8 +177,8 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 		return b.Halves[graph.InputGradient], []int{b.DOutput, b.Input}, b.DInput
 	case weightPass:
 		return b.Halves[graph.WeightGradient], b.Between, graph.Missing
-	case cachingPass:
-		return b.Caching, []int{b.Input}, graph.Missing
+	case kvPass:
+		return b.KVNodes, []int{b.Input}, graph.Missing
 	}
 	return nil, b.Between, graph.Missing // between the halves
 }
@@ -226,7 +226,7 @@ func (l *lives) attends(i int, n *graph.Node) {
 	l.spans = append(l.spans, liveSpan{i, i, bytes})
 }
 
-// counts reports whether a value's bytes are counted with the pass. Weights, caches, and gradients
+// counts reports whether a value's bytes are counted with the pass. Weights, K, V, and gradients
 // that already exist usually persist and are counted elsewhere.
 func (l *lives) counts(v int) bool {
 	if l.streams(v) {

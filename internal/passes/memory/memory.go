@@ -25,17 +25,17 @@ type Term int
 
 // Uses of memory.
 const (
-	TermWeights    Term = iota
-	TermOptimizer       // states and f32 masters
-	TermGradients       // gradients of weights, from a step's first addition on
-	TermCaches          // K and V
-	TermCacheGrads      // dK and dV
-	TermLoads           // streamed rows of K, V and their gradients
-	TermKept            // units between their forward and their backward
-	TermCopies          // units on their way to the host or back
-	TermMessages        // messages between stages, and hidden rows that wait for the head
-	TermWorking         // the running layer, embedding or chunk of the head
-	TermPacking         // gaps that placement may leave
+	TermWeights   Term = iota
+	TermOptimizer      // states and f32 masters
+	TermGradients      // gradients of weights, from a step's first addition on
+	TermKV             // K and V
+	TermKVGrads        // dK and dV
+	TermLoads          // streamed rows of K, V and their gradients
+	TermKept           // units between their forward and their backward
+	TermCopies         // units on their way to the host or back
+	TermMessages       // messages between stages, and hidden rows that wait for the head
+	TermWorking        // the running layer, embedding or chunk of the head
+	TermPacking        // gaps that placement may leave
 	numTerms
 )
 

@@ -20,9 +20,9 @@ func TestFootprintTerms(t *testing.T) {
 			t.Errorf("stage %d: terms sum to %d of %d", s, sum, peak.Bytes)
 		}
 		cache := ir.Bytes(p.LayersOf(s)) * 2 * ir.Bytes(p.Train.Sequence) * ir.Bytes(p.Model.Hidden/p.Parallel.SP) * 2
-		if peak.Terms[TermCaches] != cache || peak.Terms[TermCacheGrads] > 2*cache || peak.Terms[TermKept] < peak.Bytes/2 || peak.Terms[TermCopies] != 0 {
+		if peak.Terms[TermKV] != cache || peak.Terms[TermKVGrads] > 2*cache || peak.Terms[TermKept] < peak.Bytes/2 || peak.Terms[TermCopies] != 0 {
 			t.Errorf("stage %d: %s of K and V, %s of their gradients, %s under way: want %s, at most twice that, none",
-				s, peak.Terms[TermCaches], peak.Terms[TermCacheGrads], peak.Terms[TermCopies], cache)
+				s, peak.Terms[TermKV], peak.Terms[TermKVGrads], peak.Terms[TermCopies], cache)
 		}
 	}
 }

@@ -64,7 +64,7 @@ func (w *inputs) send(rank int) {
 			continue
 		}
 		size := w.hidden[t.Subsequence]
-		if a := list.Last(i); a.Op == schedule.StageOut && p.StagesOut(tasks[i], tasks[a.Of]) { // copied to the host, and back
+		if a := list.Last(i); a.Op == schedule.EndOnHost && p.ResultOnHost(tasks[i], tasks[a.Of]) { // copied to the host, and back
 			w.held[n+1] += size
 			w.held[next-1] += size
 			continue

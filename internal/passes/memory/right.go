@@ -10,7 +10,7 @@ import (
 func (r *tracker) borrow(t plan.Task) {
 	for i := r.rank + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
-			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
+			r.now[TermKV] += r.lentBytes(i, graph.Cache)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func (r *tracker) help(t plan.Task) {
 	at := r.rank + 1
 	for i := r.rank + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
-			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
+			r.now[TermKV] += r.lentBytes(i, graph.Cache)
 		}
 		blocks += r.lentBytes(i, graph.Cache)
 		if n := r.lentBytes(i, graph.CacheGrad); i > at {
@@ -56,10 +56,10 @@ func (r *tracker) help(t plan.Task) {
 	for slot := len(r.sizes); slot < len(r.sizes)+len(r.plan.Tasks)-1; slot++ {
 		travels = max(travels, r.travelling(slot))
 	}
-	r.now[TermCacheGrads] += gradients
+	r.now[TermKVGrads] += gradients
 	r.note(t, travels)
-	r.now[TermCaches] -= blocks
-	r.now[TermCacheGrads] -= gradients
+	r.now[TermKV] -= blocks
+	r.now[TermKVGrads] -= gradients
 }
 
 // travelling returns the bytes of other stages' queries, and of the results for them, that a stage holds while

@@ -39,8 +39,8 @@ type rowsOf struct {
 	bytes  ir.Bytes
 }
 
-// caches returns the bytes of K and V of a layer, or of their gradients.
-func (c *kv) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+// bytes returns the bytes of K and V of a layer, or of their gradients.
+func (c *kv) bytes(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	for _, v := range c.spanning(b) {
 		if b.Values[v].Kind == kind {
 			n += graph.Align(b.Values[v].Bytes(z))
@@ -63,8 +63,8 @@ func (c *kv) spanning(b *graph.Block) []int {
 	return c.spans.values
 }
 
-// cachesBetween returns the bytes of the gradients of K and V that the second half reads.
-func (c *kv) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
+// gradsBetween returns the bytes of the gradients of K and V that the second half reads.
+func (c *kv) gradsBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	for _, v := range b.Between {
 		if b.Values[v].Kind == graph.CacheGrad {
 			n += graph.Align(b.Values[v].Bytes(z))

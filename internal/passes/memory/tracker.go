@@ -114,7 +114,7 @@ func (g *gauge) persist() {
 	g.now[TermWeights] = scalars * ir.Alignment
 	if g.graph.Layer.Given(graph.ValuePositions) != graph.Missing {
 		z := g.sizes[0]
-		g.now[TermCaches] = ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
+		g.now[TermKV] = ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
 	}
 	for kind, n := range g.plan.KindsOf(g.graph, g.plan.StagesOf(g.rank)...) {
 		add(g.graph.LayerOf(kind), ir.Bytes(n))
@@ -152,7 +152,7 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.plan.HeadSize(r.sizes[t.Subsequence]))
 	case schedule.Enter:
 		r.gradients.enter()
-	case schedule.End, schedule.StageOut:
+	case schedule.End, schedule.EndOnHost:
 		r.endStaged(t, a)
 		if t.Kind == plan.Forward && t.Subsequence == len(r.sizes)-1 {
 			r.help(t)
@@ -165,8 +165,8 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 // actOn counts the bytes that an action on a layer takes and frees.
 func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 	switch a.Op {
-	case schedule.CachesIn:
-		r.cachesIn(r.plan.Tasks[r.rank][a.Task], int(a.Layer))
+	case schedule.KVFromHost:
+		r.kvFromHost(r.plan.Tasks[r.rank][a.Task], int(a.Layer))
 	case schedule.Gather:
 		r.gradients.gather(r.gradients.visitOf(a))
 	case schedule.Free:
@@ -217,15 +217,15 @@ func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
 func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *graph.Block, own int) {
 	z, u, k := r.sizes[t.Subsequence], r.kept.leave(t), int(a.Layer)
 	if t.Subsequence == 0 {
-		r.now[TermCaches] += r.kv.caches(b, graph.Cache, z)
+		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z)
 		r.host += r.kv.streamed(graph.Cache, z.Sequence)
 	}
 	r.now[TermLoads] = r.kv.attend()
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 	r.now[TermLoads] = r.kv.held
-	r.cachesOut(t, b)
+	r.kvToHost(t, b)
 	if !b.Attends && t.Subsequence == len(r.sizes)-1 { // no backward reads K and V
-		r.now[TermCaches] -= r.kv.caches(b, graph.Cache, z)
+		r.now[TermKV] -= r.kv.bytes(b, graph.Cache, z)
 		r.host -= r.kv.streamed(graph.Cache, z.Sequence)
 	}
 	r.now[TermKept] += u.kept[own]
@@ -252,15 +252,15 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 		return
 	}
 	if t.Subsequence == len(r.sizes)-1 {
-		r.now[TermCacheGrads] += r.kv.caches(b, graph.CacheGrad, z)
+		r.now[TermKVGrads] += r.kv.bytes(b, graph.CacheGrad, z)
 		r.host += r.kv.gradsOnHost(t, k)
 		r.most = max(r.most, r.host)
 	}
 	if t.Subsequence == 0 {
-		r.now[TermCacheGrads] -= r.kv.caches(b, graph.CacheGrad, z)
-		r.now[TermCaches] -= r.kv.caches(b, graph.Cache, z)
+		r.now[TermKVGrads] -= r.kv.bytes(b, graph.CacheGrad, z)
+		r.now[TermKV] -= r.kv.bytes(b, graph.Cache, z)
 		if at.Split {
-			r.now[TermCacheGrads] += r.kv.cachesBetween(b, z)
+			r.now[TermKVGrads] += r.kv.gradsBetween(b, z)
 		}
 		r.host -= r.kv.streamed(graph.Cache, z.Sequence) + r.kv.gradsOnHost(t, k)
 	}
@@ -272,7 +272,7 @@ func (r *tracker) weightGrads(t plan.Task, k int, b *graph.Block) {
 	r.now[TermKept] -= r.between(b, z)
 	r.visiting(t, k, b, weightPass, z)
 	if t.Subsequence == 0 && b.Attends {
-		r.now[TermCacheGrads] -= r.kv.cachesBetween(b, z)
+		r.now[TermKVGrads] -= r.kv.gradsBetween(b, z)
 	}
 }
 
@@ -335,32 +335,32 @@ func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 	if t.Kind == plan.Backward && r.inputWaits() {
 		r.host -= r.hidden(r.sizes[t.Subsequence])
 	}
-	if a.Op != schedule.StageOut {
+	if a.Op != schedule.EndOnHost {
 		return
 	}
-	if reader := r.plan.Tasks[r.rank][a.Of]; r.plan.StagesOut(t, reader) {
+	if reader := r.plan.Tasks[r.rank][a.Of]; r.plan.ResultOnHost(t, reader) {
 		r.waits[a.Of] = true
 		r.host += r.hidden(r.sizes[t.Subsequence])
 	}
 }
 
-// cachesOut frees K and V of a layer once the last subsequence has passed through the layer.
-func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
+// kvToHost frees K and V of a layer once the last subsequence has passed through the layer.
+func (r *tracker) kvToHost(t plan.Task, b *graph.Block) {
 	if !b.Attends {
 		return
 	}
-	caches := r.kv.caches(b, graph.Cache, r.sizes[0])
-	if !r.plan.StagesCaches(t.Stage) {
-		if last := t.As(plan.Backward); r.plan.RecomputesCaches(last) {
-			r.now[TermCaches] -= caches
+	kvBytes := r.kv.bytes(b, graph.Cache, r.sizes[0])
+	if !r.plan.HoldsKVOnHost(t.Stage) {
+		if last := t.As(plan.Backward); r.plan.RecomputesKV(last) {
+			r.now[TermKV] -= kvBytes
 		}
 		return
 	}
 	if t.Subsequence == 0 {
-		r.host += caches
+		r.host += kvBytes
 	}
 	if t.Subsequence == len(r.sizes)-1 {
-		r.now[TermCaches] -= caches
+		r.now[TermKV] -= kvBytes
 	}
 }
 
@@ -372,24 +372,24 @@ func (r *tracker) recompute(t plan.Task, a schedule.Action) {
 	case a.Op == schedule.Recompute:
 		r.inputs -= r.hidden(z)
 		gradient := r.hidden(r.sizes[t.Subsequence])
-		r.note(t, gradient+r.inputs+r.working(r.graph.Layer, cachingPass, z, 0))
+		r.note(t, gradient+r.inputs+r.working(r.graph.Layer, kvPass, z, 0))
 	default:
 		r.inputs += r.hidden(z)
 		if a.Of == 0 {
-			r.now[TermCaches] += r.kv.caches(b, graph.Cache, r.sizes[0])
+			r.now[TermKV] += r.kv.bytes(b, graph.Cache, r.sizes[0])
 		}
 	}
 }
 
-// cachesIn reloads K and V of a layer for the stage's first backward.
-func (r *tracker) cachesIn(next plan.Task, k int) {
-	if !r.plan.StagesCaches(next.Stage) {
+// kvFromHost reloads K and V of a layer for the stage's first backward.
+func (r *tracker) kvFromHost(next plan.Task, k int) {
+	if !r.plan.HoldsKVOnHost(next.Stage) {
 		return
 	}
 	if b := r.kept.block(next, k); b.Attends {
-		caches := r.kv.caches(b, graph.Cache, r.sizes[0])
+		kvBytes := r.kv.bytes(b, graph.Cache, r.sizes[0])
 		r.most = max(r.most, r.host)
-		r.now[TermCaches] += caches
-		r.host -= caches
+		r.now[TermKV] += kvBytes
+		r.host -= kvBytes
 	}
 }

@@ -566,21 +566,21 @@ func (h *chooser) fitByRecomputing() {
 // none fits, it takes the placement that needs the least memory, regardless of time. A search for any plan that
 // fits relies on this.
 func (h *chooser) fitWithCopies() {
-	p, caches := h.plan, h.plan.Offload.Caches
-	if caches == plan.CachesHost {
-		p.Offload.Caches = plan.CachesDevice
+	p, kv := h.plan, h.plan.Offload.Caches
+	if kv == plan.KVOnHost {
+		p.Offload.Caches = plan.KVOnDevice
 	}
 	if h.allFit() {
 		return
 	}
-	p.Offload.Caches = caches
+	p.Offload.Caches = kv
 	defer func() { p.Time = plan.Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot(), since: h.work()}
 	if !h.unitByUnit || !f.tryCopies() {
 		f.tryRecomputing()
 	}
-	if f.best == nil && caches == plan.CachesHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
-		p.Offload.Caches = plan.CachesRecompute
+	if f.best == nil && kv == plan.KVOnHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
+		p.Offload.Caches = plan.KVRecomputed
 		f.tryRecomputing()
 	}
 	if f.best == nil {

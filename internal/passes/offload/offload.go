@@ -33,8 +33,8 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		return nil
 	}
 	keepAll(p, c, policy)
-	p.Offload.Caches = cachesUnder(p, policy)
-	defer explainCaches(p)
+	p.Offload.Caches = kvUnder(p, policy)
+	defer explainKV(p)
 	if policy == plan.PolicyAuto || policy == plan.PolicyMemory || p.Recompute == plan.PolicyAuto {
 		newChooser(c, p).choose(policy)
 		return nil
@@ -65,25 +65,25 @@ func adopt(p, winner *plan.Plan) {
 	}
 }
 
-// explainCaches records the reason why K and V are recomputed.
-func explainCaches(p *plan.Plan) {
-	if p.Offload.Caches == plan.CachesRecompute {
-		p.Decide("offload", "K and V", plan.CachesRecompute,
+// explainKV records the reason why K and V are recomputed.
+func explainKV(p *plan.Plan) {
+	if p.Offload.Caches == plan.KVRecomputed {
+		p.Decide("offload", "K and V", plan.KVRecomputed,
 			"the first backward task of a layer recomputes them from the layer's inputs, for all subsequences; they are not stored until then")
 	}
 }
 
-// cachesUnder returns where an offload policy puts a layer's K and V between forward and backward.
-func cachesUnder(p *plan.Plan, policy string) string {
+// kvUnder returns where an offload policy puts a layer's K and V between forward and backward.
+func kvUnder(p *plan.Plan, policy string) string {
 	switch {
 	case !p.LayerOrder() || len(p.Stream.Caches) == len(plan.Streamable):
-		return plan.CachesDevice
+		return plan.KVOnDevice
 	case p.Recompute == graph.RecomputeFullKV && p.Subsequences.N > 1:
-		return plan.CachesRecompute
+		return plan.KVRecomputed
 	case policy == "none":
-		return plan.CachesDevice
+		return plan.KVOnDevice
 	}
-	return plan.CachesHost
+	return plan.KVOnHost
 }
 
 // offloadLeast recomputes all units that may be recomputed, and offloads as many of the rest as fit
@@ -93,7 +93,7 @@ func offloadLeast(p *plan.Plan, c *pass.Context) {
 	defer func() { p.Recompute = asked }()
 	p.Recompute = leastKept(p)
 	keepAll(p, c, plan.PolicyAuto)
-	p.Offload.Caches = cachesUnder(p, plan.PolicyAuto)
+	p.Offload.Caches = kvUnder(p, plan.PolicyAuto)
 	p.Stream.Early = min(p.Stream.Early, 1)
 	h := newUntimedChooser(c, p)
 	for s := range p.Tasks {
@@ -334,7 +334,7 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	for kind := range kinds {
 		kinds[kind] = keptBy(g, kind, g.RecomputedBy(p.Recompute))
 	}
-	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.CachesDevice}
+	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.KVOnDevice}
 	for s := range p.Parallel.PP {
 		var placement strings.Builder
 		for _, kind := range kindsOn(p, g, s) {
@@ -372,7 +372,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	if most := max(2, p.Model.Layers); o.Ahead < 1 || o.Ahead > most {
 		return fmt.Errorf("offload: reloads are issued 1 to %d layers in advance, not %d", most, o.Ahead)
 	}
-	if err := checkCaches(p); err != nil {
+	if err := checkKV(p); err != nil {
 		return err
 	}
 	if len(o.Placement) != stages || len(o.Alpha) != stages {
@@ -394,17 +394,17 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// checkCaches checks that K and V leave the device between forward and backward only in layer order, and that
+// checkKV checks that K and V leave the device between forward and backward only in layer order, and that
 // they are not recomputed if they are streamed.
-func checkCaches(p *plan.Plan) error {
+func checkKV(p *plan.Plan) error {
 	switch at := p.Offload.Caches; {
-	case at == plan.CachesDevice:
+	case at == plan.KVOnDevice:
 		return nil
-	case at != plan.CachesHost && at != plan.CachesRecompute:
-		return fmt.Errorf("offload: caches is %q, but must be %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
+	case at != plan.KVOnHost && at != plan.KVRecomputed:
+		return fmt.Errorf("offload: caches is %q, but must be %s, %s or %s", at, plan.KVOnDevice, plan.KVOnHost, plan.KVRecomputed)
 	case !p.LayerOrder():
 		return fmt.Errorf("offload: K and V of a layer can be offloaded only in layer order")
-	case at == plan.CachesRecompute && p.Streams():
+	case at == plan.KVRecomputed && p.Streams():
 		return fmt.Errorf("offload: K and V that are streamed from the host cannot also be recomputed")
 	}
 	return nil

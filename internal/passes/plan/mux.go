@@ -53,8 +53,8 @@ func ParamsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	return paramsOf(b, nodes)
 }
 
-// CachingReads returns the parameters that a layer reads only to compute K and V.
-func CachingReads(b *graph.Block) ParamSet { return paramsOf(b, b.Caching) }
+// KVReads returns the parameters that a layer reads only to compute K and V.
+func KVReads(b *graph.Block) ParamSet { return paramsOf(b, b.KVNodes) }
 
 func paramsOf(b *graph.Block, nodes []graph.Node) (set ParamSet) {
 	for i := range nodes {

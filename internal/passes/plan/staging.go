@@ -19,39 +19,39 @@ const (
 // InputUnit is the index of a layer's input among its units, which are in the order of their producers.
 const InputUnit = 0
 
-// StagesOut reports whether the result of a task stays on the host until another task reads it. The result is
+// ResultOnHost reports whether the result of a task stays on the host until another task reads it. The result is
 // placed like the input of the later of the two stages, because that input has the same rows. Gradients are
 // placed like their values, and the head's input is placed like the input of the last stage. Without layers, that stage keeps
 // its input on the device.
-func (p *Plan) StagesOut(t, reader Task) bool {
+func (p *Plan) ResultOnHost(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
 	return p.LayersPerStage[t.Stage] > 0 && p.PlacementOf(t, 0)[InputUnit] == PlacementOffload
 }
 
 // Values of Offload.Caches: where K and V of a layer are kept between its last forward and its first backward.
 const (
-	CachesDevice    = "device"
-	CachesHost      = "host"
-	CachesRecompute = "recompute" // not kept: the first backward recomputes them from the layer's inputs
+	KVOnDevice   = "device"
+	KVOnHost     = "host"
+	KVRecomputed = "recompute" // not kept: the first backward recomputes them from the layer's inputs
 )
 
-// StagesCaches reports whether K and V of a stage's layers are on the host between its last forward
+// HoldsKVOnHost reports whether K and V of a stage's layers are on the host between its last forward
 // and its first backward. Those of the last stage are not, because its backward follows
 // immediately.
-func (p *Plan) StagesCaches(stage int) bool {
-	return p.Offload.Caches == CachesHost && stage < p.Parallel.Stages()-1
+func (p *Plan) HoldsKVOnHost(stage int) bool {
+	return p.Offload.Caches == KVOnHost && stage < p.Parallel.Stages()-1
 }
 
-// RecomputesCaches reports whether a task begins each layer by recomputing K and V of the whole
+// RecomputesKV reports whether a task begins each layer by recomputing K and V of the whole
 // sequence. The first backward of a stage does so if the stage has not kept them.
-func (p *Plan) RecomputesCaches(t Task) bool {
-	return p.Offload.Caches == CachesRecompute && t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 &&
+func (p *Plan) RecomputesKV(t Task) bool {
+	return p.Offload.Caches == KVRecomputed && t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 &&
 		t.Stage < p.Parallel.Stages()-1
 }
 
 // Timing returns the timing of the plan's schedules.
 func (p *Plan) Timing() schedule.Timing {
-	return schedule.Timing{Lag: p.Offload.Lag, Ahead: p.Offload.Ahead, Recomputes: p.Offload.Caches == CachesRecompute}
+	return schedule.Timing{Lag: p.Offload.Lag, Ahead: p.Offload.Ahead, Recomputes: p.Offload.Caches == KVRecomputed}
 }
 
 // InputOffloaded reports whether the backward of a layer loads the layer's input from the host.

@@ -66,7 +66,8 @@ func (p *Plan) gradientOrder() (order string, common bool) {
 	return digest(orders), common
 }
 
-// digest returns a short hash of a value that people compare but do not read.
+// digest returns a short hash of a value that people compare but do not read. The names of fields are part of it: after
+// one of them is renamed, programs seem to add in another order.
 func digest(value any) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%+v", value)

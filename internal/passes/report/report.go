@@ -81,7 +81,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if p.Offload.Policy != "" {
 			line("offload", offloadInWords(p))
 		}
-		if words := cachesInWords(p); words != "" {
+		if words := kvInWords(p); words != "" {
 			line("K and V", words)
 		}
 		if _, _, recomputed := Shares(p); recomputed > 0 {
@@ -223,14 +223,14 @@ func streamedInWords(p *plan.Plan) string {
 	return ""
 }
 
-// cachesInWords says where K and V are kept, if not on the device.
-func cachesInWords(p *plan.Plan) string {
+// kvInWords says where K and V are kept, if not on the device.
+func kvInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
 		return fmt.Sprintf("%s on the host, streamed through the device in blocks of %s tokens", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
-	case p.Offload.Caches == plan.CachesHost:
+	case p.Offload.Caches == plan.KVOnHost:
 		return "one layer at a time on the device, the other layers on the host"
-	case p.Offload.Caches == plan.CachesRecompute:
+	case p.Offload.Caches == plan.KVRecomputed:
 		return "one layer at a time on the device; the other layers are recomputed for the backward pass"
 	}
 	return ""
