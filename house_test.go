@@ -30,8 +30,9 @@ var levels = []struct {
 	imports string
 }{
 	{"internal/infile", 0, ""},
-	{"lang", 0, "internal/infile ir"},
-	{"ir", 0, "internal/infile"},
+	{"internal/near", 0, ""},
+	{"lang", 0, "internal/infile internal/near ir"},
+	{"ir", 0, "internal/infile internal/near"},
 	{"internal/data/tokenizer", 0, "internal/infile"},
 	{"internal/data/corpus", 1, "internal/infile internal/data/tokenizer"},
 	{"internal/data/corpus/prepare", 2, "internal/infile internal/data/corpus internal/data/tokenizer"},
@@ -78,7 +79,7 @@ var levels = []struct {
 	{"internal/cuda", 3, "internal/vm ir internal/cuda/library internal/cuda/driver internal/cuda/nvrtc internal/cuda/cublas internal/cuda/nccl internal/cuda/nvtx internal/cuda/kernels"},
 	{"internal/shipped", 0, ""},
 	{"internal/data/safetensors", 0, "internal/infile"},
-	{"internal/hf", 1, "internal/infile lang ir internal/shipped internal/data/safetensors"},
+	{"internal/hf", 1, "internal/infile internal/near lang ir internal/shipped internal/data/safetensors"},
 	{".", 11, "lang internal/passes internal/passes/plan internal/codegen ir internal/vm internal/train internal/vm/cpu internal/vm/cpu/simd internal/vm/sim internal/shipped"},
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},

@@ -92,7 +92,7 @@ func (in *Instr) attention() attentionSize {
 }
 
 // end returns the number of tokens up to the last query, counted from the first key.
-func (s attentionSize) end() int64 { return Plus(s.prefix, Times(s.n, max(1, s.chunks/2))) }
+func (s attentionSize) end() int64 { return Plus(s.prefix, times(s.n, max(1, s.chunks/2))) }
 
 // part returns the attention of the given queries, the first of which has prefix keys before it.
 func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
@@ -177,7 +177,7 @@ func checkAttention(in *Instr) error {
 		return fmt.Errorf("attribute softcap must be literal, finite and not negative")
 	}
 	s := in.attention()
-	q, k, last := in.Arg("q").Rows(), in.Arg("k").Rows(), Times(s.end(), s.batch)
+	q, k, last := in.Arg("q").Rows(), in.Arg("k").Rows(), times(s.end(), s.batch)
 	switch {
 	case last == math.MaxInt64:
 		return fmt.Errorf("prefix is %d, and prefix*batch + %d exceeds 64 bits", s.prefix, q)
@@ -194,7 +194,7 @@ func checkAttention(in *Instr) error {
 			return err
 		}
 	}
-	if err := checkPositions(in, Times(q, max(1, s.chunks/2))); err != nil {
+	if err := checkPositions(in, times(q, max(1, s.chunks/2))); err != nil {
 		return err
 	}
 	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {

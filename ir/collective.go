@@ -68,7 +68,7 @@ func (p Transfer) end(first, stride Bytes) Bytes {
 	if p.Size() == 0 {
 		return 0
 	}
-	return Plus(first, Plus(Times(p.Rows-1, stride), p.Width))
+	return Plus(first, Plus(times(p.Rows-1, stride), p.Width))
 }
 
 // collectives lists the rows by opcode. It is separate from Ops because its functions look up operands in Ops.
@@ -266,7 +266,7 @@ func checkAllToAll(in *Instr) error {
 		return fmt.Errorf("both sides have two dimensions")
 	case tall.Rows()%wide.Rows() != 0:
 		return fmt.Errorf("%d rows are not a multiple of %d", tall.Rows(), wide.Rows())
-	case ratio%copies != 0 || wide.Cols() != Times(ratio/copies, tall.Cols()):
+	case ratio%copies != 0 || wide.Cols() != times(ratio/copies, tall.Cols()):
 		return fmt.Errorf("%d columns are not %d members / %d copies times %d", wide.Cols(), ratio, copies, tall.Cols())
 	}
 	return nil

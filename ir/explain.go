@@ -9,7 +9,7 @@ import (
 
 // Explain returns the reference entry of an opcode, generated from its row.
 func Explain(name string) (string, error) {
-	op, ok := OpByName(name)
+	op, ok := opByName()[name]
 	if !ok {
 		msg := fmt.Sprintf("no opcode is named %s", name)
 		if hint := nearest(name, opNames()); hint != "" {

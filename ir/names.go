@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"sppo.dev/internal/near"
 )
 
 // This file finds opcodes by name, and suggests corrections for unknown names.
@@ -17,12 +19,6 @@ var opByName = sync.OnceValue(func() map[string]Op {
 	}
 	return m
 })
-
-// OpByName finds an opcode by its mnemonic.
-func OpByName(name string) (Op, bool) {
-	op, ok := opByName()[name]
-	return op, ok
-}
 
 func opNames() []string {
 	names := make([]string, NumOps)
@@ -90,38 +86,9 @@ func suggest(name string, table map[string]int) string {
 
 // nearest returns a hint with the word that was probably meant, or "" if no word is similar.
 func nearest(name string, words []string) string {
-	best, bestDistance := "", 1+max(len(name)/3, 1)
-	for _, w := range words {
-		if len(w)-len(name) >= bestDistance || len(name)-len(w) >= bestDistance {
-			continue
-		}
-		if d := editDistance(name, w); d < bestDistance {
-			best, bestDistance = w, d
-		}
-	}
-	if best == "" {
+	meant := near.Word(name, words)
+	if meant == "" {
 		return ""
 	}
-	return "did you mean " + best + "?"
-}
-
-// editDistance returns the smallest number of byte insertions, deletions and replacements that turn a into b.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return "did you mean " + meant + "?"
 }

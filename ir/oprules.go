@@ -143,7 +143,7 @@ func (in *Instr) UpdatedRows(row int64) int64 {
 	return max(0, min(w.Rows(), grad.Rows()-row))
 }
 
-// limitsValues reports whether CheckValues, or the verifier's check of peers, limits the values of attributes.
+// limitsValues reports whether checkValues, or the verifier's check of peers, limits the values of attributes.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Dropout, Send, Recv:
@@ -154,10 +154,10 @@ func (in *Instr) limitsValues() bool {
 	return false
 }
 
-// CheckValues checks attributes that may differ between ranks against their limits: tokens of the
+// checkValues checks attributes that may differ between ranks against their limits: tokens of the
 // run, rows of a tensor, entries of the vocabulary. Figures of the run that are 0 are unknown and
 // not used as limits.
-func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
+func (in *Instr) checkValues(run *Run, s Section, consts []int64) error {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	switch in.Op {
 	case LoadTokens:
@@ -168,7 +168,7 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		return checkRow(value("row"), in.Args[0])
 	case Rope:
 		member, chunks, position := value("member"), value("chunks"), value("position")
-		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
+		if rows := times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
 			return fmt.Errorf("positions %d to %d exceed %d, up to which float64 is exact", position, Plus(position, rows), int64(maxPosition))
 		}
 		if err := checkRotation(run, value("rotation"), value("head_dim")); err != nil {

@@ -231,7 +231,7 @@ func (ps *parser) origin(p *Provenance) error {
 func (ps *parser) opcode() (Op, error) {
 	at := ps.mark()
 	w := ps.word()
-	if op, ok := OpByName(w); ok {
+	if op, ok := opByName()[w]; ok {
 		return op, nil
 	}
 	if w == "" {

@@ -119,13 +119,13 @@ func (v View) Elements() int64 {
 func product(dims []int64) int64 {
 	n := int64(1)
 	for _, d := range dims {
-		n = Times(n, d)
+		n = times(n, d)
 	}
 	return n
 }
 
 // Bytes returns the extent of the view, saturated.
-func (v View) Bytes() Bytes { return Times(Bytes(v.Elements()), v.DType.Bytes()) }
+func (v View) Bytes() Bytes { return times(Bytes(v.Elements()), v.DType.Bytes()) }
 
 // Rows returns the product of all dimensions except the last. Rows and Cols treat the view as a matrix.
 func (v View) Rows() int64 {

@@ -8,7 +8,7 @@ import (
 )
 
 // Sizes come from files as well as from the compiler, so their sums and products saturate at math.MaxInt64. A
-// saturated size is larger than any buffer, because arenas are smaller. The operands of Plus and Times must not
+// saturated size is larger than any buffer, because arenas are smaller. The operands of Plus and times must not
 // be negative.
 
 // Plus returns a+b, or math.MaxInt64 if the sum exceeds it.
@@ -19,8 +19,8 @@ func Plus[T ~int64](a, b T) T {
 	return math.MaxInt64
 }
 
-// Times returns a*b, or math.MaxInt64 if the product exceeds it.
-func Times[T ~int64](a, b T) T {
+// times returns a*b, or math.MaxInt64 if the product exceeds it.
+func times[T ~int64](a, b T) T {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi != 0 || lo > math.MaxInt64 {
 		return math.MaxInt64

@@ -144,7 +144,7 @@ func (in *Instr) checkDims(i int, rule [][]factor, bound *[maxDimNames]int64) er
 					open, n = int(f.value), 1
 				}
 			}
-			known = Times(known, n)
+			known = times(known, n)
 		}
 		switch {
 		case open < 0 && known != size:

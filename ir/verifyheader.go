@@ -107,14 +107,14 @@ func verifyMachine(m *Machine, all *findings) {
 func verifyTensors(p *Program, all *findings) {
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
-		if t.Shape[0] < 1 || t.Shape[1] < 1 || Times(4, t.elements()) == math.MaxInt64 {
+		if t.Shape[0] < 1 || t.Shape[1] < 1 || times(4, t.elements()) == math.MaxInt64 {
 			all.add(headerFinding("tensor %s has shape %v: it must have 1 or more rows and columns, and fewer than 2^61 elements", t.Name, t.Shape))
 		}
 	}
 }
 
 // elements returns the number of elements of a tensor, saturated. Its dimensions are positive.
-func (t *Tensor) elements() int64 { return Times(t.Shape[0], t.Shape[1]) }
+func (t *Tensor) elements() int64 { return times(t.Shape[0], t.Shape[1]) }
 
 // verifyCoordinates checks that there are ranks, and that no two ranks have the same coordinates,
 // if any are given.

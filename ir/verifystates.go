@@ -142,7 +142,7 @@ func (x rectangle) compare(y rectangle) int {
 	return cmp.Or(cmp.Compare(x.row, y.row), cmp.Compare(x.col, y.col), cmp.Compare(x.endRow, y.endRow), cmp.Compare(x.endCol, y.endCol))
 }
 
-func (x rectangle) area() int64 { return Times(x.endRow-x.row, x.endCol-x.col) }
+func (x rectangle) area() int64 { return times(x.endRow-x.row, x.endCol-x.col) }
 
 func (x rectangle) contains(y rectangle) bool {
 	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol

@@ -119,5 +119,5 @@ func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 			return FindMessage, fmt.Errorf("peer %d is not another of the %d ranks", peer, len(p.Ranks))
 		}
 	}
-	return FindBounds, in.CheckValues(&p.Run, s, consts)
+	return FindBounds, in.checkValues(&p.Run, s, consts)
 }

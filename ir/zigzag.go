@@ -57,7 +57,7 @@ func checkZigzag(in *Instr) error {
 		return fmt.Errorf("attribute chunks must be literal")
 	}
 	if in.Op == Rope {
-		if err := checkPositions(in, Times(in.Args[0].Rows(), max(1, chunks/2))); err != nil {
+		if err := checkPositions(in, times(in.Args[0].Rows(), max(1, chunks/2))); err != nil {
 			return err
 		}
 	}

@@ -30,7 +30,7 @@ func Explain(word string) (string, error) {
 			matches = append(matches, explainKey(k))
 		}
 	}
-	if t := FindTerm(word); t != nil && len(matches) > 0 {
+	if t := findTerm(word); t != nil && len(matches) > 0 {
 		matches = append([]string{t.explain()}, matches...)
 	}
 	if len(matches) > 0 {
@@ -44,7 +44,7 @@ func Explain(word string) (string, error) {
 	if c := callOf(word); c != nil {
 		return c.explain(), nil
 	}
-	if t := FindTerm(word); t != nil {
+	if t := findTerm(word); t != nil {
 		return t.explain(), nil
 	}
 	if text := explainValue(word); text != "" {

@@ -10,21 +10,12 @@ import (
 
 // Format writes a specification in the standard style. It changes only spaces and line breaks, so the meaning
 // stays the same. It is idempotent and keeps comments. If the text has syntax errors, it returns them as
-// Diagnostics.
+// Diagnostics that show the name.
 //
 // The style is: indentation by two spaces; one space around operators and none inside brackets; `=` aligned
 // over consecutive lines with one key each; trailing comments aligned over consecutive lines; at most one empty
 // line, and none at the edges of a block. Keys on the same line stay on it, separated by three spaces.
-func Format(text []byte) ([]byte, error) {
-	return format("<input>", text)
-}
-
-// FormatFile is like Format for the text of a file, whose name diagnostics show.
-func FormatFile(file string, text []byte) ([]byte, error) {
-	return format(file, text)
-}
-
-func format(name string, text []byte) ([]byte, error) {
+func Format(name string, text []byte) ([]byte, error) {
 	src := &sourceText{name: name, text: string(text)}
 	var diags Diagnostics
 	parseFile(src, func(d *Diagnostic) { diags = append(diags, d) })

@@ -16,7 +16,7 @@ func TestFormat(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := FormatFile(file, text)
+		got, err := Format(file, text)
 		if err != nil {
 			t.Error(err)
 			continue
@@ -27,7 +27,7 @@ func TestFormat(t *testing.T) {
 }
 
 func TestFormatRefusesSyntaxErrors(t *testing.T) {
-	if out, err := FormatFile("x.sppo", []byte("train {\n")); err == nil || !strings.HasPrefix(err.Error(), "x.sppo:1:7: error:") {
+	if out, err := Format("x.sppo", []byte("train {\n")); err == nil || !strings.HasPrefix(err.Error(), "x.sppo:1:7: error:") {
 		t.Errorf("%q, %v", out, err)
 	}
 }
@@ -35,11 +35,11 @@ func TestFormatRefusesSyntaxErrors(t *testing.T) {
 // checkFormat checks that formatting is idempotent, changes no token, and preserves the meaning.
 func checkFormat(t *testing.T, text string) {
 	t.Helper()
-	once, err := Format([]byte(text))
+	once, err := Format("x.sppo", []byte(text))
 	if err != nil {
 		return
 	}
-	twice, err := Format(once)
+	twice, err := Format("x.sppo", once)
 	if err != nil {
 		t.Fatalf("the result does not parse: %v\nfrom %q\nto %q", err, text, once)
 	}

@@ -65,8 +65,8 @@ var Terms = []Term{
 	{"working-memory", "Device memory for values that are needed only within a task, as opposed to weights, saved activations and messages."},
 }
 
-// FindTerm returns the glossary entry for a name, or nil.
-func FindTerm(name string) *Term {
+// findTerm returns the glossary entry for a name, or nil.
+func findTerm(name string) *Term {
 	i := slices.IndexFunc(Terms, func(t Term) bool { return strings.EqualFold(t.Name, name) })
 	if i < 0 {
 		return nil

@@ -81,11 +81,8 @@ func (o Options) readFile(name string) ([]byte, error) {
 	if o.ReadFile != nil {
 		return o.ReadFile(name)
 	}
-	return ReadFile(name)
+	return infile.Read(name, MaxFileBytes)
 }
-
-// ReadFile reads the text of a spec, which must be a regular file of at most MaxFileBytes.
-func ReadFile(name string) ([]byte, error) { return infile.Read(name, MaxFileBytes) }
 
 type loader struct {
 	opts   Options

@@ -73,7 +73,7 @@ func TestExamplesAreFormatted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := FormatFile(file, text)
+		got, err := Format(file, text)
 		if err != nil {
 			t.Error(err)
 		} else if diff := cmp.Diff(string(text), string(got)); diff != "" {

@@ -149,8 +149,8 @@ func (m *Model) amplitude() float64 {
 	return 1
 }
 
-// Rotated returns the number of elements of a head that are rotated, in pairs (i, i+Rotated/2).
-func (m *Model) Rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
+// rotated returns the number of elements of a head that are rotated, in pairs (i, i+Rotated/2).
+func (m *Model) rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
 
 func setBias(s *Spec, v value) {
 	s.Model.Bias = []string{}
@@ -296,7 +296,7 @@ func (m *Model) ropeProblems() (found []Problem) {
 	case m.RopePartial == 1 && m.HeadDim%2 != 0:
 		fail("model.head_dim model.heads model.hidden", Indivisible, fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
 			"rotary positions need an even head_dim, not %d", m.HeadDim)
-	case !whole || m.Rotated()%2 != 0 || m.Rotated() == 0:
+	case !whole || m.rotated()%2 != 0 || m.rotated() == 0:
 		fail("model.rope_partial", Indivisible, "rope_partial * head_dim is an even number",
 			"rope_partial = %g of head_dim = %d is %g, which is not an even number of elements", m.RopePartial, m.HeadDim, rotated)
 	}
@@ -314,7 +314,7 @@ func (m *Model) ropeProblems() (found []Problem) {
 			key  string
 			list []float64
 		}{{"rope_short", m.RopeShort}, {"rope_long", m.RopeLong}} {
-			if n := m.Rotated() / 2; len(l.list) > 0 && len(l.list) != n {
+			if n := m.rotated() / 2; len(l.list) > 0 && len(l.list) != n {
 				fail("model."+l.key, LengthOfList, fmt.Sprintf("write %d numbers", n), "%s lists %d numbers for %d rotated pairs", l.key, len(l.list), n)
 			}
 		}
@@ -334,7 +334,7 @@ func (m *Model) Local(layer int) bool { return m.RopeLocalTheta != 0 && m.Window
 // Rates returns the angles by which the rotated pairs of a layer turn from one position to the next, in
 // radians.
 func (m *Model) Rates(layer int, sequence int64) []float64 {
-	width := m.Rotated()
+	width := m.rotated()
 	rates := make([]float64, width/2)
 	for i := range rates {
 		place := -2 * float64(i) / float64(width)

@@ -150,7 +150,7 @@ func TestCodes(t *testing.T) {
 		case !c.Later && d[0].Hint == "" && c.Code != Duplicate && c.Code != WrongType && c.Code != Syntax:
 			t.Errorf("%s has no hint", c.Code)
 		}
-		formatted, err := Format([]byte(c.Example))
+		formatted, err := Format("example.sppo", []byte(c.Example))
 		if err == nil && string(formatted) != c.Example {
 			t.Errorf("the example of %s is not in the standard style:\n%s", c.Code, formatted)
 		}

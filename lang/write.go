@@ -32,7 +32,7 @@ func (s *Spec) Text(dir string) string {
 		}
 		b.WriteString(strings.TrimSpace(block.Name+" "+name) + " {\n" + entries + "}\n\n")
 	}
-	text, err := Format([]byte(b.String()))
+	text, err := Format(s.File, []byte(b.String()))
 	if err != nil {
 		panic("internal: the text of a spec does not parse: " + err.Error())
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/near"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/shipped"
 	"sppo.dev/internal/train"
@@ -78,7 +79,7 @@ func format(flags *pflag.FlagSet) cli.Action {
 			if file == "-" {
 				file = "standard input"
 			}
-			after, err := lang.FormatFile(file, before)
+			after, err := lang.Format(file, before)
 			if err != nil {
 				return err
 			}
@@ -135,8 +136,8 @@ func explanation(word string) (string, error) {
 			return strings.Join(found, "\n"), nil
 		}
 	}
-	if near := lang.Nearest(word, explained()); near != "" {
-		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
+	if meant := near.Word(word, explained()); meant != "" {
+		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, meant)
 	}
 	if words := similar(word); len(words) > 0 {
 		return "", fmt.Errorf("unknown word %q; similar words are %s", word, strings.Join(words, ", "))

@@ -53,7 +53,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	line("attention_efficiency", curveText(m.AttentionEfficiency))
 	line("attention_grad_efficiency", curveText(m.AttentionGradEff))
 	b.WriteString("}\n")
-	return lang.FormatFile("the cluster file", []byte(b.String()))
+	return lang.Format("the cluster file", []byte(b.String()))
 }
 
 // unit is a unit of the language; lists of units begin with the largest.

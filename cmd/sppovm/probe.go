@@ -61,7 +61,7 @@ func (f *probeFlags) check() error {
 	if f.ranks < 0 || f.span < 0 {
 		return cli.Usagef("probe: --ranks and --span must not be negative")
 	}
-	if _, err := lang.FormatFile("--name", []byte("cluster "+f.name+" {}\n")); err != nil {
+	if _, err := lang.Format("--name", []byte("cluster "+f.name+" {}\n")); err != nil {
 		return cli.Usagef("--name %s: use letters, digits, - and _, starting with a letter", f.name)
 	}
 	if f.out == "" {

@@ -37,7 +37,7 @@ func TestProbedFileIsACluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := lang.FormatFile("here.sppo", text); err != nil || string(again) != string(text) {
+	if again, err := lang.Format("here.sppo", text); err != nil || string(again) != string(text) {
 		t.Errorf("formatted again (%v):\n%s\nit was\n%s", err, again, text)
 	}
 	for _, line := range strings.Split(string(text), "\n") { // every figure has its origin

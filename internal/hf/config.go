@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"sppo.dev/internal/infile"
-	"sppo.dev/lang"
+	"sppo.dev/internal/near"
 )
 
 // ConfigFile is the file that describes a model.
@@ -204,7 +204,7 @@ func (c *config) meant(name string) string {
 			absent = append(absent, c.keys[i].name)
 		}
 	}
-	i := slices.IndexFunc(absent, func(key string) bool { return !c.present(key) && lang.Distance(name, key) == 1 })
+	i := slices.IndexFunc(absent, func(key string) bool { return !c.present(key) && near.Distance(name, key) == 1 })
 	if i < 0 {
 		return ""
 	}

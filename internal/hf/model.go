@@ -274,7 +274,7 @@ func (m *Model) Text() string {
 		fmt.Fprintf(&b, "%s = %s # %s\n", k.Name, k.Value, k.From)
 	}
 	b.WriteString("}\n")
-	text, err := lang.Format([]byte(b.String()))
+	text, err := lang.Format("model", []byte(b.String()))
 	if err != nil {
 		panic("internal: the imported model does not parse: " + err.Error())
 	}

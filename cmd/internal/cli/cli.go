@@ -29,7 +29,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo.dev/lang"
+	"sppo.dev/internal/near"
 )
 
 // Env is the environment of a command.
@@ -172,8 +172,8 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
 		var names []string
 		flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := lang.Nearest(unknown.GetSpecifiedName(), names); near != "" {
-			return fmt.Sprintf("unknown flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), near)
+		if meant := near.Word(unknown.GetSpecifiedName(), names); meant != "" {
+			return fmt.Sprintf("unknown flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), meant)
 		}
 		return fmt.Sprintf("unknown flag --%s", unknown.GetSpecifiedName())
 	}
@@ -222,8 +222,8 @@ func (a *App) find(name string) (*Command, error) {
 		}
 		names = append(names, c.Name)
 	}
-	if near := lang.Nearest(name, names); near != "" {
-		return nil, Usagef("unknown command %q; did you mean %q?", name, near)
+	if meant := near.Word(name, names); meant != "" {
+		return nil, Usagef("unknown command %q; did you mean %q?", name, meant)
 	}
 	return nil, Usagef("unknown command %q; %s help lists all", name, a.Name)
 }

@@ -70,7 +70,7 @@ func ReadSpec(file string) ([]byte, error) {
 	if file == "-" {
 		return io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one extra byte, to detect a larger file
 	}
-	text, err := lang.ReadFile(file)
+	text, err := infile.Read(file, lang.MaxFileBytes)
 	return text, Wrong(err)
 }
 

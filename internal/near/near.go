@@ -1,16 +1,10 @@
-package lang
+// Package near finds the word that was probably meant.
+package near
 
-import (
-	"cmp"
-	"maps"
-	"slices"
-	"strings"
-)
+import "strings"
 
-// Nearest returns the candidate most similar to the word, or "" if none is similar.
-func Nearest(word string, candidates []string) string { return nearest(word, candidates) }
-
-func nearest(word string, candidates []string) string {
+// Word returns the candidate most similar to the word, or "" if none is similar.
+func Word(word string, candidates []string) string {
 	for _, c := range candidates {
 		if strings.EqualFold(word, c) && c != word {
 			return c
@@ -51,15 +45,4 @@ func Distance(a, b string) int {
 		before, last = last, row
 	}
 	return last[len(b)]
-}
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func distinct(words []string) []string {
-	slices.Sort(words)
-	return slices.Compact(words)
-}
-
-func sortBy[T any, K cmp.Ordered](s []T, key func(T) K) {
-	slices.SortStableFunc(s, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 }
