@@ -1,33 +1,122 @@
 package sppo_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log"
+	"os"
 
 	"sppo.dev"
-	"sppo.dev/internal/train"
 	"sppo.dev/ir"
 )
 
 // Compile a spec with one key changed, and train the model on the CPU.
 func Example() {
+	ctx := context.Background()
 	spec, err := sppo.Load("examples/tiny.sppo", "train.steps=20")
 	if err != nil {
 		log.Fatal(err)
 	}
-	program, err := sppo.Compile(spec)
+	program, err := sppo.Compile(ctx, spec, sppo.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	var losses []float64
-	err = sppo.Run(context.Background(), program, func(r train.StepResult) { losses = append(losses, r.Loss) })
+	job, err := sppo.Open(program, sppo.CPU(0))
 	if err != nil {
 		log.Fatal(err)
+	}
+	defer job.Close()
+	var losses []float64
+	for step, err := range job.Train(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		losses = append(losses, step.Loss)
 	}
 	fmt.Printf("%d ranks, %d steps, loss falls: %t\n", len(program.Ranks), len(losses), losses[19] < losses[0])
 	// Output: 4 ranks, 20 steps, loss falls: true
+}
+
+// Stop training after five steps, save a checkpoint, and go on from it.
+func ExampleJob_Train() {
+	ctx := context.Background()
+	spec, err := sppo.Load("examples/tiny.sppo", "train.steps=10")
+	if err != nil {
+		log.Fatal(err)
+	}
+	program, err := sppo.Compile(ctx, spec, sppo.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	folder, err := os.MkdirTemp("", "checkpoints")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	for range 2 {
+		job, err := sppo.Open(program, sppo.CPU(0))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer job.Close()
+		if checkpoints, _ := os.ReadDir(folder); len(checkpoints) > 0 {
+			if err := job.Restore(ctx, folder); err != nil {
+				log.Fatal(err)
+			}
+		}
+		fmt.Println("begin after step", job.Steps())
+		for step, err := range job.Train(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			if step.Step == 5 {
+				break
+			}
+		}
+		if err := job.Save(folder); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("saved after step", job.Steps())
+	}
+	// Output:
+	// begin after step 0
+	// saved after step 5
+	// begin after step 5
+	// saved after step 10
+}
+
+// Print why a plan is as it is, and save it.
+func ExampleNewPlan() {
+	spec, err := sppo.Load("examples/tiny.sppo")
+	if err != nil {
+		log.Fatal(err)
+	}
+	plan, err := sppo.NewPlan(context.Background(), spec, sppo.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("fits: %t, %.0f tokens/s, estimated\n", plan.Memory.Fits, plan.TokensPerSecond)
+	for _, d := range plan.Decisions {
+		if d.Pass == "offload" {
+			fmt.Printf("%s = %s: %s\n", d.What, d.Value, d.Why)
+		}
+	}
+	var text bytes.Buffer
+	if err := plan.WriteJSON(&text); err != nil {
+		log.Fatal(err)
+	}
+	again, err := sppo.ReadPlan(&text)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(again.Step == plan.Step)
+	// Output:
+	// fits: true, 28160 tokens/s, estimated
+	// policy = full: everything is offloaded, including the last subsequence
+	// ahead = 1 of 2 layers: a reload is issued this many layers in advance; more would hold its bytes longer, fewer would lengthen the step
+	// true
 }
 
 // A spec can come from memory. Errors in it are reported as diagnostics with positions.
@@ -47,25 +136,26 @@ func ExampleParse() {
 
 // Compare the memory and the simulated time of a job with and without offload.
 func ExampleSimulate() {
+	ctx := context.Background()
 	for _, offload := range []string{"none", "full"} {
 		spec, err := sppo.Load("examples/tiny.sppo", "schedule.offload="+offload)
 		if err != nil {
 			log.Fatal(err)
 		}
-		plan, err := sppo.Plan(spec)
+		plan, err := sppo.NewPlan(ctx, spec, sppo.Options{})
 		if err != nil {
 			log.Fatal(err)
 		}
-		program, err := sppo.Build(plan)
+		program, err := plan.Build(ctx)
 		if err != nil {
 			log.Fatal(err)
 		}
-		timeline, err := sppo.Simulate(program)
+		step, err := sppo.Simulate(ctx, program)
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Printf("offload = %s: %v of device memory, %v a step, simulated\n",
-			offload, plan.Memory.DevicePeakBytes[0], timeline.Makespan)
+			offload, plan.Memory.DevicePeaks[0], step.Step)
 	}
 	// Output:
 	// offload = none: 263 KiB of device memory, 4.18 ms a step, simulated
@@ -78,7 +168,7 @@ func ExampleCompile_doesNotFit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, err = sppo.Compile(spec)
+	_, err = sppo.Compile(context.Background(), spec, sppo.Options{})
 	var fit *sppo.FitError
 	fmt.Println(errors.As(err, &fit))
 	fmt.Println(err)
@@ -126,14 +216,19 @@ func ExampleOpen_programByHand() {
 	program := &ir.Program{Name: "by hand", Lines: []string{"by hand"}, Passes: []string{"hand"},
 		Run: ir.Run{Steps: 1, Batch: 1, Sequence: 4}, Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}}
 
-	err := sppo.Run(context.Background(), program, func(r train.StepResult) { fmt.Println("loss", r.Loss) })
+	job, err := sppo.Open(program, sppo.CPU(1))
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer job.Close()
+	for step, err := range job.Train(context.Background()) {
+		fmt.Println("loss", step.Loss, err)
+	}
 	program.Codes[0].Sections[ir.SectionStep] = append(step[:8:8], step[9]) // without the last wait
-	fmt.Println(sppo.Run(context.Background(), program, nil))
+	_, err = sppo.Open(program, sppo.CPU(1))
+	fmt.Println(err)
 	// Output:
-	// loss 36
+	// loss 36 <nil>
 	// the program failed verification: 1 finding
 	// race: code only, step 8: reads x.back (bytes 0x100 to 0x110) while step 6 on stream h2d may not yet have written it: no event orders them
 	//     step 8: compute sumsq loss:f32[1] = x.back:f32[4] weight=1

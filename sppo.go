@@ -2,14 +2,19 @@
 // programs the functionality of the commands sppoc and sppovm.
 //
 //	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
-//	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
-//	program, err := sppo.Build(plan)                            // verified bytecode of every rank: package ir
-//	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package internal/vm/sim
-//	err = sppo.Run(ctx, program, each)                          // training on the CPU: package train
+//	plan, err := sppo.NewPlan(ctx, spec, sppo.Options{})        // every decision, with its reason
+//	program, err := plan.Build(ctx)                             // verified bytecode of every rank: package ir
+//	step, err := sppo.Simulate(ctx, program)                    // one step in virtual time
 //
-// The results are plain values of those packages. A Program can also be written by hand: ir.Verify checks any
-// program, regardless of its origin. To run on other devices, give train.Open a function that creates them;
-// package cuda has the one for NVIDIA GPUs.
+//	job, err := sppo.Open(program, sppo.CPU(0)) // or sppo.CUDA()
+//	defer job.Close()
+//	for step, err := range job.Train(ctx) { ... }
+//
+// Compile makes and builds a plan in one call. A Program can also be written by hand: ir.Verify checks any program,
+// regardless of its origin.
+//
+// Besides errors of the file system, there are three kinds of errors: lang.Diagnostics if the spec is wrong, *FitError
+// if the job needs more memory than its cluster has, and *BugError if the compiler has made a mistake.
 //
 // While the major version is 0, this package changes along with the language and the file formats;
 // see CHANGELOG.md.
@@ -17,18 +22,15 @@ package sppo
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
+	"io"
 
 	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/passes"
+	"sppo.dev/internal/passes/estimate"
+	"sppo.dev/internal/passes/pass"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/shipped"
-	"sppo.dev/internal/train"
-	"sppo.dev/internal/vm"
-	"sppo.dev/internal/vm/cpu"
-	"sppo.dev/internal/vm/cpu/simd"
 	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -38,7 +40,7 @@ import (
 const Version = "0.1.0"
 
 // Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". A spec in any folder can
-// import the shipped clusters and baselines. An error about the spec is a lang.Diagnostics.
+// import the shipped clusters and baselines. An error in the spec is a lang.Diagnostics.
 func Load(file string, overrides ...string) (*lang.Spec, error) {
 	return lang.Load(file, languageOptions(overrides))
 }
@@ -53,169 +55,176 @@ func languageOptions(overrides []string) lang.Options {
 	return lang.Options{Set: overrides, Shipped: shipped.Files}
 }
 
-// Plan decides what the spec leaves open and predicts how a step will run. Plan.Memory is an estimate until the
-// plan is built.
-func Plan(spec *lang.Spec) (*plan.Plan, error) { return PlanWith(spec, passes.Options{}) }
+// Options control the search for a plan. The zero value searches as sppoc plan does.
+type Options struct {
+	// FirstFit takes the first plan that fits, instead of looking for the fastest.
+	FirstFit bool
 
-// PlanWith is Plan with a choice of passes. Unless o.Measure is set, the search places a candidate's buffers to
-// find out whether the candidate fits.
-func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
-	if o.Measure == nil {
-		o.Measure = codegen.MeasureFit
-	}
-	plan := plan.New(spec)
-	if err := passes.Run(spec, plan, o); err != nil {
-		return nil, err
-	}
-	return plan, nil
+	// Patience scales the amount of work after which the search accepts a plan that may not be the fastest;
+	// 0 means 1.
+	Patience float64
+
+	// Progress, unless it is nil, is called after each candidate of the search, with the number of candidates so
+	// far and the estimated time of a step in the fastest plan that fits, or 0 if none has been found yet.
+	Progress func(candidates int, step ir.Seconds)
 }
 
-// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
-// It sets Plan.Memory to the peaks of the placed buffers. It also builds programs that exceed their cluster's
-// memory. If the program fails the proof, the error is a *BugError.
-func Build(plan *plan.Plan) (*ir.Program, error) { return BuildTimed(plan, nil) }
+// A Plan holds every decision about a job. NewPlan makes plans; the fields describe the result.
+type Plan struct {
+	Step            ir.Seconds // estimated time of a step; Simulate gives a more accurate one
+	TokensPerSecond float64    // of all ranks, estimated as well
+	MFU             float64    // model FLOPs utilization: model FLOPs divided by the peak of the ranks
+	Memory          Memory
+	Decisions       []Decision // in the order in which they were made
 
-// BuildTimed is like Build, and also measures the passes and the proof.
-func BuildTimed(plan *plan.Plan, times *passes.Times) (*ir.Program, error) {
-	program, err := codegen.BuildTimed(plan, times)
+	plan *plan.Plan
+}
+
+// Memory describes the memory of one rank. Peaks have one entry for each pipeline stage: the highest address that a
+// buffer has on a rank of that stage.
+type Memory struct {
+	Fits                         bool
+	DevicePeaks, HostPeaks       []ir.Bytes
+	DeviceCapacity, HostCapacity ir.Bytes
+}
+
+// Decision is one choice, such as schedule.sp, the pass that made it, and its reason.
+type Decision struct{ Pass, What, Value, Why string }
+
+// NewPlan decides what the spec leaves open, predicts how a step will run, and places the buffers to find out whether
+// the plan fits. If none fits, it returns the one that is closest to fitting. When ctx is done, the search ends and
+// NewPlan returns the context's error.
+func NewPlan(ctx context.Context, spec *lang.Spec, o Options) (*Plan, error) {
+	p, err := search(ctx, spec, o)
 	if err != nil {
 		return nil, err
 	}
-	defer times.Time("verify")()
-	return program, proved(program)
+	return measured(p)
 }
 
-// proved verifies a program that the compiler generated; a failure is a bug in the compiler.
-func proved(p *ir.Program) error {
-	if err := verify(p); err != nil {
-		return &BugError{err}
+func search(ctx context.Context, spec *lang.Spec, o Options) (*plan.Plan, error) {
+	options := passes.Options{Fitting: o.FirstFit, Patience: o.Patience, Stop: ctx.Done()}
+	if o.Progress != nil {
+		options.Progress = func(p pass.Progress) { o.Progress(p.Candidates, p.StepS) }
 	}
-	return nil
+	p, err := compile.Plan(spec, options)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return p, err
 }
 
-// verify proves everything except that the program fits its machine.
-func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
+// ReadPlan reads a plan that WriteJSON has written. The plan may have been edited, and is used as it is; an error
+// reports decisions that contradict each other.
+func ReadPlan(r io.Reader) (*Plan, error) {
+	p, err := plan.ReadJSON(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := passes.Verify(p); err != nil {
+		return nil, err
+	}
+	estimate.Predict(p)
+	p.Memory.Placed = false // the plan may have been edited
+	return measured(p)
+}
 
-// BugError reports a bug in the compiler: a program that it generated fails verification or cannot be simulated.
-// The job is not at fault.
-type BugError struct{ Err error } // an *ir.VerifyError, or the reason why the program cannot be simulated
-
-func (e *BugError) Error() string {
-	what := "the program that it compiled cannot run: " + e.Err.Error()
-	var v *ir.VerifyError
-	if errors.As(e.Err, &v) && len(v.Findings) > 0 {
-		what = fmt.Sprintf("the program that it compiled breaks the verifier's rule %q\n%s", v.Findings[0].Kind, &v.Findings[0])
-		if more := len(v.Findings) - 1 + v.More; more > 0 {
-			what += fmt.Sprintf("\nand %d more", more)
+// measured describes a plan, after placing its buffers.
+func measured(p *plan.Plan) (*Plan, error) {
+	if !p.Memory.Placed {
+		if err := codegen.Measure(p); err != nil {
+			return nil, err
 		}
 	}
-	return "this is a bug in sppo, not a mistake in the job: " + what +
-		"\nplease report it with this message, the version, the command line, and the spec with the files that it imports"
+	out := &Plan{Step: p.Time.StepS, MFU: p.Throughput.MFU, Memory: memoryOf(p), plan: p,
+		TokensPerSecond: p.Throughput.TGS * float64(p.Parallel.DP*p.Parallel.PP*p.Parallel.SP)}
+	for _, d := range p.Decisions {
+		out.Decisions = append(out.Decisions, Decision(d))
+	}
+	return out, nil
 }
 
-func (e *BugError) Unwrap() error { return e.Err }
+func memoryOf(p *plan.Plan) Memory {
+	m := &p.Memory
+	return Memory{m.Fits, m.DevicePeakBytes, m.HostPeakBytes, m.DeviceCapacityBytes, m.HostCapacityBytes}
+}
 
-// Compile makes a plan and builds it. If the job does not fit its cluster, the error is a *FitError.
-func Compile(spec *lang.Spec) (*ir.Program, error) {
-	plan, err := Plan(spec)
+// WriteJSON writes all decisions and figures, in the form that ReadPlan, sppoc and sppovm read.
+func (p *Plan) WriteJSON(w io.Writer) error { return p.plan.WriteJSON(w) }
+
+// Build generates the program and proves it free of races, bad accesses, unmatched messages and deadlocks. It also
+// builds a program that does not fit. If the program fails the proof, the error is a *BugError. Build takes up to
+// seconds, and looks at ctx only at its beginning and end.
+func (p *Plan) Build(ctx context.Context) (*ir.Program, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	program, err := build(ctx, p.plan)
+	p.Memory = memoryOf(p.plan)
+	return program, err
+}
+
+func build(ctx context.Context, p *plan.Plan) (*ir.Program, error) {
+	program, err := compile.Build(p, nil)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return nil, err
-	}
-	program, err := Build(plan)
-	if err != nil {
-		return nil, err
-	}
-	if !plan.Memory.Fits {
-		return nil, &FitError{plan.Memory}
 	}
 	return program, nil
 }
 
-// FitError reports a job that needs more memory than its cluster has.
-type FitError struct{ Memory plan.Memory }
-
-func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
-
-// Shortfall names, for each kind of memory that is too small, the stage with the highest peak. It returns ""
-// if the job fits.
-func Shortfall(m *plan.Memory) string {
-	var out []string
-	for _, a := range []struct {
-		name     string
-		peaks    []ir.Bytes
-		capacity ir.Bytes
-	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
-		stage := 0
-		for i, peak := range a.peaks {
-			if peak > a.peaks[stage] {
-				stage = i
-			}
-		}
-		if peak := a.peaks[stage]; peak > a.capacity {
-			has := a.capacity.String()
-			if has == peak.String() {
-				has = fmt.Sprintf("%s less", peak-a.capacity)
-			}
-			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory but has %s", stage, peak, a.name, has))
-		}
+// Compile makes a plan and builds it. If the job does not fit its cluster, the error is a *FitError.
+func Compile(ctx context.Context, spec *lang.Spec, o Options) (*ir.Program, error) {
+	p, err := search(ctx, spec, o)
+	if err != nil {
+		return nil, err
 	}
-	return strings.Join(out, "; ")
+	program, err := build(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if !p.Memory.Fits {
+		return nil, &FitError{memoryOf(p)}
+	}
+	return program, nil
+}
+
+// BugError reports a bug in the compiler, not in the job: a program that it generated fails verification. Its field Err
+// is the *ir.VerifyError.
+type BugError = compile.BugError
+
+// FitError reports a job that needs more memory than its cluster has.
+type FitError struct{ Memory Memory }
+
+func (e *FitError) Error() string {
+	m := &e.Memory
+	return "the job does not fit: " + plan.Memory{DevicePeakBytes: m.DevicePeaks, HostPeakBytes: m.HostPeaks,
+		DeviceCapacityBytes: m.DeviceCapacity, HostCapacityBytes: m.HostCapacity}.Excess()
+}
+
+// Simulation describes a step in virtual time.
+type Simulation struct {
+	Step            ir.Seconds
+	TokensPerSecond float64    // of all ranks
+	MFU             float64    // model FLOPs utilization: model FLOPs divided by the peak of the ranks
+	BubbleRatio     float64    // idle divided by busy time of all ranks, up to the end of the pipeline
+	Exposed         ir.Seconds // the longest time that a rank waits for copies between host and device
 }
 
 // Simulate runs one step in virtual time, without computing anything, on the machine that the program
-// describes.
-func Simulate(p *ir.Program) (*sim.Timeline, error) {
-	return sim.Run(p, ir.SectionStep, sim.Options{})
-}
-
-// A Job is a program loaded for execution on the CPU. Init, Step and Eval run it; Tensor, Save and
-// Restore access its weights. It must be used by one goroutine at a time.
-type Job struct {
-	*train.Job
-	pool *simd.Pool
-}
-
-// Open verifies a program and loads it: every stream of every rank becomes a goroutine, and all kernels share
-// the given number of threads, or GOMAXPROCS threads if it is 0. Job.Close releases the goroutines and
-// threads.
-func Open(p *ir.Program, threads int) (*Job, error) {
-	if err := verify(p); err != nil {
+// describes. It takes up to seconds, and looks at ctx only at its beginning and end.
+func Simulate(ctx context.Context, p *ir.Program) (*Simulation, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
+	if err != nil {
 		return nil, err
 	}
-	pool := simd.NewPool(threads)
-	job, err := train.Open(p, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{})
-	if err != nil {
-		pool.Close()
-		return nil, err
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	return &Job{job, pool}, nil
-}
-
-// Close frees the devices and the threads.
-func (j *Job) Close() error {
-	defer j.pool.Close()
-	return j.Job.Close()
-}
-
-// Run trains on the CPU from initial weights to the program's last step. It calls the function each, which may
-// be nil, after every step. Relative paths of data files are resolved against the working directory.
-func Run(ctx context.Context, p *ir.Program, each func(train.StepResult)) (err error) {
-	job, err := Open(p, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, job.Close()) }()
-	if err := job.Init(ctx); err != nil {
-		return err
-	}
-	for job.Steps() < p.Run.Steps {
-		result, err := job.Step(ctx)
-		if err != nil {
-			return err
-		}
-		if each != nil {
-			each(result)
-		}
-	}
-	return nil
+	return &Simulation{Step: t.Makespan, TokensPerSecond: t.TGS() * float64(len(p.Ranks)), MFU: t.MFU(), BubbleRatio: t.BubbleRatio(), Exposed: t.Exposed()}, nil
 }

@@ -104,7 +104,7 @@ func compile(spec, program string, overrides []string) error {
 	if err != nil {
 		return err
 	}
-	p, err := sppo.Compile(s)
+	p, err := sppo.Compile(context.Background(), s, sppo.Options{})
 	if err != nil {
 		return err
 	}

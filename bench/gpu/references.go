@@ -49,7 +49,7 @@ func (r *reference) program(examples string) (*ir.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sppo.Compile(spec)
+	return sppo.Compile(context.Background(), spec, sppo.Options{})
 }
 
 // cpuSteps trains a program on the cpu device, with the text in a folder, for a number of steps.

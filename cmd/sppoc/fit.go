@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/internal/codegen"
 	"sppo.dev/internal/passes"
@@ -30,7 +29,7 @@ const (
 // together. Every suggestion is known to fit, either from its memory bound or because it was placed.
 func adviseFit(w *cli.Watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
-		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
+		return fmt.Errorf("the plan does not fit: %s", job.Plan.Memory.Excess())
 	}
 	file := job.Spec.File
 	var ways []way
@@ -203,15 +202,15 @@ func shortfall(job *cli.Job) string {
 			return ""
 		}
 		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
-			return sppo.Shortfall(bound)
+			return bound.Excess()
 		}
 		if shortfall, err := codegen.MeasureFit(p); err != nil {
 			return plainly(err)
 		} else if shortfall != nil && !p.Memory.Placed {
-			return sppo.Shortfall(bound)
+			return bound.Excess()
 		}
 	}
-	return sppo.Shortfall(&p.Memory)
+	return p.Memory.Excess()
 }
 
 // opens reports whether a pinned key should be left to the search. A value equal to the default does not count

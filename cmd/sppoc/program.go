@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/passes"
@@ -57,7 +56,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 		}
 		w.End()
 		if !job.Plan.Memory.Fits {
-			shortfall := sppo.Shortfall(&job.Plan.Memory)
+			shortfall := job.Plan.Memory.Excess()
 			if !*force {
 				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force builds it anyway", file, shortfall))
 			}

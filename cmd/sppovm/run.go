@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/internal/watch"
 	"sppo.dev/internal/data/corpus"
@@ -231,7 +230,7 @@ func (f *runFlags) accept(env *cli.Env, file string, job *cli.Job) error {
 			return err
 		}
 	case !job.Plan.Memory.Fits && !f.force:
-		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force runs it anyway", file, sppo.Shortfall(&job.Plan.Memory)))
+		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force runs it anyway", file, job.Plan.Memory.Excess()))
 	}
 	if err := f.saves.fits(file, job.Program, f.force); err != nil {
 		return err

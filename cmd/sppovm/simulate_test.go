@@ -111,7 +111,7 @@ func buildProgram(t *testing.T, spec string, set ...string) (file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := sppo.Compile(s)
+	p, err := sppo.Compile(t.Context(), s, sppo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

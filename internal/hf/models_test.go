@@ -88,7 +88,7 @@ func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := sppo.Compile(spec)
+	program, err := sppo.Compile(t.Context(), spec, sppo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,12 @@ import (
 	"regexp"
 	"strings"
 
-	"sppo.dev"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/memory"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/search"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
@@ -83,11 +84,11 @@ func (j job) simulate() (outcome, error) {
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return refusal(err)
 	}
-	program, err := sppo.Build(plan)
+	program, err := compile.Build(plan, nil)
 	if err != nil {
 		return outcome{}, err
 	}
-	t, err := sppo.Simulate(program)
+	t, err := sim.Run(program, ir.SectionStep, sim.Options{})
 	if err != nil {
 		return outcome{}, err
 	}

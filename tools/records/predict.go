@@ -5,9 +5,11 @@ import (
 	"sort"
 
 	"sppo.dev"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/memory"
+	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
@@ -53,18 +55,18 @@ func (r *record) predict() (prediction, error) {
 	if spec, err = r.spec(out.sequence); err != nil {
 		return out, err
 	}
-	plan, err := sppo.Plan(spec)
+	plan, err := compile.Plan(spec, passes.Options{})
 	if err != nil {
 		return out, err
 	}
-	program, err := sppo.Build(plan)
+	program, err := compile.Build(plan, nil)
 	if err != nil {
 		return out, err
 	}
 	if !plan.Memory.Fits {
-		return out, fmt.Errorf("%s: %d tokens seemed to fit, but their program does not: %s", r.name, out.sequence, sppo.Shortfall(&plan.Memory))
+		return out, fmt.Errorf("%s: %d tokens seemed to fit, but their program does not: %s", r.name, out.sequence, plan.Memory.Excess())
 	}
-	t, err := sppo.Simulate(program)
+	t, err := sim.Run(program, ir.SectionStep, sim.Options{})
 	if err != nil {
 		return out, err
 	}
@@ -91,7 +93,7 @@ func (r *record) fits(sequence int64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	plan, err := sppo.PlanWith(spec, passes.Options{Fitting: true})
+	plan, err := compile.Plan(spec, passes.Options{Fitting: true})
 	if err != nil {
 		return false, err
 	}

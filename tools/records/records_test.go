@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"testing"
 
-	"sppo.dev"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/irtest"
 	"sppo.dev/internal/passes"
 )
@@ -50,7 +50,7 @@ func TestCeiling(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		plan, err := sppo.PlanWith(spec, passes.Options{Fitting: true})
+		plan, err := compile.Plan(spec, passes.Options{Fitting: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/hf"
 	"sppo.dev/internal/infile"
 	"sppo.dev/internal/passes"
@@ -134,7 +135,7 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := sppo.PlanWith(spec, o)
+	plan, err := compile.Plan(spec, o)
 	if err != nil {
 		return nil, Wrong(err)
 	}
@@ -236,7 +237,7 @@ func sparing(large bool) {
 func (j *Job) Compile() (err error) {
 	j.short = nil
 	sparing(j.Plan.LayerVisits() > strategy.LongStep)
-	j.Program, err = sppo.BuildTimed(j.Plan, j.Times)
+	j.Program, err = compile.Build(j.Plan, j.Times)
 	return Wrong(err)
 }
 

@@ -111,7 +111,9 @@ func (w *Watch) Options(o passes.Options) passes.Options {
 	w.mutex.Lock()
 	w.searching = true
 	w.mutex.Unlock()
-	o.Context = w.context
+	if w.context != nil {
+		o.Stop = w.context.Done()
+	}
 	o.Progress = func(p pass.Progress) {
 		w.mutex.Lock()
 		defer w.mutex.Unlock()

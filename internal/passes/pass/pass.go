@@ -3,7 +3,6 @@
 package pass
 
 import (
-	"context"
 	"io"
 
 	"sppo.dev/internal/graph"
@@ -77,8 +76,8 @@ type Options struct {
 	// plan that fits, and does not look for a faster one.
 	Fitting bool
 
-	// Context ends a search early: when it is done, solve takes the best plan so far. It may be nil.
-	Context context.Context
+	// Stop ends a search early: once it is closed, solve takes the best plan so far. It may be nil.
+	Stop <-chan struct{}
 
 	// Progress, unless it is nil, is called after each candidate of a search.
 	Progress func(Progress)
@@ -96,7 +95,14 @@ type Progress struct {
 }
 
 // Stopped reports whether the user has asked to end the search with the best plan so far.
-func (o *Options) Stopped() bool { return o.Context != nil && o.Context.Err() != nil }
+func (o *Options) Stopped() bool {
+	select {
+	case <-o.Stop:
+		return true
+	default:
+		return false
+	}
+}
 
 // Diagnose converts problems to diagnostics that point at the keys of the spec.
 func (c *Context) Diagnose(problems []plan.Problem) error {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"strings"
 
 	"sppo.dev/ir"
 )
@@ -85,6 +86,24 @@ func (m Memory) Shortfalls() (out []Shortfall) {
 		}
 	}
 	return out
+}
+
+// Excess names, for each kind of memory that is too small, the stage with the highest peak. It returns "" if the plan
+// fits.
+func (m Memory) Excess() string {
+	var out []string
+	for _, s := range m.Shortfalls() {
+		capacity := m.DeviceCapacityBytes
+		if s.Arena == "host" {
+			capacity = m.HostCapacityBytes
+		}
+		peak, has := capacity+s.Bytes, capacity.String()
+		if has == peak.String() {
+			has = fmt.Sprintf("%s less", s.Bytes)
+		}
+		out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory but has %s", s.Stage, peak, s.Arena, has))
+	}
+	return strings.Join(out, "; ")
 }
 
 // Missing returns the bytes of the shortfall, or 0 if there is none.

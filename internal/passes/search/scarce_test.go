@@ -111,7 +111,7 @@ func TestStoppedSearch(t *testing.T) {
 	planned, all := 0, 0
 	tight := []string{"cluster.device_memory=24MiB"}
 	winnerOf(t, pass.Options{Progress: func(p pass.Progress) { all = p.Planned }}, tight...)
-	_, n := winnerOf(t, pass.Options{Context: ctx, Progress: func(p pass.Progress) {
+	_, n := winnerOf(t, pass.Options{Stop: ctx.Done(), Progress: func(p pass.Progress) {
 		if planned = p.Planned; p.StepS > 0 {
 			stop()
 		}

@@ -1,4 +1,4 @@
-package sppo
+package compile
 
 import (
 	"errors"
@@ -6,17 +6,24 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/passes"
+	"sppo.dev/internal/shipped"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // If a program that the compiler generated fails verification, the error blames the compiler and names the broken
 // rule and the instructions.
 func TestBugError(t *testing.T) {
-	spec, err := Load("examples/tiny.sppo")
+	spec, err := lang.Load("../../examples/tiny.sppo", lang.Options{Shipped: shipped.Files})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Compile(spec)
+	planned, err := Plan(spec, passes.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Build(planned, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
