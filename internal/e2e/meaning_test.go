@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -69,7 +70,7 @@ func TestMeaningOfMutants(t *testing.T) {
 					t.Fatal(err)
 				}
 				for k, kind := range kinds {
-					if !long && (kind.promised || (k+i)%3 != 0) { // the verifier refuses what it promises to refuse
+					if !long && (k+i)%7 != 0 {
 						continue
 					}
 					for n := range each {
@@ -99,7 +100,7 @@ func (j *judged) add(k judged) {
 // judge compares what the proof says of a mutant with its results.
 func judge(t *testing.T, m *mutant, kind string, want []float64) (j judged) {
 	j.tried = 1
-	if !runs(m.p) {
+	if !executes(m.p) {
 		return j
 	}
 	j.run = 1
@@ -121,6 +122,16 @@ func judge(t *testing.T, m *mutant, kind string, want []float64) (j judged) {
 		t.Logf("%s: refused, but has the same results: %s\n%v", kind, m.what, refused)
 	}
 	return j
+}
+
+// executes reports whether a program can be executed, in the order of its instructions: the verifier finds nothing wrong with any
+// instruction by itself. The finite-field device and the proof both follow this order, so they must agree even where streams race.
+func executes(p *ir.Program) bool {
+	err := ir.VerifyOptions{AllowOverCapacity: true}.Verify(p)
+	var found *ir.VerifyError
+	return err == nil || errors.As(err, &found) && !slices.ContainsFunc(found.Findings, func(f ir.Finding) bool {
+		return slices.Contains([]ir.FindingKind{ir.FindMalformed, ir.FindHeader, ir.FindPlace, ir.FindShape, ir.FindBounds, ir.FindOverlap, ir.FindEvent}, f.Kind)
+	})
 }
 
 func printJudged(t *testing.T, kinds []mutation, table map[string]*judged) {
