@@ -86,7 +86,7 @@ var large = []struct {
 	name   string
 	fields int
 }{
-	{"codegen.stage", 20},
+	{"codegen.lowering", 20},
 	{"memory.tracker", 20},
 	{"offload.chooser", 20},
 }

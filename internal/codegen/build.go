@@ -58,7 +58,7 @@ func MeasureFit(p *plan.Plan) (*plan.Shortfall, error) {
 		return nil, err
 	}
 	l := newLayout(p)
-	stages, least := make([]*stage, p.Parallel.PP), p.Memory
+	stages, least := make([]*lowering, p.Parallel.PP), p.Memory
 	least.DevicePeakBytes, least.HostPeakBytes = make([]ir.Bytes, len(stages)), make([]ir.Bytes, len(stages))
 	each(len(stages), func(i int) {
 		stages[i] = l.lower(i)
@@ -158,7 +158,7 @@ func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak)
 // place gives buffers their offsets: persistent buffers at the bottom of their arena, and the buffers of each
 // section above them. Sections run one after another, so they share the bytes above the persistent buffers.
 // place returns the lifetimes of the buffers.
-func (s *stage) place() (lives []ir.Life) {
+func (s *lowering) place() (lives []ir.Life) {
 	base := s.buffers.placePersistent()
 	extents := base
 	for _, p := range s.buffers.parts {
@@ -176,7 +176,7 @@ func (s *stage) place() (lives []ir.Life) {
 	return lives
 }
 
-func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
+func (s *lowering) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	all := s.buffers.list
 	lives, which := s.buffers.livesOf(p, arena)
 	if len(lives) == 0 {
@@ -254,7 +254,7 @@ func (all *buffers) livesOf(p part, arena ir.Arena) (lives []life, which []int) 
 	return lives, which
 }
 
-func (s *stage) synchronise() {
+func (s *lowering) synchronise() {
 	for section := range ir.NumSections {
 		s.code.Sections[section], s.code.Events[section] = synchronise(s.code.Sections[section], s.code.Buffers, passIndex("sync"))
 	}

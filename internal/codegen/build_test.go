@@ -88,7 +88,7 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 	}
 }
 
-func checkExtent(t *testing.T, name string, s *stage) {
+func checkExtent(t *testing.T, name string, s *lowering) {
 	persistent := ir.Bytes(0)
 	var lives [ir.NumArenas][]life
 	for arena := range lives {

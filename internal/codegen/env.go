@@ -18,7 +18,7 @@ type place struct {
 
 // env emits the nodes of one block for one task: it finds or creates the buffer of every value.
 type env struct {
-	s         *stage
+	s         *lowering
 	block     *graph.Block
 	params    []*param
 	task      plan.Task
@@ -34,7 +34,7 @@ type env struct {
 	lossScale float64
 }
 
-func (s *stage) newEnv(b *graph.Block, params []*param, t plan.Task, layer int, z graph.Size) *env {
+func (s *lowering) newEnv(b *graph.Block, params []*param, t plan.Task, layer int, z graph.Size) *env {
 	if layer != ir.None {
 		z = s.model.OfLayer(z, layer)
 	}

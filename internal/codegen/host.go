@@ -26,14 +26,14 @@ type hostState struct {
 
 // passing is the queue of the blocks of optimizer state that a step updates.
 type passing struct {
-	s      *stage
+	s      *lowering
 	blocks []stateBlock // not yet updated
 	loaded int          // number of these whose load has been issued
 	last   []hostState  // states of the last updated block
 }
 
 // newPassing lists the blocks in the order of the updates.
-func (s *stage) newPassing() *passing {
+func (s *lowering) newPassing() *passing {
 	q := &passing{s: s}
 	for _, p := range s.params() {
 		if p.shared != nil || !p.onHost {

@@ -10,8 +10,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// stage lowers the tasks of one pipeline rank to instructions.
-type stage struct {
+// lowering lowers the tasks of one pipeline rank to instructions.
+type lowering struct {
 	*emitter
 	weights weights
 	numbers numbers
@@ -68,8 +68,8 @@ type savedUnit struct {
 
 // lower generates the code of stage i: sections, and buffers with their lifetimes, but no addresses and no
 // events.
-func (l *layout) lower(i int) *stage {
-	s := &stage{emitter: &emitter{layout: l, rank: i}, weights: weights{layer: map[int][]*param{}, borrowed: map[int][]*param{}}}
+func (l *layout) lower(i int) *lowering {
+	s := &lowering{emitter: &emitter{layout: l, rank: i}, weights: weights{layer: map[int][]*param{}, borrowed: map[int][]*param{}}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -93,7 +93,7 @@ func (e *emitter) layers() []int {
 }
 
 // begin starts a section that runs tasks of the given plan.
-func (s *stage) begin(section ir.Section, phase ir.Phase, of *order) {
+func (s *lowering) begin(section ir.Section, phase ir.Phase, of *order) {
 	s.section, s.order = section, of
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.rank), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.work = work{deferred: map[plan.Task][]*env{}, touched: map[touch]bool{}, documents: map[int]uint32{}}
@@ -106,7 +106,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase, of *order) {
 }
 
 // end ends a section.
-func (s *stage) end() {
+func (s *lowering) end() {
 	first, all := 0, &s.buffers
 	if n := len(all.parts); n > 0 {
 		first = all.parts[n-1].end
@@ -119,7 +119,7 @@ func (e *emitter) decidedBy(pass, key string) {
 	e.prov.Pass, e.prov.Line = passIndex(pass), e.tables.lines.of(key)
 }
 
-func (s *stage) lowerInit() {
+func (s *lowering) lowerInit() {
 	s.begin(ir.SectionInit, ir.PhaseInit, nil)
 	if s.first() {
 		s.weights.embedding = s.newParams(s.model.Embedding, "")
@@ -166,7 +166,7 @@ func (e *emitter) resultOf(name string, d ir.DType, n int64) uint32 {
 // layerOfModel returns the dataflow of a layer without recomputation.
 func (l *layout) layerOfModel(layer int) *graph.Block { return l.model.LayerOf(l.model.KindOf(layer)) }
 
-func (s *stage) newParams(b *graph.Block, prefix string) []*param {
+func (s *lowering) newParams(b *graph.Block, prefix string) []*param {
 	var ps []*param
 	for i := range b.Params {
 		ps = append(ps, s.newParam(b, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
@@ -175,7 +175,7 @@ func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 }
 
 // sharedWith returns the embedding that a tied head on the same stage uses, or nil.
-func (s *stage) sharedWith(g *graph.Param) *param {
+func (s *lowering) sharedWith(g *graph.Param) *param {
 	for _, p := range s.weights.embedding {
 		if g.Tied && p.Name == g.Name {
 			return p
@@ -184,7 +184,7 @@ func (s *stage) sharedWith(g *graph.Param) *param {
 	return nil
 }
 
-func (s *stage) lowerStep() {
+func (s *lowering) lowerStep() {
 	s.begin(ir.SectionStep, ir.PhaseForward, &s.training)
 	s.work.split = s.plan.Splits(s.rank)
 	if s.last() {
@@ -200,12 +200,12 @@ func (s *stage) lowerStep() {
 }
 
 // setTasks sets the tasks of a section, and lists their actions.
-func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
+func (s *lowering) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
 	s.work.tasks, s.work.actions = tasks, of.Write(rank, s.plan.Timing(), nil)
 	s.kv.queue = walk.NewLoadQueue(s.plan, s.model, tasks, s.work.actions)
 }
 
-func (s *stage) step(st step) {
+func (s *lowering) step(st step) {
 	if !st.kind.own() {
 		s.share(st)
 		return
@@ -228,7 +228,7 @@ func (s *stage) step(st step) {
 }
 
 // runTask expands the actions of a task. Buffers that messages may still read are held until the task ends.
-func (s *stage) runTask(st step, expand func(schedule.Action)) {
+func (s *lowering) runTask(st step, expand func(schedule.Action)) {
 	start, lagging := s.now(), s.flow.lagging
 	s.flow.lagging = nil
 	for _, a := range s.work.actions.Of(st.task) {
@@ -241,7 +241,7 @@ func (s *stage) runTask(st step, expand func(schedule.Action)) {
 }
 
 // act emits an action of a task that this rank runs alone.
-func (s *stage) act(a schedule.Action) {
+func (s *lowering) act(a schedule.Action) {
 	t := s.work.tasks[a.Task]
 	switch a.Op {
 	case schedule.Begin:
@@ -268,7 +268,7 @@ func (s *stage) act(a schedule.Action) {
 }
 
 // actOn emits an action on a layer.
-func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
+func (s *lowering) actOn(layer int, t plan.Task, a schedule.Action) {
 	switch a.Op {
 	case schedule.KVFromHost:
 		s.kv.kvFromHost(t, layer)
@@ -290,7 +290,9 @@ func (s *stage) actOn(layer int, t plan.Task, a schedule.Action) {
 }
 
 // layerOf returns the global number of an action's layer.
-func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.work.tasks[a.Task].Stage][a.Layer] }
+func (s *lowering) layerOf(a schedule.Action) int {
+	return s.stages[s.work.tasks[a.Task].Stage][a.Layer]
+}
 
 // nowhere removes the task from the provenance of the instructions that follow.
 func (e *emitter) nowhere() {
@@ -337,7 +339,7 @@ func (e *emitter) label(t plan.Task, layer int, value string) string {
 
 // endTask passes on the task's result, if any: to a task of the same rank, to another rank in a message or, in
 // a validation, to the head.
-func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
+func (s *lowering) endTask(t plan.Task, a schedule.Action, x uint32) {
 	_, _, feeds := s.order.plan.Target(t)
 	switch {
 	case a.Of >= 0:
@@ -357,7 +359,7 @@ func (f *flow) input(t plan.Task) uint32 {
 }
 
 // runEmbedding emits the embedding for a task: forward, backward or weight gradients.
-func (s *stage) runEmbedding(t plan.Task) {
+func (s *lowering) runEmbedding(t plan.Task) {
 	switch {
 	case t.Kind == plan.Forward:
 		s.flow.rows = s.embed(t)
@@ -369,7 +371,7 @@ func (s *stage) runEmbedding(t plan.Task) {
 	}
 }
 
-func (s *stage) embed(t plan.Task) uint32 {
+func (s *lowering) embed(t plan.Task) uint32 {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.weights.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.run(s.model.Embedding.Forward)
@@ -377,7 +379,7 @@ func (s *stage) embed(t plan.Task) uint32 {
 }
 
 // visit emits a layer for a task: forward, backward or weight gradients.
-func (s *stage) visit(t plan.Task, layer int) {
+func (s *lowering) visit(t plan.Task, layer int) {
 	s.kv.rest = s.kv.queue.Visit()
 	switch t.Kind {
 	case plan.Forward:
@@ -394,7 +396,7 @@ func (l *layout) block(t plan.Task, layer int) *graph.Block {
 	return l.plan.LayerOf(l.model, t, layer-l.stages[t.Stage][0])
 }
 
-func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
+func (s *lowering) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
@@ -464,7 +466,7 @@ func (e *emitter) message(op ir.Op, stream ir.Stream, peer string, t plan.Task, 
 	e.op(op, stream, []ir.View{view(b)}, e.constRef(peer))
 }
 
-func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
+func (s *lowering) embeddingGradients(t plan.Task, dy uint32) {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.weights.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.suffix = ".b"
@@ -473,7 +475,7 @@ func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 }
 
 // finishBackward emits the next deferred second half of a backward task, in the order of the first halves.
-func (s *stage) finishBackward(t plan.Task) {
+func (s *lowering) finishBackward(t plan.Task) {
 	e := s.work.deferred[t][0]
 	s.work.deferred[t] = s.work.deferred[t][1:]
 	s.prov.Layer = int32(e.layer)
@@ -482,7 +484,7 @@ func (s *stage) finishBackward(t plan.Task) {
 	s.prov.Layer = ir.None
 }
 
-func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
+func (s *lowering) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
@@ -503,7 +505,7 @@ func (e *env) gradient() uint32 {
 	return e.at[e.block.DInput].buffer
 }
 
-func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
+func (s *lowering) backwardHead(t plan.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.weights.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
@@ -515,7 +517,7 @@ func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 }
 
 // lowerEval emits one validation microbatch: only forward tasks, with nothing saved.
-func (s *stage) lowerEval() {
+func (s *lowering) lowerEval() {
 	s.begin(ir.SectionEval, ir.PhaseEval, &s.validation)
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.numbers.evalLoss, ir.F32, 1)}, ir.Float(0))
@@ -549,7 +551,7 @@ func (s *stage) lowerEval() {
 	s.end()
 }
 
-func (s *stage) evalHead(t plan.Task, x uint32) {
+func (s *lowering) evalHead(t plan.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.weights.head, t, ir.None, s.plan.HeadSize(s.plan.SizeOf(t)))
@@ -572,7 +574,7 @@ func (e *env) weigh(sequences float64, weight uint32) {
 
 // loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that
 // need them. They stay live until the last attention reads them.
-func (s *stage) loadDocuments(microbatches int) {
+func (s *lowering) loadDocuments(microbatches int) {
 	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {
 		return
 	}

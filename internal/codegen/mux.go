@@ -15,7 +15,7 @@ import (
 
 // sharedSlot is a rank's work in a slot.
 type sharedSlot struct {
-	*stage
+	*lowering
 	mine, all []plan.Task          // tasks in the slot, of this rank and of all ranks
 	x         map[plan.Task]uint32 // the current rows of tasks, or their gradients
 	envs      map[plan.Task]*env   // of tasks, for their current layer
@@ -25,9 +25,9 @@ type sharedSlot struct {
 }
 
 // newSharedSlot returns the slot that contains a task.
-func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
+func (s *lowering) newSharedSlot(t plan.Task) *sharedSlot {
 	w := &sharedSlot{
-		stage: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
+		lowering: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
 		envs: map[plan.Task]*env{}, adds: map[int][]sum{}, working: -1,
 	}
 	for _, mine := range s.work.tasks {
@@ -66,11 +66,11 @@ func (w *sharedSlot) act(a schedule.Action) {
 		w.returnGradients(int(a.Layer))
 	case schedule.Reduce:
 		w.provide(t, w.layerOf(a))
-		w.stage.act(a)
+		w.lowering.act(a)
 	case schedule.End:
 		w.endTask(t, a, w.x[t])
 	default:
-		w.stage.act(a)
+		w.lowering.act(a)
 	}
 }
 
@@ -200,12 +200,12 @@ func (e *emitter) helpedTokens(t plan.Task) int64 {
 }
 
 // toRank and fromRank issue the two ends of a message between this rank and its counterpart in another stage.
-func (e *emitter) toRank(stage int, v ir.View) {
-	e.op(ir.Send, ir.Mux, []ir.View{v}, e.constRef(rankConst(stage)))
+func (e *emitter) toRank(rank int, v ir.View) {
+	e.op(ir.Send, ir.Mux, []ir.View{v}, e.constRef(rankConst(rank)))
 }
 
-func (e *emitter) fromRank(stage int, v ir.View) {
-	e.op(ir.Recv, ir.MuxIn, []ir.View{v}, e.constRef(rankConst(stage)))
+func (e *emitter) fromRank(rank int, v ir.View) {
+	e.op(ir.Recv, ir.MuxIn, []ir.View{v}, e.constRef(rankConst(rank)))
 }
 
 // shareRows sends the rows of K and V that tasks of one stage have computed to the ranks that will read them.
@@ -403,10 +403,10 @@ func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 }
 
 // paramsOf returns the weights that a task uses: the rank's own, or those that it has borrowed.
-func (s *stage) paramsOf(t plan.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
+func (s *lowering) paramsOf(t plan.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
 
 // paramsFor returns the weights of a layer of a stage.
-func (s *stage) paramsFor(stage, layer int) []*param {
+func (s *lowering) paramsFor(stage, layer int) []*param {
 	if s.plan.Home(stage) != s.rank {
 		return s.weights.borrowed[layer]
 	}

@@ -81,7 +81,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 }
 
 // share emits a step that helps with other ranks' tasks, or that transfers keys.
-func (s *stage) share(st step) {
+func (s *lowering) share(st step) {
 	switch st.kind {
 	case helping:
 		s.helpWith(st.shared).rest()
@@ -157,12 +157,12 @@ func plane(v ir.View, i int) ir.View {
 }
 
 // swap sends operands to this rank's counterpart in another stage, or receives them from there.
-func (e *emitter) swap(op ir.Op, stage int, views ...ir.View) {
+func (e *emitter) swap(op ir.Op, rank int, views ...ir.View) {
 	for _, v := range views {
 		if op == ir.Send {
-			e.toRank(stage, v)
+			e.toRank(rank, v)
 		} else {
-			e.fromRank(stage, v)
+			e.fromRank(rank, v)
 		}
 	}
 }
@@ -318,7 +318,7 @@ func (e *env) takeBack(in ir.Instr, helper int) {
 // help is a rank's work for other stages' tasks in a slot, divided into phases. Each phase is the attention
 // of a layer, or its gradient.
 type help struct {
-	s      *stage
+	s      *lowering
 	tasks  []plan.Task
 	phases int
 	next   int // the next phase
@@ -331,7 +331,7 @@ func phaseOf(layer int, op ir.Op) int {
 	return 2 * layer
 }
 
-func (s *stage) helpWith(tasks []plan.Task) *help {
+func (s *lowering) helpWith(tasks []plan.Task) *help {
 	h := &help{s: s, tasks: tasks}
 	for _, t := range tasks {
 		h.phases = max(h.phases, phaseOf(len(s.stages[t.Stage]), ir.Attention))
@@ -385,7 +385,7 @@ func (parts helpedParts) giveBack() { parts.each((*helped).giveBack) }
 
 // helped is the part that this rank computes of the attention of another stage's task in one layer.
 type helped struct {
-	s     *stage
+	s     *lowering
 	task  plan.Task
 	layer int
 	in    ir.Instr // over the rank's block of keys
@@ -396,7 +396,7 @@ type helped struct {
 
 // helped returns this rank's part of an instruction in layer number at, counted in the order in which the task visits
 // its layers. It returns nil if the layer has no such instruction to share.
-func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
+func (s *lowering) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]
 	if at >= len(layers) {
 		return nil

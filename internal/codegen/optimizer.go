@@ -9,12 +9,12 @@ import (
 )
 
 // trained returns the parameters that have gradients.
-func (s *stage) trained() []*param {
+func (s *lowering) trained() []*param {
 	return slices.DeleteFunc(s.params(), func(p *param) bool { return p.Frozen })
 }
 
 // params returns the parameters of the stage in the global order of tensors, with a tied head last.
-func (s *stage) params() []*param {
+func (s *lowering) params() []*param {
 	ps := append([]*param(nil), s.weights.embedding...)
 	for _, l := range s.layers() {
 		ps = append(ps, s.weights.layer[l]...)
@@ -24,7 +24,7 @@ func (s *stage) params() []*param {
 
 // gradBuffer returns the buffer of a parameter's gradient. It is live from its first use in a step to the end
 // of the step or, from ZeroGradients on, to the end of the visit.
-func (s *stage) gradBuffer(p *param) uint32 {
+func (s *lowering) gradBuffer(p *param) uint32 {
 	if !p.gradReady {
 		name := p.name + ".grad"
 		if p.shared != nil {
@@ -40,7 +40,7 @@ func (s *stage) gradBuffer(p *param) uint32 {
 }
 
 // optimizer completes the gradients, computes their norm and updates the weights.
-func (s *stage) optimizer() {
+func (s *lowering) optimizer() {
 	s.prov.Phase = ir.PhaseOptimizer
 	s.decidedBy("lower", "train.optimizer")
 	queue := s.newPassing()
@@ -72,7 +72,7 @@ func (s *stage) optimizer() {
 
 // update updates the part of a parameter whose optimizer state this rank holds, and sends divided
 // weights to all ranks that use them. It returns the buffer from which they are sent, or -1.
-func (s *stage) update(p *param, queue *passing) int {
+func (s *lowering) update(p *param, queue *passing) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(s.takeOver(p.grad), ir.F32)
 		s.gather(p, "", g, p.sum)
@@ -105,7 +105,7 @@ func (s *stage) update(p *param, queue *passing) int {
 
 // applyUpdate emits the optimizer's instructions for a parameter. The caller passes tensors by name;
 // applyUpdate allocates the others.
-func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
+func (s *lowering) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
 	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.numbers.step, ir.F32, 3), vector(s.numbers.norm, ir.F32, 2)
 	views := make([]ir.View, len(b.Values))
@@ -153,7 +153,7 @@ func (e *emitter) allReduce(v ir.View, group int64) {
 
 // completeGradients sums each gradient over the ranks that have partial sums of it: the ranks of the stage,
 // those with the other copy of a tied embedding, and the replicas.
-func (s *stage) completeGradients() {
+func (s *lowering) completeGradients() {
 	s.aside(s.settle)
 	for _, p := range s.trained() {
 		if p.zero >= plan.ZeroGradients {
@@ -181,7 +181,7 @@ func (s *stage) completeGradients() {
 // gradNorm sums squares by tensor and part, in an order that does not depend on the stages. Every rank fills
 // the slots of its own tensors and clears the others. The stages then add up their vectors; the zeros change
 // nothing. The parts are concatenated by replica and then by SP rank.
-func (s *stage) gradNorm() {
+func (s *lowering) gradNorm() {
 	n := int64(len(s.tables.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())
 	slots := func(first, n int64) []ir.View {

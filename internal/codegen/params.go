@@ -102,7 +102,7 @@ func (l *layout) constNames() []string {
 	return append(names, l.sliceConsts()...)
 }
 
-func rankConst(stage int) string { return fmt.Sprintf("%s.%d", constRank, stage) }
+func rankConst(rank int) string { return fmt.Sprintf("%s.%d", constRank, rank) }
 
 func posRowConst(i int) string { return fmt.Sprintf("%s.%d", constPosRow, i) }
 

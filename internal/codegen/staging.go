@@ -117,7 +117,7 @@ func (k *kv) kvFromHost(t plan.Task, layer int) {
 
 // recompute emits an action that recomputes K and V: the load of a layer's input for a subsequence, or the computation of
 // the subsequence's rows.
-func (s *stage) recompute(t plan.Task, a schedule.Action) {
+func (s *lowering) recompute(t plan.Task, a schedule.Action) {
 	layer := s.layerOf(a)
 	b := s.layerOfModel(layer)
 	if !b.Attends {
@@ -144,7 +144,7 @@ func (s *stage) recompute(t plan.Task, a schedule.Action) {
 }
 
 // loadInput returns the buffer of a layer's input, loaded from the host unless it is on the device.
-func (s *stage) loadInput(t plan.Task, layer int) uint32 {
+func (s *lowering) loadInput(t plan.Task, layer int) uint32 {
 	saved := s.saved[unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, 0}]
 	if !saved.onHost || saved.returned {
 		return saved.device

@@ -121,7 +121,7 @@ func in(b uint32, v ir.View) ir.View {
 // releaseOffloaded frees the device bytes of a layer's units whose copies to the host were issued earlier. An
 // instruction that reuses the bytes waits for the copies. Units that are already being reloaded are skipped,
 // because they have new buffers.
-func (s *stage) releaseOffloaded(t plan.Task, layer int) {
+func (s *lowering) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {
 		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}
 		if saved := s.saved[key]; saved.onHost && !saved.left && !saved.returned {
@@ -134,7 +134,7 @@ func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 
 // reload issues the copies that bring a layer's units back for a backward task, in the order of their first
 // use, unless they have been issued.
-func (s *stage) reload(t plan.Task, layer int) {
+func (s *lowering) reload(t plan.Task, layer int) {
 	b := s.block(t, layer)
 	units := b.Units
 	for _, u := range byReader(units) {

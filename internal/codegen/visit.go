@@ -50,7 +50,7 @@ func (l *layout) path(t plan.Task) []int {
 }
 
 // byVisit adds the number of the visit to the name of a buffer that is allocated anew for each visit.
-func (s *stage) byVisit(name string) string {
+func (s *lowering) byVisit(name string) string {
 	if !s.trains() {
 		name = "eval." + name
 	}
@@ -58,7 +58,7 @@ func (s *stage) byVisit(name string) string {
 }
 
 // enter begins a visit.
-func (s *stage) enter() {
+func (s *lowering) enter() {
 	s.visits.number++
 	for _, b := range s.visits.lent {
 		s.hold(b)
@@ -67,7 +67,7 @@ func (s *stage) enter() {
 }
 
 // gatherWeights gathers some weights of a layer, except those that are already whole.
-func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
+func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 	reads &^= s.visits.whole[layer]
 	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {
 		return
@@ -88,7 +88,7 @@ func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 }
 
 // reduceGradients passes the divided gradients of a layer to collectives.
-func (s *stage) reduceGradients(layer int) {
+func (s *lowering) reduceGradients(layer int) {
 	s.settle()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
@@ -108,7 +108,7 @@ func (s *stage) reduceGradients(layer int) {
 }
 
 // settle adds reduced gradients to those of earlier visits. It is called after another layer has been computed.
-func (s *stage) settle() {
+func (s *lowering) settle() {
 	for _, o := range s.visits.owed {
 		for _, b := range o.from {
 			s.hold(b)

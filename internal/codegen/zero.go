@@ -163,7 +163,7 @@ func (e *emitter) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 }
 
 // sumOverStage sums a gradient over the ranks of a stage.
-func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
+func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 	if rows := p.cut.Whole(); rows > p.Local[0] {
 		s.op(ir.Fill, ir.Compute, []ir.View{rowsOf(g, p.Local[0], rows-p.Local[0], p.Local[1])}, ir.Float(0))
 		g = rowsOf(g, 0, rows, p.Local[1])
@@ -182,7 +182,7 @@ func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 }
 
 // sumOverReplicas sums a gradient over the replicas.
-func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
+func (s *lowering) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
 		slice := s.scratch(p, ".grad.slice", p.cut.Rows, ir.F32)
@@ -198,7 +198,7 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 
 // gather collects the slices of all ranks, with their padding, for which the buffer of whole has bytes. It returns the
 // buffer that the last collective reads. The string named of becomes part of the names of new buffers.
-func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
+func (s *lowering) gather(p *param, of string, whole, slice ir.View) uint32 {
 	whole = rowsOf(whole, 0, p.cut.Whole(), p.Local[1])
 	if p.cut.DP > 1 {
 		all := whole
@@ -218,7 +218,7 @@ func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 
 // eachPiece calls visit for each piece of a parameter, with the part that replicas share and this replica's
 // slice of it.
-func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
+func (s *lowering) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
 		rows := part.sliceRows(p.cut)
@@ -228,7 +228,7 @@ func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part
 }
 
 // scratch allocates a temporary buffer for the given number of rows of a parameter.
-func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
+func (s *lowering) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
 	name := p.name + ending
 	if p.zero >= plan.ZeroGradients {
 		name = s.byVisit(name)
@@ -238,7 +238,7 @@ func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View
 
 // normWeight returns a number that is 1 on exactly one of the ranks that hold the same part of a gradient, and
 // 0 on the others.
-func (s *stage) normWeight(p *param) ir.Attr {
+func (s *lowering) normWeight(p *param) ir.Attr {
 	if !p.owner {
 		return ir.Float(0)
 	}

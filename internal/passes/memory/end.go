@@ -28,20 +28,20 @@ func (r *tracker) endings() (list []ending) {
 	add := func(b *graph.Block, layers int) {
 		var of []ending
 		for i := range b.Params {
-			if b.Params[i].Frozen || b.Params[i].Tied && r.firstStage() {
+			if b.Params[i].Frozen || b.Params[i].Tied && r.hasEmbedding() {
 				continue // frozen: no gradient; tied: its gradient is added to the embedding's
 			}
 			of = append(of, r.ending(b, &b.Params[i]))
 		}
 		list = append(list, slices.Repeat(of, layers)...)
 	}
-	if r.firstStage() {
+	if r.hasEmbedding() {
 		add(r.graph.Embedding, 1)
 	}
 	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.rank)...) {
 		add(r.graph.LayerOf(kind), n)
 	}
-	if r.lastStage() {
+	if r.hasHead() {
 		add(r.graph.Head, 1)
 	}
 	return list

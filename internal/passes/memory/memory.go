@@ -120,7 +120,7 @@ func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
 	f = Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
 	inputs := m.WaitingInputs()
 	for s := range p.Tasks {
-		f.Device[s], f.Host[s] = m.Stage(s, inputs[s])
+		f.Device[s], f.Host[s] = m.Rank(s, inputs[s])
 		if f.Device[s].Bytes > limit.DeviceCapacityBytes || f.Host[s] > limit.HostCapacityBytes {
 			return f, false
 		}

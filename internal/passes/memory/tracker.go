@@ -57,15 +57,15 @@ func (m *Meter) newTracker(rank int) *tracker {
 	return r
 }
 
-// Stage returns an upper bound on the arenas of a stage. The argument inputs is the stage's result from
+// Rank returns an upper bound on the arenas of a rank. The argument inputs is the rank's result from
 // WaitingInputs.
-func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	p, r := m.Plan, m.newTracker(stage)
+func (m *Meter) Rank(rank int, inputs []ir.Bytes) (Peak, ir.Bytes) {
+	p, r := m.Plan, m.newTracker(rank)
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
-	m.work.Spend(len(r.kept.leaving) + walk.CountLoads(p, p.LayersOf(stage)))
-	list := r.meter.Schedule(stage)
-	for i, t := range p.Tasks[stage] {
+	m.work.Spend(len(r.kept.leaving) + walk.CountLoads(p, p.LayersOf(rank)))
+	list := r.meter.Schedule(rank)
+	for i, t := range p.Tasks[rank] {
 		r.task = i
 		r.now[TermMessages] += inputs[i]
 		for _, a := range list.Of(i) {
@@ -92,9 +92,9 @@ func (g *gauge) note(t plan.Task, working ir.Bytes) {
 	g.most = max(g.most, g.host)
 }
 
-func (g *gauge) firstStage() bool { return g.rank == g.plan.Home(0) }
+func (g *gauge) hasEmbedding() bool { return g.rank == g.plan.Home(0) }
 
-func (g *gauge) lastStage() bool { return g.rank == g.plan.Home(g.plan.Parallel.Stages()-1) }
+func (g *gauge) hasHead() bool { return g.rank == g.plan.Home(g.plan.Parallel.Stages()-1) }
 
 // persist counts the tensors that exist throughout the run.
 func (g *gauge) persist() {
@@ -119,10 +119,10 @@ func (g *gauge) persist() {
 	for kind, n := range g.plan.KindsOf(g.graph, g.plan.StagesOf(g.rank)...) {
 		add(g.graph.LayerOf(kind), ir.Bytes(n))
 	}
-	if g.firstStage() {
+	if g.hasEmbedding() {
 		add(g.graph.Embedding, 1)
 	}
-	if g.lastStage() {
+	if g.hasHead() {
 		add(g.graph.Head, 1)
 	}
 	g.host, g.most = g.rests, g.rests

@@ -19,7 +19,7 @@ import (
 //
 // Units leave the device one at a time. Changes of a placement that offload a
 // unit are ordered by how late the unit is needed again, and those that recompute a unit by seconds per byte. A
-// stage takes the shortest prefix of an order that makes it fit. Copies that computation hides, according to
+// rank takes the shortest prefix of an order that makes it fit. Copies that computation hides, according to
 // the simulation, cost nothing and are tried first. Of all other choices that fit, the fastest is taken.
 
 // chooser changes the placements of a plan's units and keeps track of their cost.
@@ -32,14 +32,14 @@ type chooser struct {
 	sizes      [][]ir.Bytes // [i][unit]
 	order      []int        // units of a layer, in the order in which they are offloaded
 	unitByUnit bool         // whether a unit is offloaded in all layers and subsequences before the next unit
-	inputs     [][]ir.Bytes // [stage][task]: messages held during the task; nil: not yet computed
+	inputs     [][]ir.Bytes // [rank][task]: messages held during the task; nil: not yet computed
 	costs      *estimate.Costs
 	trial      *estimate.Simulation // with these costs
 	recompute  []recompute          // the order in which units are recomputed; empty: none are
 	shared     *plan.Plan           // the plan as the mux pass will share its tasks, which takes memory; nil: no tasks are shared
 	whole      *plan.Plan           // the shared plan, but with undivided tasks at the start
 	memory     *memory.Meter        // measures the field whole if tasks are shared, otherwise the field plan
-	stale      [][]bool             // [stage][i]: whether the costs are those of an earlier placement
+	stale      [][]bool             // [rank][i]: whether the costs are those of an earlier placement
 	why        string               // reason for the shares, if a policy sets them
 
 	device, host ir.Bytes // of one rank
@@ -79,65 +79,65 @@ type change struct {
 	to    byte
 }
 
-// letters holds a modifiable copy of the placements of a stage, by subsequence.
+// letters holds a modifiable copy of the placements of a rank, by subsequence.
 type letters [][]byte
 
-func (h *chooser) lettersOf(stage int) letters {
+func (h *chooser) lettersOf(rank int) letters {
 	out := make(letters, h.plan.Subsequences.N)
-	for i, placement := range h.plan.Offload.Placement[stage] {
+	for i, placement := range h.plan.Offload.Placement[rank] {
 		out[i] = []byte(placement)
 	}
 	return out
 }
 
-// put applies changed letters to the placement of a stage.
-func (h *chooser) put(stage int, l letters) {
+// put applies changed letters to the placement of a rank.
+func (h *chooser) put(rank int, l letters) {
 	o := &h.plan.Offload
 	for i, placement := range l {
-		if string(placement) == o.Placement[stage][i] {
+		if string(placement) == o.Placement[rank][i] {
 			continue
 		}
 		if h.plan.LayerOrder() { // the set of results on the host depends on the placement
 			h.inputs = nil
 		}
-		o.Placement[stage][i], o.Alpha[stage][i] = string(placement), placedShare(placement, h.sizes[i])
+		o.Placement[rank][i], o.Alpha[rank][i] = string(placement), placedShare(placement, h.sizes[i])
 		if h.costs == nil {
 			continue
 		}
 		if h.stale == nil {
 			h.stale = make([][]bool, len(h.plan.Tasks))
 		}
-		if h.stale[stage] == nil {
-			h.stale[stage] = make([]bool, len(l))
+		if h.stale[rank] == nil {
+			h.stale[rank] = make([]bool, len(l))
 		}
-		h.stale[stage][i] = true
+		h.stale[rank][i] = true
 	}
 }
 
 // price updates the costs, which only simulations read, for the current placements.
 func (h *chooser) price() {
-	for stage, changed := range h.stale {
+	for rank, changed := range h.stale {
 		for i := range changed {
 			if changed[i] {
-				h.costs.SetPlacement(h.pricer, h.plan, stage, i, h.plan.Offload.Placement[stage][i], h.sizes[i], h.plan.Size(i))
+				h.costs.SetPlacement(h.pricer, h.plan, rank, i, h.plan.Offload.Placement[rank][i], h.sizes[i], h.plan.Size(i))
 			}
 		}
 	}
 	h.stale = nil
 }
 
-// bound returns the memory bound of one stage with its current placement, including the bytes that
+// bound returns the memory bound of one rank with its current placement, including the bytes that
 // it will borrow from others.
-func (h *chooser) bound(stage int) (device, host ir.Bytes) {
+func (h *chooser) bound(rank int) (device, host ir.Bytes) {
 	if p := h.plan; h.shared != nil {
 		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
 	}
 	if h.inputs == nil {
 		h.inputs = h.memory.WaitingInputs()
 	}
-	peak, host := h.memory.Stage(stage, h.inputs[stage])
+	peak, host := h.memory.Rank(rank, h.inputs[rank])
 	if h.shared != nil && h.shared.Mux.Left {
-		peak, host = memory.WithBorrowed(h.shared, h.graph, stage, peak, host)
+		peak, host = memory.WithBorrowed(h.shared, h.graph, rank, peak, host)
 	}
 	return peak.Bytes, host
 }
@@ -153,9 +153,9 @@ func toBeShared(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// fits reports whether a stage has enough memory with its current placement.
-func (h *chooser) fits(stage int) bool {
-	device, host := h.bound(stage)
+// fits reports whether a rank has enough memory with its current placement.
+func (h *chooser) fits(rank int) bool {
+	device, host := h.bound(rank)
 	return device <= h.device && host <= h.host
 }
 
@@ -168,16 +168,16 @@ func (h *chooser) allFit() bool {
 	return true
 }
 
-// mayLeave reports for each unit of a stage whether it may be offloaded, because another task runs
+// mayLeave reports for each unit of a rank whether it may be offloaded, because another task runs
 // between its forward and its backward.
-func (h *chooser) mayLeave(stage int) [][]bool {
+func (h *chooser) mayLeave(rank int) [][]bool {
 	p := h.plan
 	units := len(h.sizes[0])
 	may := make([][]bool, p.Subsequences.N)
 	for i := range may {
-		may[i] = slices.Repeat([]bool{true}, p.LayersOf(stage)*units)
+		may[i] = slices.Repeat([]bool{true}, p.LayersOf(rank)*units)
 	}
-	tasks := p.Tasks[stage]
+	tasks := p.Tasks[rank]
 	for n := 1; n < len(tasks); n++ {
 		if !tasks[n].Undoes(tasks[n-1]) {
 			continue
@@ -194,9 +194,9 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 // last to be needed again. Within a subsequence, the first layers come first, because their backward is last.
 // Within a layer, units leave in the order of the field `order`. If units may also be recomputed, a unit that
 // is expensive to recompute is offloaded everywhere before a cheaper one.
-func (h *chooser) leave(stage int) []change {
+func (h *chooser) leave(rank int) []change {
 	units := len(h.sizes[0])
-	may := h.mayLeave(stage)
+	may := h.mayLeave(rank)
 	groups := [][]int{h.order} // groups of units, in the order in which they are offloaded
 	if h.unitByUnit {
 		groups = slices.Collect(slices.Chunk(h.order, 1))
@@ -216,7 +216,7 @@ func (h *chooser) leave(stage int) []change {
 	return out
 }
 
-// hide offloads, on every stage, all units whose copies are hidden by computation. It starts with all units
+// hide offloads, on every rank, all units whose copies are hidden by computation. It starts with all units
 // that may be offloaded, and then keeps more and more of them on the device until nothing waits for a copy.
 func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
@@ -319,25 +319,25 @@ type snapshot struct {
 
 func (h *chooser) snapshot() *snapshot {
 	s := &snapshot{lag: h.plan.Offload.Lag, ahead: h.plan.Offload.Ahead}
-	for stage := range h.plan.Tasks {
-		s.placements = append(s.placements, h.lettersOf(stage))
+	for rank := range h.plan.Tasks {
+		s.placements = append(s.placements, h.lettersOf(rank))
 	}
 	return s
 }
 
 func (h *chooser) restore(s *snapshot) {
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = s.lag, s.ahead
-	for stage := range s.placements {
-		h.put(stage, s.placements[stage])
+	for rank := range s.placements {
+		h.put(rank, s.placements[rank])
 	}
 }
 
-// shorten takes the shortest prefix of a stage's changes that makes the stage fit in device memory, or all changes.
-func (h *chooser) shorten(stage int, changes []change) {
-	from := h.lettersOf(stage)
+// shorten takes the shortest prefix of a rank's changes that makes the rank fit in device memory, or all changes.
+func (h *chooser) shorten(rank int, changes []change) {
+	from := h.lettersOf(rank)
 	try := func(n int) ir.Bytes {
-		h.apply(stage, from, changes[:n])
-		device, _ := h.bound(stage)
+		h.apply(rank, from, changes[:n])
+		device, _ := h.bound(rank)
 		return device
 	}
 	few, many := attempt{0, try(0)}, attempt{len(changes), 0}
@@ -347,16 +347,16 @@ func (h *chooser) shorten(stage int, changes []change) {
 	if many.bytes = try(many.n); many.bytes <= h.device {
 		_, many = h.narrow(changes, few, many, h.device, try)
 	}
-	h.apply(stage, from, changes[:many.n])
+	h.apply(rank, from, changes[:many.n])
 }
 
-// attempt is a number of changes of a stage, and the bytes that the stage then needs.
+// attempt is a number of changes of a rank, and the bytes that the rank then needs.
 type attempt struct {
 	n     int
 	bytes ir.Bytes
 }
 
-// narrow moves two numbers of changes towards each other until they are adjacent. The stage's bytes are within a
+// narrow moves two numbers of changes towards each other until they are adjacent. The rank's bytes are within a
 // limit after one of these numbers of changes, but not after the other. The bytes in use are almost linear in the
 // bytes that changes move. The next trial is therefore where a line through both ends meets the limit, or
 // slightly beyond it so that both ends move. The search takes at most one more trial than bisection: Oliveira
@@ -392,9 +392,9 @@ func (h *chooser) narrow(changes []change, few, many attempt, limit ir.Bytes, tr
 	return few, many
 }
 
-// apply applies changes to a stage with the placement `from`. They change only units that `from` keeps on the
+// apply applies changes to a rank with the placement `from`. They change only units that `from` keeps on the
 // device.
-func (h *chooser) apply(stage int, from letters, changes []change) {
+func (h *chooser) apply(rank int, from letters, changes []change) {
 	l := make(letters, len(from))
 	for i := range from {
 		l[i] = slices.Clone(from[i])
@@ -404,21 +404,21 @@ func (h *chooser) apply(stage int, from letters, changes []change) {
 			l[t.i][t.at] = t.to
 		}
 	}
-	h.put(stage, l)
+	h.put(rank, l)
 }
 
-// roomOnHost returns the longest prefix of a stage's changes that fits on the host.
-func (h *chooser) roomOnHost(stage int, changes []change) []change {
-	from := h.lettersOf(stage)
-	defer h.put(stage, from)
-	return changes[:h.mostOnHost(stage, changes, from)]
+// roomOnHost returns the longest prefix of a rank's changes that fits on the host.
+func (h *chooser) roomOnHost(rank int, changes []change) []change {
+	from := h.lettersOf(rank)
+	defer h.put(rank, from)
+	return changes[:h.mostOnHost(rank, changes, from)]
 }
 
 // mostOnHost returns the largest number of changes for which host memory suffices.
-func (h *chooser) mostOnHost(stage int, changes []change, from letters) int {
+func (h *chooser) mostOnHost(rank int, changes []change, from letters) int {
 	try := func(n int) ir.Bytes {
-		h.apply(stage, from, changes[:n])
-		_, host := h.bound(stage)
+		h.apply(rank, from, changes[:n])
+		_, host := h.bound(rank)
 		return host
 	}
 	many := attempt{len(changes), try(len(changes))}
@@ -433,10 +433,10 @@ func (h *chooser) mostOnHost(stage int, changes []change, from letters) int {
 	return few.n
 }
 
-// fillHost offloads the longest prefix of a stage's changes that fits on the host.
-func (h *chooser) fillHost(stage int) {
-	changes, from := h.leave(stage), h.lettersOf(stage)
-	h.apply(stage, from, changes[:h.mostOnHost(stage, changes, from)])
+// fillHost offloads the longest prefix of a rank's changes that fits on the host.
+func (h *chooser) fillHost(rank int) {
+	changes, from := h.leave(rank), h.lettersOf(rank)
+	h.apply(rank, from, changes[:h.mostOnHost(rank, changes, from)])
 }
 
 // recompute is a unit of a layer to recompute next, with its cost in seconds per freed byte.
@@ -503,11 +503,11 @@ func (h *chooser) recomputes() []recompute {
 	}
 }
 
-// recomputing returns the changes that recompute units on a stage, in the given order. For each unit, earlier
+// recomputing returns the changes that recompute units on a rank, in the given order. For each unit, earlier
 // subsequences come first, as in offloading.
-func (h *chooser) recomputing(stage int, order []recompute) []change {
+func (h *chooser) recomputing(rank int, order []recompute) []change {
 	var out []change
-	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
+	kinds, units := kindsOn(h.plan, h.graph, rank), len(h.sizes[0])
 	for _, r := range order {
 		for i := range h.plan.Subsequences.N {
 			for l, kind := range kinds {
@@ -551,7 +551,7 @@ func (h *chooser) choose(policy string) {
 	h.explain(policy, before)
 }
 
-// fitByRecomputing recomputes as many units as needed on the stages with a memory shortfall.
+// fitByRecomputing recomputes as many units as needed on the ranks with a memory shortfall.
 func (h *chooser) fitByRecomputing() {
 	for s := range h.plan.Tasks {
 		if len(h.recompute) > 0 && !h.fits(s) {
@@ -560,7 +560,7 @@ func (h *chooser) fitByRecomputing() {
 	}
 }
 
-// fitWithCopies decides which units leave the device so that each stage fits. If everything fits on the device,
+// fitWithCopies decides which units leave the device so that each rank fits. If everything fits on the device,
 // none do. Otherwise it tries to recompute no unit, the cheapest one, the two cheapest, and so on, and then the
 // units of every named policy. Each trial uses copies for the rest, and the fastest plan that fits is taken. If
 // none fits, it takes the placement that needs the least memory, regardless of time. A search for any plan that
@@ -678,7 +678,7 @@ func (f *fitting) tryNamed() {
 	}
 }
 
-// recomputeFirst recomputes the given units on every stage, and undoes all other changes.
+// recomputeFirst recomputes the given units on every rank, and undoes all other changes.
 func (f *fitting) recomputeFirst(units []recompute) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
@@ -720,7 +720,7 @@ func (h *chooser) couldFit() bool {
 	defer h.restore(now)
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
-		if h.shared != nil { // the bytes that a stage borrows depend on other stages
+		if h.shared != nil { // the bytes that a rank borrows depend on other ranks
 			h.apply(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
 		} else if !h.copyUntilFits(s) {
 			return false
@@ -729,15 +729,15 @@ func (h *chooser) couldFit() bool {
 	return h.shared == nil || h.allFit()
 }
 
-// copyUntilFits offloads units until a stage fits on the device and on the host, and reports whether it does.
+// copyUntilFits offloads units until a rank fits on the device and on the host, and reports whether it does.
 // Device memory falls and host memory grows with the number of changes, so the search ends at a number of changes
 // at which either both limits are exceeded or neither is. Host memory grows almost linearly, so the first
 // guesses are near the number of changes that just fills the host.
-func (h *chooser) copyUntilFits(stage int) bool {
-	changes, from := h.leave(stage), h.lettersOf(stage)
+func (h *chooser) copyUntilFits(rank int) bool {
+	changes, from := h.leave(rank), h.lettersOf(rank)
 	try := func(n int) (device, host ir.Bytes) {
-		h.apply(stage, from, changes[:n])
-		return h.bound(stage)
+		h.apply(rank, from, changes[:n])
+		return h.bound(rank)
 	}
 	device, most := try(len(changes))
 	if device > h.device || most <= h.host {
@@ -807,7 +807,7 @@ func (h *chooser) nothingWaits() bool {
 	return h.run().Exposed() <= noWait
 }
 
-// hidden returns the changes of each stage that lead from the earlier placements to the current ones.
+// hidden returns the changes of each rank that lead from the earlier placements to the current ones.
 // It restores the earlier placements but keeps the timing.
 func (h *chooser) hidden(before *snapshot) [][]change {
 	p := h.plan
@@ -830,8 +830,8 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
 	units := len(h.sizes[0])
-	for _, stage := range h.plan.Offload.Placement {
-		for i, placement := range stage {
+	for _, rank := range h.plan.Offload.Placement {
+		for i, placement := range rank {
 			for at := range len(placement) {
 				if u := at % units; len(of) == 0 || slices.Contains(of, u) {
 					bytes[placement[at]] += h.sizes[i][u]
@@ -847,7 +847,7 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	return out
 }
 
-// shortOfMemory describes the memory need of the stage with the least free memory.
+// shortOfMemory describes the memory need of the rank with the least free memory.
 func (h *chooser) shortOfMemory() string {
 	var most ir.Bytes
 	fullest := 0

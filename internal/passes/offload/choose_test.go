@@ -16,7 +16,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// mostOf returns the largest device memory bound of any stage.
+// mostOf returns the largest device memory bound of any rank.
 func mostOf(p *plan.Plan) (most ir.Bytes) {
 	for _, k := range memory.FootprintOf(p).Device {
 		most = max(most, k.Bytes)
@@ -53,8 +53,8 @@ func TestLeastMemory(t *testing.T) {
 	}
 }
 
-// TestAutoOffload checks that nothing is offloaded if everything fits. Otherwise all stages must fit, nothing
-// may wait for copies, and no stage that offloads may have room for two more layers of a subsequence.
+// TestAutoOffload checks that nothing is offloaded if everything fits. Otherwise all ranks must fit, nothing
+// may wait for copies, and no rank that offloads may have room for two more layers of a subsequence.
 func TestAutoOffload(t *testing.T) {
 	if p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=auto", "cluster.device_memory=100GiB"); copies(p) {
 		t.Error("copies although all fits")

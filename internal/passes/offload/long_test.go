@@ -35,7 +35,7 @@ func TestLongJobsFit(t *testing.T) {
 		m := c.Estimator(p).Memory()
 		machine, inputs := ir.Machine(p.Cluster), m.WaitingInputs()
 		for _, s := range []int{0, 1, p.Parallel.PP - 1} { // the stages in between need as much as the second
-			device, host := m.Stage(s, inputs[s])
+			device, host := m.Rank(s, inputs[s])
 			if has, hasHost := ir.Bytes(machine.DeviceMemory), machine.HostMemoryPerRank(); device.Bytes > has || host > hasHost {
 				t.Errorf("%s: stage %d holds up to %s of %s, and %s of %s on the host", job.file, s, device.Bytes, has, host, hasHost)
 			}

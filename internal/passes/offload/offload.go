@@ -117,7 +117,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
 	for i, z := range p.Sizes() {
 		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the previous stage; those of this stage are often the same
+		var before, after string // of the previous rank; those of this rank are often the same
 		var placed float64
 		for s := range p.Parallel.PP {
 			if placement := p.Offload.Placement[s][i]; placement != before {
@@ -145,8 +145,8 @@ func chooseTiming(p *plan.Plan, s *estimate.Simulation) {
 
 // copies reports whether anything is offloaded.
 func copies(p *plan.Plan) bool {
-	for _, stage := range p.Offload.Placement {
-		for _, placement := range stage {
+	for _, rank := range p.Offload.Placement {
+		for _, placement := range rank {
 			if strings.ContainsRune(placement, plan.PlacementOffload) {
 				return true
 			}
@@ -171,7 +171,7 @@ func longestLag(p *plan.Plan) int { return p.Subsequences.N * p.Parallel.Virtual
 
 // chooseLag lets copies to the host lag by as many tasks as it takes to make the step shortest, but
 // no more, because freeing bytes later raises the peak. A copy that takes longer than the lag
-// allows stalls the stage.
+// allows stalls the rank.
 func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
