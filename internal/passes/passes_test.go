@@ -18,7 +18,7 @@ import (
 // TestPassesDocument checks that PASSES.md agrees with the list of passes.
 func TestPassesDocument(t *testing.T) {
 	var b bytes.Buffer
-	b.WriteString("# Passes\n\nThe list in `pass.go`, in their order; written by its test.\n")
+	b.WriteString("# Passes\n\nThe list in `passes.go`, in their order; written by its test.\n")
 	for _, name := range Names() {
 		fmt.Fprintf(&b, "\n## %s\n", name)
 		_, body, _ := strings.Cut(Explain(name), "\n")

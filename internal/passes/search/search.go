@@ -2,7 +2,8 @@
 // schedule whose first dimensions are pinned. The search is best-first, by lower bounds on time and memory.
 //
 // space.go defines the search space, bound.go and room.go compute the bounds, and search.go runs
-// the search. solve.go computes and checks the sizes that follow from a pinned schedule.
+// the search. gap.go decides when it ends, climb.go improves its plan, lean.go looks for any plan that
+// fits, and others.go plans the alternatives of the report. solve.go computes and checks the sizes that follow from a pinned schedule.
 package search
 
 import (
