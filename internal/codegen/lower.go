@@ -29,7 +29,7 @@ type weights struct {
 	borrowed        map[int][]*param // [global layer]: of other stages
 }
 
-// numbers holds the numbers that the VM reads or sets.
+// numbers holds the numbers that package train reads or sets.
 type numbers struct {
 	loss, evalLoss uint32
 	losses         uint32    // of each token in a validation microbatch
@@ -154,7 +154,7 @@ func (s *lowering) lowerInit() {
 	s.end()
 }
 
-// result allocates a vector of numbers that the VM reads or fills.
+// result allocates a vector of numbers that package train reads or fills.
 func (e *emitter) result(name string, n int64) uint32 { return e.resultOf(name, ir.F32, n) }
 
 func (e *emitter) resultOf(name string, d ir.DType, n int64) uint32 {
@@ -286,6 +286,8 @@ func (s *lowering) actOn(layer int, t plan.Task, a schedule.Action) {
 		s.releaseOffloaded(t, layer)
 	case schedule.Reload:
 		s.reload(t, layer)
+	default:
+		panic("codegen: an action without instructions: " + schedule.Ops[a.Op].Name)
 	}
 }
 
@@ -546,7 +548,7 @@ func (s *lowering) lowerEval() {
 	}
 	if s.last() {
 		s.averageOverReplicas(s.numbers.evalLoss)
-		s.hold(s.numbers.losses) // the VM reads the losses
+		s.hold(s.numbers.losses) // package train reads the losses
 	}
 	s.end()
 }
@@ -563,7 +565,7 @@ func (s *lowering) evalHead(t plan.Task, x uint32) {
 }
 
 // weigh sets the factor of a token's loss: 1 divided by the number of tokens in the given number of sequences,
-// or, if labels may be masked, a number that the VM sets.
+// or, if labels may be masked, a number that package train sets.
 func (e *env) weigh(sequences float64, weight uint32) {
 	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
 	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {

@@ -87,7 +87,7 @@ var Ops = [...]OpInfo{
 	Release: {Name: "Release", Doc: "Ends the time allowed for a layer's copies to the host: the next user of the bytes waits for the copies.",
 		Task: "the forward whose layer was copied", Layer: "layer of its stage"},
 	Reload: {Name: "Reload", Doc: "Issues the copies that reload a layer.", Task: "the backward that needs the layer", Layer: "layer of its stage"},
-	End: {Name: "End", Doc: "Passes the result on, on the device or by a message.",
+	End: {Name: "End", Doc: "Passes the result on: on the device, or to the message that begins at the end of the task.",
 		Of: "the task of this rank that reads the result, if there is one", ofTask: true},
 	EndOnHost: {Name: "EndOnHost", Doc: "Like End, but the result goes to the host if its tensor is placed there.",
 		Of: "the task of this rank that reads the result", ofTask: true},

@@ -217,6 +217,9 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 		if t := &w.Nodes[n]; t.Feeds {
 			w.deliver(t)
 		}
+	case schedule.Complete, schedule.Free: // take no time
+	default:
+		panic("estimate: an action of a shared slot without a duration: " + schedule.Ops[a.Op].Name)
 	}
 }
 
@@ -237,6 +240,8 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 		}
 	case schedule.Return:
 		w.giveBack(int(a.Layer))
+	default:
+		panic("estimate: a common action without a duration: " + schedule.Ops[a.Op].Name)
 	}
 }
 

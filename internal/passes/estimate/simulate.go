@@ -181,6 +181,9 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.reload(st, a)
 	case schedule.End, schedule.EndOnHost:
 		s.endTask(st, n, a)
+	case schedule.Enter, schedule.Gather, schedule.Complete, schedule.Free, schedule.Reduce: // included in the times of visits
+	default:
+		panic("estimate: an action without a duration: " + schedule.Ops[a.Op].Name)
 	}
 }
 

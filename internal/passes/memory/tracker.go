@@ -181,6 +181,9 @@ func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 		r.kept.release(at, a)
 	case schedule.Reload:
 		r.kept.reload(at, a)
+	case schedule.InputFromHost, schedule.Complete: // the input is counted where it is read, the weights where they were gathered
+	default:
+		panic("memory: an action whose bytes are not counted: " + schedule.Ops[a.Op].Name)
 	}
 }
 
