@@ -4,7 +4,8 @@
 //	cover.go      sets of indices over which a sum is taken
 //	term.go       terms, and incomplete sums of them
 //	piece.go      what the bytes of a rank's memory mean
-//	model.go      the reference: the model's dataflow on one rank; backward.go its gradients
+//	model.go      the reference: the model's dataflow on one rank, with its gradients
+//	layer.go      its layers, head and updates; muon.go the updates of Muon
 //	prove.go      Prove: interprets all ranks of a program
 //	rules*.go     one rule for each opcode
 //	demand.go     what must be known before a section, and what must hold after it
@@ -366,23 +367,15 @@ func (c *call) write(name string, list []piece) {
 	if !v.Present() {
 		return
 	}
-	at := slicesIndex(c.in.Info().Operands, name)
-	if reads, _ := c.in.Access(at); reads && c.in.Info().Operands[at].Dir == ir.WriteOrAdd {
-		accumulate := c.in.Attr(c.in.Info().Operands[at].AddsBy())
+	operands := c.in.Info().Operands
+	at := slices.IndexFunc(operands, func(o ir.Operand) bool { return o.Name == name })
+	if reads, _ := c.in.Access(at); reads && operands[at].Dir == ir.WriteOrAdd {
+		accumulate := c.in.Attr(operands[at].AddsBy())
 		if accumulate.Int(c.consts) != 0 {
 			list = c.sum(c.raw(name), list)
 		}
 	}
 	c.store(&v, list)
-}
-
-func slicesIndex(operands []ir.Operand, name string) int {
-	for i := range operands {
-		if operands[i].Name == name {
-			return i
-		}
-	}
-	return -1
 }
 
 // store replaces the bytes of a view, and records who made them.

@@ -8,12 +8,12 @@ import (
 // value identifies a value of a dataflow: an element of a vector space over the integers modulo the prime 2^61 - 1, of which two
 // random coordinates are kept. Every term, such as a product of two matrices, is a random vector that is a hash of its opcode, its
 // attributes and the values of its operands. A sum of terms is the sum of their vectors, in any order and however it is nested. So two values
-// are equal if and only if they are the same sum of the same terms, except with a probability of about 2^-61.
+// are equal if and only if they are the same sum of the same terms, except with a probability of about 2^-122 if the hash is random.
 type value [2]uint64
 
 const prime = 1<<61 - 1
 
-// one is a vector of the constant 1, for values that are filled in.
+// constantOne is the vector of the constant 1, for values that are filled in.
 var constantOne = newKey("constant").value()
 
 func (v value) isZero() bool { return v == value{} }
