@@ -191,8 +191,8 @@ func Compile(ctx context.Context, spec *lang.Spec, o Options) (*ir.Program, erro
 	return program, nil
 }
 
-// BugError reports a bug in the compiler, not in the job: a program that it generated fails verification. Its field Err
-// is the *ir.VerifyError.
+// BugError reports a bug in the compiler, not in the job: a program that it generated fails verification or cannot be
+// simulated. Its field Err says why; it is an *ir.VerifyError in the former case.
 type BugError = compile.BugError
 
 // FitError reports a job that needs more memory than its cluster has.

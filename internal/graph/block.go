@@ -209,7 +209,7 @@ func (b *Block) Finishes(n *Node, value int) bool {
 	return true
 }
 
-// BeforeAttention returns the number of forward nodes before the first one that reads K or V. BeforeCacheGrads
+// BeforeAttention returns the number of forward nodes before the first one that reads K or V. BeforeKVGrads
 // returns the number of backward nodes before the first one that reads the gradient of K or V. The
 // contributions of other ranks must arrive before these nodes run.
 func (b *Block) BeforeAttention() int { return b.firstReader(b.Forward, Cache) }

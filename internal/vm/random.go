@@ -77,7 +77,7 @@ type Dropout struct {
 	scale     float32
 }
 
-// DropoutKey returns the key of a step, which the VM passes to instructions as ir.ResultDropout.
+// DropoutKey returns the key of a step, which package train passes to instructions as ir.ResultDropout.
 func DropoutKey(seed, step int64) uint64 { return NewRandom(seed, "dropout", step).key }
 
 // DropoutTensor returns the key of a tensor. The key of an instruction's stream is the exclusive or of the
