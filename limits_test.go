@@ -89,6 +89,7 @@ var large = []struct {
 	{"codegen.lowering", 20},
 	{"memory.tracker", 20},
 	{"offload.chooser", 20},
+	{"search.node", 20},
 }
 
 func TestFields(t *testing.T) {
