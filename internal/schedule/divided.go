@@ -22,8 +22,11 @@ func (w *writer) planVisits(n int) {
 	}
 }
 
-// near returns the next two visits.
-func (w *writer) near() []Action { return w.visits[:min(2, len(w.visits))] }
+// WholeLayers is the number of layers whose weights are whole at a time under ZeRO: the current one and the next.
+const WholeLayers = 2
+
+// near returns the visits whose layers' weights are whole.
+func (w *writer) near() []Action { return w.visits[:min(WholeLayers, len(w.visits))] }
 
 // among reports whether any of the given visits is to the same layer as v.
 func (w *writer) among(list []Action, v Action) bool {

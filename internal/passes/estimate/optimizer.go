@@ -4,6 +4,7 @@ import (
 	"sppo.dev/internal/cost"
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/plan"
+	"sppo.dev/internal/schedule"
 	"sppo.dev/ir"
 )
 
@@ -104,7 +105,7 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
 	for r := range u.plan.Parallel.PP {
-		many = many || u.plan.LayersOf(r) > plan.WholeLayers
+		many = many || u.plan.LayersOf(r) > schedule.WholeLayers
 	}
 	for i := range layer.Params {
 		param := &layer.Params[i]

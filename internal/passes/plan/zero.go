@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"sppo.dev/internal/graph"
+	"sppo.dev/internal/schedule"
 	"sppo.dev/ir"
 )
 
@@ -51,16 +52,13 @@ func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence 
 // sequence passes through it, and only its last task gathers the next group.
 func (p *Plan) GathersBeside(t Task) bool {
 	switch {
-	case !p.LayerOrder() || slices.Max(p.LayersPerStage) > WholeLayers:
+	case !p.LayerOrder() || slices.Max(p.LayersPerStage) > schedule.WholeLayers:
 		return true
 	case t.Kind == Backward:
 		return t.Subsequence == 0
 	}
 	return t.Subsequence == p.Subsequences.N-1
 }
-
-// WholeLayers is the number of layers whose weights are whole at a time: the current one and the next.
-const WholeLayers = 2
 
 // Slicing describes how the rows of a parameter are sliced: over SP ranks of a stage, and each of these parts
 // over DP replicas. Rank (d, k) has slice k*DP + d. All slices have the same number of rows, so that collectives
