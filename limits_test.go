@@ -15,7 +15,7 @@ import (
 // folder. A limit of 0 is none.
 var limits = []limit{
 	{folder: "internal/schedule", paths: 15, glossary: true},
-	{folder: "internal/passes/search", paths: 15},
+	{folder: "internal/passes/search", paths: 15, glossary: true},
 	{folder: "internal/passes/strategy", paths: 15},
 	{folder: "internal/passes", paths: 15, glossary: true},
 	{folder: "internal/codegen", paths: 15, glossary: true},

@@ -83,7 +83,7 @@ func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p, cache: c,
 		lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, rooms: map[roomKey]room{}, links: map[plan.Parallel]cost.Link{},
 	}
-	b.lean = b.leanPolicies
+	b.frugal = b.frugalPolicies
 	return b
 }
 
@@ -576,12 +576,12 @@ func (b *bounds) message(p *plan.Plan, of *profile) ir.Seconds {
 // pipeline returns the bound for ranks that do not share tasks.
 func (b *bounds) pipeline(p *plan.Plan, of *profile) ir.Seconds {
 	chosen := strategy.Of(p)
-	times, waits, turns := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1), ir.Seconds(0)
+	times, waits, turnarounds := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1), ir.Seconds(0)
 	switch {
 	case chosen.Turns == strategy.EachTurn:
-		waits, turns = times, times
+		waits, turnarounds = times, times
 	case chosen.Turns == strategy.LastTurn || times == 1:
-		turns = 1
+		turnarounds = 1
 	}
 	before, after, longest := b.ways(p, of, chosen.Late)
 	layer := (*layerProfile).whole
@@ -589,7 +589,7 @@ func (b *bounds) pipeline(p *plan.Plan, of *profile) ir.Seconds {
 		layer = func(k *layerProfile) ir.Seconds { return k.halved() }
 	}
 	for rank, counts := range b.kindsByRank(p) {
-		longest = max(longest, times*(of.layers(counts, layer)+ends(p, rank, of.embedding, of.head))+waits*before[rank]+turns*after[rank])
+		longest = max(longest, times*(of.layers(counts, layer)+ends(p, rank, of.embedding, of.head))+waits*before[rank]+turnarounds*after[rank])
 	}
 	return longest
 }

@@ -51,7 +51,7 @@ func (s *search) others(winner *node) []*node {
 // dived for that value before.
 func (s *search) diveFor(dim int, dived map[string]bool, enough func() bool) {
 	d := &dimensions[dim]
-	if d.text(&s.request.Schedule) != "" || d.refine || d.tight != "" || enough() {
+	if d.text(&s.request.Schedule) != "" || d.refine || d.scarce != "" || enough() {
 		return
 	}
 	pins := func(n *node) bool { return n.level > dim }
@@ -128,7 +128,7 @@ func (s *search) dive(matches func(*node) bool, enough func() bool) {
 		n := heap.Pop(&s.frontier).(*node)
 		if !matches(n) {
 			rest = append(rest, n)
-		} else if n.tight && n.level < len(dimensions) && dimensions[n.level].weighs && !n.weighed {
+		} else if n.short && n.level < len(dimensions) && dimensions[n.level].weighs && !n.weighed {
 			rest = append(rest, n)
 			s.evaluate(s.weighing(n)) // the most likely to fit
 		} else if n.level < len(dimensions) {

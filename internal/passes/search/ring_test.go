@@ -20,8 +20,8 @@ func TestRing(t *testing.T) {
 	if m, r := plantest.Kept(megatron), plantest.Kept(ring); m != r {
 		t.Errorf("%g bytes a token are kept, and %g with weights divided", r, m)
 	}
-	m, _ := cachesOf(megatron.Graph(), megatron.Size(0))
-	if r, _ := cachesOf(ring.Graph(), ring.Size(0)); m != r {
+	m, _ := kvOf(megatron.Graph(), megatron.Size(0))
+	if r, _ := kvOf(ring.Graph(), ring.Size(0)); m != r {
 		t.Errorf("K and V of a layer and their gradients take %v, and %v with heads divided", r, m)
 	}
 	three := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.sp=3", "schedule.pp=1", "schedule.align=6", "train.sequence=258", "cluster.gpus_per_node=3")

@@ -34,14 +34,14 @@ type roomKey struct {
 
 // room is the memory that does not depend on the placements of units.
 type room struct {
-	all, resident  caches   // of a layer: all, and those that are not streamed
+	all, resident  kvBytes  // of a layer: all, and those that are not streamed
 	kept, inputs   ir.Bytes // bytes that a layer saves for the backward pass; those of its inputs, which cannot be recomputed
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
 	head, lastHead ir.Bytes // while the head runs, for the first and for the last subsequence
 }
 
-// caches holds the bytes of a layer's K and V for an entire sequence, and those of their gradients.
-type caches struct{ values, grads ir.Bytes }
+// kvBytes holds the bytes of a layer's K and V for an entire sequence, and those of their gradients.
+type kvBytes struct{ values, grads ir.Bytes }
 
 // roomOf returns the room of a plan whose subsequence lengths are known.
 func (b *bounds) roomOf(p *plan.Plan) room {
@@ -54,7 +54,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	b.work.Spend(4 * len(sizes))
 	first, last := sizes[0], sizes[len(sizes)-1]
 	of.kept, of.inputs = leastKept(g, p.Recompute, sizes)
-	of.all, of.resident = cachesOf(g, first)
+	of.all, of.resident = kvOf(g, first)
 	of.working = b.workingOf(p, p.Recompute)
 	head := func(z graph.Size) ir.Bytes { // with the shortest chunks, if their length is open
 		return b.cache.Blocks.Bytes(p, g, g.Head, memory.BackwardPass, p.HeadSize(z), 0, 0)
@@ -73,19 +73,19 @@ func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	})
 }
 
-// leanPolicies returns the last policy, which recomputes the most, and the policies under which a layer needs
+// frugalPolicies returns the last policy, which recomputes the most, and the policies under which a layer needs
 // even less memory while its backward runs. All other policies keep more and need at least as much.
-func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []string) {
+func (b *bounds) frugalPolicies(s *lang.Schedule, policies []string) (frugal []string) {
 	most := policies[len(policies)-1]
 	if p := b.sized(*s); p != nil {
 		least := b.workingOf(p, most)
 		for _, policy := range policies[:len(policies)-1] {
 			if strategy.Of(p).Late || b.workingOf(p, policy) < least {
-				lean = append(lean, policy)
+				frugal = append(frugal, policy)
 			}
 		}
 	}
-	return append(lean, most)
+	return append(frugal, most)
 }
 
 // leastWorking returns the minimum memory of a layer while its backward runs, over all named recomputation policies.
@@ -138,27 +138,27 @@ func leastState(p *plan.Plan, g *graph.Model) (weights, gradients, optimizer ir.
 	return weights, gradients, optimizer
 }
 
-// cachesOf returns the bytes of all caches of a layer, and of those that are not streamed. Both are zero if
+// kvOf returns the bytes of K and V of a layer, and of those that are not streamed. Both are zero if
 // some layer's backward computes no gradients of K and V, because that layer frees K and V after its last
 // forward.
-func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
+func kvOf(g *graph.Model, z graph.Size) (all, resident kvBytes) {
 	for kind := range g.Kinds() {
 		if !g.LayerOf(kind).Attends {
-			return caches{}, caches{}
+			return kvBytes{}, kvBytes{}
 		}
 	}
 	z.Tokens = z.Sequence
 	for i := range g.Layer.Values {
-		v, n := &g.Layer.Values[i], caches{}
+		v, n := &g.Layer.Values[i], kvBytes{}
 		switch v.Kind {
 		case graph.Cache:
 			n.values = v.Bytes(z)
 		case graph.CacheGrad:
 			n.grads = v.Bytes(z)
 		}
-		all = caches{all.values + n.values, all.grads + n.grads}
+		all = kvBytes{all.values + n.values, all.grads + n.grads}
 		if v.Rows != graph.Full {
-			resident = caches{resident.values + n.values, resident.grads + n.grads}
+			resident = kvBytes{resident.values + n.values, resident.grads + n.grads}
 		}
 	}
 	return all, resident
@@ -234,9 +234,9 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of := b.roomOn(p, r.last)
 	state, gradients := b.state(p, r)
 	layers := ir.Bytes(r.layers)
-	turn := func(c caches) ir.Bytes {
+	turnaround := func(c kvBytes) ir.Bytes {
 		switch {
-		case p.LayerOrder() && mayRecomputeCaches(p):
+		case p.LayerOrder() && mayRecomputeKV(p):
 			return ir.Bytes(r.fewest) * (c.values + c.grads)
 		case p.LayerOrder():
 			return layers*c.values + ir.Bytes(r.fewest)*c.grads
@@ -245,19 +245,19 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 		}
 		return layers*(c.values+c.grads) + gradients
 	}
-	stays, group := b.stays(p, of), caches{} // of a layer: outside layer order, in layer order
+	stays, group := b.stays(p, of), kvBytes{} // of a layer: outside layer order, in layer order
 	if p.LayerOrder() && p.Schedule.Keep != nil {
 		group = of.resident
 	}
 	held := layers * of.all.values // K and V when the first backward begins
-	if p.LayerOrder() && mayRecomputeCaches(p) {
+	if p.LayerOrder() && mayRecomputeKV(p) {
 		held = ir.Bytes(r.fewest) * of.all.values
 	}
-	both := max(layers*of.kept+held+max(of.lastHead, of.resident.grads), turn(of.all))
+	both := max(layers*of.kept+held+max(of.lastHead, of.resident.grads), turnaround(of.all))
 	if p.Schedule.Offload.Policy != "none" {
 		of.kept = 0
 	}
-	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head),
+	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turnaround(stays)+max(of.working, of.head),
 		ir.Bytes(r.fewest)*(group.values+group.grads)+of.working+b.othersGradients(p))
 	return holding{r.rank, state + most, state + both}
 }
@@ -280,9 +280,9 @@ func (b *bounds) roomOn(p *plan.Plan, last bool) room {
 	return of
 }
 
-// mayRecomputeCaches reports whether K and V of a layer may be recomputed rather than stored
+// mayRecomputeKV reports whether K and V of a layer may be recomputed rather than stored
 // between its forwards and its backward.
-func mayRecomputeCaches(p *plan.Plan) bool {
+func mayRecomputeKV(p *plan.Plan) bool {
 	return p.Schedule.Recompute == graph.RecomputeFullKV || opensRecompute(p.Schedule) && !p.Streams()
 }
 
@@ -310,9 +310,9 @@ func backwardGroup(p *plan.Plan) int {
 
 // stays returns the bytes of a layer's K and V, and of their gradients, that stay on the device for an entire
 // sequence.
-func (b *bounds) stays(p *plan.Plan, of room) caches {
+func (b *bounds) stays(p *plan.Plan, of room) kvBytes {
 	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {
-		return caches{}
+		return kvBytes{}
 	}
 	return of.resident
 }

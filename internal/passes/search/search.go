@@ -2,7 +2,7 @@
 // schedule whose first dimensions are pinned. The search is best-first, by lower bounds on time and memory.
 //
 // space.go defines the search space, bound.go and room.go compute the bounds, and search.go runs
-// the search. gap.go decides when it ends, climb.go improves its plan, lean.go looks for any plan that
+// the search. gap.go decides when it ends, climb.go improves its plan, timeless.go looks for any plan that
 // fits, and others.go plans the alternatives of the report. solve.go computes and checks the sizes that follow from a pinned schedule.
 package search
 
@@ -48,10 +48,10 @@ type node struct {
 	number   int        // order of creation; among equal bounds, the lowest number is first
 	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
-	tight    bool       // the plan without offload does not fit
-	least    ir.Bytes   // lower bound on device memory, if tight
-	bare     *plan.Plan // plan of the same sizes without offload or recomputation; its time is a lower bound
-	unfit    bool       // placement has shown that it does not fit
+	short    bool       // the plan without offload does not fit
+	least    ir.Bytes   // lower bound on device memory, if short
+	allKept  *plan.Plan // plan of the same sizes without offload or recomputation; its time is a lower bound
+	tooLarge bool       // placement has shown that it does not fit
 	rough    bool       // its bound does not include streaming
 	weighed  bool       // the offload pass decides the open placement dimensions
 	wanted   wanted     // order in a search that ignores time
@@ -62,7 +62,7 @@ func (n *node) fits() bool {
 	if n.plan.Memory.Placed {
 		return n.plan.Memory.Fits
 	}
-	return !n.unfit && n.need.Shortfall(n.plan.Memory) == nil
+	return !n.tooLarge && n.need.Shortfall(n.plan.Memory) == nil
 }
 
 // time returns the step time of a complete candidate.
@@ -72,7 +72,7 @@ func (n *node) time() ir.Seconds { return n.plan.Time.StepS }
 // relative steps of searchGap, because candidates with the same sizes hardly differ in their bounds, but many
 // of them do not fit.
 func (n *node) rank() ir.Seconds {
-	if n.tight && n.plan == nil {
+	if n.short && n.plan == nil {
 		return ir.Seconds(math.Exp(math.Floor(math.Log(float64(n.bound))/searchGap) * searchGap))
 	}
 	return n.bound
@@ -223,8 +223,8 @@ func (s *search) step() *node {
 		if s.fits(n) {
 			return n
 		}
-	case s.timeless && !n.wanted.lean:
-		s.lean(n)
+	case s.timeless && !n.wanted.untimed:
+		s.untimed(n)
 	default:
 		s.evaluate(n)
 	}
@@ -287,10 +287,10 @@ func (s *search) push(n *node) {
 	if bound >= unreachable {
 		return
 	}
-	if n.bare != nil {
-		bound = max(bound, n.bare.Time.StepS)
+	if n.allKept != nil {
+		bound = max(bound, n.allKept.Time.StepS)
 	}
-	if n.bound = bound * s.handicap(n); n.tight {
+	if n.bound = bound * s.handicap(n); n.short {
 		n.least = least.device
 	}
 	shortfall := s.lackOf(least)
@@ -308,7 +308,7 @@ func (s *search) push(n *node) {
 // A better bound needs the cost of every block, so it is computed only once the candidate reaches the front of the queue.
 func (s *search) putOff(n, from *node) {
 	s.made++
-	n.number, n.bare, n.least, n.rough = s.made, from.bare, from.least, true
+	n.number, n.allKept, n.least, n.rough = s.made, from.allKept, from.least, true
 	n.bound = from.bound / s.handicap(from) * s.handicap(n)
 	heap.Push(&s.frontier, n)
 }
@@ -328,8 +328,8 @@ func (s *search) handicap(n *node) ir.Seconds {
 // advance pins one more dimension. Before the first placement dimension, it computes the exact bound of the
 // sizes.
 func (s *search) advance(n *node) {
-	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
-		s.strip(n)
+	if n.level >= levelOfKept && n.allKept == nil && !s.timeless {
+		s.keepAll(n)
 		return
 	}
 	d := &dimensions[n.level]
@@ -338,13 +338,13 @@ func (s *search) advance(n *node) {
 		values = values[:1]
 	}
 	for _, v := range values {
-		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare, tight: n.tight}
+		next := &node{schedule: n.schedule, level: n.level + 1, allKept: n.allKept, short: n.short}
 		v.set(&next.schedule)
 		s.push(next)
 	}
-	if d.tight != "" && (n.tight || s.timeless) {
+	if d.scarce != "" && (n.short || s.timeless) {
 		for _, v := range d.others(s.bounds, n.schedule) {
-			next := &node{schedule: n.schedule, level: n.level + 1, tight: n.tight}
+			next := &node{schedule: n.schedule, level: n.level + 1, short: n.short}
 			if v.set(&next.schedule); streams(&next.schedule) && !s.timeless {
 				s.putOff(next, n)
 				continue
@@ -353,13 +353,13 @@ func (s *search) advance(n *node) {
 		}
 	}
 	if d.weighs && !s.timeless { // the offload pass decides this and all later open dimensions
-		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, tight: n.tight, weighed: true})
+		s.push(&node{schedule: n.schedule, level: n.level, allKept: n.allKept, short: n.short, weighed: true})
 	}
 }
 
-// strip plans the bare schedule of a candidate. If this plan fits, nothing with the same sizes is faster.
-func (s *search) strip(n *node) {
-	schedule := s.bare(n.schedule)
+// keepAll plans the schedule that keeps everything of a candidate. If this plan fits, nothing with the same sizes is faster.
+func (s *search) keepAll(n *node) {
+	schedule := s.allKept(n.schedule)
 	p, e := s.planOf(schedule)
 	if p == nil {
 		return
@@ -370,13 +370,13 @@ func (s *search) strip(n *node) {
 		n = &node{schedule: schedule, level: len(dimensions), bound: s.slackened(n.bound), number: n.number, plan: p, need: &need}
 		s.count(n)
 	}
-	n.bare, n.tight = p, !fits
+	n.allKept, n.short = p, !fits
 	heap.Push(&s.frontier, n)
 }
 
-// bare returns the schedule without offload and, where the schedule leaves them open, without recomputation or
+// allKept returns the schedule without offload and, where the schedule leaves them open, without recomputation or
 // streaming and with the longest chunks of the loss head.
-func (s *search) bare(schedule lang.Schedule) lang.Schedule {
+func (s *search) allKept(schedule lang.Schedule) lang.Schedule {
 	if schedule.LossChunk == 0 {
 		schedule.LossChunk = s.lossChunks(&schedule)[0]
 	}
@@ -405,7 +405,7 @@ func (s *search) evaluate(n *node) bool {
 
 // finish plans a candidate completely, unless a pass refuses it.
 func (s *search) finish(n *node) bool {
-	p, e := n.bare, (*estimate.Estimator)(nil)
+	p, e := n.allKept, (*estimate.Estimator)(nil)
 	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || p.Schedule.LossChunk != n.schedule.LossChunk || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
 		p, e = s.planOf(n.schedule)
 	} else {
@@ -470,7 +470,7 @@ func (s *search) fits(n *node) bool {
 	if n.plan.Memory.Placed {
 		return n.plan.Memory.Fits
 	}
-	if n.unfit {
+	if n.tooLarge {
 		return false
 	}
 	if shortfall == nil && strategy.Short(n.plan) != nil { // the bound is good enough
@@ -485,10 +485,10 @@ func (s *search) fits(n *node) bool {
 			s.wasted.Spend(workOfPlacing * n.plan.Subsequences.N * int(taskLayers(n.plan)))
 		}
 	}
-	if n.unfit = shortfall != nil; n.unfit {
+	if n.tooLarge = shortfall != nil; n.tooLarge {
 		s.reject(n, *shortfall)
 	}
-	return !n.unfit
+	return !n.tooLarge
 }
 
 // workOfPlacing is the work of placing the buffers of a layer visit.
@@ -605,13 +605,13 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 func (s *search) explain(p *plan.Plan, dim int, winner *node) {
 	d := &dimensions[dim]
 	value := d.text(&winner.schedule)
-	if d.tight != "" {
+	if d.scarce != "" {
 		switch value {
 		case "":
 		case d.values(&s.space, &winner.schedule)[0].text:
 			pinned(p, d, value, d.first)
 		default:
-			pinned(p, d, value, d.tight)
+			pinned(p, d, value, d.scarce)
 		}
 		return
 	}
@@ -622,7 +622,7 @@ func (s *search) explain(p *plan.Plan, dim int, winner *node) {
 	p.Rejected = append(p.Rejected, found...)
 	switch {
 	case value == "":
-	case len(found) == 0 && dim >= levelOfKept && winner.plan == winner.bare:
+	case len(found) == 0 && dim >= levelOfKept && winner.plan == winner.allKept:
 		pinned(p, d, value, "auto: it fits, and no other choice is faster")
 	default:
 		pinned(p, d, value, reason(d.name(), found, winner))

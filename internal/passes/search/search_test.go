@@ -96,7 +96,7 @@ func streamSettings(r *rand.Rand) []string {
 }
 
 // complete visits every complete candidate of a request, with the chain of partial candidates that leads to it.
-// It sets tight in candidates that are tried only if memory is scarce.
+// It sets short in candidates that are tried only if memory is scarce.
 func (s *search) complete(chain []node, visit func(chain []node)) {
 	last := chain[len(chain)-1]
 	for last.level < len(dimensions) && dimensions[last.level].text(&last.schedule) != "" {
@@ -108,15 +108,15 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 		return
 	}
 	d := &dimensions[last.level]
-	goOn := func(values []value, tight bool) {
+	goOn := func(values []value, short bool) {
 		for _, v := range values {
-			next := node{schedule: last.schedule, level: last.level + 1, tight: tight}
+			next := node{schedule: last.schedule, level: last.level + 1, short: short}
 			v.set(&next.schedule)
 			s.complete(append(chain, next), visit)
 		}
 	}
-	goOn(d.values(&s.space, &last.schedule), last.tight)
-	if d.tight != "" {
+	goOn(d.values(&s.space, &last.schedule), last.short)
+	if d.scarce != "" {
 		goOn(d.others(s.bounds, last.schedule), true)
 	}
 }
@@ -178,11 +178,11 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 		}
 		plans++
 		shortfall := leaf.need.Shortfall(leaf.plan.Memory)
-		if err := any.leaner(&leaf); err != nil {
+		if err := any.untimedNeedsMore(&leaf); err != nil {
 			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
 		}
 		for _, n := range chain {
-			if leaf.tight && !n.tight { // n represents only plans on the usual grid
+			if leaf.short && !n.short { // n represents only plans on the usual grid
 				continue
 			}
 			bound, held := brute.of(n.schedule, n.level)
@@ -198,7 +198,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			}
 		}
 		fastest := &best
-		if leaf.tight {
+		if leaf.short {
 			fastest = &tight
 		}
 		if shortfall == nil && (*fastest == nil || leaf.time() < (*fastest).time()) {
@@ -235,16 +235,16 @@ func fullest(f *memory.Footprint) ir.Bytes {
 	return device
 }
 
-// leaner returns an error if the lean plan of a candidate needs so much more memory than the candidate that it
-// would be refused although the candidate fits. Normally a lean plan needs no more. If it does, because the
+// untimedNeedsMore returns an error if the untimed plan of a candidate needs so much more memory than the candidate that it
+// would be refused although the candidate fits. Normally an untimed plan needs no more. If it does, because the
 // packing margin depends on the peak, it is compared with the placed plan.
-func (s *search) leaner(n *node) error {
+func (s *search) untimedNeedsMore(n *node) error {
 	if n.weighs() {
 		return nil
 	}
 	p, e := s.passed(n.schedule, true)
 	if p == nil {
-		return fmt.Errorf("it is no plan when it is lean")
+		return fmt.Errorf("it is no plan when copies are not timed")
 	}
 	need := e.Memory().Footprint()
 	for i := range need.Device {
@@ -258,7 +258,7 @@ func (s *search) leaner(n *node) error {
 		}
 		placed.Memory.DeviceCapacityBytes, placed.Memory.HostCapacityBytes = placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i]
 		if limit := mayFit(e, placed.Memory); need.Device[i].Bytes > limit.DeviceCapacityBytes || need.Host[i] > limit.HostCapacityBytes {
-			return fmt.Errorf("stage %d holds %v and %v on the host when it is lean, and placed %v and %v", i, need.Device[i].Bytes, need.Host[i],
+			return fmt.Errorf("stage %d holds %v and %v on the host when copies are not timed, and placed %v and %v", i, need.Device[i].Bytes, need.Host[i],
 				placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i])
 		}
 	}

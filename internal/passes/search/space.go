@@ -25,7 +25,7 @@ type dimension struct {
 	detail bool                                 // candidates that differ only in such dimensions are the same alternative
 	plain  string                               // the default value, which needs no reason if it is the only possible one
 	first  string                               // the reason for the first value, if a dimension has values that are tried only if memory is short
-	tight  string                               // the reason for these values
+	scarce string                               // the reason for these values
 	others func(*bounds, lang.Schedule) []value // returns these values
 	refine bool                                 // the search uses the first value, and tries the others on the plan that it has found
 	frugal bool                                 // the last value needs the least memory
@@ -60,7 +60,7 @@ var dimensions = []dimension{
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	refined(plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes))),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, others: (*bounds).coarser, detail: true,
-		tight: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
+		scarce: "auto: with the usual grid, the first subsequence is longer, and its activations do not fit or take longer to offload or recompute"},
 	lossChunk,
 	keep,
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
@@ -144,7 +144,7 @@ func plainly(value string, d dimension) dimension {
 // is scarce, and on the plan that it has found.
 func scarcely(first, others string, d dimension) dimension {
 	d = frugally(refined(d))
-	d.first, d.tight = first, others
+	d.first, d.scarce = first, others
 	d.others = func(b *bounds, s lang.Schedule) []value { return d.values(&b.space, &s)[1:] }
 	return d
 }
@@ -239,7 +239,7 @@ type space struct {
 	fitting  bool                 // only a plan that fits is wanted: try only the values that need the least memory
 	states   map[stateOf]ir.Bytes // results of stateOnHost
 
-	lean func(s *lang.Schedule, policies []string) []string // the policies that may need the least memory
+	frugal func(s *lang.Schedule, policies []string) []string // the policies that may need the least memory
 }
 
 // mayBe reports whether a choice is open or has a given value.
@@ -501,7 +501,7 @@ func (sp *space) recomputes(s *lang.Schedule) []string {
 		names = append(names, graph.RecomputeFullKV)
 	}
 	if sp.fitting {
-		return sp.lean(s, names)
+		return sp.frugal(s, names)
 	}
 	return names
 }

@@ -18,7 +18,7 @@ import (
 // This file implements the search that ignores time. It computes only the costs that the assignment of layers
 // needs, and takes candidates with the lowest memory bound first, so that it soon finds a plan that fits, if
 // there is one. A complete candidate is first planned without timing its copies, which would take many
-// simulations. In such a lean plan, reloads begin as late as possible, and copies to the host end as early as
+// simulations. In such an untimed plan, reloads begin as late as possible, and copies to the host end as early as
 // possible. Such a plan needs no simulation, and no more device memory than one with any other timing, except
 // for part of the packing margin.
 
@@ -26,11 +26,11 @@ import (
 // with the fewest open dimensions come first, then those on the most ranks, then those with the
 // fewest tasks, because they are the fastest to plan.
 type wanted struct {
-	bytes ir.Bytes
-	open  int
-	ranks int
-	tasks int
-	lean  bool // the bytes are those of the plan without timed copies
+	bytes   ir.Bytes
+	open    int
+	ranks   int
+	tasks   int
+	untimed bool // the bytes are those of the plan without timed copies
 }
 
 func (w wanted) compare(o wanted) int {
@@ -63,9 +63,9 @@ func (s *search) wantComplete(n *node, device ir.Bytes, shortfall *plan.Shortfal
 	}
 }
 
-// lean bounds the memory of a complete candidate, and queues it unless it cannot fit.
-func (s *search) lean(n *node) {
-	n.wanted.lean = true
+// untimed bounds the memory of a complete candidate, and queues it unless it cannot fit.
+func (s *search) untimed(n *node) {
+	n.wanted.untimed = true
 	if n.weighs() { // its placements depend on the times of copies
 		heap.Push(&s.frontier, n)
 		return
@@ -122,15 +122,15 @@ func (n *node) weighs() bool {
 // fits.
 const closestPatience = 0.3
 
-// keepLean drops all candidates except those with known memory, and reports whether there are any. If there are
+// keepUntimed drops all candidates except those with known memory, and reports whether there are any. If there are
 // none, it drops nothing.
-func (s *search) keepLean() bool {
-	lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean })
-	if len(lean) > 0 {
-		s.frontier = lean
+func (s *search) keepUntimed() bool {
+	measured := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.untimed })
+	if len(measured) > 0 {
+		s.frontier = measured
 		heap.Init(&s.frontier)
 	}
-	return len(lean) > 0
+	return len(measured) > 0
 }
 
 // closest returns the plan to report if nothing fits: the evaluated candidate with the smallest shortfall, or another
@@ -159,7 +159,7 @@ func (s *search) closestWith(split bool) *node {
 	defer func() { s.work += all.work }()
 	for all.frontier.Len() > 0 {
 		if all.impatience() > closestPatience || s.context.Options.Stopped() {
-			if lean := all.keepLean(); s.least != nil && (!lean || s.context.Options.Stopped()) {
+			if any := all.keepUntimed(); s.least != nil && (!any || s.context.Options.Stopped()) {
 				return s.least
 			}
 		}
@@ -168,8 +168,8 @@ func (s *search) closestWith(split bool) *node {
 		case n.level < len(dimensions):
 			all.advance(n)
 			continue
-		case !n.wanted.lean:
-			all.lean(n)
+		case !n.wanted.untimed:
+			all.untimed(n)
 			continue
 		}
 		n = &node{schedule: n.schedule, level: len(dimensions)}
