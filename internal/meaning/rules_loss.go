@@ -141,12 +141,16 @@ func sumSq(c *call) {
 	c.write("y", made(nil, scalars(1), total))
 }
 
-// operand2 returns the pieces of an operand, which must be complete, except for padding.
+// operand2 returns the pieces of an operand, which must be complete, except for padding, which is 0.
 func (c *call) operand2(name string) []piece {
 	list := c.raw(name)
 	for i := range list {
-		if p := &list[i]; len(p.parts) > 0 {
+		p := &list[i]
+		switch {
+		case len(p.parts) > 0:
 			c.refuse("%s is incomplete: %s", name, p.parts[0].describe(p.rectangle))
+		case p.anywhere && !p.content.value.isZero():
+			c.refuse("%s is filled with a number other than 0, which padding has", name)
 		}
 	}
 	return list
