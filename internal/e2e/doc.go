@@ -15,6 +15,10 @@
 //	resume_test.go    E6: checkpoints
 //	world_test.go     jobs of several processes
 //	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, if there are any
+//	field_test.go     the same guarantees over finite fields, where sums are exact
+//	mutate_test.go    changes that break a program; mutants_test.go what the verifier says of them
+//	meaning_test.go   what the proof of a program's meaning says of random specs and examples; score_test.go of broken programs
+//	compositions_test.go  of errors that occur where ways to divide a job are combined
 //	bench_test.go     training throughput, and compile time by number of instructions
 //
 // The package contains only tests. They use only the exported names of other packages, and do not depend on

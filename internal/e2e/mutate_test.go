@@ -105,12 +105,18 @@ func newMutant(r *rand.Rand, p *ir.Program) *mutant {
 		m.s = ir.SectionEval
 	}
 	m.code.Buffers = slices.Clone(m.code.Buffers)
-	m.code.Sections[m.s] = slices.Clone(m.code.Sections[m.s])
-	for i := range m.code.Sections[m.s] {
-		in := &m.code.Sections[m.s][i]
+	m.enter(m.s)
+	return m
+}
+
+// enter makes a section the one that may be changed.
+func (m *mutant) enter(s ir.Section) {
+	m.s = s
+	m.code.Sections[s] = slices.Clone(m.code.Sections[s])
+	for i := range m.code.Sections[s] {
+		in := &m.code.Sections[s][i]
 		in.Args = slices.Clone(in.Args)
 	}
-	return m
 }
 
 func (m *mutant) instrs() []ir.Instr { return m.code.Sections[m.s] }
