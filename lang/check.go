@@ -20,6 +20,7 @@ func check(s *Spec, report func(*Diagnostic)) {
 	c.model()
 	c.cluster()
 	c.train()
+	c.layers()
 	c.sizes()
 	c.subsequences()
 	c.align()
@@ -229,6 +230,38 @@ func clusterWords(c Cluster) string {
 	return "`" + c.Name + "`"
 }
 
+// layers checks the list of layers of each virtual stage. With pp, the list also determines the number of virtual stages.
+func (c *checker) layers() {
+	const key = "schedule.layers_per_stage"
+	s, list := &c.Schedule, c.Schedule.LayersPerStage
+	if len(list) == 0 {
+		return
+	}
+	if s.PP == 0 {
+		c.fail(key, Conflict, fmt.Sprintf("pp = %d", len(list)), "layers_per_stage lists %d stages, but pp is auto", len(list))
+		return
+	}
+	if s.VirtualStages == 0 {
+		s.VirtualStages = max(1, len(list)/s.PP)
+	}
+	if stages := s.PP * s.VirtualStages; stages != len(list) {
+		c.fail(key, LengthOfList, fmt.Sprintf("list a multiple of pp = %d", s.PP),
+			"layers_per_stage lists %d stages, but pp * virtual_stages = %d", len(list), stages)
+		return
+	}
+	sum, last := 0, len(list)-1
+	for i, n := range list {
+		sum += n
+		maybe := s.VirtualStages > 1 && s.PP > 1 && (i == last || i == 0 && c.Model.Adapter == "" && len(c.Train.Freeze) == 0)
+		if n == 0 && !maybe {
+			c.fail(fmt.Sprintf("%s[%d]", key, i), OutOfRange, "at least 1", "stage %d has no layers", i)
+		}
+	}
+	if sum != c.Model.Layers {
+		c.fail(key, LayersSum, tooMuch(int64(sum-c.Model.Layers)), "layers_per_stage adds up to %d, but the model has %d layers", sum, c.Model.Layers)
+	}
+}
+
 func (c *checker) subsequences() {
 	sub, seq, sp := c.Schedule.Subsequences, c.Train.Sequence, int64(max(1, c.Schedule.SP))
 	if sub.Auto {
@@ -251,15 +284,20 @@ func (c *checker) subsequences() {
 	}
 	if sum != seq {
 		last := sub.Lengths[len(sub.Lengths)-1] + seq - sum
-		hint := fmt.Sprintf("the sum is %d too large", sum-seq)
-		if sum < seq {
-			hint = fmt.Sprintf("the sum is %d too small", seq-sum)
-		}
+		hint := tooMuch(sum - seq)
 		if last > 0 && last%sp == 0 {
 			hint += fmt.Sprintf(": the last length would be %d", last)
 		}
 		c.fail("schedule.subsequences", LengthsSum, hint, "the lengths add up to %d, but sequence = %d", sum, seq)
 	}
+}
+
+// tooMuch says by how much a sum is too large or, if the number is negative, too small.
+func tooMuch(by int64) string {
+	if by < 0 {
+		return fmt.Sprintf("the sum is %d too small", -by)
+	}
+	return fmt.Sprintf("the sum is %d too large", by)
 }
 
 func (c *checker) align() {

@@ -23,6 +23,7 @@ const (
 	TooFewLayers   Code = "too-few-layers"
 	TooManyRanks   Code = "too-many-ranks"
 	LengthsSum     Code = "lengths-sum"
+	LayersSum      Code = "layers-sum"
 	LengthOfList   Code = "length-of-list"
 	BadAlign       Code = "bad-align"
 	SmallVocab     Code = "small-vocab"
@@ -126,7 +127,9 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 4\n  pp = 2\n}\n"},
 	{Code: LengthsSum, Doc: "The lengths of the subsequences do not add up to the length of the sequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = [512, 256, 128]\n}\n"},
-	{Code: LengthOfList, Doc: "A list does not have one entry for each subsequence.",
+	{Code: LayersSum, Doc: "The layers of the stages do not add up to those of the model.",
+		Example: "import \"base.sppo\"\n\nschedule s {\n  pp               = 2\n  layers_per_stage = [1, 1]\n}\n"},
+	{Code: LengthOfList, Doc: "A list does not have one entry for each subsequence or stage.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 4\n  offload      = [1, 0.5, 0]\n}\n"},
 	{Code: BadAlign, Doc: "`align`, the grid for boundaries between subsequences, does not match the lengths or `sp`, or is larger than a subsequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 16\n  align        = 128\n}\n"},

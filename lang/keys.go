@@ -690,8 +690,12 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Number of groups of layers per rank, assigned round-robin. The bubble is divided by this number. `auto` tries up to 16, if `strategy` supports virtual stages. `pp * virtual_stages` is at most the number of layers plus 2: the last group may be the head without layers, and the first the embedding. " +
-			"With `order = layer`, it is the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group.",
+			"With `order = layer`, it is the number of groups of layers in the single stage; `auto` tries divisors of the number of layers, starting with one layer per group. If `layers_per_stage` is a list, `auto` is its length divided by `pp`.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
+	{Block: blockSchedule, Name: "layers_per_stage", takes: names("auto").orList(whole(0, maxCount), 1, maxRanks), Default: "auto", Example: "[3, 4, 4, 1]",
+		Doc: "Number of layers of each stage, in the order of the model; the numbers add up to `model.layers`. With virtual stages, the list has an entry for each of them: with `pp = 2` and `virtual_stages = 2`, the entries 0 and 2 are those of the first rank, or 0 and 3 if `strategy` places virtual stages in a V. " +
+			"The first and the last of several virtual stages of a rank may have 0 layers: only the embedding or only the head. A list needs `pp`. `auto` balances the predicted time of ranks, including embedding and head.",
+		set: setLayersPerStage},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
@@ -715,6 +719,13 @@ func setSubsequences(s *Spec, v value) {
 			sub.Lengths = append(sub.Lengths, int64(item.num))
 		}
 		s.Schedule.Subsequences = sub
+	}
+}
+
+func setLayersPerStage(s *Spec, v value) {
+	s.Schedule.LayersPerStage = nil
+	for _, item := range v.list {
+		s.Schedule.LayersPerStage = append(s.Schedule.LayersPerStage, int(item.num))
 	}
 }
 

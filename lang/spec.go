@@ -162,6 +162,7 @@ type Schedule struct {
 	Recompute        string       `json:"recompute"` // none full selective keep_attention auto
 	Strategy         string       `json:"strategy"`  // sppo terapipe ... auto
 	VirtualStages    int          `json:"virtual_stages"`
+	LayersPerStage   []int        `json:"layers_per_stage,omitempty"` // by virtual stage, in the order of the model; nil: auto
 	Offload          Offload      `json:"offload"`
 	Mux              string       `json:"mux"`                       // off left right on auto
 	LossChunk        int          `json:"loss_chunk,omitempty"`      // 0: auto

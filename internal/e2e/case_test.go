@@ -19,6 +19,7 @@ type Case struct {
 
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 means 1
+	LayersPerStage            string // a list; empty: auto
 	Order                     string // sequence | layer
 	Keep                      string // [k, v] | [] | [k] | [v]
 	Strategy                  string // one of schedule.strategy
@@ -86,7 +87,7 @@ func (c Case) plain() Case {
 	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
 	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
-	c.Keep, c.OptimizerOffload = "[k, v]", ""
+	c.Keep, c.OptimizerOffload, c.LayersPerStage = "[k, v]", "", ""
 	return c
 }
 
@@ -99,6 +100,7 @@ func (c Case) unpiped() Case {
 		c.Strategy = "seq1f1b"
 	}
 	c.PP, c.VirtualStages, c.Offload, c.Recompute, c.OptimizerOffload = 1, 1, "none", "none", ""
+	c.LayersPerStage = ""
 	if c.oneTurn() || c.Zero < "2" {
 		c.Zero, c.Order = "0", "sequence"
 	} else {
@@ -212,6 +214,7 @@ schedule tiny {
   optimizer_offload = %s
   microbatch = %d
   virtual_stages = %s
+  layers_per_stage = %s
   order = %s
   keep = %s
   strategy = %s
@@ -223,7 +226,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch, lines(c.Tuning),
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 

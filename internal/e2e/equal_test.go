@@ -62,6 +62,8 @@ var outside = []Case{
 		PP: 2, SP: 1, DP: 1, N: 4, Microbatch: 1, VirtualStages: 2, Strategy: "interleaved-sppo", Partition: "flops", Offload: "full"},
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 4, Layers: 2, Sequence: 48, Vocab: tinyVocab, Tied: true, // nor has the first
 		PP: 2, SP: 2, DP: 2, Zero: "3", N: 2, Microbatch: 1, VirtualStages: 2, Strategy: "seq1f1b", Partition: "flops", Offload: "carry", Recompute: "selective"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 4, Layers: 7, Sequence: 48, Vocab: tinyVocab, // very unequal stages
+		PP: 2, SP: 2, DP: 1, N: 4, Microbatch: 1, VirtualStages: 2, LayersPerStage: "[0, 4, 1, 2]", Partition: "flops", Offload: "0.5", Recompute: "selective"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 48, Vocab: tinyVocab,
 		PP: 3, SP: 1, DP: 1, N: 6, Microbatch: 1, VirtualStages: 2, Keep: "[]", Partition: "length", Offload: "full"},
 	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 4, Layers: 3, Sequence: 24, Vocab: tinyVocab,

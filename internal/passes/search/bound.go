@@ -693,8 +693,11 @@ func count(is bool) int {
 }
 
 // balancedLayers assigns the layers so that the busiest rank, including embedding and loss, finishes as early
-// as possible. If this gains less than 0.1%, layers are distributed evenly.
+// as possible. If this gains less than 0.1%, layers are distributed evenly. A list in the request overrides this.
 func balancedLayers(p *plan.Plan, of *profile) []int {
+	if given := p.Schedule.LayersPerStage; len(given) == p.Parallel.Stages() {
+		return slices.Clone(given)
+	}
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
 	if p.Model.Layers <= len(even) {
 		return even

@@ -150,6 +150,27 @@ func TestSearchOfStreams(t *testing.T) {
 	}
 }
 
+// A list of layers pins the division of the model, whatever the search chooses otherwise.
+func TestSearchOfLists(t *testing.T) {
+	r, jobs := plantest.Random(t), 3
+	for draw := 0; jobs > 0; draw++ {
+		layers := 2 + r.IntN(4)
+		first := 1 + r.IntN(layers-1)
+		list := []int{first, layers - first}
+		set := append(smallSettings(r), fmt.Sprint("model.layers=", layers), "schedule.pp=2", "schedule.virtual_stages=auto", "cluster.gpus_per_node=4",
+			fmt.Sprintf("schedule.layers_per_stage=[%d, %d]", list[0], list[1]))
+		text := smallSpec(r)
+		if checkSearch(t, draw, text, set, 400) < 1 {
+			continue
+		}
+		jobs--
+		p := plan.New(parse(t, text, set...))
+		if err := Run(ContextOf(nil, pass.Options{}), p); err == nil && !slices.Equal(p.LayersPerStage, list) {
+			t.Errorf("draw %d: %v, want %v", draw, p.LayersPerStage, list)
+		}
+	}
+}
+
 // checkSearch compares the result of a search with all candidates of its request, in a separate subtest. It
 // returns the number of candidates that are valid plans, or -1 if there are too many candidates.
 func checkSearch(t *testing.T, draw int, text string, set []string, most int) int {

@@ -63,7 +63,8 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	cut.Subsequences.Lengths = b.lengthsOf(p)
 	b.staged(&cut)
 	p.LayersPerStage = cut.LayersPerStage
-	p.Decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage), "balanced by predicted time, including embedding and loss; ties go to the first stages")
+	p.Decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage),
+		given(len(p.Schedule.LayersPerStage) > 0, "balanced by predicted time, including embedding and loss; ties go to the first stages"))
 	return nil
 }
 
@@ -254,6 +255,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(stages > most, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", most),
 		"%d stages need at least %d layers, but the model has %d", stages, stages-most+m.Layers, m.Layers))
 	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", par.PP))
+	add(emptyRank(p), plan.Fault("schedule.layers_per_stage", lang.Conflict, "", "strategy = %s places the first and the last stage on one rank, which would have no layers", p.Schedule.Strategy))
 	found = append(found, recomputeProblems(p)...)
 	found = append(found, splitProblems(p)...)
 	found = append(found, streamProblems(p)...)
@@ -266,6 +268,12 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(seq%p.RowGrid() != 0, plan.Fault("train.sequence", lang.Indivisible, "sequence = "+words.NearMultiples(seq, p.RowGrid()),
 		"sequence = %d is not divisible by %s", seq, p.GridInWords()))
 	return append(found, gridProblems(p)...)
+}
+
+// emptyRank reports whether the list of layers in the request leaves the first rank without layers.
+func emptyRank(p *plan.Plan) bool {
+	list, par := p.Schedule.LayersPerStage, p.Parallel
+	return len(list) > 0 && par.Placement == plan.PlacedV && par.VirtualStages == 2 && list[0]+list[len(list)-1] == 0
 }
 
 // mostStages returns the largest number of virtual stages of a plan. It is smaller if the first and
