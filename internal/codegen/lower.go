@@ -142,7 +142,7 @@ func (s *lowering) lowerInit() {
 	if s.plan.Train.Guard.Spikes > 0 {
 		s.numbers.spike = vector(s.result(ir.ResultSpike, 1), ir.F32, 1)
 	}
-	if s.model.Layer.Given(graph.ValueDropout) != graph.Missing {
+	if s.model.Gives(graph.ValueDropout) {
 		s.numbers.dropout = s.resultOf(ir.ResultDropout, ir.I32, 2)
 	}
 	if s.last() && s.model.Masked {
@@ -577,7 +577,7 @@ func (e *env) weigh(sequences float64, weight uint32) {
 // loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that
 // need them. They stay live until the last attention reads them.
 func (s *lowering) loadDocuments(microbatches int) {
-	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {
+	if !s.model.Gives(graph.ValuePositions) {
 		return
 	}
 	z := s.plan.Size(0)

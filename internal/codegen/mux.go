@@ -357,7 +357,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	layer, act := path[k], w.model.DType()
 	w.provide(t, layer)
 	way, needed := w.lendingWay(t, layer, slot)
-	for i := range w.model.Layer.Params {
+	for i := range w.layerOfModel(layer).Params {
 		for hop := 1; hop < len(way) && needed[hop]>>i&1 == 1; hop++ {
 			lender, borrower := way[hop-1], way[hop]
 			switch w.rank {

@@ -99,7 +99,7 @@ func (k *kv) kvFromHost(t plan.Task, layer int) {
 	k.at(t)
 	k.decidedBy("offload", "schedule.order")
 	k.prov.Layer = int32(layer)
-	values := k.model.Layer.Values
+	values := k.layerOfModel(layer).Values
 	for v := range values {
 		if values[v].Kind != graph.Cache || !values[v].Spans() {
 			continue

@@ -50,7 +50,11 @@ func (l *layout) sliceConsts() []string {
 		return names
 	}
 	l.tables.slices = map[string]slicePlace{}
-	for _, b := range []*graph.Block{l.model.Embedding, l.model.Layer, l.model.Head} {
+	blocks := []*graph.Block{l.model.Embedding}
+	for kind := range l.model.Kinds() {
+		blocks = append(blocks, l.model.Plain(kind))
+	}
+	for _, b := range append(blocks, l.model.Head) {
 		for i := range b.Params {
 			cut := l.plan.Slicing(&b.Params[i])
 			if cut.Slices() == 1 {

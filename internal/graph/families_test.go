@@ -38,7 +38,7 @@ func TestParameterCounts(t *testing.T) {
 		}
 		sequence := int64(1024) // rows of GPT-2's table of positions
 		g := New(m, Split{SP: 1}, sequence)
-		got := parameters(g.Embedding) + int64(m.Layers)*parameters(g.Layer) + parameters(g.Head)
+		got := parameters(g.Embedding) + int64(m.Layers)*parameters(g.Plain(0)) + parameters(g.Head)
 		if got != c.want {
 			t.Errorf("%s has %d parameters, published are %d", c.model, got, c.want)
 		}

@@ -163,7 +163,7 @@ func (p *Param) SliceRows(slices int64) int64 { return (p.Local[0] + slices - 1)
 // values that one forward node saves for the backward pass.
 type Unit struct {
 	Name     string
-	Number   int // number of this unit in Model.Layer, which recomputes no units
+	Number   int // index in Model.UnitNames
 	Values   []int
 	Producer int // forward node, or -1 for the block's input
 	Reader   int // first backward node that reads one of its values

@@ -168,7 +168,7 @@ func TestShapes(t *testing.T) {
 		for _, sp := range []int{1, 2, 4} {
 			for _, mode := range SPModes {
 				g := New(small(family, lang.PositionsRope), Split{SP: sp, Mode: mode}, 64)
-				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
+				for _, b := range []*Block{g.Embedding, g.Plain(0), g.Head} {
 					z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
 					z.Rows = g.ChunkRows(z)
 					checkShapes(t, g, b, z)
@@ -194,7 +194,7 @@ func TestWhole(t *testing.T) {
 	for _, split := range splits(1, 2, 4) {
 		split.Whole = true
 		g := New(small("llama", lang.PositionsRope), split, 64)
-		for _, v := range g.Layer.Values {
+		for _, v := range g.Plain(0).Values {
 			if v.Kind == Cache || v.Kind == CacheGrad {
 				t.Errorf("%+v: %s is a cache", split, v.Name)
 			}
@@ -204,7 +204,7 @@ func TestWhole(t *testing.T) {
 		}
 		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
 		z.Rows = g.ChunkRows(z)
-		checkShapes(t, g, g.Layer, z)
+		checkShapes(t, g, g.Plain(0), z)
 	}
 }
 
@@ -214,7 +214,7 @@ func TestWhole(t *testing.T) {
 func TestCaching(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2, 4) {
-			b := New(small(family, lang.PositionsRope), split, 64).Layer
+			b := New(small(family, lang.PositionsRope), split, 64).Plain(0)
 			known, read := map[int]bool{b.Input: true}, map[int]bool{}
 			at := 0
 			for _, n := range b.KVNodes {
@@ -290,7 +290,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small("gpt", lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
 	for _, split := range splits(1, 2, 4) {
-		sp, layer := split.SP, New(m, split, 1024).Layer
+		sp, layer := split.SP, New(m, split, 1024).Plain(0)
 		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
 		var bytes ir.Bytes
 		for _, u := range layer.Units {
@@ -335,15 +335,15 @@ func TestLayerWithout(t *testing.T) {
 func checkLayerWithout(t *testing.T, g *Model, recomputed Units) {
 	t.Helper()
 	b := g.LayerWithout(0, recomputed)
-	if !slices.EqualFunc(b.Forward, g.Layer.Forward, func(x, y Node) bool { return x.Op == y.Op && slices.Equal(x.Args, y.Args) }) {
+	if !slices.EqualFunc(b.Forward, g.Plain(0).Forward, func(x, y Node) bool { return x.Op == y.Op && slices.Equal(x.Args, y.Args) }) {
 		t.Fatalf("%s without %b: the forward differs", g.Family, recomputed)
 	}
 	at := 0
-	for _, u := range g.Layer.Units {
+	for _, u := range g.Plain(0).Units {
 		if recomputed.Has(u.Number) {
 			continue
 		}
-		if (at == len(b.Units) || b.Units[at].Number != u.Number) && g.Layer.isStatistics(&u) {
+		if (at == len(b.Units) || b.Units[at].Number != u.Number) && g.Plain(0).isStatistics(&u) {
 			continue // the norm is recomputed as well, because other units need its result
 		}
 		if at == len(b.Units) || b.Units[at].Number != u.Number || !slices.Equal(b.Units[at].Values, u.Values) {

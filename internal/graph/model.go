@@ -2,8 +2,10 @@ package graph
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -92,15 +94,14 @@ type Model struct {
 	Split
 	Freeze    []string // of lang.Train
 	Embedding *Block
-	// Layer trains every parameter that any layer trains, and recomputes no unit. All layers have its forward
-	// pass and part of its backward pass.
-	Layer     *Block
 	Head      *Block
+	UnitNames []string      // names of the units of all layers, by number
 	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
 	Untrained int           // number of layers at the start that have no backward pass
 
 	sequence    int64
 	maps        []lang.LinearMap   // with adapters
+	forms       []*form            // of layers
 	roles       []*role            // of layers
 	kinds       []kind             // of layers
 	rotationsOf map[string][]int64 // each layer's rotation number, for queries and for keys
@@ -158,10 +159,10 @@ func (g *Model) layerRows() Rows {
 }
 
 // Sizes on one rank.
-func (g *Model) headsLocal() int64   { return int64(g.Heads / g.headRanks()) }
-func (g *Model) kvHeadsLocal() int64 { return int64(max(1, g.KVHeads/g.headRanks())) }
-func (g *Model) ffnLocal() int64     { return ceilDiv(int64(g.FFN), int64(g.SP)) }
-func (g *Model) vocabLocal() int64   { return g.Split.vocabLocal(g.Vocab) }
+func (g *Model) headsLocal() int64      { return int64(g.Heads / g.headRanks()) }
+func (g *Model) kvHeadsLocal() int64    { return int64(max(1, g.KVHeads/g.headRanks())) }
+func (g *Model) ffnLocal(ffn int) int64 { return ceilDiv(int64(ffn), int64(g.SP)) }
+func (g *Model) vocabLocal() int64      { return g.Split.vocabLocal(g.Vocab) }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
@@ -175,7 +176,7 @@ func (g *Model) SPConst(name string, k int) int64 {
 	case ConstKVOwner:
 		return truthValue(k%g.KVCopies() == 0)
 	case ConstFFN:
-		return int64(k) * g.ffnLocal()
+		return int64(k) * g.ffnLocal(g.FFN)
 	case ConstVocab:
 		return int64(k) * g.vocabLocal()
 	case ConstVocabValid:
@@ -186,6 +187,10 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return int64(k)
 	case ConstPosition:
 		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
+	}
+	if ffn, ok := strings.CutPrefix(name, ConstFFN+"."); ok {
+		width, _ := strconv.Atoi(ffn)
+		return int64(k) * g.ffnLocal(width)
 	}
 	if step, ok := strings.CutPrefix(name, constStep); ok {
 		return zigzag(step, k)
@@ -340,20 +345,31 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
+// mixers holds the function that appends the dataflow of each mixer: its result has the rows of x.
+var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention}
+
 // layer builds a layer with the given role. It saves the results of the forward nodes in keep, or of all nodes
 // if keep is nil.
 func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
 	b.role, b.keep = r, keep
 	h := int64(g.Hidden)
-	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
-	b.Input = x
-	y := g.branch(b, x, "ln1", "ln2.in", g.replicated("bo", h, 0), lang.BiasAttnOut, func(x int) int { return g.attention(b, x) })
+	y := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
+	b.Input = y
+	middle := "ln2.in"
+	if r.form.FFN == 0 {
+		middle = "out"
+	}
+	if mixer := mixers[r.form.Mixer]; mixer != nil {
+		y = g.branch(b, y, "ln1", middle, g.replicated("bo", h, 0), lang.BiasAttnOut, func(x int) int { return mixer(g, b, x) })
+	}
 	mlpBias := "b2"
 	if g.Gated {
 		mlpBias = "b_down"
 	}
-	y = g.branch(b, y, "ln2", "out", g.replicated(mlpBias, h, 0), lang.BiasMLP, func(x int) int { return g.mlp(b, x) })
+	if r.form.FFN > 0 {
+		y = g.branch(b, y, "ln2", "out", g.replicated(mlpBias, h, 0), lang.BiasMLP, func(x int) int { return g.mlp(b, x) })
+	}
 	b.Output = y
 	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.grads[y] = all(b.DOutput)
@@ -586,11 +602,21 @@ func (g *Model) ropeAttrs(p projection) []Attr {
 	return attrs
 }
 
+// ffnConst returns the constant with the first column of a rank's part of an MLP of the given width.
+func (g *Model) ffnConst(ffn int) string {
+	if ffn == g.FFN {
+		return ConstFFN
+	}
+	return fmt.Sprintf("%s.%d", ConstFFN, ffn)
+}
+
+// mlp appends the MLP of the block's form.
 func (g *Model) mlp(b *builder, x int) int {
-	h, f, fl := int64(g.Hidden), int64(g.FFN), g.ffnLocal()
+	ffn := b.role.form.FFN
+	h, f, fl, first := int64(g.Hidden), int64(ffn), g.ffnLocal(ffn), g.ffnConst(ffn)
 	in, rows := g.enter(b, x, "ln2.gathered"), g.layerRows()
 	into := func(name, weight, bias string) int {
-		return g.linear(b, name, rows, in, g.columns(weight, h, f, fl, ConstFFN), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, ConstFFN)))
+		return g.linear(b, name, rows, in, g.columns(weight, h, f, fl, first), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, first)))
 	}
 	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
 	down, act := "w2", 0
@@ -605,7 +631,7 @@ func (g *Model) mlp(b *builder, x int) int {
 		act = b.activation(strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
 		b.node(ir.Activation, []Attr{function}, all(act), all(fc1))
 	}
-	part := g.linear(b, "fc2.out", rows, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
+	part := g.linear(b, "fc2.out", rows, act, g.rows(down, f, fl, h, first), Arg{Value: Missing})
 	return g.leave(b, part, "mlp.sum")
 }
 

@@ -59,9 +59,12 @@ func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	if made == nil {
 		return 0
 	}
-	for _, u := range g.Layer.Units {
-		if u.Producer >= 0 && made(&g.Layer.Forward[u.Producer]) && !(policy == RecomputeSelective && g.Layer.isStatistics(&u)) {
-			recomputed |= 1 << u.Number
+	for _, f := range g.forms {
+		b := f.plain
+		for _, u := range b.Units {
+			if u.Producer >= 0 && made(&b.Forward[u.Producer]) && !(policy == RecomputeSelective && b.isStatistics(&u)) {
+				recomputed |= 1 << u.Number
+			}
 		}
 	}
 	return recomputed
@@ -91,7 +94,7 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 	if recomputed &= r.recomputed; recomputed == 0 {
 		return r.block
 	}
-	recomputed |= g.allUnits() &^ r.saved
+	recomputed |= r.form.units() &^ r.saved
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	key := recomputeKey{r, recomputed}
@@ -99,9 +102,9 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 		return b
 	}
 	for {
-		b := g.layer(r, g.keepers(recomputed))
-		g.number(b)
-		more := g.larger(b)
+		b := g.layer(r, r.form.keepers(recomputed))
+		r.form.number(b)
+		more := r.form.larger(b)
 		if more == 0 {
 			g.recomputing[key] = b
 			return b
@@ -114,32 +117,37 @@ func (g *Model) layerWithout(r *role, recomputed Units) *Block {
 // recomputes nothing. If the backward pass of the plain layer does not read the result of a norm, the plain
 // layer keeps only the norm's statistics. Values that depend on the result cannot be recomputed from the
 // statistics, so the norm is recomputed as well.
-func (g *Model) larger(b *Block) (units Units) {
+func (f *form) larger(b *Block) (units Units) {
 	for i := range b.Units {
 		u := &b.Units[i]
-		if at := slices.IndexFunc(g.Layer.Units, func(plain Unit) bool { return plain.Number == u.Number }); len(u.Values) > len(g.Layer.Units[at].Values) {
+		if at := slices.IndexFunc(f.plain.Units, func(plain Unit) bool { return plain.Number == u.Number }); len(u.Values) > len(f.plain.Units[at].Values) {
 			units |= 1 << u.Number
 		}
 	}
 	return units
 }
 
-// allUnits returns the units of Model.Layer. The units of any layer are a subset of these.
-func (g *Model) allUnits() Units { return 1<<len(g.Layer.Units) - 1 }
+// units returns the units of the form's plain layer. The units of any layer of the form are a subset of these.
+func (f *form) units() (units Units) {
+	for i := range f.plain.Units {
+		units |= 1 << f.plain.Units[i].Number
+	}
+	return units
+}
 
 // number assigns numbers to the units of a layer.
-func (g *Model) number(b *Block) {
+func (f *form) number(b *Block) {
 	for i := range b.Units {
-		b.Units[i].Number = g.numberOf(b.Units[i].Producer)
+		b.Units[i].Number = f.numberOf(b.Units[i].Producer)
 	}
 }
 
 // keepers returns the forward nodes whose results are kept: those of units that are not recomputed.
 // Values that belong to no unit are needed only to compute other values, and are recomputed with
 // them.
-func (g *Model) keepers(recomputed Units) map[int]bool {
+func (f *form) keepers(recomputed Units) map[int]bool {
 	keep := map[int]bool{}
-	for _, u := range g.Layer.Units {
+	for _, u := range f.plain.Units {
 		if !recomputed.Has(u.Number) {
 			keep[u.Producer] = true
 		}
@@ -147,8 +155,8 @@ func (g *Model) keepers(recomputed Units) map[int]bool {
 	return keep
 }
 
-func (g *Model) numberOf(producer int) int {
-	for _, u := range g.Layer.Units {
+func (f *form) numberOf(producer int) int {
+	for _, u := range f.plain.Units {
 		if u.Producer == producer {
 			return u.Number
 		}

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"sppo.dev/ir"
@@ -37,14 +38,19 @@ func zigzag(step string, k int) int64 {
 	return ir.ZigzagBehind
 }
 
-// MemberConsts returns the constants needed in addition to SPConstNames if ranks of a stage compute with
-// different tokens.
+// MemberConsts returns the constants needed in addition to SPConstNames: those of ranks that compute with different
+// tokens, and those of MLPs that are narrower than the widest.
 func (g *Model) MemberConsts() (names []string) {
 	if g.ring() || g.Replicates() && g.AdapterDropout > 0 {
 		names = append(names, ConstMember)
 	}
 	for j := 1; g.ring() && j < g.SP; j++ {
 		names = append(names, stepConst(j))
+	}
+	for _, f := range g.forms {
+		if c := g.ffnConst(f.FFN); c != ConstFFN && f.FFN > 0 && !g.Replicates() && !slices.Contains(names, c) {
+			names = append(names, c)
+		}
 	}
 	return names
 }

@@ -18,6 +18,7 @@ import (
 // role defines the part of the backward dataflow that a block needs. Layers with the same role have equal
 // blocks.
 type role struct {
+	form       *form           // for layers
 	frozen     map[string]bool // parameters, by their names in the block
 	input      bool            // whether the gradient of the block's input is needed
 	block      *Block          // for layers: the block that saves everything that its backward pass reads
@@ -26,24 +27,23 @@ type role struct {
 }
 
 // key identifies a role.
-func (r *role) key() string { return fmt.Sprint(r.input, slices.Sorted(maps.Keys(r.frozen))) }
+func (r *role) key() string {
+	return fmt.Sprint(r.form.Form, r.input, slices.Sorted(maps.Keys(r.frozen)))
+}
 
 // findRoles builds the blocks of the model, each with the part of its backward pass that is needed.
 func (g *Model) findRoles() {
 	everything := &role{input: true}
-	plain := [3]*Block{g.embedding(g.sequence, everything), g.layer(everything, nil), g.head(everything)}
-	embedding, below := g.roleOf(plain[0], "", false)
+	embedding, below := g.roleOf(g.embedding(g.sequence, everything), "", false)
 	g.Untrained = g.Layers
 	if below {
 		g.Untrained = 0
 	}
 	byKey := map[string]*role{}
-	union := &role{frozen: map[string]bool{}}
-	for i := range plain[1].Params {
-		union.frozen[plain[1].Params[i].Name] = true
-	}
 	for layer := range g.Layers {
-		r, trains := g.roleOf(plain[1], LayerPrefix(layer), below)
+		f := g.formOf(layer)
+		r, trains := g.roleOf(f.plain, LayerPrefix(layer), below)
+		r.form = f
 		if below = below || trains; below {
 			g.Untrained = min(g.Untrained, layer)
 		}
@@ -52,24 +52,36 @@ func (g *Model) findRoles() {
 			byKey[key] = r
 		}
 		g.roles = append(g.roles, byKey[key])
-		union.input = union.input || r.input
-		maps.DeleteFunc(union.frozen, func(name string, _ bool) bool { return !r.frozen[name] })
+		f.union.input = f.union.input || r.input
+		maps.DeleteFunc(f.union.frozen, func(name string, _ bool) bool { return !r.frozen[name] })
 	}
-	head, _ := g.roleOf(plain[2], "", below)
-	g.Embedding, g.Layer, g.Head = g.embedding(g.sequence, embedding), g.layer(union, nil), g.head(head)
-	made := len(g.Layer.Units) == 0 || g.Layer.Units[0].Producer >= 0
-	if made { // the input becomes a unit, because layers can recompute from it
-		input := Unit{Name: g.Layer.Values[g.Layer.Input].Name, Producer: Missing, Values: []int{g.Layer.Input}, Reader: len(g.Layer.Backward)}
-		g.Layer.Units = slices.Insert(g.Layer.Units, 0, input)
-		for i := range g.Layer.Units {
-			g.Layer.Units[i].Number = i
+	head, _ := g.roleOf(g.head(everything), "", below)
+	g.Embedding, g.Head = g.embedding(g.sequence, embedding), g.head(head)
+	for _, f := range g.forms {
+		f.plain = g.layer(f.union, nil)
+		f.made = len(f.plain.Units) == 0 || f.plain.Units[0].Producer >= 0
+		if b := f.plain; f.made {
+			b.Units = slices.Insert(b.Units, 0, Unit{Name: b.Values[b.Input].Name, Producer: Missing, Values: []int{b.Input}, Reader: len(b.Backward)})
 		}
+		g.nameUnits(f.plain)
 	}
 	for key, r := range byKey {
-		if r.block = g.Layer; made || key != union.key() {
+		if r.block = r.form.plain; r.form.made || key != r.form.union.key() {
 			r.block = g.layer(r, nil)
 		}
-		g.findSaved(r)
+		r.findSaved()
+	}
+}
+
+// nameUnits numbers the units of a form's plain layer. Units of several forms that have the same name have the same
+// number; the input of a layer is unit 0.
+func (g *Model) nameUnits(b *Block) {
+	for i := range b.Units {
+		u := &b.Units[i]
+		if !slices.Contains(g.UnitNames, u.Name) {
+			g.UnitNames = append(g.UnitNames, u.Name)
+		}
+		u.Number = slices.Index(g.UnitNames, u.Name)
 	}
 }
 
@@ -77,9 +89,9 @@ func (g *Model) findRoles() {
 // the values that their backward pass reads. If that pass computes gradients of K and V, layers may recompute
 // all these values from their input, which they keep. Otherwise K and V have already been freed, and layers can
 // recompute only values that can be computed from other units.
-func (g *Model) findSaved(r *role) {
+func (r *role) findSaved() {
 	b := r.block
-	g.number(b)
+	r.form.number(b)
 	for _, u := range b.Units {
 		r.saved |= 1 << u.Number
 	}

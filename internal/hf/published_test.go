@@ -57,7 +57,7 @@ func TestPublishedModels(t *testing.T) {
 				}
 				return n
 			}
-			if got := count(g.Embedding) + int64(l.Layers)*count(g.Layer) + count(g.Head); got != want {
+			if got := count(g.Embedding) + int64(l.Layers)*count(g.Plain(0)) + count(g.Head); got != want {
 				t.Errorf("%d parameters, want %d", got, want)
 			}
 		})

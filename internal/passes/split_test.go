@@ -49,8 +49,8 @@ func TestSlicing(t *testing.T) {
 	} {
 		p := plantest.Plan(t, "gpt-docs.sppo", c.set...)
 		g := p.Graph()
-		for i := range g.Layer.Params {
-			if param := &g.Layer.Params[i]; param.Name == c.param {
+		for i := range g.Plain(0).Params {
+			if param := &g.Plain(0).Params[i]; param.Name == c.param {
 				if got := p.Slicing(param); got != c.want {
 					t.Errorf("%v: %s in %+v, want %+v", c.set, c.param, got, c.want)
 				}
@@ -66,8 +66,8 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 		t.Fatalf("zero is %d by itself and %d where 0 is asked for", divided.Parallel.Zero, whole.Parallel.Zero)
 	}
 	g := divided.Graph()
-	_, _, d := divided.StateBytes(g, g.Layer)
-	if _, _, w := whole.StateBytes(g, g.Layer); d >= w {
+	_, _, d := divided.StateBytes(g, g.Plain(0))
+	if _, _, w := whole.StateBytes(g, g.Plain(0)); d >= w {
 		t.Errorf("divided state has %d bytes, whole has %d", d, w)
 	}
 	if divided.Time.OptimizerS >= whole.Time.OptimizerS {
@@ -102,7 +102,7 @@ func TestZeroTradesMemoryForTraffic(t *testing.T) {
 
 func layerState(p *plan.Plan) ir.Bytes {
 	g := p.Graph()
-	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
+	weights, gradients, optimizer := p.StateBytes(g, g.Plain(0))
 	return weights + gradients + optimizer
 }
 

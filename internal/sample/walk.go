@@ -29,7 +29,7 @@ func (s *Model) blocks(visit func(b *graph.Block, layer int) error) error {
 		return err
 	}
 	for layer := range s.graph.Layers {
-		if err := visit(s.graph.Layer, layer); err != nil {
+		if err := visit(s.graph.Plain(s.graph.KindOf(layer)), layer); err != nil {
 			return err
 		}
 	}
@@ -75,7 +75,7 @@ func (s *Model) allocate() {
 	s.places[placeKey{s.graph.Head, shared, s.graph.Head.Input}] = between[s.graph.Layers%2]
 	embed := map[string]uint32{}
 	s.blocks(func(b *graph.Block, layer int) error {
-		if b == s.graph.Layer {
+		if layer != shared {
 			s.places[placeKey{b, layer, b.Input}], s.places[placeKey{b, layer, b.Output}] = between[layer%2], between[1-layer%2]
 		}
 		for _, i := range s.needed(b) {

@@ -116,10 +116,12 @@ func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
 	g := graph.New(m, graph.Split{SP: 1}, s.Train.Sequence)
 	z := graph.Size{Sequence: s.Train.Sequence, Tokens: s.Train.Sequence, Batch: 1, SP: 1}
-	layer, head := g.Layer.ForwardFlops(z), g.Head.ForwardFlops(z)
 	perToken := func(flops ir.Flops) float64 { return float64(flops) / float64(s.Train.Sequence) }
-	matmul := float64(m.Layers)*perToken(layer[ir.WorkMatmul]) + perToken(head[ir.WorkMatmul])
-	attention := float64(m.Layers) * perToken(layer[ir.WorkAttention])
+	matmul, attention := perToken(g.Head.ForwardFlops(z)[ir.WorkMatmul]), 0.0
+	for kind := range g.Kinds() {
+		layer, n := g.Plain(kind).ForwardFlops(g.OfKind(z, kind)), float64(g.LayersOf(kind))
+		matmul, attention = matmul+n*perToken(layer[ir.WorkMatmul]), attention+n*perToken(layer[ir.WorkAttention])
+	}
 	seconds := (3*matmul/best(c.MatmulEfficiency) + attention/best(c.AttentionEfficiency) + 2.5*attention/best(c.AttentionGradEff)) / c.PeakBF16
 	return ceiling{1 / seconds, 3 * (matmul + attention) / (seconds * c.PeakBF16)}
 }

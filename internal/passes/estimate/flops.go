@@ -14,31 +14,43 @@ import (
 // x(x+1)/2 query-key pairs, and attention with a window of w < x tokens has w(w+1)/2 + (x-w)*w.
 type LayerFlops struct {
 	Linear, Quadratic *big.Int
-	windows           []windowFlops // all layers of a model, if any layer has a window; empty: one layer without a window
+	kinds             []kindFlops // all layers of a model, if they differ; empty: one layer without a window
 }
 
-// windowFlops counts the layers that have the same window, where 0 means no window.
-type windowFlops struct{ window, layers int64 }
+// kindFlops counts the layers that have the same window, where 0 means no window, and the same work otherwise.
+type kindFlops struct {
+	window, layers    int64
+	linear, quadratic *big.Int
+}
 
 // FlopsOfLayer derives the linear and the quadratic part from the FLOPs of a layer for one token and for two.
-// If layers have windows, the result is for all layers together.
+// If layers differ, the result is for all layers together.
 func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
-	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
-	two := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
-	pair := two - 2*one // the work of one query-key pair
-	f := LayerFlops{Linear: big.NewInt(int64(one-pair) / 2), Quadratic: big.NewInt(int64(pair) / 4)}
-	if len(m.Windows) == 0 {
+	work := func(b *graph.Block) kindFlops {
+		one := sumFlops(b, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
+		two := sumFlops(b, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
+		pair := two - 2*one // the work of one query-key pair
+		return kindFlops{linear: big.NewInt(int64(one-pair) / 2), quadratic: big.NewInt(int64(pair) / 4)}
+	}
+	first := work(g.Plain(0))
+	f := LayerFlops{Linear: first.linear, Quadratic: first.quadratic}
+	if len(m.Windows) == 0 && !g.Mixed() {
 		return f
 	}
-	at := map[int64]int{}
+	type of struct {
+		window int64
+		plain  *graph.Block
+	}
+	at := map[of]int{}
 	for layer := range m.Layers {
-		w := m.WindowOf(layer)
-		if _, ok := at[w]; !ok {
-			at[w] = len(f.windows)
-			f.windows = append(f.windows, windowFlops{window: w})
+		key := of{m.WindowOf(layer), g.Plain(g.KindOf(layer))}
+		if _, ok := at[key]; !ok {
+			at[key] = len(f.kinds)
+			f.kinds = append(f.kinds, work(key.plain))
+			f.kinds[at[key]].window = key.window
 		}
-		f.windows[at[w]].layers++
+		f.kinds[at[key]].layers++
 	}
 	return f
 }
@@ -86,24 +98,24 @@ func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
 // UpTo returns the multiply-adds of tokens 0 .. x-1.
 func (f LayerFlops) UpTo(x int64) *big.Int {
 	b := big.NewInt(x)
-	if !f.Windowed() {
+	if !f.Differ() {
 		u := new(big.Int).Mul(f.Quadratic, new(big.Int).Add(b, big.NewInt(1)))
 		return u.Mul(u.Add(u, f.Linear), b)
 	}
 	sum := new(big.Int)
-	for _, w := range f.windows {
-		u := new(big.Int).Mul(f.Quadratic, w.pairs(x))
-		u.Add(u, new(big.Int).Mul(f.Linear, b))
-		sum.Add(sum, u.Mul(u, big.NewInt(w.layers)))
+	for _, k := range f.kinds {
+		u := new(big.Int).Mul(k.quadratic, k.pairs(x))
+		u.Add(u, new(big.Int).Mul(k.linear, b))
+		sum.Add(sum, u.Mul(u, big.NewInt(k.layers)))
 	}
 	return sum
 }
 
-// Windowed reports whether any layer has a window.
-func (f LayerFlops) Windowed() bool { return len(f.windows) > 0 }
+// Differ reports whether the result is for all layers of the model together, because they differ.
+func (f LayerFlops) Differ() bool { return len(f.kinds) > 0 }
 
 // pairs returns twice the number of visible query-key pairs among tokens 0 .. x-1.
-func (f windowFlops) pairs(x int64) *big.Int {
+func (f kindFlops) pairs(x int64) *big.Int {
 	w := f.window
 	if w == 0 || w > x {
 		w = x
@@ -115,7 +127,7 @@ func (f windowFlops) pairs(x int64) *big.Int {
 // inModel returns the FLOPs of the forward pass of x tokens through all layers of a model.
 func (f LayerFlops) inModel(x int64, layers int) float64 {
 	v, _ := new(big.Float).SetInt(f.UpTo(x)).Float64()
-	if f.Windowed() {
+	if f.Differ() {
 		return 2 * v
 	}
 	return 2 * v * float64(layers)

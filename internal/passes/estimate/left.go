@@ -12,18 +12,17 @@ import (
 // This file estimates the durations of tasks that ranks share at the start of the pipeline. As in the
 // program, all ranks run a slot together, layer by layer.
 
-// leftCosts holds the costs of sharing beyond those of the computation.
+// leftCosts holds the costs of sharing layers of one kind. A layer has two halves: the part up to the computation of
+// K and V or their gradients, and the rest.
 type leftCosts struct {
-	visit           VisitTime                         // to gather a layer's weights, or to reduce its gradients
-	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
-	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], to send the layer's weights to one rank
-	give            ir.Seconds                        // to pass a layer's weight gradients to the previous rank
-	add             ir.Seconds                        // to add these gradients
+	forward, backward [2][]ir.Seconds // [half][range]
+	rows, gradients   []ir.Seconds    // [range], to send K and V, or contributions to their gradients, to one rank
+	give              ir.Seconds      // to pass weight gradients to the previous rank
+	add               ir.Seconds      // to add these gradients
 }
 
-// leftHalves are the times of the two halves of a layer of one kind: the part up to the computation
-// of K and V or their gradients, and the rest.
-type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
+// lendCosts are the times to send a layer's weights to one rank.
+type lendCosts [plan.Backward + 1][][]ir.Seconds // [kind of task][stage][layer of the stage]
 
 // The work, in layer visits, of computing the times of a layer for a subsequence, and the times of a task with
 // helpers.
@@ -44,7 +43,7 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 	t := taskCosts(e.cache, q, s, m)
 	e.work.Spend(visitsPriced * q.Subsequences.N * len(t.kinds))
 	far := WidestLink(p, m, Farthest)
-	pr, b := NewPricer(e.cache, p, m), g.Layer
+	pr := NewPricer(e.cache, p, m)
 	if p.Mux.Right {
 		t.shared = pr.sharedCosts(p, g, t, far)
 		e.work.Spend(visitsShared * len(t.shared.layer))
@@ -53,17 +52,26 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 		return t
 	}
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
-	t.left = &leftCosts{visit: t.under[0]}
+	for kind := range t.kinds {
+		t.kinds[kind].left = pr.leftCosts(g, kind, q.Sizes(), message)
+	}
+	for _, kind := range []plan.TaskKind{plan.Forward, plan.Backward} {
+		t.lend[kind] = lendTimes(p, g, kind, message)
+	}
+	return t
+}
+
+// leftCosts returns the costs of sharing layers of a kind, given the sizes of all ranges and the time of a message.
+func (pr Pricer) leftCosts(g *graph.Model, kind int, sizes []graph.Size, message func(ir.Bytes) ir.Seconds) (of leftCosts) {
+	b := g.Plain(kind)
 	halves := func(of *[2][]ir.Seconds, nodes []graph.Node, first int, z graph.Size) {
 		half := pr.Makespan(b, nodes[:first], z, 0)
 		of[0], of[1] = append(of[0], half), append(of[1], pr.Makespan(b, nodes, z, 0)-half)
 	}
-	for _, z := range q.Sizes() {
-		for kind := range t.kinds {
-			of, z := &t.kinds[kind].left, g.OfKind(z, kind)
-			halves(&of.forward, b.Forward, b.BeforeAttention(), z)
-			halves(&of.backward, b.Backward, b.BeforeKVGrads(), z)
-		}
+	for _, z := range sizes {
+		z = g.OfKind(z, kind)
+		halves(&of.forward, b.Forward, b.BeforeAttention(), z)
+		halves(&of.backward, b.Backward, b.BeforeKVGrads(), z)
 		var rows, gradients ir.Seconds
 		for v := range b.Values {
 			part := b.Values[v].Bytes(z) * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)
@@ -74,17 +82,14 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 				gradients += message(part)
 			}
 		}
-		t.left.rows, t.left.gradients = append(t.left.rows, rows), append(t.left.gradients, gradients)
+		of.rows, of.gradients = append(of.rows, rows), append(of.gradients, gradients)
 	}
 	for i := range b.Params {
 		n := ir.Bytes(b.Params[i].Local[0] * b.Params[i].Local[1])
-		t.left.give += message(n * ir.F32.Bytes())
-		t.left.add += m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
+		of.give += message(n * ir.F32.Bytes())
+		of.add += pr.Cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
 	}
-	for _, kind := range []plan.TaskKind{plan.Forward, plan.Backward} {
-		t.left.lend[kind] = lendTimes(p, g, kind, message)
-	}
-	return t
+	return of
 }
 
 // lendTimes returns, for each layer of each stage, the time to send a helper all weights that any helper reads
@@ -97,8 +102,9 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 			for rank := range p.Tasks {
 				read |= p.Borrows(g, kind, rank, stage, k)
 			}
-			for i := range g.Layer.Params {
-				if w := &g.Layer.Params[i]; read>>i&1 == 1 {
+			b := g.LayerOf(g.KindOf(p.LayerAt(stage, k)))
+			for i := range b.Params {
+				if w := &b.Params[i]; read>>i&1 == 1 {
 					of[k] += message(ir.Bytes(w.Local[0]*w.Local[1]) * g.DType().Bytes())
 				}
 			}
@@ -201,9 +207,9 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	case schedule.Enter:
 		st.now = max(st.now, st.whole)
 	case schedule.Gather:
-		st.whole = max(st.whole, st.now) + w.left.visit.Weights
+		st.whole = max(st.whole, st.now) + w.layer(w.Nodes[n].Stage, int(a.Layer)).under[0].Weights
 	case schedule.Reduce:
-		st.whole = max(st.whole, st.now) + w.left.visit.Gradients
+		st.whole = max(st.whole, st.now) + w.layer(w.Nodes[n].Stage, int(a.Layer)).under[0].Gradients
 	case schedule.FirstHalf:
 		w.firstHalf(st, n, int(a.Layer))
 	case schedule.SecondHalf:
@@ -231,11 +237,11 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	case schedule.HandIn:
 		w.handIn()
 	case schedule.Lend:
-		w.lend(int(a.Of), int(a.Layer))
+		w.lendWeights(int(a.Of), int(a.Layer))
 	case schedule.Exchange:
 		for _, t := range w.all {
 			if t.Stage == int(a.Of) {
-				w.exchange(t)
+				w.exchange(t, int(a.Layer))
 			}
 		}
 	case schedule.Return:
@@ -245,9 +251,9 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	}
 }
 
-// lend sends the weights of the k-th layer of every stage in a slot to the ranks that begin to help the stage
+// lendWeights sends the weights of the k-th layer of every stage in a slot to the ranks that begin to help the stage
 // in that slot. Each of these ranks passes the weights on to the next.
-func (w *sharedSlot) lend(slot, k int) {
+func (w *sharedSlot) lendWeights(slot, k int) {
 	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
 		if k >= w.Plan.LayersPerStage[stage] {
@@ -259,7 +265,7 @@ func (w *sharedSlot) lend(slot, k int) {
 		}
 		lender, there := w.Plan.Home(stage), ir.Seconds(0)
 		for _, r := range sharing.Borrowers(w.first.Kind, stage, slot) {
-			there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend[w.first.Kind][stage][layer])
+			there = w.transfer(&w.stages[lender], &w.stages[r], there, w.lend[w.first.Kind][stage][layer])
 			w.lent[lentLayer{r, stage, k}], lender = there, r
 		}
 	}
@@ -270,9 +276,9 @@ func (w *sharedSlot) lend(slot, k int) {
 func (w *sharedSlot) giveBack(round int) {
 	stage := w.first.Slot()
 	for _, hop := range w.Plan.Sharing().Hops(stage, w.Plan.LayersPerStage[stage], round) {
-		st, to := &w.stages[hop.From], &w.stages[hop.From-1]
-		w.transfer(st, to, max(st.now, w.summed[hop.From]), w.left.give)
-		to.muxIn = max(to.muxIn, to.now) + w.left.add
+		st, to, of := &w.stages[hop.From], &w.stages[hop.From-1], &w.layerAt(stage, hop.Layer).left
+		w.transfer(st, to, max(st.now, w.summed[hop.From]), of.give)
+		to.muxIn = max(to.muxIn, to.now) + of.add
 		w.summed[hop.From-1] = to.muxIn
 	}
 }
@@ -340,10 +346,18 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
 }
 
-// exchange sends K and V of a task's layer from the rank that computes them to the ranks that read them. In the
+// layerAt returns the costs of the k-th layer of a stage, in the order of the slot's pass.
+func (w *sharedSlot) layerAt(stage, k int) *layerCosts {
+	if w.first.Kind == plan.Backward {
+		k = w.Plan.LayersPerStage[stage] - 1 - k
+	}
+	return w.layer(int32(stage), k)
+}
+
+// exchange sends K and V of a task's k-th layer from the rank that computes them to the ranks that read them. In the
 // backward pass it sends contributions to their gradients the other way.
-func (w *sharedSlot) exchange(t slotTask) {
-	a := &w.stages[t.runner]
+func (w *sharedSlot) exchange(t slotTask, k int) {
+	a, of := &w.stages[t.runner], &w.layerAt(t.Stage, k).left
 	for _, other := range t.readers {
 		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
@@ -351,10 +365,10 @@ func (w *sharedSlot) exchange(t slotTask) {
 			if other.Waits {
 				added = b.now
 			}
-			w.ready[t.runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[t.at])
+			w.ready[t.runner][t.Stage] = w.transfer(b, a, added, of.gradients[t.at])
 			continue
 		}
-		end := w.transfer(a, b, a.now, w.left.rows[t.at])
+		end := w.transfer(a, b, a.now, of.rows[t.at])
 		if other.Waits {
 			w.ready[other.Rank][t.Stage] = end
 		}

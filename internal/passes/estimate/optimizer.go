@@ -98,11 +98,11 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.graph.DType())
 }
 
-// Visit returns the times of the collectives that run during a layer of a task: those that gather the weights
+// Visit returns the times of the collectives that run during a layer of a kind: those that gather the weights
 // of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
-// previous layer. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
-func (u Updater) Visit() (weights, gradients ir.Seconds) {
-	layer := u.graph.Layer
+// previous layer, as if these layers were of the same kind. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
+func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
+	layer := u.graph.Plain(kind)
 	many := false
 	for r := range u.plan.Parallel.PP {
 		many = many || u.plan.LayersOf(r) > schedule.WholeLayers

@@ -42,12 +42,8 @@ type Costs struct {
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
 	link                  cost.HostLink      // link of one device, before any copy
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
-	kvOut                 []ir.Seconds       // [i], copies of a layer's K and V
-	kvBack                ir.Seconds         // copy of a layer's K and V for a whole sequence
-	kvRecompute           []ir.Seconds       // [i], to compute K and V of a layer from its input
-	left                  *leftCosts         // of tasks shared at the start; nil: there are none
+	lend                  lendCosts          // of tasks shared at the start
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
-	under                 []VisitTime        // [i]: collectives that run during a layer's backward pass
 	recomputing           map[recomputedKey]backwardTime
 	lastPlacement         lastPlacement
 	stream                streamCosts
@@ -58,8 +54,13 @@ type Costs struct {
 type layerCosts struct {
 	Forward  []ir.Seconds   // [i]
 	backward []backwardTime // [i]
+	under    []VisitTime    // [i], collectives that run during the backward pass
 	stream   stretches
-	left     leftHalves
+	left     leftCosts
+
+	kvOut       []ir.Seconds // [i], copies of K and V
+	kvBack      ir.Seconds   // copy of K and V for a whole sequence
+	kvRecompute []ir.Seconds // [i], to compute K and V from the input
 }
 
 // Forward returns the time of a subsequence's forward pass through a layer, averaged over all layers.
@@ -107,7 +108,7 @@ func (e *Estimator) Costs(m cost.Model) *Costs { return taskCosts(e.cache, e.Pla
 func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs {
 	g, n := shapes.Model, p.Subsequences.N
 	pr := NewPricer(c, p, m)
-	weights, gradients := NewUpdater(p, g, m).Visit()
+	u := NewUpdater(p, g, m)
 	between := WidestLink(p, m, Neighbours)
 	stages := p.Parallel.PP
 	t := &Costs{graph: g, link: m.HostLink(), recompute: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
@@ -115,32 +116,30 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	t.findKinds(p)
 	for i, z := range shapes.Sizes {
 		forward, backward := plan.Task{Kind: plan.Forward, Subsequence: i}, plan.Task{Kind: plan.Backward, Subsequence: i}
-		beside := timeIf(p.GathersBeside(forward), weights)
-		under := VisitTime{timeIf(p.GathersBeside(backward), weights), timeIf(p.Completes(backward), gradients)}
-		t.under = append(t.under, under)
 		for kind := range t.kinds {
 			k, b, z := &t.kinds[kind], g.LayerOf(kind), g.OfKind(z, kind)
+			weights, gradients := u.Visit(kind)
+			beside := timeIf(p.GathersBeside(forward), weights)
+			under := VisitTime{timeIf(p.GathersBeside(backward), weights), timeIf(p.Completes(backward), gradients)}
+			k.under = append(k.under, under)
 			k.Forward = append(k.Forward, pr.Makespan(b, b.Forward, z, beside))
 			k.backward = append(k.backward, pr.layerBackward(b, z, under))
 			if p.Streams() {
 				k.stream.add(pr, b, z, beside, under.Weights+under.Gradients)
 			}
+			plain := g.Plain(kind)
+			k.addKV(m, plain, z)
+			k.kvRecompute = append(k.kvRecompute, pr.abreast(plain, plain.KVNodes, z, 0))
 		}
 		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.embedGrad(g, z))
 		t.head = append(t.head, pr.Time(g, g.Head, g.Head.Backward, p.HeadSize(z)))
-		x := g.Layer.Values[g.Layer.Input].Bytes(z)
+		x := g.HiddenBytes(z)
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
-		t.addKV(m, g.Layer, z)
-		t.kvRecompute = append(t.kvRecompute, pr.abreast(g.Layer, g.Layer.KVNodes, z, 0))
-		if p.Streams() {
-			t.stream.rows = append(t.stream.rows, rowsOut(pr, g, z))
-		}
-		sizes := shapes.Saved[i]
 		for s := range stages {
-			t.SetPlacement(pr, p, s, i, p.Offload.Placement[s][i], sizes, z)
+			t.SetPlacement(pr, p, s, i, p.Offload.Placement[s][i], shapes.Saved[i], z)
 		}
 	}
 	t.stream.in, t.stream.out = CopyCosts(p, g, m)
@@ -180,7 +179,7 @@ func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
 
 // addKV computes the times to copy a layer's K and V: to the host one subsequence at a time, back all at
 // once.
-func (t *Costs) addKV(m cost.Model, b *graph.Block, z graph.Size) {
+func (k *layerCosts) addKV(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
 		if b.Values[v].Kind != graph.Cache || !b.Values[v].Spans() {
@@ -190,7 +189,7 @@ func (t *Costs) addKV(m cost.Model, b *graph.Block, z graph.Size) {
 		out += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: whole * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)}, cost.Link{})
 		back += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: whole}, cost.Link{})
 	}
-	t.kvOut, t.kvBack = append(t.kvOut, out), back
+	k.kvOut, k.kvBack = append(k.kvOut, out), back
 }
 
 func perStage[T any](stages, n int) [][][]T {
@@ -210,7 +209,7 @@ type placementTimes struct {
 
 // SetPlacement sets the times of a subsequence on a stage for the given placement of its units. Stages often
 // have equal placements, so the last result is reused.
-func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes []ir.Bytes, z graph.Size) {
+func (t *Costs) SetPlacement(pr Pricer, p *plan.Plan, stage, i int, placement string, sizes [][]ir.Bytes, z graph.Size) {
 	kinds := t.kindsOn(p, stage)
 	if last := &t.lastPlacement; last.i != i || last.placement != placement || !slices.Equal(last.kinds, kinds) {
 		*last = lastPlacement{i, placement, kinds, t.timesOf(pr, i, placement, kinds, sizes, z)}
@@ -227,8 +226,8 @@ type lastPlacement struct {
 	times     placementTimes
 }
 
-func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes []ir.Bytes, z graph.Size) placementTimes {
-	units := len(sizes)
+func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [][]ir.Bytes, z graph.Size) placementTimes {
+	units := len(sizes[0])
 	layers := len(placement) / units
 	of := placementTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
 	before, kindBefore, kind := "", 0, 0
@@ -242,7 +241,7 @@ func (t *Costs) timesOf(pr Pricer, i int, placement string, kinds []int, sizes [
 			continue
 		}
 		before, kindBefore = letters, kind
-		for u, n := range sizes {
+		for u, n := range sizes[kind] {
 			if letters[u] == plan.PlacementOffload {
 				o, b := pr.Copies(n)
 				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
@@ -268,7 +267,7 @@ func (t *Costs) recomputeTime(pr Pricer, i, kind int, recomputed graph.Units, z 
 		if t.recomputing == nil {
 			t.recomputing = map[recomputedKey]backwardTime{}
 		}
-		d = pr.layerBackward(t.graph.LayerWithout(kind, recomputed), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
+		d = pr.layerBackward(t.graph.LayerWithout(kind, recomputed), t.graph.OfKind(z, kind), t.kinds[kind].under[i]).plus(t.kinds[kind].backward[i], -1)
 		t.recomputing[key] = d
 	}
 	return d

@@ -88,15 +88,16 @@ type sharedLayer struct{ whole, own, helping, messages, join ir.Seconds }
 func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.Link) (out sharedLayer) {
 	z, helpers, m := p.SizeOf(t), p.Helpers(t), pr.Cost
 	borders := p.HelpedBlocks(t)
-	nodes, op := g.Layer.Forward, ir.Attention
+	layer := g.Plain(g.FullKind())
+	nodes, op := layer.Forward, ir.Attention
 	if t.Kind == plan.Backward {
-		nodes, op = g.Layer.Backward, ir.AttentionGrad
+		nodes, op = layer.Backward, ir.AttentionGrad
 	}
 	for i := range nodes {
 		if nodes[i].Op != op {
 			continue
 		}
-		in := graph.BlockInstr(g.Layer, &nodes[i], z)
+		in := graph.BlockInstr(layer, &nodes[i], z)
 		out.whole = m.Time(in.Work(), pr.link)
 		own := graph.OverKeys(in, z, borders[helpers], z.Prefix+z.Tokens)
 		out.own = m.Time(own.Work(), pr.link)

@@ -172,7 +172,7 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.loadInput(st, a)
 	case schedule.Recompute:
 		st.waitFor(st.inputs[a.Of])
-		st.run(s.kvRecompute[a.Of])
+		st.run(s.layer(t.Stage, int(a.Layer)).kvRecompute[a.Of])
 	case schedule.Visit:
 		s.visit(st, t, a)
 	case schedule.Release:

@@ -48,7 +48,7 @@ func (s *Simulation) inputFromHost(st *simStage, at int) {
 // kvFromHost loads K and V of a layer of the stage whose backward begins with the rank's next task.
 func (s *Simulation) kvFromHost(st *simStage, a schedule.Action) {
 	if stage := st.tasks[a.Task].Stage; s.Plan.HoldsKVOnHost(stage) {
-		st.kv[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.kvBack)
+		st.kv[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.layer(int32(stage), int(a.Layer)).kvBack)
 	}
 }
 
@@ -63,10 +63,10 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 		d -= s.hiddenOut[t.Subsequence]
 	}
 	if s.Plan.HoldsKVOnHost(int(t.Stage)) {
-		d += s.kvOut[t.Subsequence]
+		d += s.layer(t.Stage, k).kvOut[t.Subsequence]
 	}
 	if s.streams {
-		d += s.stream.rows[t.Subsequence]
+		d += s.layer(t.Stage, k).stream.rows[t.Subsequence]
 	}
 	return d
 }

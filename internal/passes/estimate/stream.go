@@ -10,14 +10,16 @@ import (
 
 // streamCosts holds the durations of streamed transfers.
 type streamCosts struct {
-	rows []ir.Seconds // [i], to copy a layer's own rows of K and V to the host
-	in   func(walk.Load) ir.Seconds
-	out  func(walk.Load) ir.Seconds // dK and dV of a block
+	in  func(walk.Load) ir.Seconds
+	out func(walk.Load) ir.Seconds // dK and dV of a block
 }
 
 // stretches holds the times of attention in a layer of one kind. The recompute list is for the forward attention
 // that the backward recomputes.
-type stretches struct{ forward, recompute, backward []stretch } // [i]
+type stretches struct {
+	forward, recompute, backward []stretch    // [i]
+	rows                         []ir.Seconds // [i], to copy the layer's own rows of K and V to the host
+}
 
 // stretch holds the times of attention over a subsequence's own rows and over blocks, and of the part of a
 // layer before attention.
@@ -43,20 +45,21 @@ func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, b
 	}
 	recompute := forward
 	recompute.before = 0
+	s.rows = append(s.rows, rowsOut(pr, b, z))
 	s.forward, s.backward, s.recompute = append(s.forward, forward), append(s.backward, backward), append(s.recompute, recompute)
 }
 
 // rowsOut returns the time to copy a layer's own rows of K and V to the host.
-func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
-	for i := range g.Layer.Values {
-		if v := &g.Layer.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
+func rowsOut(pr Pricer, b *graph.Block, z graph.Size) (rows ir.Seconds) {
+	for i := range b.Values {
+		if v := &b.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
 			rows += pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: v.Bytes(z)}, cost.Link{})
 		}
 	}
 	return rows
 }
 
-// stretch returns the times of attention in a pass.
+// stretch returns the times of attention in a pass: none in a layer without attention.
 func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
 	for i := range nodes {
 		if nodes[i].Attends() {
@@ -64,20 +67,21 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 			return stretch{pr.Makespan(b, nodes[:i], z, taken), pieces[0], pieces[1:]}
 		}
 	}
-	panic("internal: a layer without attention")
+	return stretch{}
 }
 
 // CopyCosts returns functions for the time of a load, and for the time to copy a block's gradients back to the
 // host. Each buffer is copied by one instruction.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
+	kv := g.WithKV().Values
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens
 		return func(l walk.Load) ir.Seconds {
 			t, ok := known[l.End-l.First]
 			if !ok {
 				z := graph.Size{Tokens: l.End - l.First, Batch: int64(p.Parallel.Microbatch), SP: 1}
-				for i := range g.Layer.Values {
-					if v := &g.Layer.Values[i]; v.Kind == of && v.Rows == graph.Full {
+				for i := range kv {
+					if v := &kv[i]; v.Kind == of && v.Rows == graph.Full {
 						t += m.Time(ir.Work{Kind: work, Bytes: v.Bytes(z)}, cost.Link{})
 					}
 				}
@@ -86,9 +90,9 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 			return t
 		}
 	}
-	kv, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
+	rows, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
 	in = func(l walk.Load) ir.Seconds {
-		t := kv(l)
+		t := rows(l)
 		if l.Grads {
 			t += grads(walk.Load{First: l.Begun, End: l.End})
 		}

@@ -29,7 +29,14 @@ func Run(c *pass.Context, p *plan.Plan) error {
 }
 
 func unitsOf(g *graph.Model) []plan.Unit {
-	units := layerUnits(g)
+	var units []plan.Unit
+	for kind := range g.Kinds() {
+		for _, u := range layerUnits(g, g.Plain(kind)) {
+			if !slices.ContainsFunc(units, func(known plan.Unit) bool { return known.Name == u.Name }) {
+				units = append(units, u)
+			}
+		}
+	}
 	for i := range g.Head.Units {
 		if u := &g.Head.Units[i]; u.Producer < 0 {
 			units = append(units, newUnit(g, g.Head, plan.Type1, u.Values, nil))
@@ -40,8 +47,7 @@ func unitsOf(g *graph.Model) []plan.Unit {
 
 // layerUnits returns the caches, then the tensors saved for the backward pass in the order of
 // graph.Block.Units, then those that only the forward uses.
-func layerUnits(g *graph.Model) []plan.Unit {
-	b := g.Layer
+func layerUnits(g *graph.Model, b *graph.Block) []plan.Unit {
 	var units []plan.Unit
 	saved := map[int]bool{}
 	for v := range b.Values {

@@ -76,7 +76,7 @@ func TestRecomputeSavesLess(t *testing.T) {
 	for i, policy := range []string{"none", "selective", "keep_attention", "full"} {
 		p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
 		sum := ir.Bytes(0)
-		for u, n := range plan.UnitSizes(p.Graph().Layer, p.Size(0)) {
+		for u, n := range plan.UnitSizes(p.Graph(), p.Size(0))[0] {
 			if p.PlacementOf(p.Tasks[0][0], 0)[u] != plan.PlacementRecompute {
 				sum += n
 			}

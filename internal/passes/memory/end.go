@@ -153,7 +153,10 @@ func (e *ending) letGo() ir.Bytes {
 // norm tracks the sums of squares of all gradients, which are gathered from the replicas and then from the
 // ranks of a stage.
 func (r *tracker) norm(running ir.Bytes) {
-	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
+	n := len(r.graph.Embedding.Params)
+	for kind := range r.graph.Kinds() {
+		n += r.graph.LayersOf(kind) * len(r.graph.LayerOf(kind).Params)
+	}
 	for i := range r.graph.Head.Params {
 		if !r.graph.Head.Params[i].Tied {
 			n++

@@ -15,6 +15,7 @@ type kept struct {
 	leaving []bool       // [layer of a task, numbered over all tasks as in Walk, minus begun]: its offloaded tensors still hold their device bytes
 	begun   int          // number of layers of all tasks of earlier ranks
 	last    blockOf
+	kinds   []int // of the rank's layers
 }
 
 func newKept(g *gauge) kept {
@@ -38,15 +39,21 @@ type blockOf struct {
 
 // block returns the dataflow of the k-th layer of a task.
 func (m *kept) block(t plan.Task, k int) *graph.Block {
-	units := len(m.meter.Saved[0])
-	at, kind := (m.first[t.Stage]+k)*units, 0
-	if m.graph.Kinds() > 1 {
-		kind = m.graph.KindOf(m.plan.LayerAt(t.Stage, k))
-	}
+	units := len(m.graph.UnitNames)
+	own := m.first[t.Stage] + k
+	at, kind := own*units, m.kindOf(own)
 	if letters := m.plan.Offload.Placement[m.rank][t.Subsequence][at : at+units]; letters != m.last.letters || kind != m.last.kind {
 		m.last = blockOf{kind, letters, m.graph.LayerWithout(kind, plan.RecomputedBy(letters))}
 	}
 	return m.last.block
+}
+
+// kindOf returns the kind of a layer of the rank.
+func (m *kept) kindOf(own int) int {
+	if m.kinds == nil {
+		m.kinds = m.plan.KindsOn(m.graph, m.rank)
+	}
+	return m.kinds[own]
 }
 
 // leave returns the bytes that a forward will leave in memory.
@@ -54,18 +61,18 @@ func (m *kept) leave(t plan.Task) *unitsLeft {
 	if u := m.units[t.Subsequence]; u != nil {
 		return u
 	}
-	n := m.plan.LayersOf(m.rank)
+	n, units := m.plan.LayersOf(m.rank), len(m.graph.UnitNames)
 	u := &unitsLeft{make([]ir.Bytes, n), make([]ir.Bytes, n)}
-	placement, sizes, before := m.plan.Offload.Placement[m.rank][t.Subsequence], m.meter.Saved[t.Subsequence], ""
+	placement, before := m.plan.Offload.Placement[m.rank][t.Subsequence], blockOf{}
 	for k := range n {
-		letters := placement[k*len(sizes) : (k+1)*len(sizes)]
+		letters := blockOf{kind: m.kindOf(k), letters: placement[k*units : (k+1)*units]}
 		if letters == before {
 			u.kept[k], u.offloaded[k] = u.kept[k-1], u.offloaded[k-1]
 			continue
 		}
 		before = letters
-		for at, size := range sizes {
-			switch letters[at] {
+		for at, size := range m.meter.Saved[t.Subsequence][letters.kind] {
+			switch letters.letters[at] {
 			case plan.PlacementOffload:
 				u.offloaded[k] += graph.Align(size)
 			case plan.PlacementKeep:

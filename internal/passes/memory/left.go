@@ -48,27 +48,29 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 // it helps: their weights and gradients, K and V up to the rank's last piece, and the tensors that its pieces
 // save for their backward passes. It returns the bytes on the host.
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
-	whole := *p
-	whole.Parallel.Zero = 0
-	weights, gradients, _ := whole.StateBytes(g, g.Layer) // undivided, even if their own rank divides them
-	visited := visitBytesOf(p, g, g.Layer)                // sharing keeps one more layer in progress at a time
-	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
-	seen := map[int]int64{} // [stage]: tokens up to the end of the rank's last piece
+	var visited, largest ir.Bytes
+	for kind := range g.Kinds() {
+		n := visitBytesOf(p, g, g.Plain(kind))
+		visited, largest = max(visited, n.gradients+n.halfSums+n.sums), max(largest, largestGradient(p, g.Plain(kind)))
+	}
+	terms[TermGradients] += visited // sharing keeps one more layer in progress at a time
+	seen := map[int]int64{}         // [stage]: tokens up to the end of the rank's last piece
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != plan.Forward || t.Microbatch > 0 {
 			continue
 		}
 		if p.Home(t.Stage) == rank { // its own stage: the units of each piece are rounded up
 			if t.Piece > 0 {
-				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
+				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.UnitNames)) * ir.Alignment
 				host, terms[TermKept] = host+n, terms[TermKept]+n
 			}
 			continue
 		}
 		z := p.SizeOf(t)
 		seen[t.Stage] = max(seen[t.Stage], z.Prefix+z.Tokens)
-		sizes := plan.UnitSizes(g.Layer, z)
-		for k := range p.LayersPerStage[t.Stage] {
+		sizes := plan.UnitSizes(g, z)
+		for k, layer := range p.Layers(t.Stage) {
+			sizes := sizes[g.KindOf(layer)]
 			for u, letter := range []byte(p.PlacementOf(t, k)) {
 				switch letter {
 				case plan.PlacementOffload:
@@ -81,25 +83,34 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 		}
 	}
 	for stage, tokens := range seen {
-		layers := ir.Bytes(p.LayersPerStage[stage])
-		terms[TermWeights] += layers * weights
-		terms[TermGradients] += layers * gradients
-		z := p.Size(0)
-		z.Sequence = tokens
-		for v := range g.Layer.Values {
-			switch n := layers * graph.Align(g.Layer.Values[v].Bytes(z)); g.Layer.Values[v].Kind {
-			case graph.Cache:
-				terms[TermKV] += n
-			case graph.CacheGrad:
-				terms[TermKVGrads] += n
-			}
+		for _, layer := range p.Layers(stage) {
+			borrowedLayer(p, g, g.Plain(g.KindOf(layer)), tokens, terms)
 		}
 	}
 	terms[TermMessages] += gradientParts(p, g, rank)
 	if rank+1 < p.Parallel.PP { // the next rank sends summed weight gradients one by one
-		terms[TermMessages] += largestGradient(p, g.Layer)
+		terms[TermMessages] += largest
 	}
 	return host
+}
+
+// borrowedLayer adds the bytes of a borrowed layer's weights and gradients, and of its K and V for the given number of
+// tokens.
+func borrowedLayer(p *plan.Plan, g *graph.Model, b *graph.Block, tokens int64, terms *[numTerms]ir.Bytes) {
+	whole, z := *p, p.Size(0)
+	whole.Parallel.Zero = 0 // undivided, even if their own rank divides them
+	z.Sequence = tokens
+	weights, gradients, _ := whole.StateBytes(g, b)
+	terms[TermWeights] += weights
+	terms[TermGradients] += gradients
+	for v := range b.Values {
+		switch n := graph.Align(b.Values[v].Bytes(z)); b.Values[v].Kind {
+		case graph.Cache:
+			terms[TermKV] += n
+		case graph.CacheGrad:
+			terms[TermKVGrads] += n
+		}
+	}
 }
 
 // largestGradient returns the bytes of the whole gradient of a block's largest parameter.
@@ -120,8 +131,9 @@ func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 		}
 		z, senders := p.SizeOf(t), ir.Bytes(len(p.Sharing().Readers(t)))
 		z.Sequence = z.Tokens
-		for v := range g.Layer.Values {
-			if value := &g.Layer.Values[v]; value.Kind == graph.CacheGrad {
+		b := g.WithKV()
+		for v := range b.Values {
+			if value := &b.Values[v]; value.Kind == graph.CacheGrad {
 				slots[t.Slot()] += senders * graph.Align(value.Bytes(z))
 			}
 		}

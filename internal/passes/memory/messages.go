@@ -16,7 +16,7 @@ import (
 func (m *Meter) WaitingInputs() [][]ir.Bytes {
 	w, p, g := inputs{Meter: m}, m.Plan, m.Model
 	for _, z := range w.Sizes {
-		w.hidden = append(w.hidden, graph.Align(g.Layer.Values[g.Layer.Input].Bytes(z)))
+		w.hidden = append(w.hidden, graph.Align(g.HiddenBytes(z)))
 	}
 	w.starts, w.ends = w.Times(g)
 	w.held, w.arrivals = make([]ir.Bytes, len(w.Nodes)), make([][]arrival, len(p.Tasks))

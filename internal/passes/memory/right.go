@@ -25,7 +25,7 @@ func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 // tokens.
 func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	rows := tokens * r.sizes[0].Batch
-	for _, v := range r.graph.Layer.Values {
+	for _, v := range r.graph.WithKV().Values {
 		if v.Kind == kind {
 			n += graph.Align(ir.Bytes(rows*v.Cols) * v.DType.Bytes())
 		}
@@ -76,10 +76,11 @@ func (r *tracker) travelling(slot int) (held ir.Bytes) {
 
 // queryBytes returns the bytes of a task's queries, and the bytes of one number per query and head.
 func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
-	nodes := r.graph.Layer.Forward
+	b := r.graph.Plain(r.graph.FullKind())
+	nodes := b.Forward
 	for i := range nodes {
 		if nodes[i].Op == ir.Attention {
-			in := graph.BlockInstr(r.graph.Layer, &nodes[i], r.sizes[t.Subsequence])
+			in := graph.BlockInstr(b, &nodes[i], r.sizes[t.Subsequence])
 			return graph.Align(in.Arg("q").Bytes()), graph.Align(in.Arg("lse").Bytes())
 		}
 	}

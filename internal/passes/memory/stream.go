@@ -10,17 +10,18 @@ import (
 // kv holds the sizes of K, V and their gradients, and the transfers that are in progress if they are streamed.
 type kv struct {
 	*gauge
-	streaming []int     // values with the rows of only one subsequence
-	spans     spansOf   // last result of the method spanning
-	rows      [2]rowsOf // last results of the method streamed: for K and V, and for their gradients
+	values    []graph.Value // of a layer that has K and V
+	streaming []int         // those with the rows of only one subsequence
+	spans     spansOf       // last result of the method spanning
+	rows      [2]rowsOf     // last results of the method streamed: for K and V, and for their gradients
 	queue     *walk.LoadQueue
 	held      ir.Bytes // loads that have been issued and are not used yet, and blocks of dK and dV that are being copied to the host
 }
 
 func newKV(g *gauge) kv {
-	c := kv{gauge: g, queue: walk.NewLoadQueue(g.plan, g.graph, g.plan.Tasks[g.rank], g.meter.Schedule(g.rank))}
-	for i := range g.graph.Layer.Values {
-		if v := &g.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
+	c := kv{gauge: g, values: g.graph.WithKV().Values, queue: walk.NewLoadQueue(g.plan, g.graph, g.plan.Tasks[g.rank], g.meter.Schedule(g.rank))}
+	for i := range c.values {
+		if v := &c.values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
 			c.streaming = append(c.streaming, i)
 		}
 	}
@@ -90,11 +91,19 @@ func (c *kv) streamed(kind graph.Kind, tokens int64) ir.Bytes {
 	z.Tokens = tokens
 	*of = rowsOf{tokens: tokens}
 	for _, i := range c.streaming {
-		if v := &c.graph.Layer.Values[i]; v.Kind == kind {
+		if v := &c.values[i]; v.Kind == kind {
 			of.bytes += graph.Align(v.Bytes(z))
 		}
 	}
 	return of.bytes
+}
+
+// onHost returns the host bytes of the given number of streamed tokens of a layer's K and V.
+func (c *kv) onHost(b *graph.Block, tokens int64) ir.Bytes {
+	if len(b.KVNodes) == 0 {
+		return 0
+	}
+	return c.streamed(graph.Cache, tokens)
 }
 
 // gradsOnHost returns the bytes of dK and dV that a layer of a task keeps on the host for

@@ -105,14 +105,14 @@ func (g *gauge) persist() {
 		g.rests += layers * g.plan.HostStateBytes(g.graph, b)
 	}
 	scalars := ir.Bytes(4) // losses, the step's parameters, the norm of the gradients
-	if g.graph.Layer.Given(graph.ValueDropout) != graph.Missing {
+	if g.graph.Gives(graph.ValueDropout) {
 		scalars++
 	}
 	if g.graph.Masked {
 		scalars += 2 // label weights of steps and validations
 	}
 	g.now[TermWeights] = scalars * ir.Alignment
-	if g.graph.Layer.Given(graph.ValuePositions) != graph.Missing {
+	if g.graph.Gives(graph.ValuePositions) {
 		z := g.sizes[0]
 		g.now[TermKV] = ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
 	}
@@ -130,7 +130,7 @@ func (g *gauge) persist() {
 
 // hidden returns the bytes of the hidden rows that stages pass on.
 func (g *gauge) hidden(z graph.Size) ir.Bytes {
-	return graph.Align(g.graph.Layer.Values[g.graph.Layer.Input].Bytes(z))
+	return graph.Align(g.graph.HiddenBytes(z))
 }
 
 // ofEmbedding and ofHead are the indices of the embedding and the head, which follow those of the layers.
@@ -221,7 +221,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	z, u, k := r.sizes[t.Subsequence], r.kept.leave(t), int(a.Layer)
 	if t.Subsequence == 0 {
 		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z)
-		r.host += r.kv.streamed(graph.Cache, z.Sequence)
+		r.host += r.kv.onHost(b, z.Sequence)
 	}
 	r.now[TermLoads] = r.kv.attend()
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
@@ -229,7 +229,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	r.kvToHost(t, b)
 	if !b.Attends && t.Subsequence == len(r.sizes)-1 { // no backward reads K and V
 		r.now[TermKV] -= r.kv.bytes(b, graph.Cache, z)
-		r.host -= r.kv.streamed(graph.Cache, z.Sequence)
+		r.host -= r.kv.onHost(b, z.Sequence)
 	}
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
@@ -375,7 +375,7 @@ func (r *tracker) recompute(t plan.Task, a schedule.Action) {
 	case a.Op == schedule.Recompute:
 		r.inputs -= r.hidden(z)
 		gradient := r.hidden(r.sizes[t.Subsequence])
-		r.note(t, gradient+r.inputs+r.working(r.graph.Layer, kvPass, z, 0))
+		r.note(t, gradient+r.inputs+r.working(r.graph.Plain(r.kept.last.kind), kvPass, z, 0))
 	default:
 		r.inputs += r.hidden(z)
 		if a.Of == 0 {

@@ -29,10 +29,11 @@ type chooser struct {
 	plan       *plan.Plan
 	pricer     estimate.Pricer
 	graph      *graph.Model
-	sizes      [][]ir.Bytes // [i][unit]
-	order      []int        // units of a layer, in the order in which they are offloaded
-	unitByUnit bool         // whether a unit is offloaded in all layers and subsequences before the next unit
-	inputs     [][]ir.Bytes // [rank][task]: messages held during the task; nil: not yet computed
+	sizes      [][][]ir.Bytes // [i][kind][unit]
+	kinds      [][]int        // [rank]: of its layers
+	order      []int          // units of a layer, in the order in which they are offloaded
+	unitByUnit bool           // whether a unit is offloaded in all layers and subsequences before the next unit
+	inputs     [][]ir.Bytes   // [rank][task]: messages held during the task; nil: not yet computed
 	costs      *estimate.Costs
 	trial      *estimate.Simulation // with these costs
 	recompute  []recompute          // the order in which units are recomputed; empty: none are
@@ -63,9 +64,12 @@ func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
 		context: c, estimator: e, plan: p, graph: c.Model(p), memory: e.Memory(),
 	}
 	for _, z := range p.Sizes() {
-		h.sizes = append(h.sizes, plan.UnitSizes(h.graph.Layer, z))
+		h.sizes = append(h.sizes, plan.UnitSizes(h.graph, z))
 	}
-	h.order = bySize(h.sizes[0])
+	for rank := range p.Parallel.PP {
+		h.kinds = append(h.kinds, p.KindsOn(h.graph, rank))
+	}
+	h.order = bySize(largest(h.sizes[0]))
 	if h.shared = toBeShared(p); h.shared != nil {
 		h.whole = memory.Unmuxed(h.shared)
 		h.memory = h.memory.Of(h.whole)
@@ -100,7 +104,7 @@ func (h *chooser) put(rank int, l letters) {
 		if h.plan.LayerOrder() { // the set of results on the host depends on the placement
 			h.inputs = nil
 		}
-		o.Placement[rank][i], o.Alpha[rank][i] = string(placement), placedShare(placement, h.sizes[i])
+		o.Placement[rank][i], o.Alpha[rank][i] = string(placement), placedShare(placement, plan.LetterSizes(h.kinds[rank], h.sizes[i]))
 		if h.costs == nil {
 			continue
 		}
@@ -172,7 +176,7 @@ func (h *chooser) allFit() bool {
 // between its forward and its backward.
 func (h *chooser) mayLeave(rank int) [][]bool {
 	p := h.plan
-	units := len(h.sizes[0])
+	units := len(h.graph.UnitNames)
 	may := make([][]bool, p.Subsequences.N)
 	for i := range may {
 		may[i] = slices.Repeat([]bool{true}, p.LayersOf(rank)*units)
@@ -195,7 +199,7 @@ func (h *chooser) mayLeave(rank int) [][]bool {
 // Within a layer, units leave in the order of the field `order`. If units may also be recomputed, a unit that
 // is expensive to recompute is offloaded everywhere before a cheaper one.
 func (h *chooser) leave(rank int) []change {
-	units := len(h.sizes[0])
+	units := len(h.graph.UnitNames)
 	may := h.mayLeave(rank)
 	groups := [][]int{h.order} // groups of units, in the order in which they are offloaded
 	if h.unitByUnit {
@@ -235,7 +239,7 @@ func (h *chooser) hide() {
 			l := h.lettersOf(s)
 			for i, t := range late[s] {
 				if t > noWait {
-					waits = h.stay(l[i], i, t) || waits
+					waits = h.stay(s, l[i], i, t) || waits
 				}
 			}
 			h.put(s, l)
@@ -249,11 +253,17 @@ func (h *chooser) hide() {
 // noWait is the longest wait that is ignored.
 const noWait = 1e-9
 
+// size returns the bytes of the unit that a letter of a rank stands for.
+func (h *chooser) size(rank, i, at int) ir.Bytes {
+	units := len(h.graph.UnitNames)
+	return h.sizes[i][h.kinds[rank][at/units]][at%units]
+}
+
 // stay keeps offloaded units of a subsequence on the device, starting with those that were offloaded last,
 // until the copy time that this saves in the slower direction makes up for the wait. It reports whether it kept
 // any.
-func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
-	units := len(h.sizes[i])
+func (h *chooser) stay(rank int, l []byte, i int, wait ir.Seconds) bool {
+	units := len(h.graph.UnitNames)
 	any := false
 	for layer := len(l)/units - 1; layer >= 0; layer-- {
 		for k := range h.order {
@@ -262,7 +272,7 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 				continue
 			}
 			l[at], any = plan.PlacementKeep, true
-			out, back := h.pricer.Copies(h.sizes[i][at%units])
+			out, back := h.pricer.Copies(h.size(rank, i, at))
 			if wait -= max(out, back); wait <= 0 {
 				return true
 			}
@@ -345,7 +355,7 @@ func (h *chooser) shorten(rank int, changes []change) {
 		return
 	}
 	if many.bytes = try(many.n); many.bytes <= h.device {
-		_, many = h.narrow(changes, few, many, h.device, try)
+		_, many = h.narrow(rank, changes, few, many, h.device, try)
 	}
 	h.apply(rank, from, changes[:many.n])
 }
@@ -362,11 +372,11 @@ type attempt struct {
 // slightly beyond it so that both ends move. The search takes at most one more trial than bisection: Oliveira
 // and Takahashi, "An Enhancement of the Bisection Method Average Performance Preserving Minmax Optimality",
 // 2020.
-func (h *chooser) narrow(changes []change, few, many attempt, limit ir.Bytes, try func(n int) ir.Bytes) (attempt, attempt) {
+func (h *chooser) narrow(rank int, changes []change, few, many attempt, limit ir.Bytes, try func(n int) ir.Bytes) (attempt, attempt) {
 	const beyond = 16 // moves a trial on by 1/beyond of the distance between the ends
 	moved := make([]ir.Bytes, len(changes)+1)
 	for k, t := range changes {
-		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
+		moved[k+1] = moved[k] + h.size(rank, t.i, t.at)
 	}
 	reach := 1 // the distance that the remaining trials can cover by bisection
 	for reach < many.n-few.n {
@@ -429,7 +439,7 @@ func (h *chooser) mostOnHost(rank int, changes []change, from letters) int {
 	if few.bytes > h.host {
 		return 0
 	}
-	few, _ = h.narrow(changes, few, many, h.host, try)
+	few, _ = h.narrow(rank, changes, few, many, h.host, try)
 	return few.n
 }
 
@@ -448,12 +458,7 @@ type recompute struct {
 // mostExpensiveFirst returns the order in which units are offloaded if they may also be recomputed: first those
 // that cannot be recomputed in the layer, then the others, the most expensive per byte first.
 func (h *chooser) mostExpensiveFirst() []int {
-	var order []int
-	for _, u := range h.graph.Layer.Units {
-		if u.Producer < 0 {
-			order = append(order, u.Number)
-		}
-	}
+	order := []int{plan.InputUnit}
 	for _, r := range slices.Backward(h.recompute) {
 		order = append(order, r.unit)
 	}
@@ -477,9 +482,9 @@ func (h *chooser) recomputes() []recompute {
 		}
 		return t
 	}
-	bytes := func(u int) (b ir.Bytes) {
+	bytes := func(u int) (b float64) {
 		for _, i := range at {
-			b += h.sizes[i][u]
+			b += float64(h.graph.Mean(func(kind int) ir.Seconds { return ir.Seconds(h.sizes[i][kind][u]) }))
 		}
 		return b
 	}
@@ -487,13 +492,13 @@ func (h *chooser) recomputes() []recompute {
 	var set graph.Units
 	for {
 		best := recompute{unit: -1}
-		for _, u := range h.graph.Layer.Units {
-			if u.Producer < 0 || set.Has(u.Number) {
+		for u := range h.graph.UnitNames {
+			if u == plan.InputUnit || set.Has(u) {
 				continue
 			}
-			price := float64(time(set|1<<u.Number)-time(set)) / float64(bytes(u.Number))
+			price := float64(time(set|1<<u)-time(set)) / bytes(u)
 			if best.unit < 0 || price < best.price {
-				best = recompute{u.Number, price}
+				best = recompute{u, price}
 			}
 		}
 		if best.unit < 0 {
@@ -507,10 +512,10 @@ func (h *chooser) recomputes() []recompute {
 // subsequences come first, as in offloading.
 func (h *chooser) recomputing(rank int, order []recompute) []change {
 	var out []change
-	kinds, units := kindsOn(h.plan, h.graph, rank), len(h.sizes[0])
+	units := len(h.graph.UnitNames)
 	for _, r := range order {
 		for i := range h.plan.Subsequences.N {
-			for l, kind := range kinds {
+			for l, kind := range h.kinds[rank] {
 				if !h.graph.Remakes(kind).Has(r.unit) {
 					continue
 				}
@@ -523,9 +528,9 @@ func (h *chooser) recomputing(rank int, order []recompute) []change {
 
 // exposedPrice returns the cost per byte of exposed copies, in seconds.
 func (h *chooser) exposedPrice() float64 {
-	largest := h.order[0]
-	out, back := h.pricer.Copies(h.sizes[0][largest])
-	return float64(out+back) / float64(h.sizes[0][largest])
+	n := largest(h.sizes[0])[h.order[0]]
+	out, back := h.pricer.Copies(n)
+	return float64(out+back) / float64(n)
 }
 
 // choose decides the placement of every unit and records the reason.
@@ -644,7 +649,7 @@ func (f *fitting) try(units []recompute) (enough bool) {
 // needed again are the first to be offloaded, regardless of the cost of recomputing them.
 func (f *fitting) tryCopies() (enough bool) {
 	mostExpensive := f.order
-	f.order, f.unitByUnit = bySize(f.sizes[0]), false
+	f.order, f.unitByUnit = bySize(largest(f.sizes[0])), false
 	defer func() { f.order, f.unitByUnit = mostExpensive, true }()
 	return f.try(nil)
 }
@@ -829,13 +834,13 @@ func (h *chooser) hidden(before *snapshot) [][]change {
 func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
-	units := len(h.sizes[0])
-	for _, rank := range h.plan.Offload.Placement {
-		for i, placement := range rank {
+	units := len(h.graph.UnitNames)
+	for rank, placements := range h.plan.Offload.Placement {
+		for i, placement := range placements {
 			for at := range len(placement) {
-				if u := at % units; len(of) == 0 || slices.Contains(of, u) {
-					bytes[placement[at]] += h.sizes[i][u]
-					all += h.sizes[i][u]
+				if n := h.size(rank, i, at); len(of) == 0 || slices.Contains(of, at%units) {
+					bytes[placement[at]] += n
+					all += n
 				}
 			}
 		}
@@ -890,6 +895,6 @@ func (h *chooser) explain(policy, before string) {
 	for _, r := range h.recompute {
 		share := h.shares(r.unit)
 		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.PlacementRecompute], 100*share[plan.PlacementOffload], 100*share[plan.PlacementKeep])
-		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s per GiB freed", ir.Seconds(r.price*gib)))
+		p.Decide("offload", h.graph.UnitNames[r.unit], value, fmt.Sprintf("recomputing it costs %s per GiB freed", ir.Seconds(r.price*gib)))
 	}
 }

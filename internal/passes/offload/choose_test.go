@@ -67,7 +67,7 @@ func TestAutoOffload(t *testing.T) {
 			t.Errorf("%v: fits: %t, %s exposed", set, bound.Fits(capacity, p.Memory.HostCapacityBytes), p.Time.ExposedTransferS)
 		}
 		layer := ir.Bytes(0)
-		for _, n := range plan.UnitSizes(p.Graph().Layer, p.Size(0)) {
+		for _, n := range plan.UnitSizes(p.Graph(), p.Size(0))[0] {
 			layer += n
 		}
 		for s, k := range bound.Device {
@@ -157,7 +157,7 @@ func TestRecomputeByPrice(t *testing.T) {
 		for _, r := range order {
 			count, all := 0, 0
 			for _, placement := range p.Offload.Placement[s] {
-				for at := r.unit; at < len(placement); at += len(c.Model(p).Layer.Units) {
+				for at := r.unit; at < len(placement); at += len(c.Model(p).Plain(0).Units) {
 					if all++; placement[at] == plan.PlacementRecompute {
 						count++
 					}

@@ -115,17 +115,13 @@ func leastKept(p *plan.Plan) string {
 // takeShares offloads the requested share of each subsequence, and returns the reason.
 func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
+	g := c.Model(p)
 	for i, z := range p.Sizes() {
-		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the previous rank; those of this rank are often the same
-		var placed float64
+		sizes, share := plan.UnitSizes(g, z), alpha(i)
 		for s := range p.Parallel.PP {
-			if placement := p.Offload.Placement[s][i]; placement != before {
-				letters := []byte(placement)
-				chooseUnits(letters, sizes, share)
-				before, after, placed = placement, string(letters), placedShare(letters, sizes)
-			}
-			p.Offload.Placement[s][i], p.Offload.Alpha[s][i] = after, placed
+			letters, of := []byte(p.Offload.Placement[s][i]), plan.LetterSizes(p.KindsOn(g, s), sizes)
+			chooseUnits(letters, len(g.UnitNames), of, share)
+			p.Offload.Placement[s][i], p.Offload.Alpha[s][i] = string(letters), placedShare(letters, of)
 		}
 	}
 	return why
@@ -247,10 +243,10 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	recomputed := g.RecomputedBy(p.Recompute)
 	for i, z := range p.Sizes() {
-		forward[i] = g.Mean(func(kind int) ir.Seconds { return pr.Time(g, g.Layer, g.Layer.Forward, g.OfKind(z, kind)) })
-		sizes := plan.UnitSizes(g.Layer, z)
+		forward[i] = g.Mean(func(kind int) ir.Seconds { return pr.Time(g, g.Plain(kind), g.Plain(kind).Forward, g.OfKind(z, kind)) })
+		sizes := plan.UnitSizes(g, z)
 		copied[i] = g.Mean(func(kind int) (t ir.Seconds) {
-			for u, n := range sizes {
+			for u, n := range sizes[kind] {
 				if g.Saves(kind).Has(u) && !(recomputed & g.Remakes(kind)).Has(u) {
 					t += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
 				}
@@ -266,34 +262,33 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	}
 }
 
-// chooseUnits changes letters from keep to offload, so that the offloaded share of the bytes is as close to the
+// chooseUnits changes letters of units with the given sizes from keep to offload, so that the offloaded share of the bytes is as close to the
 // given one as whole units allow. It begins with the first layers, because their backward is last and their
 // reloads have the most time. Within a layer, it begins with large units; smaller ones fill the rest of the
 // target.
-func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
-	order := bySize(sizes)
+func chooseUnits(letters []byte, units int, sizes []ir.Bytes, share float64) {
 	var total ir.Bytes
 	for at := range letters {
 		if letters[at] == plan.PlacementKeep {
-			total += sizes[at%len(sizes)]
+			total += sizes[at]
 		}
 	}
 	left := share * float64(total)
 	smallest := -1 // of the kept units
-	for l := range len(letters) / len(sizes) {
-		for _, u := range order {
-			at := l*len(sizes) + u
+	for l := 0; l < len(letters); l += units {
+		for _, u := range bySize(sizes[l : l+units]) {
+			at := l + u
 			if letters[at] != plan.PlacementKeep {
 				continue
 			}
-			if float64(sizes[u]) <= left {
-				letters[at], left = plan.PlacementOffload, left-float64(sizes[u])
-			} else if smallest < 0 || sizes[u] < sizes[smallest%len(sizes)] {
+			if float64(sizes[at]) <= left {
+				letters[at], left = plan.PlacementOffload, left-float64(sizes[at])
+			} else if smallest < 0 || sizes[at] < sizes[smallest] {
 				smallest = at
 			}
 		}
 	}
-	if smallest >= 0 && float64(sizes[smallest%len(sizes)]) < 2*left {
+	if smallest >= 0 && float64(sizes[smallest]) < 2*left {
 		letters[smallest] = plan.PlacementOffload
 	}
 }
@@ -308,11 +303,22 @@ func bySize(sizes []ir.Bytes) []int {
 	return order
 }
 
+// largest returns the largest size that each unit has in any kind of layer.
+func largest(sizes [][]ir.Bytes) []ir.Bytes {
+	most := slices.Clone(sizes[0])
+	for _, of := range sizes {
+		for u, n := range of {
+			most[u] = max(most[u], n)
+		}
+	}
+	return most
+}
+
 // placedShare returns the alpha of a placement: the offloaded share of the bytes that are not recomputed.
 func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	var gone, total ir.Bytes
 	for at, letter := range letters {
-		n := sizes[at%len(sizes)]
+		n := sizes[at]
 		switch letter {
 		case plan.PlacementOffload:
 			gone += n
@@ -337,7 +343,7 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.KVOnDevice}
 	for s := range p.Parallel.PP {
 		var placement strings.Builder
-		for _, kind := range kindsOn(p, g, s) {
+		for _, kind := range p.KindsOn(g, s) {
 			placement.WriteString(kinds[kind])
 		}
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
@@ -348,7 +354,7 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 // keptBy returns the letters of a layer of the given kind: some units are recomputed, and all others that its
 // backward reads are kept.
 func keptBy(g *graph.Model, kind int, recomputed graph.Units) string {
-	letters := make([]byte, len(g.Layer.Units))
+	letters := make([]byte, len(g.UnitNames))
 	for u := range letters {
 		switch {
 		case !g.Saves(kind).Has(u):
@@ -410,32 +416,22 @@ func checkKV(p *plan.Plan) error {
 	return nil
 }
 
-// kindsOn returns the kind of each layer on a rank.
-func kindsOn(p *plan.Plan, g *graph.Model, rank int) (kinds []int) {
-	for _, j := range p.StagesOf(rank) {
-		for _, layer := range p.Layers(j) {
-			kinds = append(kinds, g.KindOf(layer))
-		}
-	}
-	return kinds
-}
-
 func checkPlacement(p *plan.Plan, g *graph.Model, s, i int) error {
-	placement, alpha, layer := p.Offload.Placement[s][i], p.Offload.Alpha[s][i], g.Layer
-	if want := p.LayersOf(s) * len(layer.Units); len(placement) != want {
-		return fmt.Errorf("placement has %d letters for %d units of %d layers, which need %d", len(placement), len(layer.Units), p.LayersOf(s), want)
+	placement, alpha, units := p.Offload.Placement[s][i], p.Offload.Alpha[s][i], g.UnitNames
+	if want := p.LayersOf(s) * len(units); len(placement) != want {
+		return fmt.Errorf("placement has %d letters for %d units of %d layers, which need %d", len(placement), len(units), p.LayersOf(s), want)
 	}
-	kinds := kindsOn(p, g, s)
+	kinds := p.KindsOn(g, s)
 	for at := range len(placement) {
-		u, kind := &layer.Units[at%len(layer.Units)], kinds[at/len(layer.Units)]
-		if saves := g.Saves(kind).Has(u.Number); saves == (placement[at] == plan.PlacementUnsaved) {
-			return fmt.Errorf("placement has %q at %d, for %s: use %c if and only if the backward of the layer does not read the unit", placement[at], at, u.Name, plan.PlacementUnsaved)
+		u, kind := at%len(units), kinds[at/len(units)]
+		if saves := g.Saves(kind).Has(u); saves == (placement[at] == plan.PlacementUnsaved) {
+			return fmt.Errorf("placement has %q at %d, for %s: use %c if and only if the backward of the layer does not read the unit", placement[at], at, units[u], plan.PlacementUnsaved)
 		}
 		switch placement[at] {
 		case plan.PlacementOffload, plan.PlacementKeep, plan.PlacementUnsaved:
 		case plan.PlacementRecompute:
-			if !g.Remakes(kind).Has(u.Number) {
-				return fmt.Errorf("placement recomputes %s at %d, but the unit cannot be computed from the values that the layer keeps", u.Name, at)
+			if !g.Remakes(kind).Has(u) {
+				return fmt.Errorf("placement recomputes %s at %d, but the unit cannot be computed from the values that the layer keeps", units[u], at)
 			}
 		default:
 			return fmt.Errorf("placement has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", placement[at], at, plan.PlacementOffload, plan.PlacementKeep, plan.PlacementRecompute)

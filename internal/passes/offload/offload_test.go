@@ -3,6 +3,7 @@ package offload
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,8 +38,9 @@ func TestChooseUnits(t *testing.T) {
 			continue
 		}
 		before := bytes.Count(placement, []byte{plan.PlacementRecompute})
-		chooseUnits(placement, sizes, share)
-		placed := placedShare(placement, sizes)
+		all := slices.Repeat(sizes, layers)
+		chooseUnits(placement, len(sizes), all, share)
+		placed := placedShare(placement, all)
 		if after := bytes.Count(placement, []byte{plan.PlacementRecompute}); after != before {
 			t.Fatalf("%d units were to be recomputed, %d are", before, after)
 		}
@@ -62,8 +64,9 @@ func TestChooseUnitsAtTheEnds(t *testing.T) {
 	sizes := []ir.Bytes{512, 256, 1024}
 	for share, want := range map[float64]string{0: strings.Repeat("k", 6), 1: strings.Repeat("o", 6), 0.5: "oookkk"} {
 		got := []byte("kkkkkk")
-		chooseUnits(got, sizes, share)
-		if alpha := placedShare(got, sizes); string(got) != want || alpha != share {
+		all := slices.Repeat(sizes, 2)
+		chooseUnits(got, len(sizes), all, share)
+		if alpha := placedShare(got, all); string(got) != want || alpha != share {
 			t.Errorf("share %g: %s, %g; want %s", share, got, alpha, want)
 		}
 	}
@@ -129,7 +132,7 @@ func TestAdaptive(t *testing.T) {
 	costs := estimate.New(estimate.NewCache(), nil, p).Costs(m)
 	sizes := make([]float64, n)
 	for i := range n {
-		for _, b := range plan.UnitSizes(p.Graph().Layer, p.Size(i)) {
+		for _, b := range plan.UnitSizes(p.Graph(), p.Size(i))[0] {
 			sizes[i] += float64(b)
 		}
 	}

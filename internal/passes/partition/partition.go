@@ -91,7 +91,7 @@ func (c *cut) about(k int) int64 {
 		return v
 	}
 	quadratic, half := of(c.work.Quadratic), (of(c.work.Quadratic)+of(c.work.Linear))/2
-	if c.work.Windowed() {
+	if c.work.Differ() {
 		below := func(step int) bool {
 			return new(big.Int).Mul(c.parts, c.work.UpTo(int64(step)*c.align)).Cmp(new(big.Int).Mul(c.total, big.NewInt(int64(k)))) > 0
 		}

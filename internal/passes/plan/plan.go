@@ -22,14 +22,40 @@ const (
 	PolicyMemory = "memory"
 )
 
-// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of the letters in
-// Placement.
-func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
-	sizes := make([]ir.Bytes, len(b.Units))
-	for u := range b.Units {
-		sizes[u] = b.UnitBytes(&b.Units[u], z)
+// UnitSizes returns the sizes of the type-1 units of each kind of layer for a subsequence, in the order of the letters
+// in Placement. Units that a layer does not have take no bytes.
+func UnitSizes(g *graph.Model, z graph.Size) (sizes [][]ir.Bytes) {
+	known := map[*graph.Block][]ir.Bytes{}
+	for kind := range g.Kinds() {
+		b := g.Plain(kind)
+		if known[b] == nil {
+			known[b] = make([]ir.Bytes, len(g.UnitNames))
+			for u := range b.Units {
+				known[b][b.Units[u].Number] = b.UnitBytes(&b.Units[u], z)
+			}
+		}
+		sizes = append(sizes, known[b])
 	}
 	return sizes
+}
+
+// LetterSizes returns the bytes of the units that the letters of a placement stand for, given the kinds of the layers
+// and the result of UnitSizes.
+func LetterSizes(kinds []int, sizes [][]ir.Bytes) (of []ir.Bytes) {
+	for _, kind := range kinds {
+		of = append(of, sizes[kind]...)
+	}
+	return of
+}
+
+// KindsOn returns the kind of each layer of a rank, in the order of Offload.Placement.
+func (p *Plan) KindsOn(g *graph.Model, rank int) (kinds []int) {
+	for _, j := range p.StagesOf(rank) {
+		for _, layer := range p.Layers(j) {
+			kinds = append(kinds, g.KindOf(layer))
+		}
+	}
+	return kinds
 }
 
 // Plan holds every decision about a job. It is a plain value that passes refine and that JSON can

@@ -169,11 +169,11 @@ func inTransit(p *plan.Plan, kept, offloaded float64) string {
 func Shares(p *plan.Plan) (kept, offloaded, recomputed float64) {
 	g := p.Graph()
 	var bytes [256]ir.Bytes
-	for _, stage := range p.Offload.Placement {
+	for s, stage := range p.Offload.Placement {
+		kinds := p.KindsOn(g, s)
 		for i, placement := range stage {
-			sizes := plan.UnitSizes(g.Layer, p.Size(i))
-			for at := range len(placement) {
-				bytes[placement[at]] += sizes[at%len(sizes)]
+			for at, size := range plan.LetterSizes(kinds, plan.UnitSizes(g, p.Size(i))) {
+				bytes[placement[at]] += size
 			}
 		}
 	}

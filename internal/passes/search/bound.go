@@ -153,7 +153,7 @@ type profile struct {
 	layer, leastLayer ir.Seconds // forward and backward: averaged over all layers, and of the fastest kind
 	embedding, head   ir.Seconds // the same
 	kinds             []*layerProfile
-	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward pass
+	each              []ir.Seconds // forward and backward of each layer, if some of the first have no backward pass or forms differ
 	embed, embedGrad  ir.Seconds   // of the first subsequence
 	hidden            ir.Bytes     // bytes of a message for the first subsequence
 }
@@ -236,7 +236,8 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 		out.head += ends.head
 		prefix += n
 	}
-	steps := (len(g.Layer.Forward) + len(g.Layer.Backward)) / nodesOfLayer // a ring has many
+	layer := g.WithKV()
+	steps := (len(layer.Forward) + len(layer.Backward)) / nodesOfLayer // a ring has many
 	b.work.Spend(8*(len(known)*max(1, steps)+walk.CountLoads(p, 1)) + len(p.Subsequences.Lengths))
 	for kind := range g.Kinds() {
 		out.kinds = append(out.kinds, newLayerProfile(t, kind, v))
@@ -245,12 +246,12 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	for _, k := range out.kinds {
 		out.leastLayer = min(out.leastLayer, k.all)
 	}
-	for layer := 0; g.Untrained > 0 && layer < g.Layers; layer++ {
+	for layer := 0; (g.Untrained > 0 || g.Mixed()) && layer < g.Layers; layer++ {
 		out.each = append(out.each, out.kinds[g.KindOf(layer)].all)
 	}
 	z := t.Size(0, p.Subsequences.Lengths[0])
 	out.embed, out.embedGrad = t.Time(g, g.Embedding, g.Embedding.Forward, z), t.Time(g, g.Embedding, g.Embedding.Backward, z)
-	out.hidden = g.Layer.Values[g.Layer.Input].Bytes(z)
+	out.hidden = g.HiddenBytes(z)
 	return out
 }
 
@@ -679,7 +680,11 @@ func (b *bounds) endOf(p *plan.Plan) end {
 		e.head = u.Block(g.Head)
 	}
 	if !p.LayerOrder() { // in layer order, a task may have none of this traffic
-		e.visit.forward, e.visit.backward = u.Visit()
+		e.visit.forward, e.visit.backward = u.Visit(0)
+		for kind := range g.Kinds() {
+			weights, gradients := u.Visit(kind)
+			e.visit = visit{min(e.visit.forward, weights), min(e.visit.backward, gradients)}
+		}
 	}
 	b.optimizers[key] = e
 	return e

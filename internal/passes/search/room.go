@@ -109,14 +109,17 @@ func leastOf(g *graph.Model, of func(kind int) ir.Bytes) ir.Bytes {
 // leastKept returns a lower bound on the bytes that each layer saves for its backward, for all subsequences,
 // and the bytes of its inputs among them.
 func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inputs ir.Bytes) {
-	units := make([]ir.Bytes, len(g.Layer.Units)) // of all subsequences
+	units := make([][]ir.Bytes, g.Kinds()) // of all subsequences
 	for _, z := range sizes {
-		for u, size := range plan.UnitSizes(g.Layer, z) {
-			units[u] += size
+		for kind, sizes := range plan.UnitSizes(g, z) {
+			units[kind] = slices.Grow(units[kind], len(sizes))[:len(sizes)]
+			for u, size := range sizes {
+				units[kind][u] += size
+			}
 		}
 	}
 	of := func(kind int, recomputed graph.Units) (n ir.Bytes) {
-		for u, size := range units {
+		for u, size := range units[kind] {
 			if g.Saves(kind).Has(u) && !(recomputed & g.Remakes(kind)).Has(u) {
 				n += size
 			}
@@ -148,8 +151,9 @@ func kvOf(g *graph.Model, z graph.Size) (all, resident kvBytes) {
 		}
 	}
 	z.Tokens = z.Sequence
-	for i := range g.Layer.Values {
-		v, n := &g.Layer.Values[i], kvBytes{}
+	b := g.WithKV()
+	for i := range b.Values {
+		v, n := &b.Values[i], kvBytes{}
 		switch v.Kind {
 		case graph.Cache:
 			n.values = v.Bytes(z)

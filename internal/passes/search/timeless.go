@@ -104,11 +104,13 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
 	for _, saved := range e.Saved { // with attention windows, the first subsequence does not always save the most
-		var of ir.Bytes
-		for _, size := range saved {
-			of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
+		for _, sizes := range saved {
+			var of ir.Bytes
+			for _, size := range sizes {
+				of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
+			}
+			n = max(n, of)
 		}
-		n = max(n, of)
 	}
 	return n + memory.Packed(p, n)
 }

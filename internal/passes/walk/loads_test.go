@@ -98,7 +98,7 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 // subsequence, and K and dK those of the whole sequence.
 func TestStreamedBytes(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.keep=[k]")
-	for _, v := range p.Graph().Layer.Values {
+	for _, v := range p.Graph().Plain(0).Values {
 		want := map[string]graph.Rows{"k": graph.Whole, "d.k": graph.Whole, "v": graph.Full, "d.v": graph.Full}
 		if rows, ok := want[v.Name]; ok && v.Rows != rows {
 			t.Errorf("%s has rows of kind %d, want %d", v.Name, v.Rows, rows)

@@ -10,7 +10,7 @@ import (
 type Shapes struct {
 	Model *graph.Model
 	Sizes []graph.Size
-	Saved [][]ir.Bytes // units of a layer
+	Saved [][][]ir.Bytes // [i][kind][unit]
 }
 
 // NewShapes computes the sizes of a plan whose subsequence lengths have been decided; g is its model on one
@@ -18,7 +18,7 @@ type Shapes struct {
 func NewShapes(p *plan.Plan, g *graph.Model) *Shapes {
 	s := &Shapes{Model: g, Sizes: p.Sizes()}
 	for _, z := range s.Sizes {
-		s.Saved = append(s.Saved, plan.UnitSizes(g.Layer, z))
+		s.Saved = append(s.Saved, plan.UnitSizes(g, z))
 	}
 	return s
 }
