@@ -119,6 +119,9 @@ func (c cover) union(d cover) (cover, bool) {
 
 // has reports whether the cover has all indices of a box.
 func (c cover) has(need box) bool {
+	if len(c) == 1 && c[0] == need {
+		return true
+	}
 	volume := need.volume()
 	for _, b := range c {
 		volume -= b.and(need).volume()

@@ -29,7 +29,7 @@ func (v *prover) newRank(i int) *rank {
 		x := &r.code.Results[k]
 		if c := (&content{value: leafKey("the " + x.Name)}); v.ref.names[c.value] != "" {
 			m, lo, hi := r.extent(&x.View)
-			m.write(lo, hi, []piece{{rectangle: scalars(x.View.Elements()), content: c, size: int64(x.View.DType.Bytes())}})
+			m.write(lo, hi, []piece{{rectangle: scalars(x.View.Elements()), content: c, size: int32(x.View.DType.Bytes())}})
 		}
 	}
 	return r
@@ -84,9 +84,8 @@ func (v *prover) has(s ir.Section) bool {
 
 func (v *prover) refuseEnd(r *rank, p *piece, format string, args ...any) {
 	refused := &Refusal{Rank: int(r.index), Section: v.section, Problem: fmt.Sprintf(format, args...)}
-	if p.content != nil && p.made.index > 0 {
-		c := &v.ranks[p.made.rank].code.Sections[v.section][p.made.index-1]
-		refused.Operands = append(refused.Operands, fmt.Sprintf("made by rank %d, %s %d: %s", p.made.rank, v.section, p.made.index-1, v.p.Text(v.ranks[p.made.rank].code, c)))
+	if p.content != nil {
+		refused.Operands = v.chain(p.made)
 	}
 	panic(refused)
 }

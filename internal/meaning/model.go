@@ -124,7 +124,7 @@ func (r *reference) add(name string, op ir.Op, t term, k key, operands ...value)
 	if old := r.terms[v]; old != nil {
 		return v
 	}
-	t.name, t.op, t.operands, t.value = name, op, operands, v
+	t.name, t.op, t.operands, t.value, t.whole = name, op, operands, v, &content{value: v}
 	r.terms[v] = &t
 	if r.names[v] == "" {
 		r.names[v] = name

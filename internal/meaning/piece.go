@@ -1,10 +1,6 @@
 package meaning
 
-import (
-	"slices"
-
-	"sppo.dev/ir"
-)
+import "slices"
 
 // rectangle is a part of a value: rows, and an interval of columns. Row i of n*batch rows is that of token first + i/batch of sequence
 // sequence + i%batch. Rows of parameters have batch 1 and sequence 0.
@@ -42,8 +38,6 @@ func (r rectangle) tokens() box {
 type content struct {
 	value value
 	parts []part
-	made  site
-	from  site // made its first operand
 }
 
 // part is an incomplete sum: a term, summed over some of its indices, times a factor.
@@ -76,25 +70,25 @@ func (c *content) equal(d *content) bool {
 // piece is a range of memory: a rectangle, row by row.
 type piece struct {
 	rectangle
-	*content          // nil if the bytes have not been written
+	*content          // nil if the bytes have not been written: the rectangle has as many rows as there are bytes
+	made     site     // the instruction that computed its first element
+	size     int32    // bytes of an element
 	anywhere bool     // every element is the same, such as 0: the rectangle has only the right number of elements
-	size     int64    // bytes of an element
-	bytes    int64    // of the range, if nothing has been written
 	part     interval // while a rule uses an incomplete sum as if it were complete: its shares
 }
 
 func (p *piece) length() int64 {
 	if p.content == nil {
-		return p.bytes
+		return p.n
 	}
-	return p.elements() * p.size
+	return p.elements() * int64(p.size)
 }
 
-func hole(bytes int64) piece { return piece{bytes: bytes} }
+func hole(bytes int64) piece { return piece{rectangle: rectangle{n: bytes}} }
 
 // uniform returns n elements with the same content.
 func uniform(c *content, n, size int64) piece {
-	return piece{rectangle: matrix(interval{0, n}, full), content: c, anywhere: true, size: size}
+	return piece{rectangle: matrix(interval{0, n}, full), content: c, anywhere: true, size: int32(size)}
 }
 
 // slice appends the part of a piece between two bytes, as one or more pieces. It returns false if an element is cut.
@@ -105,16 +99,19 @@ func (p *piece) slice(list []piece, lo, hi int64) ([]piece, bool) {
 	if p.content == nil {
 		return join(list, hole(hi-lo)), true
 	}
-	if lo%p.size != 0 || hi%p.size != 0 {
+	size := int64(p.size)
+	if lo%size != 0 || hi%size != 0 {
 		return list, false
 	}
-	lo, hi = lo/p.size, hi/p.size
+	lo, hi = lo/size, hi/size
 	if p.anywhere {
-		return join(list, uniform(p.content, hi-lo, p.size)), true
+		out := uniform(p.content, hi-lo, size)
+		out.made = p.made
+		return join(list, out), true
 	}
 	for lo < hi {
 		r, n := p.largest(lo, hi)
-		list = join(list, piece{rectangle: r, content: p.content.settled(r), size: p.size, part: p.part})
+		list = join(list, piece{rectangle: r, content: p.content.settled(r), made: p.made, size: p.size, part: p.part})
 		lo += n
 	}
 	return list, true
@@ -142,112 +139,38 @@ func join(list []piece, p piece) []piece {
 	if p.length() == 0 {
 		return list
 	}
-	for len(list) > 0 {
-		merged, ok := list[len(list)-1].merged(&p)
-		if !ok {
-			break
-		}
-		list, p = list[:len(list)-1], merged
+	for len(list) > 0 && list[len(list)-1].absorb(&p) {
+		p, list = list[len(list)-1], list[:len(list)-1]
 	}
 	return append(list, p)
 }
 
-// merged returns the union of a piece and the one after it, if that is a rectangle.
-func (p *piece) merged(q *piece) (piece, bool) {
-	out := *p
+// absorb adds the piece after this one, if the union is a rectangle.
+func (p *piece) absorb(q *piece) bool {
+	if p.content == nil || q.content == nil {
+		if p.content != q.content {
+			return false
+		}
+		p.n += q.n
+		return true
+	}
+	if p.size != q.size || p.anywhere != q.anywhere {
+		return false
+	}
+	r := p.rectangle
 	switch {
-	case p.content == nil || q.content == nil:
-		out.bytes += q.bytes
-		return out, p.content == nil && q.content == nil
-	case p.size != q.size || p.anywhere != q.anywhere || !p.equal(q.content):
-		return out, false
-	case p.anywhere:
-		out.n += q.n
-		return out, true
-	case p.cols == q.cols && p.sequence == q.sequence && p.batch == q.batch && p.first+p.n == q.first:
-		out.n += q.n
+	case p.anywhere, p.cols == q.cols && p.sequence == q.sequence && p.batch == q.batch && p.first+p.n == q.first:
+		r.n += q.n
 	case p.n == 1 && q.n == 1 && p.first == q.first && p.cols == q.cols && p.sequence+p.batch == q.sequence:
-		out.batch += q.batch
+		r.batch += q.batch
 	case p.count() == 1 && q.count() == 1 && p.first == q.first && p.sequence == q.sequence && p.cols.hi == q.cols.lo:
-		out.cols.hi = q.cols.hi
+		r.cols.hi = q.cols.hi
 	default:
-		return out, false
+		return false
 	}
-	if s := out.settled(out.rectangle); s != out.content {
-		return *p, false // the union is complete, but not each piece: leave them as they are
+	if !p.equal(q.content) || !p.anywhere && p.settled(r) != p.content {
+		return false // where the union is complete, but not each piece, leave them as they are
 	}
-	return out, true
-}
-
-// memory is an arena: adjacent segments in ascending order, without gaps.
-type memory struct{ segments []segment }
-
-// segment is a piece that begins at a byte.
-type segment struct {
-	lo int64
-	piece
-}
-
-func newMemory(size ir.Bytes) *memory {
-	return &memory{segments: []segment{{0, hole(int64(size))}}}
-}
-
-// find returns the index of the segment that has a byte.
-func (m *memory) find(at int64) int {
-	lo, hi := 0, len(m.segments)
-	for hi-lo > 1 {
-		if mid := (lo + hi) / 2; m.segments[mid].lo <= at {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	return lo
-}
-
-// read returns the pieces between two bytes. It returns false if an element is cut.
-func (m *memory) read(lo, hi int64) (list []piece, ok bool) {
-	for i := m.find(lo); lo < hi; i++ {
-		s := &m.segments[i]
-		end := min(hi, s.lo+s.length())
-		if list, ok = s.slice(list, lo-s.lo, end-s.lo); !ok {
-			return nil, false
-		}
-		lo = end
-	}
-	return list, true
-}
-
-// write replaces what is between two bytes.
-func (m *memory) write(lo, hi int64, list []piece) {
-	first, last := m.find(lo), m.find(hi-1)
-	var fresh []segment
-	s := &m.segments[first]
-	if s.lo < lo {
-		fresh = appendCut(fresh, s, 0, lo-s.lo)
-	}
-	at := lo
-	for i := range list {
-		fresh = append(fresh, segment{at, list[i]})
-		at += list[i].length()
-	}
-	s = &m.segments[last]
-	if end := s.lo + s.length(); end > hi {
-		fresh = appendCut(fresh, s, hi-s.lo, end-s.lo)
-	}
-	m.segments = slices.Replace(m.segments, first, last+1, fresh...)
-}
-
-// appendCut appends what is left of a segment. Where an element is cut, nothing is left.
-func appendCut(list []segment, s *segment, lo, hi int64) []segment {
-	pieces, ok := s.slice(nil, lo, hi)
-	if !ok {
-		pieces = []piece{hole(hi - lo)}
-	}
-	at := s.lo + lo
-	for _, p := range pieces {
-		list = append(list, segment{at, p})
-		at += p.length()
-	}
-	return list
+	p.rectangle = r
+	return true
 }

@@ -3,7 +3,7 @@
 //	value.go      values: sums of terms, identified by hashes that are linear
 //	cover.go      sets of indices over which a sum is taken
 //	term.go       terms, and incomplete sums of them
-//	piece.go      what the bytes of a rank's memory mean
+//	piece.go      what the bytes of a rank's memory mean; memory.go where they are
 //	model.go      the reference: the model's dataflow on one rank, with its gradients
 //	layer.go      its layers, head and updates; muon.go the updates of Muon
 //	prove.go      Prove: interprets all ranks of a program
@@ -21,8 +21,10 @@ package meaning
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"sppo.dev/ir"
 )
@@ -68,40 +70,48 @@ func (r *Refusal) Error() string {
 }
 
 // Prove proves that a program, which ir.Verify has accepted, computes what its model is. If it cannot, the error is a *Refusal.
-func Prove(p *ir.Program) (proof Proof, err error) {
-	v := &prover{p: p, numbers: map[string]float64{}}
-	defer func() {
-		if r := recover(); r != nil {
-			refused, ok := r.(*Refusal)
-			if !ok { // such as an index outside an operand that a rule has not checked
-				refused = &Refusal{Rank: -1, Section: v.section, Problem: fmt.Sprintf("a rule fails: %v", r), Unknown: true}
-				if c := v.current; c != nil {
-					refused.Rank, refused.Index, refused.Text = int(c.rank.index), int(c.pc), v.p.Text(c.code, c.in)
-				}
-			}
-			err = refused
+// It uses all processors.
+func Prove(p *ir.Program) (Proof, error) {
+	proof, err := prove(p, runtime.GOMAXPROCS(0), false)
+	if err != nil { // again, in an order that is always the same, to name the first instruction, and to record how its operands came
+		if _, first := prove(p, 1, true); first != nil {
+			err = first
 		}
-	}()
+	}
+	return proof, err
+}
+
+func prove(p *ir.Program, workers int, trace bool) (Proof, error) {
+	v := &prover{p: p, numbers: map[string]float64{}, workers: workers, trace: trace}
 	if p.Model.IsZero() {
-		return proof, &Refusal{Rank: -1, Problem: "the program does not describe its model", Unknown: true}
+		return v.proof, &Refusal{Rank: -1, Problem: "the program does not describe its model", Unknown: true}
 	}
 	for s := range ir.NumSections {
-		v.run(s)
+		if v.guard(func() { v.run(s) }); v.refused != nil {
+			return Proof{}, v.refused
+		}
 	}
 	return v.proof, nil
 }
 
 // prover interprets a program, one section at a time.
 type prover struct {
-	p        *ir.Program
-	section  ir.Section
-	ref      *reference
-	ranks    []*rank
+	p       *ir.Program
+	section ir.Section
+	ref     *reference
+	ranks   []*rank
+	workers int
+	trace   bool // record what made the first operand of each instruction
+	proof   Proof
+	queue   queue
+
+	mu       sync.Mutex // of all that follows, and of the queue
 	messages map[route][][]piece
 	teams    map[string]*team
 	numbers  map[string]float64 // numbers of the job that the header lacks, by name
-	proof    Proof
-	current  *call // being interpreted; nil: none
+	totaled  []*content         // the numbers that a norm was last computed from
+	totals   *content           // their sum
+	refused  *Refusal
 }
 
 // rank is the state of a rank.
@@ -112,7 +122,9 @@ type rank struct {
 	consts []int64
 	arenas [ir.NumArenas]*memory
 	teams  []*team // by group
-	inTeam bool    // has joined the collective at pc
+	call   call    // of the instruction at pc
+	waits  *route  // of the message at pc, which has not arrived
+	from   []site  // if traced: what made the first operand of each instruction
 }
 
 // route identifies the messages from one rank to another on a channel, which keep their order.
@@ -121,50 +133,128 @@ type route struct {
 	channel  ir.Stream
 }
 
+// guard calls a function, and records the refusal with which it panics.
+func (v *prover) guard(f func()) {
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		refused, ok := r.(*Refusal)
+		if !ok { // such as an index outside an operand that a rule has not checked
+			refused = &Refusal{Rank: -1, Section: v.section, Problem: fmt.Sprintf("a rule fails: %v", r), Unknown: true}
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.refused == nil {
+			v.refused = refused
+		}
+	}()
+	f()
+}
+
 // run interprets a section of all ranks.
 func (v *prover) run(s ir.Section) {
 	v.section, v.messages, v.teams, v.ranks = s, map[route][][]piece{}, map[string]*team{}, nil
 	v.ref = newReference(v.p, s)
 	for i := range v.p.Ranks {
 		v.ranks = append(v.ranks, v.newRank(i))
+		v.proof.Instructions += len(v.ranks[i].code.Sections[s])
 	}
-	for left := len(v.ranks); left > 0; {
-		left = 0
-		moved := false
-		for _, r := range v.ranks {
-			moved = v.advance(r) || moved
-			if int(r.pc) < len(r.code.Sections[s]) {
-				left++
-			}
-		}
-		if left > 0 && !moved {
+	v.queue = queue{ready: slices.Clone(v.ranks), changed: sync.NewCond(&v.mu)}
+	var workers sync.WaitGroup
+	for range v.workers {
+		workers.Go(v.work)
+	}
+	if workers.Wait(); v.refused != nil {
+		return
+	}
+	for _, r := range v.ranks {
+		if int(r.pc) < len(r.code.Sections[s]) {
 			panic(&Refusal{Rank: -1, Problem: "ranks wait for each other forever", Unknown: true})
 		}
 	}
-	v.current = nil
 	v.demand()
 }
 
-// advance interprets the instructions of a rank up to one that must wait for another rank. It reports whether there was any.
-func (v *prover) advance(r *rank) (moved bool) {
-	list := r.code.Sections[v.section]
-	for int(r.pc) < len(list) {
-		c := &call{prover: v, rank: r, in: &list[r.pc]}
-		v.current = c
-		if !c.execute() {
-			return moved
+// queue has the ranks that can go on.
+type queue struct {
+	ready   []*rank
+	running int // ranks that workers are interpreting
+	changed *sync.Cond
+}
+
+// work interprets ranks until none can go on.
+func (v *prover) work() {
+	space := &scratch{}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for {
+		for len(v.queue.ready) == 0 && v.queue.running > 0 {
+			v.queue.changed.Wait()
 		}
-		v.proof.Instructions++
-		r.pc++
-		moved = true
+		if len(v.queue.ready) == 0 || v.refused != nil {
+			break
+		}
+		r := v.queue.ready[0]
+		v.queue.ready = v.queue.ready[1:]
+		v.queue.running++
+		v.mu.Unlock()
+		v.guard(func() { v.advance(r, space) })
+		v.mu.Lock()
+		v.queue.running--
 	}
-	return moved
+	v.queue.changed.Broadcast()
+}
+
+// wake puts ranks that can go on into the queue.
+func (v *prover) wake(ranks ...*rank) {
+	v.queue.ready = append(v.queue.ready, ranks...)
+	v.queue.changed.Broadcast()
+}
+
+// advance interprets the instructions of a rank up to one that must wait for another rank.
+func (v *prover) advance(r *rank, space *scratch) {
+	list := r.code.Sections[v.section]
+	c := &r.call
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(*Refusal); !ok {
+				p = &Refusal{Rank: int(r.index), Section: v.section, Index: int(c.pc), Text: v.p.Text(c.code, c.in), Problem: fmt.Sprintf("a rule fails: %v", p), Unknown: true}
+			}
+			panic(p)
+		}
+	}()
+	for int(r.pc) < len(list) {
+		*c = call{prover: v, rank: r, in: &list[r.pc], scratch: space}
+		if space.used = 0; !c.execute() {
+			return
+		}
+		r.pc++
+	}
+}
+
+// scratch is room for the lists of pieces of an instruction.
+type scratch struct {
+	block []piece
+	used  int
+}
+
+// list returns an empty list with some room.
+func (s *scratch) list() []piece {
+	const room = 8
+	if s.used+room > len(s.block) {
+		s.block, s.used = make([]piece, 64*room), 0
+	}
+	s.used += room
+	return s.block[s.used-room : s.used-room : s.used]
 }
 
 // call is the interpretation of an instruction.
 type call struct {
 	*prover
 	*rank
+	*scratch
 	in *ir.Instr
 }
 
@@ -215,17 +305,28 @@ func (c *call) came(operand int) []string {
 	if len(list) > 1 {
 		lines[0] += fmt.Sprintf(", and %d more", len(list)-1)
 	}
-	if list[0].content == nil {
-		return lines
+	if list[0].content != nil {
+		lines = append(lines, c.chain(list[0].made)...)
 	}
+	return lines
+}
+
+// shown is how many instructions of a chain are listed on its side of the operand, before those in the middle are only counted.
+const shown = 6
+
+// chain lists the instructions that made a value, from the last to the first, following first operands.
+func (v *prover) chain(s site) (lines []string) {
 	how := "made by"
-	for _, s := range []site{list[0].made, list[0].from} {
-		if s == (site{}) {
+	for s != (site{}) {
+		r := v.ranks[s.rank]
+		lines = append(lines, fmt.Sprintf("  %s rank %d, %s %d: %s", how, s.rank, v.section, s.index-1, v.p.Text(r.code, &r.code.Sections[v.section][s.index-1])))
+		if how = "from"; r.from == nil {
 			break
 		}
-		at := &c.ranks[s.rank].code.Sections[c.section][s.index-1]
-		lines = append(lines, fmt.Sprintf("  %s rank %d, %s %d: %s", how, s.rank, c.section, s.index-1, c.p.Text(c.ranks[s.rank].code, at)))
-		how = "from"
+		s = r.from[s.index-1]
+	}
+	if n := len(lines) - shown - 2; n > 1 {
+		lines = slices.Replace(lines, shown, shown+n, fmt.Sprintf("  from %d more instructions, of which the first are", n))
 	}
 	return lines
 }
@@ -240,8 +341,13 @@ func (r *rank) extent(v *ir.View) (m *memory, lo, hi int64) {
 }
 
 func (r *rank) pieces(v *ir.View) ([]piece, error) {
+	return r.read(nil, v)
+}
+
+// read appends the pieces of a view to a list.
+func (r *rank) read(list []piece, v *ir.View) ([]piece, error) {
 	m, lo, hi := r.extent(v)
-	list, ok := m.read(lo, hi)
+	list, ok := m.read(list, lo, hi)
 	if !ok {
 		return nil, errCut
 	}
@@ -267,7 +373,7 @@ func (c *call) raw(name string) []piece {
 	if !v.Present() {
 		return nil
 	}
-	list, err := c.pieces(&v)
+	list, err := c.read(c.list(), &v)
 	if err != nil {
 		c.refuse("%s %v", name, err)
 	}
@@ -275,7 +381,7 @@ func (c *call) raw(name string) []piece {
 		if list[i].content == nil {
 			c.refuse("%s has bytes that nothing has written", name)
 		}
-		if list[i].size != int64(v.DType.Bytes()) {
+		if list[i].size != int32(v.DType.Bytes()) {
 			c.refuse("%s has elements of another type", name)
 		}
 	}
@@ -305,7 +411,7 @@ func (c *call) linear(name string) []piece {
 		p := &list[i]
 		if len(p.parts) == 1 && p.content.value.isZero() {
 			if has, ok := p.parts[0].sharesOf(p.rectangle); ok {
-				p.content, p.part = &content{value: p.parts[0].term.value, made: p.made, from: p.from}, has
+				p.content, p.part = p.parts[0].term.whole, has
 				continue
 			}
 		}
@@ -334,7 +440,9 @@ func (c *call) make(k key, over cover, r rectangle, operands ...value) *content 
 func (c *call) makeSome(k key, over cover, r rectangle, some interval, operands ...value) *content {
 	t := c.term(k, operands...)
 	if some != (interval{}) {
-		if t, over = t.overSome(c.ref.group), slices.Clone(over); len(over) == 0 {
+		c.mu.Lock()
+		t, over = t.overSome(c.ref.group), slices.Clone(over)
+		if c.mu.Unlock(); len(over) == 0 {
 			over = cover{nowhere}
 		}
 		for i := range over {
@@ -342,7 +450,7 @@ func (c *call) makeSome(k key, over cover, r rectangle, some interval, operands 
 		}
 	}
 	if t.kind == plain {
-		return &content{value: t.value}
+		return t.whole
 	}
 	return sumOver(t, over, 1, r)
 }
@@ -381,26 +489,35 @@ func (c *call) write(name string, list []piece) {
 // store replaces the bytes of a view, and records who made them.
 func (c *call) store(v *ir.View, list []piece) {
 	m, lo, hi := c.extent(v)
-	length, size := int64(0), int64(v.DType.Bytes())
-	from := site{}
-	if reads := c.in.Info().Written(); reads < len(c.in.Args) && c.in.Args[reads].Present() {
-		if first, err := c.pieces(&c.in.Args[reads]); err == nil && len(first) > 0 && first[0].content != nil {
-			from = first[0].made
-		}
-	}
+	length, size := int64(0), int32(v.DType.Bytes())
 	for i := range list {
 		p := &list[i]
 		if p.content != nil {
-			made := *p.content
-			made.made, made.from = site{c.rank.index, c.pc + 1}, from
-			p.content, p.size = &made, size
+			p.made, p.size = site{c.rank.index, c.pc + 1}, size
 		}
 		length += p.length()
 	}
 	if length != hi-lo {
 		c.refuse("the result has %d bytes, and its place has %d", length, hi-lo)
 	}
+	if c.trace {
+		c.record()
+	}
 	m.write(lo, hi, list)
+}
+
+// record records what made the first operand.
+func (c *call) record() {
+	if c.from == nil {
+		c.from = make([]site, len(c.code.Sections[c.section]))
+	}
+	reads := c.in.Info().Written()
+	if reads >= len(c.in.Args) || !c.in.Args[reads].Present() || c.from[c.pc] != (site{}) {
+		return
+	}
+	if first, err := c.pieces(&c.in.Args[reads]); err == nil && len(first) > 0 && first[0].content != nil {
+		c.from[c.pc] = first[0].made
+	}
 }
 
 // sum returns the elementwise sum of two lists.

@@ -71,7 +71,7 @@ func padded(c *content, r rectangle, end, size int64) (out []piece) {
 		end = r.first + r.n
 	}
 	if held := r.rows().and(interval{0, end}); held.size() > 0 {
-		out = join(out, piece{rectangle: matrix(held, r.cols), content: c, size: size})
+		out = join(out, piece{rectangle: matrix(held, r.cols), content: c, size: int32(size)})
 	}
 	if rest := r.rows().and(interval{end, r.first + r.n}); rest.size() > 0 {
 		out = join(out, uniform(&content{}, rest.size()*r.cols.size(), size))

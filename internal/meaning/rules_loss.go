@@ -1,5 +1,7 @@
 package meaning
 
+import "slices"
+
 // The loss, the norm of the gradient and the updates.
 
 func entropyStatsKey(softcap float64) key { return newKey("cross_entropy_stats").float(softcap) }
@@ -157,16 +159,7 @@ func (c *call) operand2(name string) []piece {
 }
 
 func gradNorm(c *call) {
-	sum := &content{}
-	for _, p := range c.raw("sums") {
-		for range p.elements() {
-			next, why := sum.plus(p.content, scalars(1))
-			if why != "" {
-				c.refuse("%s", why)
-			}
-			sum = next
-		}
-	}
+	sum := c.total(c.raw("sums"))
 	c.number("max_norm", c.float("max_norm"))
 	operands := []value{sum.value}
 	if c.has("limit") {
@@ -181,8 +174,31 @@ func gradNorm(c *call) {
 	c.write("y", made(nil, scalars(2), c.make(newKey("grad_norm"), nil, scalars(2), operands...)))
 }
 
+// total returns the sum of all elements of a list. Ranks that have gathered the same numbers share it.
+func (c *call) total(list []piece) *content {
+	var of []*content
+	for i := range list {
+		of = append(of, slices.Repeat([]*content{list[i].content}, int(list[i].elements()))...)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.totaled != nil && slices.Equal(of, c.totaled) {
+		return c.totals
+	}
+	sum, why := &content{}, ""
+	for _, x := range of {
+		if sum, why = sum.plus(x, scalars(1)); why != "" {
+			c.refuse("%s", why)
+		}
+	}
+	c.totaled, c.totals = of, sum
+	return sum
+}
+
 // number checks a number of the job that its header lacks: all instructions must have the same.
 func (c *call) number(name string, x float64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if first, ok := c.numbers[name]; ok && first != x {
 		c.refuse("%s is %v here, and %v elsewhere", name, x, first)
 	}

@@ -11,7 +11,7 @@ import (
 
 func move(c *call) {
 	x := c.in.Args[1]
-	list, err := c.pieces(&x)
+	list, err := c.read(c.list(), &x)
 	if err != nil {
 		c.refuse("x %v", err)
 	}
@@ -46,17 +46,27 @@ func send(c *call) {
 		c.refuse("x %v", err)
 	}
 	to := route{c.rank.index, int32(c.int("peer")), channelOf(c.in.Stream)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.messages[to] = append(c.messages[to], list)
+	if r := c.ranks[to.to]; r.waits != nil && *r.waits == to {
+		r.waits = nil
+		c.wake(r)
+	}
 }
 
 // receive stores the next message of its channel. It returns false if there is none yet.
 func (c *call) receive() bool {
 	from := route{int32(c.int("peer")), c.rank.index, channelOf(c.in.Stream)}
+	c.mu.Lock()
 	waiting := c.messages[from]
 	if len(waiting) == 0 {
+		c.waits = &from
+		c.mu.Unlock()
 		return false
 	}
 	c.messages[from] = waiting[1:]
+	c.mu.Unlock()
 	c.moved(&c.in.Args[0], waiting[0])
 	return true
 }
@@ -82,12 +92,34 @@ func (c *call) team() *team {
 	return c.rank.teams[group]
 }
 
-// collective joins a collective. The last member to arrive does the work of all; the others return false until then.
+// collective joins a collective. The last member to arrive does the work of all; the others return false, and wait until then.
 func (c *call) collective() bool {
-	t, s := c.team(), c.in.Stream
-	if c.inTeam {
+	calls := c.arrive()
+	if calls == nil {
 		return false
 	}
+	for _, m := range calls {
+		if m.scratch = c.scratch; m.in.Differs(c.in) != "" {
+			c.refuse("rank %d and rank %d call collectives that differ in their %s", m.rank.index, c.rank.index, m.in.Differs(c.in))
+		}
+	}
+	gathers[c.in.Op](calls)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range calls {
+		if m != c {
+			m.rank.pc++
+			c.wake(m.rank)
+		}
+	}
+	return true
+}
+
+// arrive adds a call to those of the rank's team. It returns the calls of all members to the last of them, and nil to the others.
+func (c *call) arrive() []*call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t, s := c.team(), c.in.Stream
 	if t.calls[s] == nil {
 		t.calls[s] = make([]*call, len(t.members))
 	}
@@ -97,25 +129,11 @@ func (c *call) collective() bool {
 	}
 	t.calls[s][at] = c
 	if t.arrived[s]++; t.arrived[s] < len(t.members) {
-		c.inTeam = true
-		return false
+		return nil
 	}
 	calls := t.calls[s]
 	t.calls[s], t.arrived[s] = nil, 0
-	for _, m := range calls {
-		if differs := m.in.Differs(c.in); differs != "" {
-			c.refuse("rank %d and rank %d call collectives that differ in their %s", m.rank.index, c.rank.index, differs)
-		}
-	}
-	gathers[c.in.Op](calls)
-	for _, m := range calls {
-		if m != c {
-			m.rank.inTeam = false
-			m.rank.pc++
-			m.proof.Instructions++
-		}
-	}
-	return true
+	return calls
 }
 
 // gathers holds the rules of collectives, which compute the results of all members.

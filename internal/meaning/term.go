@@ -3,6 +3,7 @@ package meaning
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"sppo.dev/ir"
 )
@@ -34,6 +35,7 @@ type term struct {
 	op       ir.Op
 	operands []value
 	value    value
+	whole    *content // the complete term
 	kind     kind
 	need     box   // of kinds whose sums are over the same indices in all rows and columns
 	window   int64 // tokens that a query sees
@@ -88,18 +90,23 @@ func sumOver(t *term, over cover, factor float64, r rectangle) *content {
 	if t.kind == overCols || t.kind == overAll {
 		over = over.within(t.need)
 	}
-	c := &content{parts: []part{{t, over, factor}}}
-	if factor == 0 || len(over) == 0 && t.linear() {
+	switch {
+	case factor == 0 || len(over) == 0 && t.linear():
 		return &content{}
+	case factor == 1 && over.has(t.needs(r)):
+		return t.whole
 	}
-	return c.settled(r)
+	return (&content{parts: []part{{t, over, factor}}}).settled(r)
 }
 
 // settled returns the content with the sums that are complete in a rectangle as parts of the value.
 func (c *content) settled(r rectangle) *content {
 	for i := range c.parts {
 		if c.parts[i].complete(r) {
-			out := &content{value: c.value, made: c.made, from: c.from}
+			if p := &c.parts[i]; len(c.parts) == 1 && p.factor == 1 && c.value.isZero() {
+				return p.whole
+			}
+			out := &content{value: c.value}
 			for _, p := range c.parts {
 				if p.complete(r) {
 					out.value = out.value.plus(p.term.value.times(p.factor))
@@ -126,15 +133,43 @@ func (p *part) describe(r rectangle) string {
 	return text
 }
 
-// plus returns the sum of two contents in a rectangle. If it is not known, it returns why.
+// plus returns the sum of two contents in a rectangle. If it is not known, it returns why. Both lists of parts are in ascending order.
 func (c *content) plus(d *content, r rectangle) (sum *content, why string) {
-	out := &content{value: c.value.plus(d.value), parts: append([]part(nil), c.parts...)}
-	for _, p := range d.parts {
-		if why := out.add(p, r); why != "" {
-			return nil, why
-		}
+	out := &content{value: c.value.plus(d.value), parts: c.parts}
+	if len(d.parts) == 0 {
+		return out, ""
 	}
-	return out.settled(r), ""
+	out.parts = make([]part, 0, len(c.parts)+len(d.parts))
+	mine := c.parts
+	for others := d.parts; len(others) > 0; {
+		n := 0
+		for n < len(mine) && mine[n].term.value[0] < others[0].term.value[0] {
+			n++
+		}
+		out.parts, mine = append(out.parts, mine[:n]...), mine[n:]
+		var same content // the sums of the same term
+		if n = sameTerm(mine, others[0].term); n > 0 {
+			same.parts, mine = slices.Clone(mine[:n]), mine[n:]
+		}
+		for n = sameTerm(others, others[0].term); n > 0; n-- {
+			if why := same.add(others[0], r); why != "" {
+				return nil, why
+			}
+			others = others[1:]
+		}
+		settled := same.settled(r)
+		out.value, out.parts = out.value.plus(settled.value), append(out.parts, settled.parts...)
+	}
+	out.parts = append(out.parts, mine...)
+	return out, ""
+}
+
+// sameTerm counts the parts at the beginning of a list that are sums of a term.
+func sameTerm(list []part, t *term) (n int) {
+	for n < len(list) && list[n].term == t {
+		n++
+	}
+	return n
 }
 
 // add adds an incomplete sum to those of a content that is being made.
