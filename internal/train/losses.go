@@ -59,8 +59,11 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 			if err != nil {
 				return nil, err
 			}
-			first := (labels.Offset - load.Arg("tokens").Offset) / ir.I32.Bytes()
-			copy(out[(losses.Offset-result.Offset)/ir.F32.Bytes():], tokens[first:int64(first)+losses.Elements()])
+			first, to, n := int64(labels.Offset-load.Arg("tokens").Offset)/int64(ir.I32.Bytes()), int64(losses.Offset-result.Offset)/int64(ir.F32.Bytes()), losses.Elements()
+			if first < 0 || first+n > int64(len(tokens)) || to < 0 || to+n > int64(len(out)) {
+				return nil, fmt.Errorf("rank %d: %d labels of an instruction are not among the tokens that were loaded for it, or its losses not in %s", rank, n, ir.ResultLosses)
+			}
+			copy(out[to:], tokens[first:first+n])
 		}
 	}
 	for i, at := range out {
