@@ -90,18 +90,47 @@ func TestMeaningOfMutants(t *testing.T) {
 
 // judge applies a mutation, and compares what the proof says of the mutant with its results.
 func judge(t *testing.T, v *verdict, m *mutant, kind mutation, want []float64) {
+	before := jobNumbers(m.p)
 	if !kind.apply(m) {
 		return
 	}
-	if v.What = m.what; !executes(m.p) {
+	for name, x := range jobNumbers(m.p) {
+		if before[name] != x && x >= 0 {
+			return // another job, not a mutant
+		}
+	}
+	v.What = m.what
+	if v.Runs, v.Unsafe = executes(m.p); !v.Runs {
 		return
 	}
-	v.Runs, v.Unsafe = true, ir.VerifyOptions{AllowOverCapacity: true}.Verify(m.p) != nil
 	if _, err := meaning.Prove(m.p); err != nil {
 		v.Refused = err.Error()
 	}
-	got, err := outcomeOver(t, m.p)
+	got, err := outcomeUnlike(t, m.p, want)
 	v.Changed = err != nil || !sameNumbers(got, want)
+}
+
+// jobNumbers returns the numbers of the job that the header lacks, by opcode and attribute, or -1 where instructions do not agree. The
+// verifier and the proof only demand that they agree.
+func jobNumbers(p *ir.Program) map[string]float64 {
+	numbers := map[string]float64{}
+	for c := range p.Codes {
+		for i := range p.Codes[c].Sections[ir.SectionStep] {
+			in := &p.Codes[c].Sections[ir.SectionStep][i]
+			for k, a := range in.Info().Attrs {
+				name := in.Info().Name + " " + a.Name
+				if !slices.Contains([]string{"grad_norm max_norm", "adamw eps", "sgd momentum", "nesterov momentum", "normalize eps"}, name) {
+					continue
+				}
+				x := in.Attrs[k].Float(nil)
+				if first, ok := numbers[name]; ok && first != x {
+					x = -1
+				}
+				numbers[name] = x
+			}
+		}
+	}
+	return numbers
 }
 
 // sameNumbers reports whether two results are the same. NaN is the loss of a label that does not count.
@@ -110,13 +139,14 @@ func sameNumbers(got, want []float64) bool {
 }
 
 // executes reports whether a program can be executed, in the order of its instructions: the verifier finds nothing wrong with any
-// instruction by itself. The finite-field device and the proof both follow this order, so they must agree even where streams race.
-func executes(p *ir.Program) bool {
+// instruction by itself. The finite-field device and the proof both follow this order, so they must agree even where streams race. It
+// also reports whether the verifier refuses the program.
+func executes(p *ir.Program) (runs, unsafe bool) {
 	err := ir.VerifyOptions{AllowOverCapacity: true}.Verify(p)
 	var found *ir.VerifyError
 	return err == nil || errors.As(err, &found) && !slices.ContainsFunc(found.Findings, func(f ir.Finding) bool {
 		return slices.Contains([]ir.FindingKind{ir.FindMalformed, ir.FindHeader, ir.FindPlace, ir.FindShape, ir.FindBounds, ir.FindOverlap, ir.FindEvent}, f.Kind)
-	})
+	}), err != nil
 }
 
 // verdicts is a list of verdicts, and the file that keeps it.
