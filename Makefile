@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu mutants meaning-mutants bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu mutants meaning-mutants reduce-planted bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -44,6 +44,9 @@ mutants: ## break programs of all kinds in more than 10,000 ways: how many the v
 meaning-mutants: ## break programs in more than 12,000 ways, and ask verify --meaning: a table by kind of change; a second run goes on where the first stopped
 	@mkdir -p out
 	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} SPPO_MUTANTS="$${SPPO_MUTANTS:-$(CURDIR)/out/mutants-$$(git describe --always).jsonl}" $(GO) test ./internal/e2e -run '^TestMeaningOfMutants$$' -v -count 1 -timeout 120m
+
+reduce-planted: ## plant bugs in compiled programs, and shrink a spec for each: attempts, lines and layers
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 60m -v -run '^TestReducePlanted$$' ./cmd/sppoc
 
 fleet: ## plan common jobs on common machines, and check each report against its program
 	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run '^TestFleet(Questions)?$$' -v -timeout 120m

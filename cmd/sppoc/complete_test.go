@@ -33,6 +33,8 @@ var completions = []struct {
 	{[]string{"explain", "attention_gr"}, []string{"attention_grad", "attention_grad_efficiency"}},
 	{[]string{"plan", ""}, []string{"job.sppo", "more"}},
 	{[]string{"verify", ""}, []string{"job.sppb", "more"}},
+	{[]string{"reduce", ""}, []string{"job.sppb", "job.sppo", "more"}},
+	{[]string{"reduce", "job.sppo", "--at", "me"}, []string{"meaning"}},
 	{[]string{"build", "job.sppo", "-o", "j"}, []string{"job.sppb"}},
 	{[]string{"plan", "--", "--j"}, nil},
 	{[]string{"plan", "--cluster", "h"}, []string{"h100", "h200"}},

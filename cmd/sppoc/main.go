@@ -12,6 +12,7 @@
 //	trace.go    trace
 //	view.go     view; the page is in page/
 //	svg.go      figures for printing
+//	reduce.go   reduce; shrink.go makes a text smaller
 //	tokenize.go train-tokenizer, tokenize
 //	diff.go     diff, and lines.go the comparison of texts
 //	manual.go   the manual page of the language
@@ -128,6 +129,22 @@ var app = cli.App{
 				"the order of additions: that each gradient contains every token of every sequence of every replica exactly once, and that\n" +
 				"each parameter is updated once. A refusal names the first instruction at which this fails. docs/verify.md says more.",
 			Examples: []string{"sppoc verify tiny.sppb", "sppoc verify --meaning tiny.sppb"},
+		},
+		{
+			Name: "reduce", Args: "FILE [--at STAGE] [-o FILE] [-- COMMAND]", MinArgs: 1, MaxArgs: -1, Setup: reduce, Files: append(cli.SpecFiles[:1:1], cli.ProgramFiles...),
+			Doc: "make a spec or a program that fails as small as possible, so that it still fails in the same way",
+			Details: "FILE fails at the first of these stages that reports an error, or at the one that --at names: check, plan, verify and\n" +
+				"meaning are those of the commands; run is one step on the CPU, and estimate fails if the time that is predicted for a step\n" +
+				"differs from its simulation by more than 2%. Another spec fails in the same way if it has the same error code there, breaks\n" +
+				"the same rule of the verifier, or loses its meaning at the same opcode. With a COMMAND, which gets the name of a file in\n" +
+				"place of {} or as its last argument, it fails in the same way if the exit code is the same, and the output matches --match.\n" +
+				"The command runs beside the result, on a hidden file that is removed afterwards.\n\n" +
+				"Keys, lines, items of lists and arguments are removed, and numbers made smaller, until none can be; the order is always\n" +
+				"the same. What changed and how the result fails goes to standard error. The result imports no file of yours. Ctrl-C ends\n" +
+				"the work with the smallest result so far. A program only loses lines. One that the verifier accepts cannot lose many, so\n" +
+				"reduce its spec instead.",
+			Examples: []string{"sppoc reduce job.sppo -o small.sppo", "sppoc reduce job.sppo --at estimate", "sppoc reduce broken.sppir -o small.sppir",
+				"sppoc reduce job.sppo --match 'loss +NaN' -- sppovm run {} --steps 3"},
 		},
 		{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
