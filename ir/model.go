@@ -17,11 +17,12 @@ type Model struct {
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
 	Heads   int    `json:"heads"`
-	KVHeads int    `json:"kv_heads"` // = Heads unless the model uses grouped-query attention
-	HeadDim int    `json:"head_dim"` // = Hidden/Heads unless given
-	FFN     int    `json:"ffn"`      // width of the MLP
-	Vocab   int    `json:"vocab"`    // as given; codegen pads it to a multiple of SP
-	DType   string `json:"dtype"`    // f32 | bf16: storage of weights and activations
+	KVHeads int    `json:"kv_heads"`       // = Heads unless the model uses grouped-query attention
+	HeadDim int    `json:"head_dim"`       // = Hidden/Heads unless given
+	FFN     int    `json:"ffn"`            // width of the MLP
+	FFNs    []int  `json:"ffns,omitempty"` // width in each layer, 0 for none; FFN is the largest. The list repeats over the layers; empty: FFN in all layers
+	Vocab   int    `json:"vocab"`          // as given; codegen pads it to a multiple of SP
+	DType   string `json:"dtype"`          // f32 | bf16: storage of weights and activations
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
@@ -51,12 +52,13 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
-	Windows      []int64 `json:"windows"`       // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	AttnScale    float64 `json:"attn_scale"`    // factor applied to attention scores
-	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
-	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
-	EmbedScale   float64 `json:"embed_scale"`   // factor applied to the embedding's result
-	Tied         bool    `json:"tied"`          // output projection shares the embedding
+	Windows      []int64  `json:"windows"`          // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
+	Mixers       []string `json:"mixers,omitempty"` // attention | none for each layer, repeated; empty: attention in all layers
+	AttnScale    float64  `json:"attn_scale"`       // factor applied to attention scores
+	AttnSoftcap  float64  `json:"attn_softcap"`     // bound on attention scores; 0: none
+	LogitSoftcap float64  `json:"logit_softcap"`    // 0: none
+	EmbedScale   float64  `json:"embed_scale"`      // factor applied to the embedding's result
+	Tied         bool     `json:"tied"`             // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
 

@@ -1,10 +1,15 @@
 package lang
 
+import "slices"
+
 // Mixers of layers: the parts that read other tokens.
 const (
 	MixerAttention = "attention"
 	MixerNone      = "none"
 )
+
+// mixers lists all mixers.
+var mixers = []string{MixerAttention, MixerNone}
 
 // Form is what a layer computes, apart from the window of its attention and the positions: a mixer and an MLP.
 type Form struct {
@@ -13,4 +18,108 @@ type Form struct {
 }
 
 // FormOf returns the form of a layer.
-func (m *Model) FormOf(int) Form { return Form{MixerAttention, m.FFN} }
+func (m *Model) FormOf(layer int) Form {
+	f := Form{MixerAttention, m.FFN}
+	if n := len(m.Mixers); n > 0 {
+		f.Mixer = m.Mixers[layer%n]
+	}
+	if n := len(m.FFNs); n > 0 {
+		f.FFN = m.FFNs[layer%n]
+	}
+	return f
+}
+
+// AttentionLayers returns the number of layers with attention.
+func (m *Model) AttentionLayers() (n int) {
+	for layer := range m.Layers {
+		if m.FormOf(layer).Mixer == MixerAttention {
+			n++
+		}
+	}
+	return n
+}
+
+// FullLayers returns the number of layers whose attention has no window that is shorter than the sequence.
+func (m *Model) FullLayers(sequence int64) (n int) {
+	for layer := range m.Layers {
+		if w := m.WindowOf(layer); m.FormOf(layer).Mixer == MixerAttention && (w == 0 || w >= sequence) {
+			n++
+		}
+	}
+	return n
+}
+
+// setFFN sets the width of every MLP, or a pattern of widths, of which FFN is the largest.
+func setFFN(s *Spec, v value) {
+	m := &s.Model
+	m.FFN, m.FFNs = 0, nil
+	for _, item := range v.items() {
+		m.FFN, m.FFNs = max(m.FFN, item.Int()), append(m.FFNs, item.Int())
+	}
+	if m.FFNs = shortest(m.FFNs, m.Layers); len(m.FFNs) < 2 {
+		m.FFNs = nil
+	}
+}
+
+// setMixers sets the mixers to those that a list of layer types contains.
+func (m *Model) setMixers(types []value) {
+	m.Mixers = nil
+	for _, item := range types {
+		mixer := MixerAttention
+		if item.name == LayerNone {
+			mixer = MixerNone
+		}
+		m.Mixers = append(m.Mixers, mixer)
+	}
+	if m.Mixers = shortest(m.Mixers, m.Layers); slices.Equal(m.Mixers, mixers[:1]) {
+		m.Mixers = nil
+	}
+}
+
+// shortest returns the shortest pattern that gives all layers the same values as a pattern, so that equal models
+// compare equal.
+func shortest[T comparable](pattern []T, layers int) []T {
+	if len(pattern) == 0 || layers == 0 {
+		return pattern
+	}
+	all := make([]T, layers)
+	for i := range all {
+		all[i] = pattern[i%len(pattern)]
+	}
+	for n := range all {
+		if repeats(all, n+1) {
+			return all[:n+1]
+		}
+	}
+	return all
+}
+
+// repeats reports whether a list consists of its first n elements, repeated.
+func repeats[T comparable](list []T, n int) bool {
+	for i := range list {
+		if list[i] != list[i%n] {
+			return false
+		}
+	}
+	return true
+}
+
+// formProblems lists the errors in the forms of the layers.
+func (m *Model) formProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
+	if slices.ContainsFunc(m.Mixers, func(mixer string) bool { return !slices.Contains(mixers, mixer) }) {
+		fail("model.layer_types", WrongType, "", "mixers are %v, but must be %v", m.Mixers, mixers)
+		return
+	}
+	if len(m.FFNs) > 0 && (slices.Min(m.FFNs) < 0 || slices.Max(m.FFNs) != m.FFN) || m.FFN == 0 {
+		fail("model.ffn", OutOfRange, "", "ffn = %d must be the largest width of an MLP, and above 0; the widths are %v", m.FFN, m.FFNs)
+	}
+	if m.AttentionLayers() == 0 {
+		fail("model.layer_types", Conflict, "layer_types = [full, none], for example", "no layer has attention")
+	}
+	for layer := range m.Layers {
+		if m.FormOf(layer) == (Form{Mixer: MixerNone}) {
+			fail("model.layer_types model.ffn", Conflict, "a smaller number of layers, or an MLP in the layer", "layer %d has neither attention nor an MLP", layer)
+			return
+		}
+	}
+}

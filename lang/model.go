@@ -218,6 +218,7 @@ func (m *Model) Problems() (found []Problem) {
 		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
 	}
 	found = append(found, m.foreignValues()...)
+	m.formProblems(fail)
 	if m.Heads%m.KVHeads != 0 {
 		fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
 			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)

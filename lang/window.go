@@ -6,6 +6,7 @@ import "slices"
 const (
 	LayerSliding = "sliding" // attention is limited to a window
 	LayerFull    = "full"    // attention covers all earlier tokens
+	LayerNone    = "none"    // no attention
 )
 
 // WindowOf returns the number of tokens that a query of a layer attends to, including its own; 0 means all.
@@ -14,16 +15,6 @@ func (m *Model) WindowOf(layer int) int64 {
 		return 0
 	}
 	return m.Windows[layer%len(m.Windows)]
-}
-
-// FullLayers returns the number of layers without a window that is shorter than the sequence.
-func (m *Model) FullLayers(sequence int64) (n int) {
-	for layer := range m.Layers {
-		if w := m.WindowOf(layer); w == 0 || w >= sequence {
-			n++
-		}
-	}
-	return n
 }
 
 func setWindow(s *Spec, v value) {
@@ -47,6 +38,7 @@ func setLayerTypes(s *Spec, v value) {
 	for _, item := range v.items() {
 		s.Model.Windows = append(s.Model.Windows, map[string]int64{LayerSliding: sliding}[item.name])
 	}
+	s.Model.setMixers(v.items())
 	s.Model.normalizeWindows()
 }
 
@@ -64,17 +56,7 @@ func (m *Model) normalizeWindows() {
 	if len(m.Windows) == 0 || m.Layers == 0 {
 		return
 	}
-	all := make([]int64, m.Layers)
-	for i := range all {
-		all[i] = m.WindowOf(i)
-	}
-	for n := range len(all) {
-		if repeats(all, n+1) {
-			m.Windows = all[:n+1]
-			break
-		}
-	}
-	if !m.hasWindow() {
+	if m.Windows = shortest(m.Windows, m.Layers); !m.hasWindow() {
 		m.Windows = []int64{}
 	}
 }
@@ -82,14 +64,4 @@ func (m *Model) normalizeWindows() {
 // hasWindow reports whether any layer has a window.
 func (m *Model) hasWindow() bool {
 	return slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 })
-}
-
-// repeats reports whether a list consists of its first n elements, repeated.
-func repeats(list []int64, n int) bool {
-	for i := range list {
-		if list[i] != list[i%n] {
-			return false
-		}
-	}
-	return true
 }

@@ -180,8 +180,7 @@ model tiny {
   hidden = %d
   heads = %d
   kv_heads = %d
-  ffn = %d
-  vocab = %d
+%s  vocab = %d
   dtype = %s
   tied = %t
 %s  rope_theta = %g
@@ -224,7 +223,7 @@ schedule tiny {
   recompute = %s
   mux = %s
 }
-`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
+`, c.Family, c.Layers, hidden, heads, c.KVHeads, c.ffnLine(), c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch, lines(c.Tuning),
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
@@ -256,7 +255,16 @@ var models = map[string]string{
 	"phi3":   "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
 	"llama3": "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
 	"yarn":   "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",
+	"mixed":  "ffn = [20, 0, 33]\nlayer_types = [full, full, none]\nbias = [qkv, mlp]",
 	"smollm": "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
+}
+
+// ffnLine returns the width of the MLP, unless the traits have it.
+func (c Case) ffnLine() string {
+	if strings.HasPrefix(c.Traits, "ffn") {
+		return ""
+	}
+	return fmt.Sprintf("  ffn = %d\n", ffn)
 }
 
 func (c Case) String() string {

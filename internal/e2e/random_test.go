@@ -109,7 +109,7 @@ model drawn {
   hidden = %d
   heads = %d
   kv_heads = %d
-  ffn = %d
+  ffn = %s
   vocab = %d
   dtype = %s
   tied = %t
@@ -129,11 +129,23 @@ train {
   eval_batch = %d
 %s}
 schedule drawn { pp = 1 sp = 1 dp = 1 }
-`, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
+`, d.model.Family, layers, hidden, heads, kv, drawFFN(r), between(r, 11, 70), d.model.DType, pick(r, true, false),
 		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch,
 		lines(d.model.Tuning))
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
+}
+
+// drawFFN draws the width of the MLPs, or sometimes a pattern of widths in which layers may have no MLP.
+func drawFFN(r *rand.Rand) string {
+	widths := []int{between(r, 17, 90)}
+	for r.IntN(4) == 0 {
+		widths = append(widths, pick(r, 0, 0, between(r, 17, 90)))
+	}
+	if len(widths) == 1 {
+		return fmt.Sprint(widths[0])
+	}
+	return listOf(widths)
 }
 
 // drawWindow draws a list of attention windows that layers repeat, but usually draws none. A window may be one
@@ -203,6 +215,9 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	}
 	if r.IntN(3) == 0 {
 		give("positions", pick(r, "[rope, none]", "[none, rope, rope]"))
+	}
+	if r.IntN(4) == 0 {
+		give("layer_types", pick(r, "[full, none]", "[none, full]", "[full, full, none]"))
 	}
 	if r.IntN(3) == 0 {
 		give("bias", pick(r, "[]", "[qkv]", "[attn_out, qkv]", "[mlp]", "[qkv, attn_out, mlp]"))

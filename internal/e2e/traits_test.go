@@ -37,6 +37,16 @@ func listTraits() []trait {
 			return d.model.Window != "" && d.ask("keep") != "[k, v]" && d.over("subsequences")
 		},
 			planned: func(d *drawn) bool { return slices.Max(d.windows()) > 0 }},
+		{name: "MLPs of several widths", asked: func(d *drawn) bool { return strings.Contains(d.text, "ffn = [") }, planned: func(d *drawn) bool { return len(d.plan.Model.FFNs) > 1 }},
+		{name: "layers without attention", asked: func(d *drawn) bool {
+			return strings.Contains(d.model.Traits, "none]") || strings.Contains(d.model.Traits, "[none")
+		}, planned: func(d *drawn) bool { return len(d.plan.Model.Mixers) > 1 }},
+		{name: "layers without attention and K or V that stream", asked: func(d *drawn) bool {
+			return d.ask("keep") != "[k, v]" && d.over("subsequences") && strings.Contains(d.model.Traits, "none")
+		}, planned: func(d *drawn) bool { return len(d.plan.Model.Mixers) > 1 }},
+		{name: "layers without attention whose tasks are shared", asked: func(d *drawn) bool { return d.ask("mux") != "off" && d.over("pp") }, planned: func(d *drawn) bool {
+			return len(d.plan.Model.Mixers) > 1 && (d.plan.Mux.Left || d.plan.Mux.Right)
+		}},
 		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},

@@ -117,9 +117,9 @@ func (g *Model) OfLayer(s Size, layer int) Size {
 	return s
 }
 
-// windowOf returns the window of a layer, or 0 if there is none or it covers the sequence.
+// windowOf returns the window of a layer's attention, or 0 if there is none or it covers the sequence.
 func (g *Model) windowOf(layer int) int64 {
-	if w := g.WindowOf(layer); w < g.sequence {
+	if w := g.WindowOf(layer); w < g.sequence && g.FormOf(layer).Mixer == lang.MixerAttention {
 		return w
 	}
 	return 0

@@ -59,20 +59,22 @@ func TestDescribedIsTheSame(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	const sizes = " layers = 3 hidden = 32 heads = 4 vocab = 64 dtype = f32 "
 	for keys, want := range map[string]string{
-		"family = llama3_1":                  `"model_type": "llama"`,
-		"family = llama qk_norm = head":      `"model_type": "qwen3"`,
-		"family = gpt2":                      `"n_positions": 32`,
-		"family = mistral window = 8":        `"sliding_window": 8`,
-		"family = gemma3":                    `"rope_theta": 10000.0`,
-		"family = gemma2 attn_softcap = 0":   `"attn_logit_softcapping": null`,
-		"family = smollm3 layers = 4":        `"no_rope_layers": [`,
-		"family = llama norm = layernorm":    "transformers has no such model: the closest is LlamaForCausalLM, but it has norm = rmsnorm where this model has norm = layernorm",
-		"family = mistral window = [8, 0]":   `"layer_types": [`, // as smollm3
-		"family = qwen3 bias = [mlp]":        "has bias = [] where this model has bias = [mlp]",
-		"family = llama rope_partial = 0.5":  `"partial_rotary_factor": 0.5`, // as phi3
-		"family = llama positions = none":    `"no_rope_layers": [`,          // as smollm3
-		"family = llama attn_softcap = 5":    "attn_softcap = 0",
-		"family = gemma3 window = [8, 4, 0]": "windows",
+		"family = llama3_1":                         `"model_type": "llama"`,
+		"family = llama qk_norm = head":             `"model_type": "qwen3"`,
+		"family = gpt2":                             `"n_positions": 32`,
+		"family = mistral window = 8":               `"sliding_window": 8`,
+		"family = gemma3":                           `"rope_theta": 10000.0`,
+		"family = gemma2 attn_softcap = 0":          `"attn_logit_softcapping": null`,
+		"family = smollm3 layers = 4":               `"no_rope_layers": [`,
+		"family = llama norm = layernorm":           "transformers has no such model: the closest is LlamaForCausalLM, but it has norm = rmsnorm where this model has norm = layernorm",
+		"family = mistral window = [8, 0]":          `"layer_types": [`, // as smollm3
+		"family = qwen3 bias = [mlp]":               "has bias = [] where this model has bias = [mlp]",
+		"family = llama rope_partial = 0.5":         `"partial_rotary_factor": 0.5`, // as phi3
+		"family = llama positions = none":           `"no_rope_layers": [`,          // as smollm3
+		"family = llama attn_softcap = 5":           "attn_softcap = 0",
+		"family = gemma3 window = [8, 4, 0]":        "windows",
+		"family = llama ffn = [64, 0]":              "it has ffns = [] where this model has ffns = [64 0]",
+		"family = llama layer_types = [full, none]": "mixers = [attention none]",
 	} {
 		text := strings.Replace(sizes, "layers = 3", map[bool]string{true: "", false: "layers = 3"}[strings.Contains(keys, "layers")], 1)
 		l, err := lang.ParseModel(keys + text)

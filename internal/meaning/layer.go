@@ -59,8 +59,29 @@ func (l *layer) after() bool  { return l.NormPlace == "post" || l.NormPlace == "
 
 // forward adds the forward pass and returns the result.
 func (l *layer) forward() value {
-	l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
-	return l.named(fmt.Sprintf("the output of layer %d", l.number), l.branch(1, l.middle, l.has("mlp"), l.downBias(), l.mlp))
+	l.middle = l.x
+	if l.attends() {
+		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
+	}
+	y := l.middle
+	if l.ffn() > 0 {
+		y = l.branch(1, l.middle, l.has("mlp"), l.downBias(), l.mlp)
+	}
+	return l.named(fmt.Sprintf("the output of layer %d", l.number), y)
+}
+
+// attends reports whether the layer has attention.
+func (l *layer) attends() bool {
+	n := len(l.Mixers)
+	return n == 0 || l.Mixers[l.number%n] == "attention"
+}
+
+// ffn returns the width of the layer's MLP, or 0 if it has none.
+func (l *layer) ffn() int64 {
+	if n := len(l.FFNs); n > 0 {
+		return int64(l.FFNs[l.number%n])
+	}
+	return int64(l.FFN)
 }
 
 func (l *layer) has(group string) bool { return slices.Contains(l.Bias, group) }
@@ -279,7 +300,7 @@ func (l *layer) attendGradient(dy value) (dx value) {
 func (l *layer) activation() int64 { return int64(slices.Index(ir.Functions, l.Activation)) }
 
 func (l *layer) mlp(x value) value {
-	h, f, biased := int64(l.Hidden), int64(l.FFN), l.has("mlp")
+	h, f, biased := int64(l.Hidden), l.ffn(), l.has("mlp")
 	if !l.Gated {
 		l.up = l.linear("w1", "b1", biased, x, h, f)
 		y := l.plain(l.name("activation"), ir.Activation, newKey("activation").int(l.activation()), l.up)
@@ -304,9 +325,13 @@ func (l *layer) mlpGradient(dy value) value {
 
 // backward adds the backward pass, given the gradient of the layer's output, and returns that of its input.
 func (l *layer) backward(dy value) value {
-	dy = l.branchGradient(1, dy, l.has("mlp"), l.downBias(), l.mlpGradient)
-	dx := l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
-	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dx)
+	if l.ffn() > 0 {
+		dy = l.branchGradient(1, dy, l.has("mlp"), l.downBias(), l.mlpGradient)
+	}
+	if l.attends() {
+		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
+	}
+	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dy)
 }
 
 func (l *layer) branchGradient(i int, dy value, biased bool, bias string, f func(value) value) value {

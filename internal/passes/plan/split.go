@@ -15,7 +15,7 @@ func (p *Plan) Split() graph.Split {
 	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
 	data := p.Train.Data.Options
 	split.Documents, split.Masked = data.Packs(), data.Marked()
-	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Model.FullLayers(p.Train.Sequence) < p.Model.Layers)
+	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Model.FullLayers(p.Train.Sequence) < p.Model.AttentionLayers())
 	return split
 }
 

@@ -61,8 +61,8 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 	title(p, b)
 	par, m := p.Parallel, p.Model
 	table(b, func(line func(...string)) {
-		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d KV heads), ffn %d, vocabulary %d, %s",
-			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
+		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d KV heads), ffn %s, vocabulary %d, %s",
+			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, widthsInWords(&m), m.Vocab, m.DType))
 		if p.Tuned() {
 			line("training", trainedInWords(p))
 		}
@@ -550,4 +550,12 @@ func reportReasons(p *plan.Plan, b *strings.Builder) {
 			line(d.Pass, d.What+" = "+d.Value, d.Why)
 		}
 	})
+}
+
+// widthsInWords returns the width of the MLPs, or the pattern of their widths.
+func widthsInWords(m *lang.Model) string {
+	if len(m.FFNs) > 0 {
+		return fmt.Sprint(m.FFNs)
+	}
+	return fmt.Sprint(m.FFN)
 }

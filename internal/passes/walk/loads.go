@@ -38,15 +38,18 @@ func Blocks(block int64, z graph.Size) []Load {
 	return out
 }
 
-// VisitLoads returns the loads of one layer of a task, in the order of use. In the backward pass, these are the
+// VisitLoads returns the loads of one layer of a task, in the order of use; a layer without K and V has none. In the backward pass, these are the
 // task's own rows, followed by blocks of earlier rows, which are loaded twice if attention is recomputed.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
-	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
+	b, z := g.LayerOf(v.LayerKind), g.OfKind(p.Size(v.Subsequence), v.LayerKind)
+	if len(b.KVNodes) == 0 {
+		return nil
+	}
 	loads := Blocks(p.Stream.Block, z)
 	if v.Kind == plan.Forward {
 		return loads
 	}
-	if !g.LayerOf(v.LayerKind).Attends {
+	if !b.Attends {
 		return nil
 	}
 	own := Load{First: z.Prefix, End: z.Prefix + z.Tokens, Own: true}

@@ -26,13 +26,15 @@ import (
 // Config describes a model. There are no defaults: KVHeads must be set to Heads if queries are not grouped. The
 // JSON names are the spec's keys.
 type Config struct {
-	Layers  int `json:"layers"`
-	Hidden  int `json:"hidden"`
-	Heads   int `json:"heads"`
-	KVHeads int `json:"kv_heads"`
-	HeadDim int `json:"head_dim"`
-	FFN     int `json:"ffn"`
-	Vocab   int `json:"vocab"`
+	Layers  int      `json:"layers"`
+	Hidden  int      `json:"hidden"`
+	Heads   int      `json:"heads"`
+	KVHeads int      `json:"kv_heads"`
+	HeadDim int      `json:"head_dim"`
+	FFN     int      `json:"ffn"`
+	FFNs    []int    `json:"ffns"`   // for each layer, repeated cyclically: FFN, or 0 for no MLP; empty: FFN for all layers
+	Mixers  []string `json:"mixers"` // attention | none for each layer, repeated cyclically; empty: attention for all layers
+	Vocab   int      `json:"vocab"`
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to gamma
@@ -94,6 +96,19 @@ func (cfg *Config) rotates(layer int) bool {
 	return cfg.Positions == "rope"
 }
 
+// ffn returns the width of a layer's MLP, and attends reports whether the layer has attention.
+func (cfg *Config) ffn(layer int) int {
+	if n := len(cfg.FFNs); n > 0 {
+		return cfg.FFNs[layer%n]
+	}
+	return cfg.FFN
+}
+
+func (cfg *Config) attends(layer int) bool {
+	n := len(cfg.Mixers)
+	return n == 0 || cfg.Mixers[layer%n] == "attention"
+}
+
 // Tensors holds row-major values by name.
 type Tensors map[string][]float64
 
@@ -111,7 +126,7 @@ func parameters(cfg Config) []tensor {
 		list = append(list, tensor{"pos", []int{cfg.Sequence, h}})
 	}
 	for l := range cfg.Layers {
-		list = append(list, layerParameters(cfg, fmt.Sprintf("layer.%d.", l))...)
+		list = append(list, layerParameters(cfg, l)...)
 	}
 	list = append(list, normParameters(cfg, "ln_f")...)
 	if !cfg.Tied {
@@ -128,8 +143,9 @@ func normParameters(cfg Config, name string) []tensor {
 	return list
 }
 
-func layerParameters(cfg Config, prefix string) (list []tensor) {
-	h, q, kv, f := cfg.Hidden, cfg.Heads*cfg.HeadDim, cfg.KVHeads*cfg.HeadDim, cfg.FFN
+func layerParameters(cfg Config, layer int) (list []tensor) {
+	prefix := fmt.Sprintf("layer.%d.", layer)
+	h, q, kv, f := cfg.Hidden, cfg.Heads*cfg.HeadDim, cfg.KVHeads*cfg.HeadDim, cfg.ffn(layer)
 	linear := func(weight, bias, group string, in, out int) {
 		list = append(list, tensor{weight, []int{in, out}})
 		if a := cfg.lowered(weight); a != "" {
@@ -147,28 +163,32 @@ func layerParameters(cfg Config, prefix string) (list []tensor) {
 			list = append(list, normParameters(cfg, name)...)
 		}
 	}
-	norm("ln1", cfg.normsBefore())
-	linear("wq", "bq", "qkv", h, q)
-	linear("wk", "bk", "qkv", h, kv)
-	linear("wv", "bv", "qkv", h, kv)
-	switch cfg.QKNorm {
-	case "head":
-		list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
-	case "all":
-		list = append(list, tensor{"q_norm.gamma", []int{q}}, tensor{"k_norm.gamma", []int{kv}})
+	if cfg.attends(layer) {
+		norm("ln1", cfg.normsBefore())
+		linear("wq", "bq", "qkv", h, q)
+		linear("wk", "bk", "qkv", h, kv)
+		linear("wv", "bv", "qkv", h, kv)
+		switch cfg.QKNorm {
+		case "head":
+			list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
+		case "all":
+			list = append(list, tensor{"q_norm.gamma", []int{q}}, tensor{"k_norm.gamma", []int{kv}})
+		}
+		linear("wo", "bo", "attn_out", q, h)
+		norm("ln1_post", cfg.normsAfter())
 	}
-	linear("wo", "bo", "attn_out", q, h)
-	norm("ln1_post", cfg.normsAfter())
-	norm("ln2", cfg.normsBefore())
-	if cfg.Gated {
-		linear("w_gate", "b_gate", "mlp", h, f)
-		linear("w_up", "b_up", "mlp", h, f)
-		linear("w_down", "b_down", "mlp", f, h)
-	} else {
-		linear("w1", "b1", "mlp", h, f)
-		linear("w2", "b2", "mlp", f, h)
+	if f > 0 {
+		norm("ln2", cfg.normsBefore())
+		if cfg.Gated {
+			linear("w_gate", "b_gate", "mlp", h, f)
+			linear("w_up", "b_up", "mlp", h, f)
+			linear("w_down", "b_down", "mlp", f, h)
+		} else {
+			linear("w1", "b1", "mlp", h, f)
+			linear("w2", "b2", "mlp", f, h)
+		}
+		norm("ln2_post", cfg.normsAfter())
 	}
-	norm("ln2_post", cfg.normsAfter())
 	for i := range list {
 		list[i].name = prefix + list[i].name
 	}
@@ -396,10 +416,22 @@ func (m *model) forward() (loss float64, dx []float64) {
 }
 
 // layer computes y = x + attention(norm(x)), then y + mlp(norm(y)). Depending on NormPlace, the norms come
-// before attention and the MLP, after them, or both.
+// before attention and the MLP, after them, or both. A layer may lack attention or the MLP.
 func (m *model) layer(l int, x []float64) []float64 {
-	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
-	t.x = x
+	t := &m.tapes[l]
+	t.x, t.mid = x, x
+	if m.cfg.attends(l) {
+		m.attend(l, t)
+	}
+	if m.cfg.ffn(l) == 0 {
+		return t.mid
+	}
+	return m.mlp(l, t)
+}
+
+// attend computes the middle of a layer, after attention.
+func (m *model) attend(l int, t *tape) {
+	x, in := t.x, fmt.Sprintf("layer.%d.", l)
 	t.norm1 = m.normBefore(x, in+"ln1")
 	t.rawQ = m.linear(t.norm1, in+"wq", in+"bq")
 	t.rawK = m.linear(t.norm1, in+"wk", in+"bk")
@@ -414,6 +446,11 @@ func (m *model) layer(l int, x []float64) []float64 {
 	t.attention, _ = Attention(t.q, t.k, t.v, m.attentionShape(l))
 	t.attentionOut = m.linear(t.attention, in+"wo", in+"bo")
 	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
+}
+
+// mlp computes the output of a layer from its middle.
+func (m *model) mlp(l int, t *tape) []float64 {
+	in := fmt.Sprintf("layer.%d.", l)
 	t.norm2 = m.normBefore(t.mid, in+"ln2")
 	down, downBias := in+"w2", in+"b2"
 	if m.cfg.Gated {
@@ -432,6 +469,16 @@ func (m *model) layer(l int, x []float64) []float64 {
 // layerGrad returns the gradient with respect to a layer's input, given the gradient with respect to its
 // output.
 func (m *model) layerGrad(l int, dout []float64) []float64 {
+	if m.cfg.ffn(l) > 0 {
+		dout = m.mlpGrad(l, dout)
+	}
+	if m.cfg.attends(l) {
+		dout = m.attendGrad(l, dout)
+	}
+	return dout
+}
+
+func (m *model) mlpGrad(l int, dout []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dmlp := m.normAfterGrad(t.mlpOut, dout, in+"ln2_post")
 	var dnorm2 []float64
@@ -442,8 +489,11 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 		dup := ActivateGrad(m.cfg.Activation, t.up, m.linearGrad(t.act, dmlp, in+"w2", in+"b2"))
 		dnorm2 = m.linearGrad(t.norm2, dup, in+"w1", in+"b1")
 	}
-	dmid := add(dout, m.normBeforeGrad(t.mid, dnorm2, in+"ln2"))
+	return add(dout, m.normBeforeGrad(t.mid, dnorm2, in+"ln2"))
+}
 
+func (m *model) attendGrad(l int, dmid []float64) []float64 {
+	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dattention := m.linearGrad(t.attention, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
 	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape(l))
 	dq = scaled(dq, m.queryScale())

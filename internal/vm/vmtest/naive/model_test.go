@@ -36,6 +36,9 @@ var traits = map[string]func(*Config){
 	"gelu": func(c *Config) {
 		c.Activation, c.Norm, c.NormOffset, c.Bias = "gelu", "layernorm", 0.5, []string{"qkv", "mlp"}
 	},
+	"mixed": func(c *Config) {
+		c.Layers, c.FFNs, c.Mixers = 4, []int{7, 0, 5}, []string{"attention", "attention", "none", "attention"}
+	},
 	"partial": func(c *Config) { c.HeadDim, c.Partial, c.Scaling, c.Factor = 8, 0.5, "linear", 3 },
 	"pattern": func(c *Config) { c.PositionPattern, c.Bias = []string{"none", "rope"}, []string{"attn_out"} },
 	"yarn": func(c *Config) {
