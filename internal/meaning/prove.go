@@ -381,7 +381,11 @@ func (c *call) raw(name string) []piece {
 		if list[i].content == nil {
 			c.refuse("%s has bytes that nothing has written", name)
 		}
-		if list[i].size != int32(v.DType.Bytes()) {
+		p, size := &list[i], int64(v.DType.Bytes())
+		if p.size == 1 && p.anywhere && p.content.value.isZero() && p.length()%size == 0 { // bytes that are 0 are elements that are 0
+			*p = uniform(p.content, p.length()/size, size)
+		}
+		if int64(p.size) != size {
 			c.refuse("%s has elements of another type", name)
 		}
 	}
