@@ -53,9 +53,9 @@ var levels = []struct {
 	{"internal/passes/partition", 7, "internal/passes/plan internal/passes/estimate internal/passes/pass internal/passes/words lang ir"},
 	{"internal/passes/mux", 7, "internal/passes/plan internal/passes/strategy internal/passes/pass lang"},
 	{"internal/passes/lifespan", 7, "internal/passes/plan internal/passes/pass ir internal/graph"},
-	{"internal/passes/order", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/pass internal/passes/mux"},
+	{"internal/passes/order", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/pass internal/passes/mux lang"},
 	{"internal/passes/offload", 8, "internal/passes/plan internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/mux ir internal/cost internal/graph"},
-	{"internal/passes/search", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux " +
+	{"internal/passes/search", 8, "internal/passes/plan internal/passes/walk internal/passes/strategy internal/passes/memory internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/mux internal/passes/order " +
 		"internal/passes/words lang ir internal/cost internal/graph"},
 	{"internal/passes", 9, "internal/passes/plan internal/passes/estimate internal/passes/pass internal/passes/partition internal/passes/order internal/passes/lifespan " +
 		"internal/passes/mux internal/passes/offload internal/passes/search lang"},

@@ -27,6 +27,7 @@ const (
 	LengthOfList   Code = "length-of-list"
 	BadAlign       Code = "bad-align"
 	SmallVocab     Code = "small-vocab"
+	BadSchedule    Code = "bad-schedule"
 	Conflict       Code = "conflict"
 )
 
@@ -135,6 +136,8 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 16\n  align        = 128\n}\n"},
 	{Code: SmallVocab, Doc: "The vocabulary is too small for the tokens of the data.",
 		Example: "import \"base.sppo\"\n\nmodel m {\n  family = gpt\n  layers = 4\n  hidden = 64\n  heads  = 8\n  vocab  = 128\n  dtype  = f32\n}\n\ntrain {\n  sequence = 1K\n  data     = text(\"base.sppo\")\n}\n"},
+	{Code: BadSchedule, Doc: "A file that states the order of tasks cannot be read, or a task in it is not where it can run. The diagnostic points to the cell: its line is that of a pipeline rank.",
+		Example: "import \"base.sppo\"\n\nschedule s {\n  strategy = csv(\"nowhere.csv\")\n}\n"},
 	{Code: Conflict, Doc: "Two keys contradict each other.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  steps    = 10\n  warmup   = 20\n  data     = random()\n}\n"},
 

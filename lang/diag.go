@@ -166,6 +166,7 @@ type source struct {
 
 	given map[string]value  // by key, such as "schedule.sp" or "train.optimizer.lr"
 	names map[string]string // of blocks, by kind
+	cells [][]span          // of the file that schedule.strategy names: those of "schedule.strategy[rank][i]"
 }
 
 func (s *source) find(key string) (at span, written bool) {
@@ -174,6 +175,10 @@ func (s *source) find(key string) (at span, written bool) {
 	}
 	if at, ok := s.values[key]; ok {
 		return at, true
+	}
+	var rank, i int
+	if n, _ := fmt.Sscanf(key, "schedule.strategy[%d][%d]", &rank, &i); n == 2 && rank < len(s.cells) {
+		return s.cells[rank][min(i, len(s.cells[rank])-1)], true
 	}
 	for part := key; part != ""; { // find the nearest enclosing part that was written
 		i := strings.LastIndexAny(part, ".[")

@@ -30,6 +30,8 @@ type value struct {
 	list  []value // items of a list, positional arguments of a call
 	named []namedValue
 	at    span
+
+	shipped bool // the file that a call names is a shipped one
 }
 
 type namedValue struct {

@@ -157,6 +157,12 @@ func (t valueType) orList(item valueType, least, most int) valueType {
 	return t
 }
 
+// orCall adds a call that takes strings.
+func (t valueType) orCall(name, doc string) valueType {
+	t.calls = append(slices.Clone(t.calls), callType{name: name, texts: true, doc: doc})
+	return t
+}
+
 func autoOr(t valueType) valueType { return t.orNames("auto") }
 
 // curve returns the type of an efficiency: a share, or pairs of size and share.
@@ -682,7 +688,7 @@ var scheduleKeys = []*Key{
 		Doc: "Largest number of tokens whose logits exist at a time on a rank, like the chunk size of a chunked cross-entropy loss. For each chunk, the loss head reads the output matrix and adds to its gradient, so short chunks take longer; each token takes 4 bytes, or 6 with `bf16`, for every entry of the vocabulary (divided by `sp`). " +
 			"`auto` is 1024 if memory suffices, and otherwise also tries 256 and the number of tokens whose logits take 64 MiB. The setting affects results only through rounding.",
 		set: func(s *Spec, v value) { s.Schedule.LossChunk = v.Int() }},
-	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
+	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v").orCall(StrategyCSV, "the order that a file in the format of `torch.distributed.pipelining` states: a line for each pipeline rank, with cells such as `0F1` (docs/schedules.md). The file decides `pp`, `virtual_stages` and the number of microbatches. With `subsequences = N`, its microbatch `m*N + s` is subsequence s of microbatch m; otherwise, sequences are whole. Files for V-Half, V-Min and eager 1F1B ship with sppo: `csv(\"schedules/v-half-8x32.csv\")`"), Default: "auto", Example: "1f1b", paths: true,
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while the current one turns from forward to backward. The other strategies are for comparison. " +
 			"Some of them also support subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forward and backward tasks; `zb-h1` and `zb-h2` also defer weight gradients, " +
 			"`zb-h1` for a smaller bubble, `zb-h2` for no bubble but more activations. Others need whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and `zb-v` and `dualpipe-v`, which have two virtual stages per rank, arranged in a V. " +

@@ -25,7 +25,7 @@ type Options struct {
 // Load reads and checks a specification. Errors in the spec are returned as Diagnostics. If a file
 // cannot be read, it returns the read error.
 func Load(file string, opts Options) (*Spec, error) {
-	text, err := opts.readFile(file)
+	text, err := opts.readFile(file, MaxFileBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -44,6 +44,7 @@ func Parse(file string, text []byte, opts Options) (*Spec, error) {
 			l.fillBlock(b)
 		}
 	}
+	l.readTasks()
 	if len(l.diags) == 0 {
 		l.derive()
 		check(l.spec, l.report)
@@ -77,11 +78,11 @@ func newLoader(file string, text []byte, opts Options) *loader {
 	}
 }
 
-func (o Options) readFile(name string) ([]byte, error) {
+func (o Options) readFile(name string, most int64) ([]byte, error) {
 	if o.ReadFile != nil {
 		return o.ReadFile(name)
 	}
-	return infile.Read(name, MaxFileBytes)
+	return infile.Read(name, most)
 }
 
 type loader struct {
@@ -170,10 +171,10 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 		l.fail(BadImport, at, "", "imports are nested more than %d deep, or there are more than %d of them", maxImports, maxFiles)
 		return
 	}
-	text, fullName, fromShipped, err := l.readImport(src, name, shipped)
+	text, fullName, fromShipped, err := l.readNamed(src, name, shipped, MaxFileBytes)
 	if err != nil {
 		l.broken = true
-		l.fail(BadImport, at, l.importHint(name), "cannot import %q: %v", name, plainError(err))
+		l.fail(BadImport, at, l.shippedHint(name, "*/*.sppo"), "cannot import %q: %v", name, plainError(err))
 		return
 	}
 	if done, seen := l.loaded[fullName]; seen {
@@ -235,14 +236,14 @@ func parseHidden(src *sourceText) (file *fileNode, line int) {
 // ShippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.
 const ShippedPrefix = "shipped:"
 
-// readImport looks next to the importing file first, then among the shipped files.
-func (l *loader) readImport(src *sourceText, name string, shipped bool) (text []byte, fullName string, fromShipped bool, err error) {
+// readNamed reads a file of at most that many bytes. It looks next to the file that names it first, then among the shipped files.
+func (l *loader) readNamed(src *sourceText, name string, shipped bool, most int64) (text []byte, fullName string, fromShipped bool, err error) {
 	if !shipped {
 		fullName = name
 		if !path.IsAbs(name) {
 			fullName = path.Join(src.dir, name)
 		}
-		text, err = l.opts.readFile(fullName)
+		text, err = l.opts.readFile(fullName, most)
 		if !errors.Is(err, fs.ErrNotExist) {
 			return text, fullName, false, err
 		}
@@ -280,12 +281,12 @@ func plainError(err error) string {
 	return err.Error()
 }
 
-// importHint suggests the most similar shipped file, or lists all of them.
-func (l *loader) importHint(name string) string {
+// shippedHint suggests the most similar shipped file of a pattern, or lists all of them.
+func (l *loader) shippedHint(name, pattern string) string {
 	if l.opts.Shipped == nil {
 		return ""
 	}
-	files, _ := fs.Glob(l.opts.Shipped, "*/*.sppo")
+	files, _ := fs.Glob(l.opts.Shipped, pattern)
 	if near := nearest(name, files); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
@@ -311,10 +312,13 @@ func (l *loader) bind(src *sourceText, sc *scope, name lexer.Token, n *exprNode)
 	sc.names[name.Value] = &binding{value: v, at: at, bad: !ok}
 }
 
+// flagName is the name of overrides in diagnostics.
+const flagName = "--set"
+
 // readFlags parses the overrides and checks that they name keys or, as in "cluster=h100(nodes = 2)", kinds of blocks.
 func (l *loader) readFlags() {
 	for _, flag := range l.opts.Set {
-		src := &sourceText{name: "--set", text: flag}
+		src := &sourceText{name: flagName, text: flag}
 		n := parseFlag(src, l.report)
 		if n == nil {
 			l.broken = true

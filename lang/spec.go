@@ -161,6 +161,7 @@ type Schedule struct {
 	Order            string       `json:"order"`     // sequence | layer | auto
 	Recompute        string       `json:"recompute"` // none full selective keep_attention auto
 	Strategy         string       `json:"strategy"`  // sppo terapipe ... auto
+	Tasks            *taskFile    `json:"-"`         // only for StrategyCSV; a plan has its tasks instead
 	VirtualStages    int          `json:"virtual_stages"`
 	LayersPerStage   []int        `json:"layers_per_stage,omitempty"` // by virtual stage, in the order of the model; nil: auto
 	Offload          Offload      `json:"offload"`

@@ -57,7 +57,7 @@ func (s *Spec) textOf(k *Key, dir string) string {
 		return ""
 	}
 	file := func(v value) string { return v.text }
-	if k.paths {
+	if k.paths && !v.shipped {
 		file = func(v value) string { return v.pathFrom(dir) }
 	}
 	return v.source(arguments, file)

@@ -91,6 +91,10 @@ var outside = []Case{
 		PP: 1, SP: 1, DP: 1, N: 2, Microbatch: 1, Partition: "flops", Offload: "none", OptimizerOffload: "host"}, // several blocks
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, Optimizer: "muon",
 		PP: 1, SP: 4, DP: 2, Zero: "1", N: 3, Microbatch: 1, Partition: "flops", Offload: "none", Steps: steps},
+	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 16, Layers: 9, Sequence: 24, Vocab: tinyVocab,
+		PP: 4, SP: 1, DP: 1, N: 1, Microbatch: 1, VirtualStages: 2, Strategy: `csv("schedules/v-half-4x16.csv")`, Partition: "flops", Offload: "0.5"},
+	{Family: "llama", KVHeads: 2, Positions: "learned", DType: "bf16", Batch: 4, Layers: 8, Sequence: 48, Vocab: tinyVocab, Tied: true,
+		PP: 4, SP: 2, DP: 2, Zero: "1", N: 8, Microbatch: 2, VirtualStages: 2, Strategy: `csv("../passes/testdata/torch/LoopedBFS-2-4.csv")`, Partition: "flops", Offload: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, // the first layer needs no gradient of Q
 		Tuning: "adapter = lora(rank = 2, targets = [k_proj, o_proj], dropout = 0.3)",
 		PP:     2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, Keep: "[]", Partition: "flops", Offload: "full"},

@@ -7,6 +7,7 @@
 package order
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -15,6 +16,7 @@ import (
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/strategy"
 	"sppo.dev/internal/passes/walk"
+	"sppo.dev/lang"
 )
 
 // Run orders the tasks according to the plan's strategy.
@@ -52,18 +54,40 @@ func checkRank(p *plan.Plan, rank int, tasks []plan.Task) error {
 		return fmt.Errorf("the list has %d tasks, but forward and backward of %d subsequences of %d microbatches on %d virtual stages need %d", got, n, microbatches, v, want)
 	}
 	d := done{n, map[place]int{}, map[place]int{}, map[plan.Task]bool{}}
-	for _, t := range tasks {
+	for i, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
 		}
 		if home := p.Home(t.Stage); home != rank {
 			return fmt.Errorf("%s: virtual stage %d belongs to stage %d", t, t.Stage, home)
 		}
-		if err := d.add(t, split[t]); err != nil {
-			return err
+		if first, why := d.add(t, split[t]); why != "" {
+			return &plan.Misplaced{Rank: rank, Index: i, Task: t, First: first, Why: why}
 		}
 	}
 	return nil
+}
+
+// FileProblems returns a problem at the first task of a file that cannot run where the file has it.
+func FileProblems(p *plan.Plan) []plan.Problem {
+	file := p.Schedule.Tasks
+	if file == nil {
+		return nil
+	}
+	q := plan.Plan{Schedule: p.Schedule, LayersPerStage: make([]int, file.Stages)}
+	q.Subsequences.N = p.Schedule.Subsequences.Count
+	q.Parallel = plan.Parallel{PP: len(file.Ranks), VirtualStages: file.Stages / len(file.Ranks), Placement: strategy.Of(p).Placed, Microbatches: file.Microbatches / q.Subsequences.N}
+	strategy.Order(&q)
+	var wrong *plan.Misplaced
+	if !errors.As(Check(nil, &q), &wrong) {
+		return nil
+	}
+	name := strategy.Namer(&q)
+	hint := fmt.Sprintf("move %s after %s", name(wrong.Task), name(wrong.First))
+	if wrong.Stuck != (plan.Task{}) {
+		hint = fmt.Sprintf("move %s before %s, on line %d, or %s further back", name(wrong.First), name(wrong.Stuck), q.Runner(wrong.First)+1, name(wrong.Task))
+	}
+	return []plan.Problem{plan.Fault(fmt.Sprintf("schedule.strategy[%d][%d]", wrong.Rank, wrong.Index), lang.BadSchedule, hint, "%s", wrong.Text(name))}
 }
 
 type place struct{ microbatch, stage int }
@@ -75,32 +99,34 @@ type done struct {
 	open              map[plan.Task]bool // weight gradients that can be computed now
 }
 
-// add appends a task. It returns an error if the task cannot be the next. split reports whether another task computes
-// its weight gradients.
-func (d *done) add(t plan.Task, split bool) error {
-	at := place{t.Microbatch, t.Stage}
-	switch t.Kind {
-	case plan.WeightGrad:
-		if !d.open[t] {
-			return fmt.Errorf("%s comes before %s or is repeated: weight gradients need the gradients of results", t, t.As(plan.Backward))
-		}
-		delete(d.open, t)
-	case plan.Forward:
-		if t.Subsequence != d.forward[at] {
-			next := plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: d.forward[at], Stage: t.Stage}
-			return fmt.Errorf("%s is out of order: %s must come next, because a forward reads K and V of all earlier subsequences", t, next)
-		}
+// add appends a task. If the task cannot be the next, add returns the task that must come first, if there is one, and why.
+// split reports whether another task computes its weight gradients.
+func (d *done) add(t plan.Task, split bool) (first plan.Task, why string) {
+	at, first := place{t.Microbatch, t.Stage}, t
+	next := d.n - 1 - d.backward[at] // the subsequence whose backward is next
+	switch {
+	case t.Kind == plan.Forward && t.Subsequence < d.forward[at], t.Kind == plan.Backward && t.Subsequence > next, t.Kind == plan.WeightGrad && t.Subsequence > next && !d.open[t]:
+		return plan.Task{}, "it is repeated"
+	case t.Kind == plan.Forward && t.Subsequence > d.forward[at]:
+		first.Subsequence = d.forward[at]
+		return first, "a forward reads K and V of all earlier subsequences"
+	case t.Kind == plan.Forward:
 		d.forward[at]++
-	case plan.Backward:
-		if d.forward[at] < d.n || t.Subsequence != d.n-1-d.backward[at] {
-			return fmt.Errorf("%s comes too early or is repeated: gradients of K and V flow from the last subsequence to the first", t)
-		}
+	case t.Kind == plan.WeightGrad && !d.open[t]:
+		return t.As(plan.Backward), "weight gradients need the gradients of results"
+	case t.Kind == plan.WeightGrad:
+		delete(d.open, t)
+	case d.forward[at] < d.n:
+		first.Kind, first.Subsequence = plan.Forward, d.n-1
+		return first, "a backward needs the forwards of all subsequences"
+	case t.Subsequence < next:
+		first.Subsequence = next
+		return first, "gradients of K and V flow from the last subsequence to the first"
+	default:
 		d.backward[at]++
-		if split {
-			d.open[t.As(plan.WeightGrad)] = true
-		}
+		d.open[t.As(plan.WeightGrad)] = split
 	}
-	return nil
+	return plan.Task{}, ""
 }
 
 // checkSharedOrder checks that shared tasks are in the only order possible for them.

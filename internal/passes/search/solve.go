@@ -9,6 +9,7 @@ import (
 
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/estimate"
+	"sppo.dev/internal/passes/order"
 	"sppo.dev/internal/passes/partition"
 	"sppo.dev/internal/passes/pass"
 	"sppo.dev/internal/passes/plan"
@@ -29,7 +30,7 @@ const (
 // Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute,
 // Subsequences.N and Align; Alternatives and Rejected.
 func Run(c *pass.Context, p *plan.Plan) error {
-	if err := c.Diagnose(append(p.FreezeProblems(), strategy.Problems(p)...)); err != nil {
+	if err := c.Diagnose(slices.Concat(p.FreezeProblems(), strategy.Problems(p), order.FileProblems(p))); err != nil {
 		return err
 	}
 	s := newSearch(c, p)

@@ -54,7 +54,7 @@ var dimensions = []dimension{
 	frugally(plainly("none", choice("schedule.optimizer_offload", func(s *lang.Schedule) *string { return &s.OptimizerOffload }, (*space).optimizerOffloads))),
 	number("schedule.microbatch", func(s *lang.Schedule) *int { return &s.Microbatch }, (*space).microbatches),
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
-	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
+	named(strategyText, choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies)),
 	detail(number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages)),
 	frugally(refined(plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
@@ -113,6 +113,22 @@ func choice(key string, field func(*lang.Schedule) *string, values func(*space, 
 			return out
 		},
 	}
+}
+
+func named(text func(*lang.Schedule) string, d dimension) dimension {
+	d.text = text
+	return d
+}
+
+// strategyText writes the value of strategy as in a spec.
+func strategyText(s *lang.Schedule) string {
+	switch {
+	case s.Tasks != nil:
+		return fmt.Sprintf("%s(%q)", s.Strategy, s.Tasks.Name)
+	case s.Strategy == "auto":
+		return ""
+	}
+	return s.Strategy
 }
 
 func detail(d dimension) dimension {

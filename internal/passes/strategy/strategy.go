@@ -119,6 +119,9 @@ func Find(name string) *Strategy {
 
 // Of returns the requested strategy.
 func Of(p *plan.Plan) *Strategy {
+	if p.Schedule.Strategy == lang.StrategyCSV {
+		return fromFile(p)
+	}
 	if s := Find(p.Schedule.Strategy); s != nil {
 		return s
 	}
@@ -127,7 +130,7 @@ func Of(p *plan.Plan) *Strategy {
 
 // Problems returns a problem for each request that the strategy does not support.
 func Problems(p *plan.Plan) []plan.Problem {
-	if name := p.Schedule.Strategy; name != "" && name != "auto" && Find(name) == nil {
+	if name := p.Schedule.Strategy; name != "" && name != "auto" && name != lang.StrategyCSV && Find(name) == nil {
 		return []plan.Problem{plan.Fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(Names(), ", "), "unknown strategy %q", name)}
 	}
 	s, v, n := Of(p), p.Schedule.VirtualStages, max(p.Schedule.Subsequences.Count, len(p.Schedule.Subsequences.Lengths))

@@ -189,10 +189,20 @@ func (c *Walk) arrange() error {
 	}
 	for rank, tasks := range c.Tasks {
 		if next[rank] < len(tasks) {
-			return fmt.Errorf("the task orders of the stages deadlock: stage %d waits forever at %s", rank, tasks[next[rank]])
+			return fmt.Errorf("tasks of stage %d: %w", rank, c.deadlock(rank, next))
 		}
 	}
 	return nil
+}
+
+// deadlock returns the error that a rank waits forever, given the task at which each rank is.
+func (c *Walk) deadlock(rank int, next []int) error {
+	wrong := &plan.Misplaced{Rank: rank, Index: next[rank], Task: c.Tasks[rank][next[rank]], Why: "it waits forever, because the task orders of the stages deadlock"}
+	from, first, fed := c.Plan.Source(wrong.Task)
+	if fed && next[from] < len(c.Tasks[from]) {
+		wrong.First, wrong.Stuck, wrong.Why = first, c.Tasks[from][next[from]], "the task orders of the stages deadlock"
+	}
+	return wrong
 }
 
 // gathered reports whether every rank has reached a shared slot, which begins on all ranks at the same time.
