@@ -10,6 +10,7 @@
 //	program.go  build, asm, verify, dump
 //	compare.go  compare; table.go writes its table
 //	trace.go    trace
+//	export.go   export
 //	view.go     view; the page is in page/
 //	svg.go      figures for printing
 //	reduce.go   reduce; shrink.go makes a text smaller
@@ -197,6 +198,14 @@ var app = cli.App{
 				"sppoc trace examples/tiny.sppo -o tiny.json",
 				"sppoc trace examples/paper/gpt-7b-512k.sppo -o 7b.json --ranks stages",
 			},
+		},
+		{
+			Name: "export", Args: "FILE --to torch-csv [-o OUT]", MinArgs: 1, MaxArgs: 1, Setup: export, Files: cli.PlanFiles,
+			Doc: "write a plan in a format of another system",
+			Details: "FILE is a spec or a plan. torch-csv is the order of tasks as torch.distributed.pipelining reads it (compute_only): a line\n" +
+				"for each pipeline rank, with cells such as 0F1: virtual stage, F, B, I or W, and microbatch. The same file can be given to\n" +
+				"strategy = csv(\"FILE\"). What the format cannot say of the plan is listed on standard error (docs/schedules.md).",
+			Examples: []string{"sppoc export examples/tiny.sppo --to torch-csv -o tiny.csv"},
 		},
 		{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
