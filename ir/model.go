@@ -52,13 +52,14 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
-	Windows      []int64  `json:"windows"`          // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	Mixers       []string `json:"mixers,omitempty"` // attention | none for each layer, repeated; empty: attention in all layers
-	AttnScale    float64  `json:"attn_scale"`       // factor applied to attention scores
-	AttnSoftcap  float64  `json:"attn_softcap"`     // bound on attention scores; 0: none
-	LogitSoftcap float64  `json:"logit_softcap"`    // 0: none
-	EmbedScale   float64  `json:"embed_scale"`      // factor applied to the embedding's result
-	Tied         bool     `json:"tied"`             // output projection shares the embedding
+	Windows      []int64  `json:"windows"`              // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
+	Mixers       []string `json:"mixers,omitempty"`     // attention | none for each layer, repeated; empty: attention in all layers
+	AttnScale    float64  `json:"attn_scale"`           // factor applied to attention scores
+	AttnSoftcap  float64  `json:"attn_softcap"`         // bound on attention scores; 0: none
+	AttnSinks    bool     `json:"attn_sinks,omitempty"` // the softmax of attention has one more key for each head: with a learnt score, and the value 0
+	LogitSoftcap float64  `json:"logit_softcap"`        // 0: none
+	EmbedScale   float64  `json:"embed_scale"`          // factor applied to the embedding's result
+	Tied         bool     `json:"tied"`                 // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
 

@@ -54,6 +54,8 @@ const (
 	Axpby
 	Normalize
 	Dropout
+	AttentionSink
+	AttentionSinkGrad
 	NumOps
 )
 
@@ -856,5 +858,30 @@ var Ops = [NumOps]OpInfo{
 			{"member", KindOption, "without chunks, the tokens are the block of n tokens with this number; with chunks, they are those of two chunks: the one with this number, and the one at the same distance from the end", ScopePlace},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Srivastava et al. 2014; for the input of adapters, Hu et al. 2021",
+	},
+	AttentionSink: {
+		Name: "attention_sink", Class: ClassKernel, Streams: onCompute,
+		Doc: "Adds to the softmax of every query one more key, whose score is the sink of the head and whose value is 0: o *= " +
+			"exp(lse - lse') and lse = lse', where lse' = log(exp(lse) + exp(sink)).",
+		Operands: []Operand{
+			{Name: "o", Dir: ReadWrite, Types: "F", Dims: "r,heads*head_dim"},
+			{Name: "lse", Dir: ReadWrite, Types: "f32", Dims: "r,heads", Spare: true},
+			{Name: "sink", Types: "F", Dims: "heads"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim},
+		Work:  WorkMemory, Source: "Xiao et al. 2024; OpenAI 2025, gpt-oss",
+	},
+	AttentionSinkGrad: {
+		Name: "attention_sink_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "dsink = minus the sum over rows, in order, of exp(sink - lse) times the inner product of do and o in the head.",
+		Operands: []Operand{
+			{Name: "dsink", Dir: WriteOrAdd, Types: "f32", Dims: "heads"},
+			{Name: "do", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "o", Types: "T", Dims: "r,heads*head_dim", Doc: "from attention_sink"},
+			{Name: "lse", Types: "f32", Dims: "r,heads", Doc: "from attention_sink"},
+			{Name: "sink", Types: "F", Dims: "heads"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim, attrAccumulate},
+		Work:  WorkMemory,
 	},
 }

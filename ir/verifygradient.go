@@ -77,30 +77,39 @@ func (c *interpreted) compute(in *Instr) {
 		}
 		return
 	}
+	c.known(in, &args, gradients)
+}
+
+// known interprets an instruction whose operands are known, of which some may be gradients.
+func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
 	switch {
 	case in.Op == Cast:
 		c.write(&in.Args[0], args[1])
 	case in.Op == SumSq:
-		c.square(in, &args)
+		c.square(in, args)
 	case in.Op == AttentionMerge:
 		c.write(&in.Args[0], args[2])
 		if in.Args[1].Present() {
 			c.write(&in.Args[1], args[3])
 		}
+	case in.Op == AttentionSink:
+		c.sink(in, args)
+	case in.Op == AttentionSinkGrad:
+		c.sinkGradient(in, args)
 	case in.Op == Add:
-		c.sum(in, &args)
+		c.sum(in, args)
 	case in.Op == CrossEntropyGrad:
-		c.lossGradient(in, &args)
+		c.lossGradient(in, args)
 	case in.Op == AttentionDelta && gradients > 0:
-		c.delta(in, &args)
+		c.delta(in, args)
 	case in.Op == BiasGrad:
-		c.biasGradient(in, &args)
+		c.biasGradient(in, args)
 	case gradientOf[in.Op] < NumOps:
-		c.gradient(in, &args)
+		c.gradient(in, args)
 	case gradients > 0:
-		c.linear(in, &args)
+		c.linear(in, args)
 	default:
-		c.forward(in, &args)
+		c.forward(in, args)
 	}
 }
 
@@ -307,6 +316,48 @@ func (c *interpreted) delta(in *Instr, args *[maxArgs]meaning) {
 }
 
 func deltaOf(o formula) formula { return formula(mix(uint64(o), 13)) }
+
+// sink interprets attention_sink. Its results are those of an attention with one more operand, and take the place of those without.
+func (c *interpreted) sink(in *Instr, args *[maxArgs]meaning) {
+	n := c.nodes[args[0].formula]
+	if n == nil || n.op != Attention || n.sinks() || n.outs[0] != args[0].formula || n.outs[1] != args[1].formula {
+		c.wrong(c.origin(args[0].formula), "o and lse are not the results of one attention without a sink")
+		return
+	}
+	outs := make([]formula, len(n.outs))
+	for j := range outs {
+		outs[j] = formula(mix(uint64(AttentionSink), uint64(n.outs[j]), args[2].key()))
+		m := args[j]
+		m.formula = outs[j]
+		c.write(&in.Args[j], m)
+	}
+	for _, arg := range n.args {
+		if v := c.nodes[arg]; v != nil {
+			if i := slices.Index(v.uses, n.outs[0]); i >= 0 {
+				v.uses[i] = outs[0]
+			}
+		}
+	}
+	c.add(n.in, false, append(slices.Clone(n.args), args[2].formula), outs)
+}
+
+// sinks reports whether a node is an attention with a sink, the last of its operands.
+func (n *node) sinks() bool { return n.op == Attention && len(n.args) > len(n.in.Args) }
+
+// sinkGradient interprets attention_sink_grad.
+func (c *interpreted) sinkGradient(in *Instr, args *[maxArgs]meaning) {
+	g, n := args[1], c.nodes[args[1].of]
+	switch {
+	case n == nil || n.in == nil || !n.sinks():
+		c.wrong(c.origin(g.of), "do is not the gradient of a result of attention_sink")
+	case args[2].formula != n.outs[0] || args[3].formula != n.outs[1] || args[4].formula != n.args[len(n.args)-1]:
+		c.wrong(&n.at, "o, lse or sink is not that of the attention whose gradient it computes")
+	default:
+		c.need(in, 1, g)
+		g.rows = c.aligned(in, args)
+		c.put(in, 0, args[4].formula, n.outs[0], g, in.Args[1].Rows())
+	}
+}
 
 // biasGradient interprets bias_grad.
 func (c *interpreted) biasGradient(in *Instr, args *[maxArgs]meaning) {

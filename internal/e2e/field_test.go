@@ -13,6 +13,7 @@ import (
 	"sppo.dev/internal/vm"
 	"sppo.dev/internal/vm/field"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // trainField trains a program over finite fields, where sums are exact. In place of the validation's loss, for which the VM
@@ -81,6 +82,16 @@ func runs(p *ir.Program) bool {
 	return err == nil || errors.As(err, &found) && !slices.ContainsFunc(found.Findings, func(f ir.Finding) bool { return f.Kind != ir.FindFormula })
 }
 
+// noisy reports whether a model has a tensor whose gradient is zero in theory: see zeroGradient. On the cpu device the gradient is
+// noise, of which AdamW makes steps that reach the other weights.
+func noisy(model lang.Model) bool {
+	rotated := true
+	for layer := range model.Layers {
+		rotated = rotated && model.Rotates(layer)
+	}
+	return model.HasBias(lang.BiasQKV) && !rotated && model.QKNorm == lang.QKNormNone && !model.AttnSinks
+}
+
 // TestFieldSeesErrors changes programs such that they still run. Where a change makes the weights on the cpu device
 // differ by more than rounding, it must also make those over finite fields differ.
 func TestFieldSeesErrors(t *testing.T) {
@@ -89,8 +100,12 @@ func TestFieldSeesErrors(t *testing.T) {
 		specs, each = 40, 6
 	}
 	harmful := 0
-	for i := range uint64(specs) {
+	for i, tried := uint64(0), 0; tried < specs; i++ {
 		p := drawnProgram(t, rand.New(rand.NewPCG(seed, i)))
+		if noisy(lang.Model(p.Model)) {
+			continue
+		}
+		tried++
 		cpuWants, fieldWants := trained(t, p, open(t, p, 1, nil), func() {}), trainField(t, p)
 		for k, kind := range mutations {
 			for n := range each {

@@ -47,6 +47,7 @@ var programKinds = []struct {
 	{"lora", Case{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 2, PP: 2, N: 2, Tuning: "adapter = lora(rank = 3, alpha = 6, targets = all-linear, dropout = 0.2)"}},
 	{"frozen layers", Case{Family: "gpt", Positions: "learned", KVHeads: 4, Batch: 2, N: 2, Tuning: `freeze = [embeddings, "layer.0"]`}},
 	{"packed documents", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, N: 3}},
+	{"sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 2, SPMode: "ulysses", N: 2, Traits: models["gptoss"]}},
 	{"gemma", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 2, Traits: models["gemma"]}},
 }
 

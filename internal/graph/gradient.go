@@ -20,6 +20,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Matmul:        matmulGradient,
 	ir.Rope:          ropeGradient,
 	ir.Attention:     attentionGradient,
+	ir.AttentionSink: sinkGradient,
 	ir.Activation:    activationGradient,
 	ir.GLU:           gluGradient,
 	ir.Add:           addGradient,
@@ -416,6 +417,14 @@ func attentionGradient(b *builder, n Node) {
 	b.node(ir.AttentionGrad, attrs, all(dq), seen(dkv[0]), seen(dkv[1]),
 		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value), Arg{Value: Missing}, n.Args[5])
 	b.contribute(q.Value, all(dq))
+}
+
+// sinkGradient adds the gradient of the sinks. The gradient of attention reads the results with sinks, so it needs
+// no rule of its own.
+func sinkGradient(b *builder, n Node) {
+	o, lse, sinks := n.Args[0].Value, n.Args[1].Value, n.Args[2].Value
+	b.node(ir.AttentionSinkGrad, append(slices.Clone(n.Attrs), from("accumulate", NotFirst)),
+		all(b.weightGrad(sinks)), b.grad(n.Args[0]), b.need(b.rounded(o)), b.need(lse), all(sinks))
 }
 
 // kvGrads creates the gradients of K and V.

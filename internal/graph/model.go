@@ -29,6 +29,7 @@ var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
 // Constants of a rank. All except the last two depend only on its position k in the SP group.
 const (
 	ConstHeads      = "heads_first"    // first column of the rank's query heads
+	ConstHead       = "head_first"     // its first query head, if attention has sinks
 	ConstKV         = "kv_first"       // first column of its key and value heads
 	ConstKVOwner    = "kv_owner"       // 1 on the first rank that holds these heads
 	ConstFFN        = "ffn_first"      // first column of its part of the MLP
@@ -171,6 +172,8 @@ func (g *Model) SPConst(name string, k int) int64 {
 	switch name {
 	case ConstHeads:
 		return int64(k) * g.headsLocal() * int64(g.HeadDim)
+	case ConstHead:
+		return int64(k) * g.headsLocal()
 	case ConstKV:
 		return int64(k*g.KVHeads/g.SP) * int64(g.HeadDim)
 	case ConstKVOwner:
@@ -464,13 +467,14 @@ func (g *Model) attention(b *builder, in int) int {
 	}
 	switch {
 	case g.rotates():
-		b.ringAttention(attrs, o, lse, query, keys, values)
+		g.ringAttention(b, attrs, o, lse, query, keys, values)
 	default:
 		attrs = append(attrs, from("prefix", FromPrefix), from("window", FromWindow))
 		if g.Gathers {
 			attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 		}
 		b.node(ir.Attention, attrs, all(o), all(lse), all(query), seen(keys), seen(values), g.positions(b))
+		g.sink(b, o, lse)
 	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)
@@ -479,6 +483,18 @@ func (g *Model) attention(b *builder, in int) int {
 	}
 	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
 	return g.leave(b, part, "attn.sum")
+}
+
+// sink adds the sinks to complete results of attention, if the model has them. Ranks divide them as they divide heads.
+func (g *Model) sink(b *builder, o, lse int) {
+	if !g.AttnSinks {
+		return
+	}
+	p := Param{Name: "sinks", Vector: true, Shape: [2]int64{int64(g.Heads), 1}, Local: [2]int64{g.headsLocal(), 1}, Shard: ByRows, Start: ConstHead}
+	if g.headRanks() == 1 {
+		p = g.replicated(p.Name, p.Shape[0], 0)
+	}
+	b.node(ir.AttentionSink, []Attr{integer("heads", g.headsLocal()), integer("head_dim", int64(g.HeadDim))}, all(o), all(lse), all(b.param(p)))
 }
 
 // enter gathers the rows of all ranks for the matmuls of a layer, and leave reduces results to the rank's own rows.

@@ -39,8 +39,11 @@ func zigzag(step string, k int) int64 {
 }
 
 // MemberConsts returns the constants needed in addition to SPConstNames: those of ranks that compute with different
-// tokens, and those of MLPs that are narrower than the widest.
+// tokens, those of attention sinks, and those of MLPs that are narrower than the widest.
 func (g *Model) MemberConsts() (names []string) {
+	if g.AttnSinks && g.headRanks() > 1 {
+		names = append(names, ConstHead)
+	}
 	if g.ring() || g.Replicates() && g.AdapterDropout > 0 {
 		names = append(names, ConstMember)
 	}
@@ -140,7 +143,7 @@ func stepAttrs(attrs []Attr, j int, accumulate string) []Attr {
 }
 
 // ringAttention computes attention step by step and accumulates the softmax in f32.
-func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
+func (g *Model) ringAttention(b *builder, attrs []Attr, o, lse, q, keys, values int) {
 	sum := o
 	if b.act != ir.F32 {
 		v := b.Values[o]
@@ -149,6 +152,7 @@ func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	b.goRound(seen(keys), seen(values), "turn", func(j int, k, v Arg) {
 		b.node(ir.Attention, stepAttrs(attrs, j, "accumulate"), all(sum), all(lse), all(q), k, v)
 	})
+	g.sink(b, sum, lse)
 	if sum != o {
 		b.node(ir.Cast, nil, all(o), all(sum))
 	}

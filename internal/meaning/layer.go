@@ -16,7 +16,8 @@ type layer struct {
 	pre, post [2]*normalized
 	maps      map[string]*linear
 	heads     [3]head // q, k, v
-	o         value
+	o, lse    value
+	sinks     []value
 	gate, up  value
 	window    int64
 	attention []value // operands after q, k and v
@@ -242,8 +243,19 @@ func (l *layer) attend(x value) value {
 	t := term{kind: softmax, window: l.visibleTokens(), partner: l.attentionKey(resultLSE).of(operands...).value()}
 	l.o = l.add(l.name("attention"), ir.Attention, t, l.attentionKey(resultO), operands...)
 	t.partner = value{}
-	l.add(l.name("attention's lse"), ir.Attention, t, l.attentionKey(resultLSE), operands...)
+	l.lse = l.add(l.name("attention's lse"), ir.Attention, t, l.attentionKey(resultLSE), operands...)
+	if l.AttnSinks {
+		l.sink(l.weight(l.name("sinks")))
+	}
 	return l.linear("wo", "", false, l.o, q, int64(l.Hidden))
+}
+
+// sink adds the sinks to the results of attention.
+func (l *layer) sink(sinks value) {
+	l.sinks = []value{sinks}
+	operands, d := []value{l.o, l.lse, sinks}, int64(l.HeadDim)
+	l.o = l.plain(l.name("attention with sinks"), ir.AttentionSink, sinkKey(d, resultO), operands...)
+	l.lse = l.plain(l.name("the lse of attention with sinks"), ir.AttentionSink, sinkKey(d, resultLSE), operands...)
 }
 
 // visibleTokens returns the number of tokens that a query sees at most.
@@ -277,7 +289,10 @@ func (l *layer) turn(name string, h *head, x value, back bool) value {
 func (l *layer) attendGradient(dy value) (dx value) {
 	do := l.named(l.name("the gradient of attention"), l.linearGradient("wo", dy))
 	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(int64(l.HeadDim)), deltaValues(do, l.o)...)
-	operands := append([]value{do, l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention...)
+	operands := slices.Concat([]value{do, l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention, l.sinks)
+	for _, sinks := range l.sinks {
+		l.gradient(l.name("sinks"), l.overTokens(l.name("sinks.grad"), ir.AttentionSinkGrad, sinkGradKey(int64(l.HeadDim)), do, l.o, l.lse, sinks))
+	}
 	d := [3]value{l.add(l.name("d.q"), ir.AttentionGrad, term{kind: overKeys, window: l.visibleTokens()}, l.attentionKey(resultDQ), operands...)}
 	for i, name := range []string{"d.k", "d.v"} {
 		t := term{kind: overQuery, window: l.visibleTokens(), need: box{full, {0, l.sequence}, full, {0, l.group}}}

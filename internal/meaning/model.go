@@ -106,7 +106,7 @@ func groupOf(t *ir.Tensor) string {
 		return "adapters"
 	case name == "gamma", name == "beta":
 		return "norms"
-	case t.Shape[1] == 1 && strings.HasPrefix(name, "b"):
+	case t.Shape[1] == 1 && strings.HasPrefix(name, "b"), name == "sinks":
 		return "biases"
 	case name == "embed", name == "pos":
 		return "embeddings"

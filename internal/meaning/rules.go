@@ -14,6 +14,7 @@ func init() {
 		ir.LayerNorm: norm, ir.LayerNormGrad: normGrad, ir.RMSNorm: norm, ir.RMSNormGrad: normGrad,
 		ir.Matmul: matmul, ir.BiasGrad: biasGrad, ir.Rope: rope,
 		ir.Attention: attention, ir.AttentionGrad: attentionGrad, ir.AttentionMerge: attentionMerge, ir.AttentionDelta: attentionDelta,
+		ir.AttentionSink: attentionSink, ir.AttentionSinkGrad: attentionSinkGrad,
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,

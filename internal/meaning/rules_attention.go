@@ -105,6 +105,7 @@ type attentionCall struct {
 	heads, dim int64
 	local      int64 // window; 0: none
 	documents  []value
+	sinks      []value // of a gradient, if the attention has them
 	positions  piece
 	softcap    float64
 }
@@ -141,7 +142,7 @@ func (a *attentionCall) checkHeads() {
 
 // values returns the operands of the key of attention.
 func (a *attentionCall) values(more ...value) []value {
-	return append(append(more, a.q[0].value, a.k[0].value, a.v[0].value), a.documents...)
+	return append(append(append(more, a.q[0].value, a.k[0].value, a.v[0].value), a.documents...), a.sinks...)
 }
 
 func attentionKey(dim, window int64, softcap float64) key {
@@ -379,6 +380,52 @@ func attentionDelta(c *call) {
 	c.write("delta", out)
 }
 
+func sinkKey(dim, result int64) key { return newKey("attention_sink").int(dim).int(result) }
+
+// sunk returns the values of the results of attention with sinks.
+func sunk(dim int64, o, lse, sinks value) (value, value) {
+	return sinkKey(dim, resultO).of(o, lse, sinks).value(), sinkKey(dim, resultLSE).of(o, lse, sinks).value()
+}
+
+// withSinks returns operands, given for the same rows, in pieces; each piece of o or its gradient, of lse and of the sinks must have
+// the same heads.
+func (c *call) withSinks(names ...string) (lists [][]piece, sinks piece) {
+	for _, name := range names {
+		lists = append(lists, c.operand(name))
+	}
+	lists, sinks = c.rows(lists...), c.only("sink")
+	for _, list := range lists {
+		for i := range list {
+			heads := lists[len(lists)-1][i].cols // of lse
+			if p := &list[i]; p.cols != heads && p.cols != (interval{heads.lo * c.int("head_dim"), heads.hi * c.int("head_dim")}) || heads != sinks.rows() {
+				c.refuse("takes different heads: %s, with %s", c.ref.describe(p), c.ref.describe(&sinks))
+			}
+		}
+	}
+	return lists, sinks
+}
+
+func attentionSink(c *call) {
+	lists, sinks := c.withSinks("o", "lse")
+	var o, lse []piece
+	for i := range lists[0] {
+		p, q := &lists[0][i], &lists[1][i]
+		o = made(o, p.rectangle, c.make(sinkKey(c.int("head_dim"), resultO), nil, p.rectangle, p.value, q.value, sinks.value))
+		lse = made(lse, q.rectangle, c.make(sinkKey(c.int("head_dim"), resultLSE), nil, q.rectangle, p.value, q.value, sinks.value))
+	}
+	c.write("o", o)
+	c.write("lse", lse)
+}
+
+func sinkGradKey(dim int64) key { return newKey("attention_sink_grad").int(dim) }
+
+func attentionSinkGrad(c *call) {
+	lists, sinks := c.withSinks("do", "o", "lse")
+	c.write("dsink", c.overRows(sinkGradKey(c.int("head_dim")), lists, func(p []piece) (rectangle, box) {
+		return matrix(p[2].cols, full), p[2].tokens()
+	}, sinks.value))
+}
+
 func attentionGrad(c *call) {
 	a := c.attention()
 	do := a.operands()
@@ -438,6 +485,10 @@ func (a *attentionCall) operands() value {
 	lists = a.rows(lists...)
 	q, do := a.q[0].value, lists[1][0].value
 	o, lse := a.key(resultO).of(a.values()...).value(), a.key(resultLSE).of(a.values()...).value()
+	if t := a.ref.terms[lists[2][0].value]; t != nil && t.op == ir.AttentionSink {
+		a.sinks = t.operands[2:]
+		o, lse = sunk(a.dim, o, lse, a.sinks[0])
+	}
 	for i := range lists[0] {
 		p, heads := &lists[0][i], interval{lists[0][i].cols.lo / a.dim, lists[0][i].cols.hi / a.dim}
 		want := map[string]struct {

@@ -211,7 +211,54 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
     if (lane == 0) lse[row] = joined;
 }
 
+// attention_sink adds to the softmax of each row of a head a key with the score of the head's sink and the value 0; one
+// warp per row of a head.
+template <class O, class T> DEV void attention_sink(O *o, float *lse, const T *sink, i64 rows, i64 heads, i64 dim) {
+    const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    const int lane = threadIdx.x & 31;
+    const float old = row < rows ? lse[row] : 0, s = as_float(sink[row % heads]), largest = fmaxf(old, s);
+    const float joined = largest + logf(expf(old - largest) + expf(s - largest)), kept = expf(old - joined);
+    __syncwarp(); // every lane has read lse
+    for (i64 d = lane; d < dim && row < rows; d += 32) store(o + row * dim + d, as_float(o[row * dim + d]) * kept);
+    if (lane == 0 && row < rows) lse[row] = joined;
+}
+
+// attention_sink_grad sums the gradient of a head's sink over a chunk of rows: a block for each chunk and head, in which
+// a warp handles every eighth row. join_columns adds the chunks.
+template <class T, class S>
+DEV void attention_sink_grad(float *partial, const T *dout, const T *o, const float *lse, const S *sink, i64 rows, i64 heads, i64 dim,
+                             i64 chunk) {
+    SHARED(float, sums, 8);
+    const i64 h = blockIdx.x, first = blockIdx.y * chunk, end = min(first + chunk, rows);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const float s = as_float(sink[h]);
+    float sum = 0;
+    for (i64 r = first + warp; r < end; r += 8) {
+        const i64 row = r * heads + h;
+        float delta = 0;
+        for (i64 d = lane; d < dim; d += 32) delta += as_float(dout[row * dim + d]) * as_float(o[row * dim + d]);
+        sum -= expf(s - lse[row]) * warp_sum(delta);
+    }
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < 8; w++) sum += sums[w];
+    partial[blockIdx.y * heads + h] = sum;
+}
+
 #if !SOFTCAP && !PACKED
+#define SINK(S, T, U)                                                                                                          \
+    KERNEL(attention_sink_##S, (T * o, float *lse, const U *sink, i64 rows, i64 heads, i64 dim)) {                             \
+        attention_sink(o, lse, sink, rows, heads, dim);                                                                        \
+    }                                                                                                                          \
+    KERNEL(attention_sink_grad_##S, (float *partial, const T *dout, const T *o, const float *lse, const U *sink, i64 rows,     \
+                                     i64 heads, i64 dim, i64 chunk)) {                                                         \
+        attention_sink_grad(partial, dout, o, lse, sink, rows, heads, dim, chunk);                                             \
+    }
+SINK(ff, float, float)
+SINK(fb, float, bf16)
+SINK(bf, bf16, float)
+SINK(bb, bf16, bf16)
 #define SHARED_KERNELS(S, T)                                                                                                   \
     KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                                \
         attention_delta(delta, dout, o, rows, dim);                                                                            \

@@ -30,6 +30,8 @@ var table = [ir.NumOps]struct {
 	ir.AttentionGrad:     {"attention.cu", attentionGrad},
 	ir.AttentionMerge:    {"attention.cu", attentionMerge},
 	ir.AttentionDelta:    {"attention.cu", attentionDelta},
+	ir.AttentionSink:     {"attention.cu", attentionSink},
+	ir.AttentionSinkGrad: {"attention.cu", attentionSinkGrad},
 	ir.Activation:        {"activation.cu", activation("activation", "y", "x")},
 	ir.ActivationGrad:    {"activation.cu", activation("activation_grad", "dx", "dy", "x")},
 	ir.GLU:               {"activation.cu", activation("glu", "y", "gate", "up")},

@@ -287,3 +287,22 @@ func attentionMerge(b *binder) {
 	b.launch("attention_merge_"+b.types("o", "parts"), [3]int64{ceil(rows, 8), 1, 1},
 		"o", "lse", "parts", "lses", b.elements("lses")/rows, rows, b.int("head_dim"))
 }
+
+func attentionSink(b *binder) {
+	rows := b.elements("lse")
+	b.launch("attention_sink_"+b.types("o", "sink"), [3]int64{ceil(rows, 8), 1, 1}, "o", "lse", "sink", rows, b.int("heads"), b.int("head_dim"))
+}
+
+// attentionSinkGrad sums chunks of rows into the workspace, then the chunks.
+func attentionSinkGrad(b *binder) {
+	r, heads := b.shape("lse")
+	chunk := max(64, ceil(r, 256))
+	chunks := ceil(r, chunk)
+	partial := b.reserve(4 * chunks * heads)
+	b.launch("attention_sink_grad_"+b.types("o", "sink"), [3]int64{heads, chunks, 1},
+		partial, "do", "o", "lse", "sink", r, heads, b.int("head_dim"), chunk)
+	source := b.source
+	b.source = "columns.cu"
+	b.launch("join_columns", rows(ceil(heads, threads)), "dsink", partial, chunks, heads, b.int("accumulate"))
+	b.source = source
+}

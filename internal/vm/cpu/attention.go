@@ -6,10 +6,12 @@ import (
 )
 
 var attentionKernels = kernelTable{
-	ir.Attention:      attention,
-	ir.AttentionGrad:  attentionGrad,
-	ir.AttentionMerge: attentionMerge,
-	ir.AttentionDelta: attentionDelta,
+	ir.Attention:         attention,
+	ir.AttentionGrad:     attentionGrad,
+	ir.AttentionMerge:    attentionMerge,
+	ir.AttentionDelta:    attentionDelta,
+	ir.AttentionSink:     attentionSink,
+	ir.AttentionSinkGrad: attentionSinkGrad,
 }
 
 // attentionPart is an instruction's work on some of its queries; row is their first row.
@@ -97,4 +99,18 @@ func attentionDelta(b *binder) func() {
 	delta, do, o := b.floats("delta"), b.mat("do"), b.mat("o")
 	rows, _ := b.shape("do")
 	return func() { simd.AttentionDelta(pool, delta, do, o, rows, heads, dim) }
+}
+
+func attentionSink(b *binder) func() {
+	pool, heads, dim := b.device.pool, b.int("heads"), b.int("head_dim")
+	o, lse, sink := b.mat("o"), b.floats("lse"), b.vector("sink")
+	rows, _ := b.shape("o")
+	return func() { simd.AttentionSink(pool, o, lse, sink.values(), rows, heads, dim) }
+}
+
+func attentionSinkGrad(b *binder) func() {
+	pool, heads, dim, accumulate := b.device.pool, b.int("heads"), b.int("head_dim"), b.bool("accumulate")
+	dsink, do, o, lse, sink := b.floats("dsink"), b.mat("do"), b.mat("o"), b.floats("lse"), b.vector("sink")
+	rows, _ := b.shape("do")
+	return func() { simd.AttentionSinkGrad(pool, dsink, accumulate, do, o, lse, sink.values(), rows, heads, dim) }
 }

@@ -111,6 +111,34 @@ func attentionMerge(c *call) {
 	}
 }
 
+// attentionSink adds the exponential of a head's sink to the sum of the exponentials of its scores.
+func attentionSink(c *call) {
+	o, sums, sink, dim := c.operand("o"), c.operand("lse"), c.operand("sink"), c.int("head_dim")
+	weighted := make([]element, dim)
+	for at := range sums.len() {
+		old := sums.at(at)
+		for i := range weighted {
+			weighted[i] = o.at(at*dim + i).times(old).onlyValue()
+		}
+		sum := old.plus(element{value: exp(sink.at(at % sink.len()).exponent)})
+		sums.set(at, sum)
+		share(o.from(at*dim), weighted, sum)
+	}
+}
+
+func attentionSinkGrad(c *call) {
+	do, o, sums, sink, dim := c.operand("do").list(), c.operand("o").list(), c.operand("lse"), c.operand("sink"), c.int("head_dim")
+	dsink := c.operand("dsink")
+	if !c.bool("accumulate") {
+		dsink.clear()
+	}
+	for at := range sums.len() {
+		h := at % sink.len()
+		share := element{value: exp(sink.at(h).exponent)}.times(element{value: inverse(sums.at(at).value)})
+		dsink.put(h, zero.minus(share.times(dot(do[at*dim:][:dim], o[at*dim:][:dim]))).onlyValue(), true)
+	}
+}
+
 func attentionDelta(c *call) {
 	do, o, dim := c.operand("do").list(), c.operand("o").list(), c.int("head_dim")
 	c.operand("delta").setAll(func(i int) element { return dot(do[i*dim:][:dim], o[i*dim:][:dim]).onlyValue() })

@@ -27,6 +27,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.AttentionGrad:     attentionGrad,
 	ir.AttentionMerge:    attentionMerge,
 	ir.AttentionDelta:    attentionDelta,
+	ir.AttentionSink:     attentionSink,
+	ir.AttentionSinkGrad: attentionSinkGrad,
 	ir.Activation:        activation,
 	ir.ActivationGrad:    activationGrad,
 	ir.GLU:               glu,

@@ -396,6 +396,63 @@ func caseAttentionDelta(s *suite) {
 	s.equal("delta", out["delta"], innerProducts(do.data, o.data, dim), ir.F32)
 }
 
+// caseAttentionSink adds sinks that are much smaller and much larger than the sums of the softmax.
+func caseAttentionSink(s *suite) {
+	const rows, heads, dim = 37, 3, 9
+	sink := s.normal(heads)
+	lse := s.f32(rows, heads)
+	for i := range lse.data {
+		lse.data[i] = stored(20*lse.data[i], ir.F32)
+	}
+	lse.data[0] = math.Inf(-1) // a query that sees no key
+	for _, t := range []ir.DType{ir.F32, ir.BF16} {
+		s.sub("of "+t.String(), func(s *suite) {
+			o := s.normal(rows, heads*dim)
+			if t == ir.F32 {
+				o = s.f32(rows, heads*dim)
+			}
+			out := s.run(call{op: ir.AttentionSink, attrs: attrs{"heads": heads, "head_dim": dim}, args: args{"o": o, "lse": lse, "sink": sink}})
+			want, wantLSE := naive.AttentionSink(o.data, lse.data, sink.data, dim)
+			s.equal("o", out["o"], want, o.dtype)
+			s.equal("lse", out["lse"], wantLSE, ir.F32)
+		})
+	}
+}
+
+// caseAttentionSinkGrad compares the gradient with the numerical derivative of attention with sinks.
+func caseAttentionSinkGrad(s *suite) {
+	for _, a := range []naive.AttentionShape{
+		{Queries: 21, Prefix: 5, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 6}, {Queries: 150, Batch: 1, Heads: 3, KVHeads: 3, HeadDim: 10, Window: 9},
+	} {
+		s.onOff(func(s *suite, accumulate bool) {
+			q, k, v := s.attentionOperands(a)
+			do, sink, dsink := s.normal(q.shape...), s.normal(a.Heads), s.sum(accumulate, a.Heads)
+			plain, plainLSE := naive.Attention(q.data, k.data, v.data, a)
+			sunk := func(sinks []float64) []float64 {
+				out, _ := naive.AttentionSink(plain, plainLSE, sinks, a.HeadDim)
+				return out
+			}
+			o, lse := &value{dtype: s.dtype, shape: q.shape}, &value{dtype: ir.F32, shape: []int{q.shape[0], a.Heads}}
+			o.data, lse.data = naive.AttentionSink(plain, plainLSE, sink.data, a.HeadDim)
+			for i := range o.data {
+				o.data[i] = stored(o.data[i], s.dtype)
+			}
+			want := derivative(sink.data, do.data, sunk)
+			out := s.run(call{op: ir.AttentionSinkGrad, attrs: attrs{"heads": float64(a.Heads), "head_dim": float64(a.HeadDim), "accumulate": truth(accumulate)},
+				args: args{"dsink": dsink, "do": do, "o": o, "lse": lse, "sink": sink}})
+			slack, rounding := make([]float64, a.Heads), 0.0
+			if s.dtype == ir.BF16 {
+				rounding = 1.0 / 256 // of o
+			}
+			for i := range o.data {
+				h := i / a.HeadDim % a.Heads
+				slack[h] += rounding * math.Exp(sink.data[h]-lse.data[i/a.HeadDim]) * math.Abs(do.data[i]*o.data[i])
+			}
+			s.within("dsink", out["dsink"], plus(accumulate, dsink, want), ir.F32, slack)
+		})
+	}
+}
+
 // attentionWindowOfAll checks that a window that covers all keys gives the same bits as no window.
 func (s *suite) attentionWindowOfAll() {
 	for _, a := range []naive.AttentionShape{

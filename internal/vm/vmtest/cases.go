@@ -33,6 +33,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.AttentionGrad:     caseAttentionGrad,
 	ir.AttentionMerge:    caseAttentionMerge,
 	ir.AttentionDelta:    caseAttentionDelta,
+	ir.AttentionSink:     caseAttentionSink,
+	ir.AttentionSinkGrad: caseAttentionSinkGrad,
 	ir.Cast:              caseCast,
 	ir.CrossEntropyStats: caseCrossEntropyStats,
 	ir.CrossEntropy:      caseCrossEntropy,

@@ -54,7 +54,8 @@ func naiveAttentionTerms(q, k, v, lse []float64, a naive.AttentionShape) []float
 
 func naiveAttentionGrad(q, k, v, o, do []float64, a naive.AttentionShape) (dq, dk, dv []float64) {
 	r := remembered("grad", a, [][]float64{q, k, v, o, do}, func() [][]float64 {
-		dq, dk, dv := naive.AttentionGrad(q, k, v, o, do, a)
+		_, lse := naiveAttention(q, k, v, a)
+		dq, dk, dv := naive.AttentionGrad(q, k, v, o, lse, do, a)
 		return [][]float64{dq, dk, dv}
 	})
 	return r[0], r[1], r[2]

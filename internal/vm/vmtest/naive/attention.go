@@ -45,15 +45,38 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	return out, logSumExp
 }
 
-// AttentionGrad returns the gradients of Attention, given its result out. With p a query's weights, dp =
+// AttentionGrad returns the gradients of Attention, given its results, to which AttentionSink may have been applied. With p a query's weights, dp =
 // dout*v^T and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
-func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
-	_, logSumExp := attentionWeights(q, k, s)
+func AttentionGrad(q, k, v, out, logSumExp, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
 	delta := make([]float64, len(logSumExp))
 	for i := range q {
 		delta[i/s.HeadDim] += dout[i] * out[i]
 	}
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
+}
+
+// AttentionSink returns the results of Attention after one more key, with the score sinks[h] and the value 0, has been
+// added to the softmax of every query of head h.
+func AttentionSink(out, logSumExp, sinks []float64, headDim int) (sunk, sunkLogSumExp []float64) {
+	for row, lse := range logSumExp {
+		joined := logOfSumOfExp([]float64{lse, sinks[row%len(sinks)]})
+		sunkLogSumExp = append(sunkLogSumExp, joined)
+		for _, x := range out[row*headDim : (row+1)*headDim] {
+			sunk = append(sunk, x*math.Exp(lse-joined))
+		}
+	}
+	return sunk, sunkLogSumExp
+}
+
+// AttentionSinkGrad returns the gradient of the sinks, given the results of AttentionSink and the gradient of out.
+// A sink's share p of a softmax gets the gradient p * (0 - delta), as the key of a value 0 does in AttentionGrad.
+func AttentionSinkGrad(out, logSumExp, sinks, dout []float64, headDim int) []float64 {
+	dsinks := make([]float64, len(sinks))
+	for i := range out {
+		row := i / headDim
+		dsinks[row%len(sinks)] -= math.Exp(sinks[row%len(sinks)]-logSumExp[row]) * dout[i] * out[i]
+	}
+	return dsinks
 }
 
 // AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may

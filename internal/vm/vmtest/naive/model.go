@@ -52,6 +52,7 @@ type Config struct {
 	Windows      []int   `json:"windows"`    // for each layer, repeated cyclically: number of keys that a query sees, including its own; 0: all
 	AttnScale    float64 `json:"attn_scale"` // factor of the scores
 	AttnSoftcap  float64 `json:"attn_softcap"`
+	AttnSinks    bool    `json:"attn_sinks"`
 	LogitSoftcap float64 `json:"logit_softcap"`
 	EmbedScale   float64 `json:"embed_scale"`
 	Tied         bool    `json:"tied"` // the output projection uses the embedding
@@ -173,6 +174,9 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 			list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
 		case "all":
 			list = append(list, tensor{"q_norm.gamma", []int{q}}, tensor{"k_norm.gamma", []int{kv}})
+		}
+		if cfg.AttnSinks {
+			list = append(list, tensor{"sinks", []int{cfg.Heads}})
 		}
 		linear("wo", "bo", "attn_out", q, h)
 		norm("ln1_post", cfg.normsAfter())
@@ -323,6 +327,7 @@ type model struct {
 type tape struct {
 	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK: before their norms
 	attention, attentionOut       []float64
+	logSumExp                     []float64 // of attention
 	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
 	mlpOut                        []float64
 }
@@ -443,7 +448,10 @@ func (m *model) attend(l int, t *tape) {
 		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}
 	t.q = scaled(t.q, m.queryScale())
-	t.attention, _ = Attention(t.q, t.k, t.v, m.attentionShape(l))
+	t.attention, t.logSumExp = Attention(t.q, t.k, t.v, m.attentionShape(l))
+	if sinks := m.w[in+"sinks"]; sinks != nil {
+		t.attention, t.logSumExp = AttentionSink(t.attention, t.logSumExp, sinks, m.cfg.HeadDim)
+	}
 	t.attentionOut = m.linear(t.attention, in+"wo", in+"bo")
 	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
 }
@@ -495,7 +503,10 @@ func (m *model) mlpGrad(l int, dout []float64) []float64 {
 func (m *model) attendGrad(l int, dmid []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dattention := m.linearGrad(t.attention, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
-	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape(l))
+	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, t.logSumExp, dattention, m.attentionShape(l))
+	if sinks := in + "sinks"; m.w[sinks] != nil {
+		addTo(m.grads[sinks], AttentionSinkGrad(t.attention, t.logSumExp, m.w[sinks], dattention, m.cfg.HeadDim))
+	}
 	dq = scaled(dq, m.queryScale())
 	if m.cfg.rotates(l) {
 		r := m.cfg.layerRotation(l)

@@ -172,11 +172,20 @@ func TestGradientsOfOperations(t *testing.T) {
 	s := AttentionShape{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3, Softcap: 0.7}
 	q, k, v := attentionInputs(r.NormFloat64, s)
 	dout := random(len(q))
-	attend := func(q, k, v []float64) []float64 { out, _ := Attention(q, k, v, s); return out }
-	dq, dk, dv := AttentionGrad(q, k, v, attend(q, k, v), dout, s)
+	sinks := random(s.Heads)
+	results := func(q, k, v, sinks []float64) (out, lse []float64) {
+		out, lse = Attention(q, k, v, s)
+		return AttentionSink(out, lse, sinks, s.HeadDim)
+	}
+	attend := func(q, k, v []float64) []float64 { out, _ := results(q, k, v, sinks); return out }
+	out, sunk := results(q, k, v, sinks)
+	dq, dk, dv := AttentionGrad(q, k, v, out, sunk, dout, s)
 	check("attention q", dq, q, dout, func(q []float64) []float64 { return attend(q, k, v) })
 	check("attention k", dk, k, dout, func(k []float64) []float64 { return attend(q, k, v) })
 	check("attention v", dv, v, dout, func(v []float64) []float64 { return attend(q, k, v) })
+
+	check("attention sinks", AttentionSinkGrad(out, sunk, sinks, dout, s.HeadDim), sinks, dout,
+		func(sinks []float64) []float64 { out, _ := results(q, k, v, sinks); return out })
 
 	logits, labels := random(3*5), []int32{4, 0, 2}
 	_, lse := CrossEntropy(logits, labels, 5)
