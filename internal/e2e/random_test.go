@@ -133,6 +133,11 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch,
 		lines(d.model.Tuning))
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
+	if r.IntN(3) == 0 {
+		const sinks = "attn_sinks = true\n"
+		d.model.Traits += "\n" + sinks
+		d.text = strings.Replace(d.text, "  init_std", "  "+sinks+"  init_std", 1)
+	}
 	return d
 }
 
@@ -191,7 +196,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
 	for _, k := range lang.KeysOf("model") {
 		words := k.Words()
-		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate"}, k.Name) || r.IntN(3) > 0 {
+		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks"}, k.Name) || r.IntN(3) > 0 {
 			continue
 		}
 		word := pick(r, words...)
