@@ -295,7 +295,7 @@ var modelKeys = []*Key{
 	{Block: blockModel, Name: "window", takes: whole(0, maxTokens).orList(whole(0, maxTokens), 1, maxRanks), Default: "0", Example: "4K",
 		Doc: "Number of tokens that a query attends to, including its own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also reduces the amount of work and the traffic for streamed K and V.",
 		set: setWindow},
-	{Block: blockModel, Name: "layer_types", takes: names(LayerSliding, LayerFull, LayerNone).orList(names(LayerSliding, LayerFull, LayerNone), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
+	{Block: blockModel, Name: "layer_types", takes: names(layerTypeNames()...).orList(names(layerTypeNames()...), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
 		Doc:    "The attention of each layer, as a pattern that repeats over the layers: with the window (`sliding`, which needs a single number as `window`), over all earlier tokens (`full`), or none (`none`).",
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},

@@ -8,8 +8,35 @@ const (
 	MixerNone      = "none"
 )
 
-// mixers lists all mixers.
-var mixers = []string{MixerAttention, MixerNone}
+// LayerSliding is the value of layer_types for attention with a window.
+const LayerSliding = "sliding"
+
+// layerTypes is the table of the values of layer_types: the mixer that each stands for, and whether it has a window.
+var layerTypes = []struct {
+	name, mixer string
+	window      bool
+}{
+	{LayerSliding, MixerAttention, true},
+	{"full", MixerAttention, false},
+	{"none", MixerNone, false},
+}
+
+// layerTypeNames lists the values of layer_types, and mixerNames the mixers.
+func layerTypeNames() (list []string) {
+	for _, t := range layerTypes {
+		list = append(list, t.name)
+	}
+	return list
+}
+
+func mixerNames() (list []string) {
+	for _, t := range layerTypes {
+		if !slices.Contains(list, t.mixer) {
+			list = append(list, t.mixer)
+		}
+	}
+	return list
+}
 
 // Form is what a layer computes, apart from the window of its attention and the positions: a mixer and an MLP.
 type Form struct {
@@ -61,19 +88,26 @@ func setFFN(s *Spec, v value) {
 	}
 }
 
-// setMixers sets the mixers to those that a list of layer types contains.
-func (m *Model) setMixers(types []value) {
-	m.Mixers = nil
-	for _, item := range types {
-		mixer := MixerAttention
-		if item.name == LayerNone {
-			mixer = MixerNone
-		}
-		m.Mixers = append(m.Mixers, mixer)
+// setLayerTypes runs after setWindow, and assigns the window set there to the layers that have one.
+func setLayerTypes(s *Spec, v value) {
+	m, window := &s.Model, int64(noWindow)
+	if w := m.Windows; len(w) == 1 && w[0] > 0 {
+		window = w[0]
 	}
-	if m.Mixers = shortest(m.Mixers, m.Layers); slices.Equal(m.Mixers, mixers[:1]) {
+	m.Windows, m.Mixers = nil, nil
+	for _, item := range v.items() {
+		t := layerTypes[slices.Index(layerTypeNames(), item.name)]
+		m.Mixers = append(m.Mixers, t.mixer)
+		if t.window {
+			m.Windows = append(m.Windows, window)
+		} else {
+			m.Windows = append(m.Windows, 0)
+		}
+	}
+	if m.Mixers = shortest(m.Mixers, m.Layers); slices.Equal(m.Mixers, []string{MixerAttention}) {
 		m.Mixers = nil
 	}
+	m.normalizeWindows()
 }
 
 // shortest returns the shortest pattern that gives all layers the same values as a pattern, so that equal models
@@ -106,8 +140,8 @@ func repeats[T comparable](list []T, n int) bool {
 
 // formProblems lists the errors in the forms of the layers.
 func (m *Model) formProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	if slices.ContainsFunc(m.Mixers, func(mixer string) bool { return !slices.Contains(mixers, mixer) }) {
-		fail("model.layer_types", WrongType, "", "mixers are %v, but must be %v", m.Mixers, mixers)
+	if slices.ContainsFunc(m.Mixers, func(mixer string) bool { return !slices.Contains(mixerNames(), mixer) }) {
+		fail("model.layer_types", WrongType, "", "mixers are %v, but must be %v", m.Mixers, mixerNames())
 		return
 	}
 	if len(m.FFNs) > 0 && (slices.Min(m.FFNs) < 0 || slices.Max(m.FFNs) != m.FFN) || m.FFN == 0 {

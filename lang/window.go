@@ -2,13 +2,6 @@ package lang
 
 import "slices"
 
-// Types of layers.
-const (
-	LayerSliding = "sliding" // attention is limited to a window
-	LayerFull    = "full"    // attention covers all earlier tokens
-	LayerNone    = "none"    // no attention
-)
-
 // WindowOf returns the number of tokens that a query of a layer attends to, including its own; 0 means all.
 func (m *Model) WindowOf(layer int) int64 {
 	if len(m.Windows) == 0 {
@@ -27,20 +20,6 @@ func setWindow(s *Spec, v value) {
 // noWindow is the window of sliding layers if the spec does not give exactly one; the check reports it as an
 // error.
 const noWindow = -1
-
-// setLayerTypes runs after setWindow, and assigns the window set there to the sliding layers.
-func setLayerTypes(s *Spec, v value) {
-	sliding := int64(noWindow)
-	if w := s.Model.Windows; len(w) == 1 && w[0] > 0 {
-		sliding = w[0]
-	}
-	s.Model.Windows = nil
-	for _, item := range v.items() {
-		s.Model.Windows = append(s.Model.Windows, map[string]int64{LayerSliding: sliding}[item.name])
-	}
-	s.Model.setMixers(v.items())
-	s.Model.normalizeWindows()
-}
 
 // items returns the items of a list, or the value itself if it is not a list.
 func (v value) items() []value {
