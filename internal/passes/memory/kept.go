@@ -50,6 +50,9 @@ func (m *kept) block(t plan.Task, k int) *graph.Block {
 
 // kindOf returns the kind of a layer of the rank.
 func (m *kept) kindOf(own int) int {
+	if m.graph.Kinds() == 1 {
+		return 0
+	}
 	if m.kinds == nil {
 		m.kinds = m.plan.KindsOn(m.graph, m.rank)
 	}

@@ -50,6 +50,9 @@ func LetterSizes(kinds []int, sizes [][]ir.Bytes) (of []ir.Bytes) {
 
 // KindsOn returns the kind of each layer of a rank, in the order of Offload.Placement.
 func (p *Plan) KindsOn(g *graph.Model, rank int) (kinds []int) {
+	if g.Kinds() == 1 {
+		return make([]int, p.LayersOf(rank))
+	}
 	for _, j := range p.StagesOf(rank) {
 		for _, layer := range p.Layers(j) {
 			kinds = append(kinds, g.KindOf(layer))
