@@ -49,6 +49,7 @@ var programKinds = []struct {
 	{"packed documents", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, N: 3}},
 	{"sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 2, SPMode: "ulysses", N: 2, Traits: models["gptoss"]}},
 	{"gemma", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 2, Traits: models["gemma"]}},
+	{"layers of several forms", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 3, Layers: 3, Traits: models["mixed"]}},
 }
 
 // programOf compiles the program of a kind.
