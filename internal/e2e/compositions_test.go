@@ -15,10 +15,10 @@ import (
 // compositions lists errors that occur where ways to divide a job are combined: those of github.com/NVIDIA/Megatron-LM/issues/7452, by
 // their numbers there, and others of the kinds that users of several systems reported. Each is an edit of the text of a program.
 //
-// Three of that list need what sppo's models lack: label smoothing (1), other heads that predict further tokens (3), and routers that
-// count tokens for an auxiliary loss (10). Their causes are here, in what there is: shards of the vocabulary that differ, a count of
-// labels that is not the whole batch's, and a sum that is taken twice. Where one of the list takes a group of ranks from elsewhere (4, 7),
-// it is also here. In sppo, the list's images (7) are tokens, and its sinks of attention (8) are biases of a rank's heads.
+// Some of that list need what sppo's models lack. Their causes are here, in what there is: for label smoothing (1), shards of the
+// vocabulary that are not put together; for heads that predict further tokens (3), labels counted by each replica; for images (7), the
+// embeddings of tokens; for sinks of attention (8), biases of a rank's heads; for the counts of a router (10), a sum that is taken again.
+// Its numbers 5 and 6 are not here.
 var compositions = []struct {
 	name     string
 	packed   bool       // the program with packed documents

@@ -82,13 +82,13 @@ func smallProgram(t *testing.T, c Case, packed bool) *ir.Program {
 
 // outcomeOver trains a program over finite fields and returns all numbers that a run has as its results: losses, norms of gradients,
 // and states.
-func outcomeOver(t *testing.T, p *ir.Program) (numbers []float64, err error) {
+func outcomeOver(t testing.TB, p *ir.Program) (numbers []float64, err error) {
 	t.Helper()
 	return outcomeUnlike(t, p, nil)
 }
 
 // outcomeUnlike is like outcomeOver, but returns only the numbers of the first steps if they differ from those of another outcome.
-func outcomeUnlike(t *testing.T, p *ir.Program, other []float64) (numbers []float64, err error) {
+func outcomeUnlike(t testing.TB, p *ir.Program, other []float64) (numbers []float64, err error) {
 	t.Helper()
 	machine := field.New(p)
 	job, err := train.Open(p, func(int) (vm.Device, error) { return machine.Device(), nil }, train.Options{})

@@ -73,7 +73,7 @@ func TestDroppedCopies(t *testing.T) {
 }
 
 // drawnProgram draws specs until one can be scheduled, and returns its program.
-func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
+func drawnProgram(t testing.TB, r *rand.Rand) *ir.Program {
 	t.Helper()
 	for {
 		d := drawSpec(r)
