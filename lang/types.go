@@ -166,7 +166,7 @@ func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (valu
 		return v, false
 	}
 	if c.texts && len(v.list) == 0 {
-		report(newDiagnostic(BadArgument, v.at, fmt.Sprintf("write %s(\"file.txt\")", c.name), "`%s` needs at least one string", c.name))
+		report(newDiagnostic(BadArgument, v.at, fmt.Sprintf("write %s(\"FILE\")", c.name), "`%s` needs at least one string", c.name))
 		return v, false
 	}
 	all := true
