@@ -20,6 +20,7 @@ var formats = []struct {
 	export func(*plan.Plan) (text string, lost []string, err error)
 }{
 	{"torch-csv", torchCSV},
+	{"torchtitan", torchtitan},
 }
 
 func formatNames() (names []string) {

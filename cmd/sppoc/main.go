@@ -10,7 +10,7 @@
 //	program.go  build, asm, verify, dump
 //	compare.go  compare; table.go writes its table
 //	trace.go    trace
-//	export.go   export
+//	export.go   export; exporttitan.go its flags of torchtitan
 //	view.go     view; the page is in page/
 //	svg.go      figures for printing
 //	reduce.go   reduce; shrink.go makes a text smaller
@@ -200,12 +200,12 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "export", Args: "FILE --to torch-csv [-o OUT]", MinArgs: 1, MaxArgs: 1, Setup: export, Files: cli.PlanFiles,
+			Name: "export", Args: "FILE --to torch-csv|torchtitan [-o OUT]", MinArgs: 1, MaxArgs: 1, Setup: export, Files: cli.PlanFiles,
 			Doc: "write a plan in a format of another system",
 			Details: "FILE is a spec or a plan. torch-csv is the order of tasks as torch.distributed.pipelining reads it (compute_only): a line\n" +
 				"for each pipeline rank, with cells such as 0F1: virtual stage, F, B, I or W, and microbatch. The same file can be given to\n" +
-				"strategy = csv(\"FILE\"). What the format cannot say of the plan is listed on standard error (docs/schedules.md).",
-			Examples: []string{"sppoc export examples/tiny.sppo --to torch-csv -o tiny.csv"},
+				"strategy = csv(\"FILE\"). torchtitan is the flags of torchtitan 0.3 that come nearest to the plan. What a format cannot say of the plan is listed on standard error (docs/schedules.md).",
+			Examples: []string{"sppoc export examples/tiny.sppo --to torch-csv -o tiny.csv", "sppoc export examples/tiny.sppo --to torchtitan"},
 		},
 		{
 			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
