@@ -50,6 +50,7 @@ var programKinds = []struct {
 	{"sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 2, SPMode: "ulysses", N: 2, Traits: models["gptoss"]}},
 	{"gemma", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 2, Traits: models["gemma"]}},
 	{"layers of several forms", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 3, Layers: 3, Traits: models["mixed"]}},
+	{"attention sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["gptoss"]}},
 }
 
 // programOf compiles the program of a kind.
