@@ -42,7 +42,10 @@ func TestFootprint(t *testing.T) {
 			"schedule.sp_mode=ring schedule.zero=3 schedule.pp=1 schedule.order=layer schedule.virtual_stages=2 model.layers=8",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=1 train.batch=4 schedule.order=layer schedule.virtual_stages=2 model.layers=8",
 			"memory", "auto", "schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB cluster.d2h_bandwidth=3GB/s cluster.h2d_bandwidth=3GB/s",
-			"schedule.offload=none schedule.recompute=auto")},
+			"schedule.offload=none schedule.recompute=auto",
+			"model.ffn=[16384,4096,8192] model.layer_types=[full,full,none]", "model.ffn=[16384,4096,8192] model.layer_types=[none,full,full] schedule.offload=full",
+			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.mux=on schedule.offload=0.5",
+			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB")},
 		{"../../examples/paper/gpt-13b-512k.sppo", []string{"model.layers=16"}, settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
 			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
@@ -77,7 +80,9 @@ func TestFootprintIsExact(t *testing.T) {
 		"cluster.gpus_per_node=7 train.batch=7 schedule.dp=7 schedule.pp=1 schedule.sp=1 schedule.zero=0 model.ffn=129", "cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.zero=1 model.dtype=bf16",
 		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=2", "cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1",
 		"cluster.gpus_per_node=5 train.batch=5 schedule.dp=5 schedule.pp=1 schedule.sp=1 schedule.zero=3 model.layers=3 model.dtype=bf16",
-		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=1 train.optimizer=muon(lr=1e-3)") {
+		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=1 train.optimizer=muon(lr=1e-3)",
+		"model.ffn=[128,0,64] model.layer_types=[full,full,none] model.layers=6",
+		"model.ffn=[128,0,64] model.layer_types=[none,full,full] model.layers=6 schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer schedule.offload=full") {
 		plan := planOf(t, "../../examples/tiny.sppo", set...)
 		bound, l := memory.FootprintOf(plan), newLayout(plan)
 		for i, peak := range bound.Device {
