@@ -56,6 +56,15 @@ const (
 	Dropout
 	AttentionSink
 	AttentionSinkGrad
+	Route
+	RouteGrad
+	Permute
+	PermuteGrad
+	Unpermute
+	UnpermuteGrad
+	MatmulGrouped
+	MatmulGroupedGrad
+	MatmulGroupedWeightGrad
 	NumOps
 )
 
@@ -203,6 +212,8 @@ const (
 	RuleUpdate
 	RuleCollective // each collective has its own, in collective.go
 	RuleZigzag
+	RuleRoute
+	RuleGrouped
 )
 
 // Work is the amount of work in an instruction, independent of the machine.
@@ -268,6 +279,27 @@ var (
 var (
 	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, from load_tokens: one row for each token, before chunks and member select a subset"}
 	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale; 1 / number of labels in the batch that count"}
+)
+
+// Attributes and operands of experts. Rows are in the order of experts if all rows of an expert are adjacent, in the order of
+// their tokens.
+var (
+	attrTop      = AttrInfo{"top", KindInt, "number of experts that process a token", ScopeFormula}
+	attrScores   = AttrInfo{"scores", KindOption, "0: softmax of the logits of all experts; 1: their sigmoids; 2: softmax of the logits of the chosen experts", ScopeFormula}
+	attrRenormal = AttrInfo{"renormalize", KindBool, "divide the scores of the chosen experts by their sum", ScopeFormula}
+	attrSumEps   = AttrInfo{"eps", KindFactor, "added to this sum", ScopeFormula}
+	attrWeighted = AttrInfo{"scale", KindFactor, "factor of the weights; 0 means 1", ScopeFormula}
+
+	operandPlaces  = Operand{Name: "places", Types: "i32", Dims: "r,top", Doc: "from route"}
+	operandEnds    = Operand{Name: "ends", Types: "i32", Dims: "e", Doc: "from route; never less than the one before it, and the last is n, which is checked when the instruction runs"}
+	operandWeights = Operand{Name: "weights", Types: "f32", Dims: "r,top"}
+)
+
+// Scores of experts, the values of an attribute of route.
+const (
+	ScoresSoftmax = iota
+	ScoresSigmoid
+	ScoresOfChosen
 )
 
 // Attributes of attention in a ring, after each member has gathered all keys.
@@ -883,5 +915,120 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{attrHeads, attrHeadDim, attrAccumulate},
 		Work:  WorkMemory,
+	},
+	Route: {
+		Name: "route", Class: ClassKernel, Streams: onCompute,
+		Doc: "Chooses for each token the experts with the highest scores, in descending order; of equal scores, that of the lower " +
+			"number. The weights of their results are the scores. places says where the token's rows are once all rows are in the " +
+			"order of experts: those of an expert are adjacent, in the order of tokens.",
+		Operands: []Operand{
+			{Name: "weights", Dir: Write, Types: "f32", Dims: "r,top"},
+			{Name: "experts", Dir: Write, Types: "i32", Dims: "r,top", Spare: true},
+			{Name: "places", Dir: Write, Types: "i32", Dims: "r,top"},
+			{Name: "ends", Dir: Write, Types: "i32", Dims: "e", Doc: "for each expert, the number of rows of all experts up to it"},
+			{Name: "logits", Types: "F", Dims: "r,e"},
+			{Name: "correction", Types: "f32", Dims: "e", Optional: true, Doc: "added to the scores for the choice, but not in the weights"},
+		},
+		Attrs: []AttrInfo{
+			attrTop, attrScores, attrRenormal, attrSumEps, attrWeighted,
+			{"groups", KindOption, "the experts are in this many groups of equal size; 0: one group", ScopeFormula},
+			{"top_groups", KindOption, "with groups, only experts of the groups with the highest sums of their two highest scores are chosen: of this many groups", ScopeFormula},
+		},
+		Rule: RuleRoute, Work: WorkMemory, Source: "Shazeer et al. 2017; groups and correction: DeepSeek-AI 2024, DeepSeek-V3",
+	},
+	RouteGrad: {
+		Name: "route_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient of route with respect to the logits. The choice has none.",
+		Operands: []Operand{
+			{Name: "dlogits", Dir: Write, Types: "F", Dims: "r,e"},
+			{Name: "dy", Types: "f32", Dims: "r,top", Doc: "gradient of the weights"},
+			{Name: "logits", Types: "F", Dims: "r,e"},
+			{Name: "experts", Types: "i32", Dims: "r,top", Doc: "from route"},
+		},
+		Attrs: []AttrInfo{attrTop, attrScores, attrRenormal, attrSumEps, attrWeighted},
+		Rule:  RuleRoute, Work: WorkMemory,
+	},
+	Permute: {
+		Name: "permute", Class: ClassKernel, Streams: onCompute,
+		Doc: "Copies the row of each token to its places.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r*top,h"},
+			{Name: "x", Types: "T", Dims: "r,h"},
+			operandPlaces,
+		},
+		Attrs: []AttrInfo{attrTop},
+		Work:  WorkMemory,
+	},
+	PermuteGrad: {
+		Name: "permute_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "dx = the sum of the rows of dy at the token's places, added in f32 in this order and rounded once.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,h"},
+			{Name: "dy", Types: "T", Dims: "r*top,h"},
+			operandPlaces,
+		},
+		Attrs: []AttrInfo{attrTop},
+		Work:  WorkMemory,
+	},
+	Unpermute: {
+		Name: "unpermute", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = the sum of the rows of x at the token's places, each times its weight, added in f32 in this order and rounded once.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
+			{Name: "x", Types: "T", Dims: "r*top,h"},
+			operandPlaces, operandWeights,
+		},
+		Attrs: []AttrInfo{attrTop},
+		Work:  WorkMemory,
+	},
+	UnpermuteGrad: {
+		Name: "unpermute_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "dx = the row of dy of the token, times the weight; dweights = the inner product of this row with that of x.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r*top,h"},
+			{Name: "dweights", Dir: Write, Types: "f32", Dims: "r,top", Spare: true},
+			{Name: "dy", Types: "T", Dims: "r,h"},
+			{Name: "x", Types: "T", Dims: "r*top,h"},
+			operandPlaces, operandWeights,
+		},
+		Attrs: []AttrInfo{attrTop},
+		Work:  WorkMemory,
+	},
+	MatmulGrouped: {
+		Name: "matmul_grouped", Class: ClassKernel, Streams: onCompute,
+		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts. Sums are accumulated in f32.",
+		Operands: []Operand{
+			{Name: "c", Dir: Write, Types: "F", Dims: "n,o"},
+			{Name: "a", Types: "T", Dims: "n,k"},
+			operandEnds,
+			{Name: "b", Types: "T", Dims: "e,k,o"},
+			{Name: "bias", Types: "T", Dims: "e,o", Optional: true},
+		},
+		Rule: RuleGrouped, Work: WorkMatmul, Source: "Gale et al. 2023, MegaBlocks",
+	},
+	MatmulGroupedGrad: {
+		Name: "matmul_grouped_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient of matmul_grouped with respect to a: da = the rows of dy of each expert times the transpose of the expert's matrix.",
+		Operands: []Operand{
+			{Name: "da", Dir: Write, Types: "T", Dims: "n,k"},
+			{Name: "dy", Types: "T", Dims: "n,o"},
+			operandEnds,
+			{Name: "b", Types: "T", Dims: "e,k,o"},
+		},
+		Rule: RuleGrouped, Work: WorkMatmul,
+	},
+	MatmulGroupedWeightGrad: {
+		Name: "matmul_grouped_weight_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of matmul_grouped with respect to b and bias: for each expert, the transpose of its rows of a times its rows of dy, " +
+			"and the sum of its rows of dy.",
+		Operands: []Operand{
+			{Name: "db", Dir: WriteOrAdd, Types: "f32", Dims: "e,k,o"},
+			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Optional: true},
+			{Name: "dy", Types: "T", Dims: "n,o"},
+			operandEnds,
+			{Name: "a", Types: "T", Dims: "n,k"},
+		},
+		Attrs: []AttrInfo{attrAccumulate},
+		Rule:  RuleGrouped, Work: WorkMatmul,
 	},
 }

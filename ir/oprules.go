@@ -16,6 +16,9 @@ func (in *Instr) Work() Work {
 	case WorkMemory:
 		return memoryWork(in)
 	case WorkMatmul:
+		if in.Info().Rule == RuleGrouped {
+			return groupedWork(in)
+		}
 		return matmulWork(in)
 	case WorkAttention:
 		return attentionWork(in, 1, kind)
@@ -41,6 +44,10 @@ func (in *Instr) CheckRule() error {
 		}
 	case RuleZigzag:
 		return checkZigzag(in)
+	case RuleRoute:
+		return checkRoute(in)
+	case RuleGrouped:
+		return checkGrouped(in)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ var defining, uniformOf, gradientOf = func() (formula, job [NumOps][]int, of [Nu
 			}
 		}
 		if name, ok := strings.CutSuffix(Ops[op].Name, "_grad"); ok {
+			name = strings.TrimSuffix(name, "_weight")
 			if i := slices.IndexFunc(Ops[:], func(o OpInfo) bool { return o.Name == name }); i >= 0 {
 				of[op] = Op(i)
 			}

@@ -353,6 +353,9 @@ func (in *instance) window() int64 {
 func (in *instance) name(s string) int64 {
 	if _, ok := in.named[s]; !ok {
 		in.named[s] = int64(1 + in.st.g.r.IntN(4))
+		if s == "e" { // experts
+			in.named[s] += in.named["top"]
+		}
 		if s == "keys" {
 			in.named[s] = int64(1 + in.st.g.r.IntN(int(in.named["prefix"]+in.name("n"))))
 		}

@@ -9,12 +9,12 @@ DEV void matmul_store(C *c, i64 at, i64 column, float sum, const T *bias, i64 ac
     store(c + at, sum);
 }
 
-// A block computes 64x64 elements of c and a thread 4x4, in steps of 16 along k.
+// A block computes 64x64 elements of c and a thread 4x4, in steps of 16 along k. `block` is its number.
 template <class C, class T>
-DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, i64 accumulate) {
+DEV void matmul(i64 block, C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, i64 accumulate) {
     SHARED(float, as, 16 * 65);
     SHARED(float, bs, 16 * 65);
-    const i64 tiles = (n + 63) / 64, row = blockIdx.x / tiles * 64, column = blockIdx.x % tiles * 64;
+    const i64 tiles = (n + 63) / 64, row = block / tiles * 64, column = block % tiles * 64;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
     for (i64 base = 0; base < k; base += 16) {
@@ -74,12 +74,12 @@ template <bool K_FIRST> struct Tile {
 
 // A block computes 128x128 elements of c; each of its 8 warps computes 64x32.
 template <bool TRANS_A, bool TRANS_B, class C>
-DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate) {
+DEV void matmul_tensor(i64 block, C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate) {
     typedef Tile<TRANS_A> TileA;
     typedef Tile<!TRANS_B> TileB;
     SHARED(bf16, as, TileA::elements);
     SHARED(bf16, bs, TileB::elements);
-    const i64 tiles = (n + 127) / 128, row = blockIdx.x / tiles * 128, column = blockIdx.x % tiles * 128;
+    const i64 tiles = (n + 127) / 128, row = block / tiles * 128, column = block % tiles * 128;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wr = warp / 4 * 64, wc = warp % 4 * 32;
     TileA ta;
     TileB tb;
@@ -119,7 +119,7 @@ DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64
 #define MATMUL(S, C)                                                                                                          \
     KERNEL(matmul_##S##f, (C * c, const float *a, const float *b, const float *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, \
                            i64 accumulate)) {                                                                                 \
-        matmul(c, a, b, bias, m, n, k, trans_a, trans_b, accumulate);                                                         \
+        matmul(blockIdx.x, c, a, b, bias, m, n, k, trans_a, trans_b, accumulate);                                                         \
     }                                                                                                                         \
     MATMUL_TENSOR(matmul_##S##b_nn, C, false, false)                                                                          \
     MATMUL_TENSOR(matmul_##S##b_nt, C, false, true)                                                                           \
@@ -127,6 +127,81 @@ DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64
     MATMUL_TENSOR(matmul_##S##b_tt, C, true, true)
 #define MATMUL_TENSOR(NAME, C, TA, TB)                                                                                        \
     KERNEL_PAIR(NAME, (C * c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate)) {               \
-        matmul_tensor<TA, TB>(c, a, b, bias, m, n, k, accumulate);                                                            \
+        matmul_tensor<TA, TB>(blockIdx.x, c, a, b, bias, m, n, k, accumulate);                                                            \
     }
 FOR_TYPES(MATMUL)
+
+// Grouped products: rows in the order of experts, and a matrix for each expert. A block finds its expert from ends, which it
+// bounds, so that it accesses nothing outside the operands whatever they hold. If they do not divide all rows, c[0] is NaN.
+struct Group {
+    i64 first, rows;
+    METHOD Group(const int *ends, i64 e, i64 n) {
+        const i64 end = min(max((i64)ends[e], (i64)0), n);
+        first = e > 0 ? min(max((i64)ends[e - 1], (i64)0), end) : 0, rows = end - first;
+    }
+};
+
+// A block of a product with rows of c in groups; side is the side of a tile. trans_b selects the gradient of a.
+template <class C, class T, class Product>
+DEV void matmul_grouped(C *c, const T *a, const T *b, const T *bias, const int *ends, i64 experts, i64 n, i64 inner, i64 outer, int side,
+                        bool trans_b, Product product) {
+    const i64 cols = trans_b ? inner : outer, depth = trans_b ? outer : inner, tiles = (cols + side - 1) / side;
+    i64 block = blockIdx.x;
+    for (i64 e = 0; e < experts; e++) {
+        const Group g(ends, e, n);
+        const i64 blocks = (g.rows + side - 1) / side * tiles;
+        if (block < blocks) {
+            product(block, c + g.first * cols, a + g.first * depth, b + e * inner * outer, bias ? bias + e * outer : bias, g.rows, cols, depth);
+            break;
+        }
+        block -= blocks;
+    }
+    bool wrong = ends[experts - 1] != n;
+    for (i64 e = 1; e < experts; e++) wrong = wrong || ends[e] < ends[e - 1];
+    if (wrong && threadIdx.x == 0) store(c, __int_as_float(0x7fffffff));
+}
+
+template <bool TRANS_A, bool TRANS_B> struct Plain {
+    i64 accumulate;
+    template <class C, class T>
+    METHOD void operator()(i64 block, C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k) const {
+        matmul(block, c, a, b, bias, m, n, k, (i64)TRANS_A, (i64)TRANS_B, accumulate);
+    }
+};
+template <bool TRANS_A, bool TRANS_B> struct Tensor {
+    i64 accumulate;
+    template <class C>
+    METHOD void operator()(i64 block, C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k) const {
+        matmul_tensor<TRANS_A, TRANS_B>(block, c, a, b, bias, m, n, k, accumulate);
+    }
+};
+
+// The gradients of the matrices: a product for each expert, whose depth is its number of rows.
+template <class T, class Product>
+DEV void matmul_grouped_weights(float *db, const T *a, const T *dy, const int *ends, i64 experts, i64 n, i64 inner, i64 outer, int side,
+                                Product product) {
+    const i64 blocks = (inner + side - 1) / side * ((outer + side - 1) / side), e = blockIdx.x / blocks;
+    const Group g(ends, e, n);
+    product(blockIdx.x % blocks, db + e * inner * outer, a + g.first * inner, dy + g.first * outer, (const T *)0, inner, outer, g.rows);
+}
+
+#define GROUPED(S, C, T, SIDE, PRODUCT)                                                                                        \
+    KERNEL(matmul_grouped_##S, (C * c, const T *a, const T *b, const T *bias, const int *ends, i64 experts, i64 n, i64 inner,  \
+                                i64 outer)) {                                                                                  \
+        matmul_grouped(c, a, b, bias, ends, experts, n, inner, outer, SIDE, false, PRODUCT<false, false>{0});                  \
+    }
+GROUPED(ff, float, float, 64, Plain)
+GROUPED(bf, bf16, float, 64, Plain)
+GROUPED(fb, float, bf16, 128, Tensor)
+GROUPED(bb, bf16, bf16, 128, Tensor)
+#define GROUPED_GRADS(S, T, SIDE, PRODUCT)                                                                                     \
+    KERNEL(matmul_grouped_grad_##S, (T * da, const T *dy, const T *b, const int *ends, i64 experts, i64 n, i64 inner,          \
+                                     i64 outer)) {                                                                             \
+        matmul_grouped(da, dy, b, (const T *)0, ends, experts, n, inner, outer, SIDE, true, PRODUCT<false, true>{0});          \
+    }                                                                                                                          \
+    KERNEL(matmul_grouped_weights_##S, (float *db, const T *a, const T *dy, const int *ends, i64 experts, i64 n, i64 inner,    \
+                                        i64 outer, i64 accumulate)) {                                                          \
+        matmul_grouped_weights(db, a, dy, ends, experts, n, inner, outer, SIDE, PRODUCT<true, false>{accumulate});             \
+    }
+GROUPED_GRADS(f, float, 64, Plain)
+GROUPED_GRADS(b, bf16, 128, Tensor)

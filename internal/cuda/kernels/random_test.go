@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -170,13 +171,16 @@ func (d *draw) number(name string) int64 {
 	v, ok := d.fixed[name]
 	if !ok {
 		v = 1 + d.rng.Int64N(d.fixed[""])
+		if name == "e" { // experts
+			v += d.names["top"]
+		}
 	}
 	d.names[name] = v
 	return v
 }
 
 func (d *draw) attributes() {
-	small := map[string]int64{"batch": 3, "heads": 1, "kv_heads": 3, "head_dim": 12, "p": 3}
+	small := map[string]int64{"batch": 3, "heads": 1, "kv_heads": 3, "head_dim": 12, "p": 3, "top": 4}
 	for _, a := range d.info.Attrs {
 		limit := int64(30)
 		if v, ok := small[a.Name]; ok {
@@ -380,8 +384,12 @@ func describe(p *ir.Program, in *ir.Instr) string {
 func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 	v, name := in.Args[i], in.Info().Operands[i].Name
 	out := make([]byte, v.Bytes())
-	if name == "positions" {
+	switch {
+	case name == "positions":
 		drawPositions(rng, in, vm.Int32s(out))
+		return out
+	case v.DType == ir.I32 && strings.Contains(" places ends experts ", " "+name+" "):
+		drawExperts(rng, in, name, vm.Int32s(out))
 		return out
 	}
 	positive := strings.Contains(" stats lse lses v sum sums step norm ", " "+name+" ") && (v.DType == ir.F32 || in.Op == ir.AdamW)
@@ -406,6 +414,32 @@ func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 		}
 	}
 	return out
+}
+
+// drawExperts draws the experts of tokens, the places of rows in their order, or the ends of the experts' rows.
+func drawExperts(rng *rand.Rand, in *ir.Instr, name string, out []int32) {
+	switch name {
+	case "places":
+		for i, at := range rng.Perm(len(out)) {
+			out[i] = int32(at)
+		}
+	case "ends":
+		rows := int32(in.Args[in.Info().Written()].Rows())
+		for e := range out {
+			out[e] = rng.Int32N(rows + 1)
+		}
+		slices.Sort(out)
+		out[len(out)-1] = rows
+	default:
+		top := int(in.Attr("top").Int(nil))
+		for i := range out {
+			if i%top == 0 {
+				for k, e := range rng.Perm(int(in.Arg("logits").Cols()))[:top] {
+					out[i+k] = int32(e)
+				}
+			}
+		}
+	}
 }
 
 // drawPositions draws the positions of tokens in random documents, the first of which may have begun before the

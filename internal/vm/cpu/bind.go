@@ -24,7 +24,7 @@ type bound struct {
 // kernelTable binds opcodes that compute. Each file of kernels has its own table.
 type kernelTable map[ir.Op]func(*binder) func()
 
-var kernels = joined(activationKernels, attentionKernels, elementwiseKernels, embedKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels)
+var kernels = joined(activationKernels, attentionKernels, elementwiseKernels, embedKernels, expertKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels)
 
 func joined(tables ...kernelTable) kernelTable {
 	all := kernelTable{}
@@ -90,6 +90,8 @@ func (b *binder) bind() bound {
 	switch class := b.in.Info().Class; {
 	case class == ir.ClassSync:
 		out.record, out.event = b.in.Op == ir.Record, int32(b.int("event"))
+	case checkedKernels[b.in.Op] != nil:
+		out.action = checkedKernels[b.in.Op](b)
 	case class == ir.ClassKernel:
 		out.kernel = kernels[b.in.Op](b)
 	case b.in.Op.Collective() != nil:

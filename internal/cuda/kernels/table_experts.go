@@ -1,0 +1,108 @@
+package kernels
+
+import "fmt"
+
+// Limits of the kernels for experts: see experts.cu.
+const (
+	maxExperts = 512
+	maxChoices = 32
+)
+
+// routing returns the arguments that route and its gradient share, after the operands.
+func (b *binder) routing(rows, experts int64) []any {
+	if top := b.int("top"); experts > maxExperts || top > maxChoices {
+		b.err = fmt.Errorf("%d experts, of which a token chooses %d, exceed %d and %d", experts, top, maxExperts, maxChoices)
+	}
+	scale := b.float("scale")
+	if scale == 0 {
+		scale = 1
+	}
+	return []any{rows, experts, b.int("top"), b.int("scores"), b.int("renormalize"), b.float("eps"), scale}
+}
+
+// route chooses experts, counts the choices in chunks, and gives every choice its place.
+func route(b *binder) {
+	r, experts := b.shape("logits")
+	if groups := b.int("groups"); groups > maxChoices {
+		b.err = fmt.Errorf("%d groups of experts exceed %d", groups, maxChoices)
+	}
+	args := append([]any{"weights", "experts", "logits", "correction"}, b.routing(r, experts)...)
+	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), append(args, b.int("groups"), b.int("top_groups"))...)
+	n := b.elements("experts")
+	chunk := max(256, ceil(n, 512))
+	chunks := ceil(n, chunk)
+	counts := b.reserve(8 * chunks * experts)
+	b.launch("count_experts", rows(chunks), counts, "experts", n, chunk, experts)
+	b.launch("expert_ends", rows(1), "ends", counts, chunks, experts)
+	b.launch("place_rows", rows(chunks), "places", counts, "experts", n, chunk, experts)
+}
+
+func routeGrad(b *binder) {
+	r, experts := b.shape("logits")
+	b.launch("route_grad_"+b.types("dlogits", "logits"), rows(ceil(r, 8)), append([]any{"dlogits", "dy", "logits", "experts"}, b.routing(r, experts)...)...)
+}
+
+// absent is an argument in the place of weights that an opcode does not have.
+const absent = int64(0)
+
+func permuteRows(b *binder) { b.permute("y", "x", absent) }
+func permuteGrad(b *binder) { b.unpermute("dx", "dy", absent) }
+
+func unpermuteRows(b *binder) { b.unpermute("y", "x", "weights") }
+
+func unpermuteGrad(b *binder) {
+	b.permute("dx", "dy", "weights")
+	n, cols := b.shape("dx")
+	b.launch("weight_grads_"+b.types("dy"), rows(ceil(n, 8)), "dweights", "dy", "x", "places", n, b.int("top"), cols)
+}
+
+func (b *binder) permute(to, from string, weights any) {
+	n, cols := b.shape(to)
+	b.launch("permute_"+b.types(to), spread(n*cols, 8), to, from, "places", weights, n, b.int("top"), cols)
+}
+
+func (b *binder) unpermute(to, from string, weights any) {
+	r, cols := b.shape(to)
+	b.launch("unpermute_"+b.types(to), spread(r*cols, 8), to, from, "places", weights, r, b.int("top"), cols)
+}
+
+// side is the side of a tile of a product with operands of a type.
+func (b *binder) side(operand string) int64 {
+	if b.types(operand) == "f" {
+		return 64
+	}
+	return 128
+}
+
+// groups returns a grid with enough blocks for the rows of all experts, each of which begins a tile.
+func groups(n, experts, cols, side int64) [3]int64 {
+	return rows((n/side + experts) * ceil(cols, side))
+}
+
+func matmulGrouped(b *binder) {
+	n, outer := b.shape("c")
+	_, inner := b.shape("a")
+	experts := b.elements("ends")
+	b.launch("matmul_grouped_"+b.types("c", "a"), groups(n, experts, outer, b.side("a")), "c", "a", "b", "bias", "ends", experts, n, inner, outer)
+}
+
+func matmulGroupedGrad(b *binder) {
+	n, outer := b.shape("dy")
+	_, inner := b.shape("da")
+	experts := b.elements("ends")
+	b.launch("matmul_grouped_grad_"+b.types("dy"), groups(n, experts, inner, b.side("dy")), "da", "dy", "b", "ends", experts, n, inner, outer)
+}
+
+func matmulGroupedWeightGrad(b *binder) {
+	n, outer := b.shape("dy")
+	_, inner := b.shape("a")
+	experts, side := b.elements("ends"), b.side("dy")
+	b.launch("matmul_grouped_weights_"+b.types("dy"), rows(experts*ceil(inner, side)*ceil(outer, side)),
+		"db", "a", "dy", "ends", experts, n, inner, outer, b.int("accumulate"))
+	if b.has("dbias") {
+		source := b.source
+		b.source = "experts.cu"
+		b.launch("grouped_bias_grad_"+b.types("dy"), [3]int64{ceil(outer, threads), experts, 1}, "dbias", "dy", "ends", n, outer, b.int("accumulate"))
+		b.source = source
+	}
+}

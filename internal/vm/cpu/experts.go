@@ -1,0 +1,122 @@
+package cpu
+
+import (
+	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/ir"
+)
+
+// checkedKernels are kernels whose operands hold indices, which they check before they use them.
+var checkedKernels = map[ir.Op]func(*binder) func() error{
+	ir.Permute:                 permute,
+	ir.PermuteGrad:             permuteGrad,
+	ir.Unpermute:               unpermute,
+	ir.UnpermuteGrad:           unpermuteGrad,
+	ir.RouteGrad:               routeGrad,
+	ir.MatmulGrouped:           matmulGrouped,
+	ir.MatmulGroupedGrad:       matmulGroupedGrad,
+	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
+}
+
+var expertKernels = kernelTable{ir.Route: route}
+
+func (b *binder) router() simd.Router {
+	_, experts := b.shape("logits")
+	return simd.Router{
+		Experts: experts, Top: b.int("top"), Scores: b.int("scores"), Renormalize: b.bool("renormalize"), Eps: b.float("eps"), Scale: b.float("scale"),
+	}
+}
+
+func route(b *binder) func() {
+	r, pool, correction := b.router(), b.device.pool, b.ifFloats("correction")
+	r.Groups, r.TopGroups, r.Correction = b.int("groups"), b.int("top_groups"), correction
+	weights, experts, places, ends, logits := b.floats("weights"), b.ints("experts"), b.ints("places"), b.ints("ends"), b.mat("logits")
+	rows, _ := b.shape("logits")
+	return func() { r.Route(pool, weights, experts, places, ends, logits, rows) }
+}
+
+func routeGrad(b *binder) func() error {
+	r, pool := b.router(), b.device.pool
+	dlogits, dy, logits, experts := b.mat("dlogits"), b.floats("dy"), b.mat("logits"), b.ints("experts")
+	rows, _ := b.shape("logits")
+	return func() error {
+		if err := simd.CheckExperts(experts, r.Experts); err != nil {
+			return err
+		}
+		r.RouteGrad(pool, dlogits, dy, logits, experts, rows)
+		return nil
+	}
+}
+
+// placed returns a kernel that checks places before it runs.
+func (b *binder) placed(run func(pool *simd.Pool, places []int32)) func() error {
+	places, pool := b.ints("places"), b.device.pool
+	return func() error {
+		if err := simd.CheckPlaces(places); err != nil {
+			return err
+		}
+		run(pool, places)
+		return nil
+	}
+}
+
+func permute(b *binder) func() error {
+	y, x := b.mat("y"), b.mat("x")
+	rows, cols := b.shape("x")
+	return b.placed(func(p *simd.Pool, places []int32) { simd.Permute(p, y, x, places, nil, rows, cols) })
+}
+
+func permuteGrad(b *binder) func() error {
+	dx, dy := b.mat("dx"), b.mat("dy")
+	rows, cols := b.shape("dx")
+	return b.placed(func(p *simd.Pool, places []int32) { simd.Unpermute(p, dx, dy, places, nil, rows, cols) })
+}
+
+func unpermute(b *binder) func() error {
+	y, x, weights := b.mat("y"), b.mat("x"), b.floats("weights")
+	rows, cols := b.shape("y")
+	return b.placed(func(p *simd.Pool, places []int32) { simd.Unpermute(p, y, x, places, weights, rows, cols) })
+}
+
+func unpermuteGrad(b *binder) func() error {
+	dx, dweights, dy, x, weights := b.mat("dx"), b.floats("dweights"), b.mat("dy"), b.mat("x"), b.floats("weights")
+	rows, cols := b.shape("dy")
+	return b.placed(func(p *simd.Pool, places []int32) {
+		simd.Permute(p, dx, dy, places, weights, rows, cols)
+		simd.UnpermuteWeightGrad(p, dweights, dy, x, places, rows, cols)
+	})
+}
+
+// grouped returns a kernel that checks ends before it runs.
+func (b *binder) grouped(rows int, matrices string, run func(pool *simd.Pool, g *simd.Grouped)) func() error {
+	shape, pool := b.in.Arg(matrices).Shape, b.device.pool
+	g := &simd.Grouped{Ends: b.ints("ends"), Inner: int(shape[1]), Outer: int(shape[2]), Matrices: b.mat(matrices)}
+	return func() error {
+		if err := simd.CheckEnds(g.Ends, rows); err != nil {
+			return err
+		}
+		run(pool, g)
+		return nil
+	}
+}
+
+func matmulGrouped(b *binder) func() error {
+	c, a := b.mat("c"), b.mat("a")
+	rows, _ := b.shape("a")
+	var biases simd.Mat
+	if b.has("bias") {
+		biases = b.mat("bias")
+	}
+	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) { g.Product(p, c, a, biases) })
+}
+
+func matmulGroupedGrad(b *binder) func() error {
+	da, dy := b.mat("da"), b.mat("dy")
+	rows, _ := b.shape("dy")
+	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) { g.InputGrad(p, da, dy) })
+}
+
+func matmulGroupedWeightGrad(b *binder) func() error {
+	db, dbias, dy, a, accumulate := b.floats("db"), b.ifFloats("dbias"), b.mat("dy"), b.mat("a"), b.bool("accumulate")
+	rows, _ := b.shape("dy")
+	return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) { g.WeightGrad(p, db, dbias, dy, a, accumulate) })
+}

@@ -1,0 +1,218 @@
+package field
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Experts are chosen by comparing residues, so the choice has nothing to do with that of floating-point code; but it is the same
+// however the work is divided. Scores are hashes of all logits of a row.
+
+func routeTokens(c *call) {
+	weights, experts, places, logits, correction := c.operand("weights"), c.operand("experts"), c.operand("places"), c.operand("logits"), c.operand("correction")
+	rows, count := c.shape("logits")
+	top := c.int("top")
+	taken := make([][]int, count)
+	for r := range rows {
+		list := logits.row(r, count).list()
+		keys := make([]uint64, count)
+		for e := range keys {
+			keys[e] = uint64(c.routed(list, nil, e).value)
+			if correction.len() > 0 {
+				keys[e] = uint64(c.routed(list, nil, e).plus(correction.at(e)).value)
+			}
+		}
+		chosen := c.chosen(keys)
+		for k, e := range chosen {
+			experts.set(r*top+k, element{value: uint32(e)})
+			weights.set(r*top+k, c.routed(list, chosen, k))
+			taken[e] = append(taken[e], r*top+k)
+		}
+	}
+	next := 0
+	for e := range taken {
+		for _, i := range taken[e] {
+			places.set(i, element{value: uint32(next)})
+			next++
+		}
+		c.operand("ends").set(e, element{value: uint32(next)})
+	}
+}
+
+// routed returns the score of an expert or, given the chosen experts, the weight of one of them.
+func (c *call) routed(logits []element, chosen []int, i int) element {
+	d := c.routing().of(logits...).with(uint64(i))
+	for _, e := range chosen {
+		d = d.with(uint64(e))
+	}
+	return d.element()
+}
+
+// routing returns the digest of the attributes of route and of its gradient.
+func (c *call) routing() digest {
+	d := named("route")
+	for _, name := range []string{"scores", "renormalize"} {
+		d = d.with(uint64(c.int(name)))
+	}
+	return d.of(c.constant("eps"), c.factor("scale"))
+}
+
+// chosen returns the experts with the largest keys, in descending order, of the chosen groups.
+func (c *call) chosen(keys []uint64) []int {
+	if groups := c.int("groups"); groups > 1 {
+		size, sums := len(keys)/groups, make([]uint64, groups)
+		for g := range sums {
+			own := slices.Clone(keys[g*size : (g+1)*size])
+			slices.Sort(own)
+			sums[g] = own[size-1] + own[size-2]
+		}
+		kept := descending(sums)[:c.int("top_groups")]
+		allowed := descending(keys)
+		return slices.DeleteFunc(allowed, func(e int) bool { return !slices.Contains(kept, e/size) })[:c.int("top")]
+	}
+	return descending(keys)[:c.int("top")]
+}
+
+// descending returns the indices of the keys, those of larger keys first.
+func descending(keys []uint64) []int {
+	order := make([]int, len(keys))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(keys[b], keys[a]) })
+	return order
+}
+
+// routeGrad is linear in the gradients of the weights; the coefficients are hashes.
+func routeGrad(c *call) {
+	dy, logits, experts := c.operand("dy"), c.operand("logits"), c.ints("experts")
+	rows, count := c.shape("logits")
+	top := c.int("top")
+	for r := range rows {
+		d := c.routing().of(logits.row(r, count).list()...)
+		for _, e := range experts[r*top:][:top] {
+			d = d.with(uint64(e))
+		}
+		for e := range count {
+			sum := zero
+			for k := range top {
+				sum = sum.plus(d.with(uint64(e)).with(uint64(k)).element().times(dy.at(r*top + k)))
+			}
+			c.operand("dlogits").set(r*count+e, sum.onlyValue())
+		}
+	}
+}
+
+// placed visits the places of each token's rows, with the index of the choice.
+func (c *call) placed(visit func(row, at, i int)) {
+	top := c.int("top")
+	for i, at := range c.ints("places") {
+		visit(i/top, int(at), i)
+	}
+}
+
+func permute(c *call) {
+	y, x := c.operand("y"), c.operand("x")
+	_, cols := c.shape("x")
+	c.placed(func(row, at, _ int) {
+		for i := range cols {
+			y.set(at*cols+i, x.at(row*cols+i))
+		}
+	})
+}
+
+func permuteGrad(c *call) {
+	dx, dy := c.operand("dx"), c.operand("dy")
+	_, cols := c.shape("dx")
+	dx.clear()
+	c.placed(func(row, at, _ int) {
+		for i := range cols {
+			dx.put(row*cols+i, dy.at(at*cols+i), true)
+		}
+	})
+}
+
+func unpermute(c *call) {
+	y, x, weights := c.operand("y"), c.operand("x"), c.operand("weights")
+	_, cols := c.shape("y")
+	y.clear()
+	c.placed(func(row, at, k int) {
+		for i := range cols {
+			y.put(row*cols+i, x.at(at*cols+i).times(weights.at(k)), true)
+		}
+	})
+}
+
+func unpermuteGrad(c *call) {
+	dx, dweights, dy, x, weights := c.operand("dx"), c.operand("dweights"), c.operand("dy"), c.operand("x"), c.operand("weights")
+	_, cols := c.shape("dy")
+	c.placed(func(row, at, k int) {
+		dweights.set(k, dot(dy.row(row, cols).list(), x.row(at, cols).list()).onlyValue())
+		for i := range cols {
+			dx.set(at*cols+i, dy.at(row*cols+i).times(weights.at(k)).onlyValue())
+		}
+	})
+}
+
+// grouped visits the rows of each expert, with the index of the first element of its matrix.
+func (c *call) grouped(matrices string, visit func(expert, row, matrix int)) {
+	shape, row := c.in.Arg(matrices).Shape, 0
+	for e, end := range c.ints("ends") {
+		for ; row < int(end); row++ {
+			visit(e, row, e*int(shape[1]*shape[2]))
+		}
+	}
+}
+
+func matmulGrouped(c *call) {
+	y, a, b, bias := c.operand("c"), c.operand("a"), c.operand("b"), c.operand("bias")
+	_, inner := c.shape("a")
+	_, outer := c.shape("c")
+	c.grouped("b", func(e, row, matrix int) {
+		for o := range outer {
+			sum := zero
+			if bias.len() > 0 {
+				sum = bias.at(e*outer + o)
+			}
+			for k := range inner {
+				sum = sum.plus(a.at(row*inner + k).times(b.at(matrix + k*outer + o)))
+			}
+			y.set(row*outer+o, sum)
+		}
+	})
+}
+
+func matmulGroupedGrad(c *call) {
+	da, dy, b := c.operand("da"), c.operand("dy"), c.operand("b")
+	_, inner := c.shape("da")
+	_, outer := c.shape("dy")
+	c.grouped("b", func(_, row, matrix int) {
+		for k := range inner {
+			sum := zero
+			for o := range outer {
+				sum = sum.plus(dy.at(row*outer + o).times(b.at(matrix + k*outer + o)))
+			}
+			da.set(row*inner+k, sum.onlyValue())
+		}
+	})
+}
+
+func matmulGroupedWeightGrad(c *call) {
+	db, dbias, dy, a := c.operand("db"), c.operand("dbias"), c.operand("dy"), c.operand("a")
+	_, inner := c.shape("a")
+	_, outer := c.shape("dy")
+	if !c.bool("accumulate") {
+		db.clear()
+		dbias.clear()
+	}
+	c.grouped("db", func(e, row, matrix int) {
+		for o := range outer {
+			if dbias.len() > 0 {
+				dbias.put(e*outer+o, dy.at(row*outer+o).onlyValue(), true)
+			}
+			for k := range inner {
+				db.put(matrix+k*outer+o, a.at(row*inner+k).times(dy.at(row*outer+o)).onlyValue(), true)
+			}
+		}
+	})
+}

@@ -1,0 +1,220 @@
+package vmtest
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo.dev/internal/vm/vmtest/naive"
+	"sppo.dev/ir"
+)
+
+// routers are the ways in which published models choose experts, with few experts, and one with more experts than a warp has lanes.
+var routers = []naive.Router{
+	{Experts: 6, Top: 2, Scores: "softmax"},
+	{Experts: 7, Top: 3, Scores: "softmax", Renormalize: true},
+	{Experts: 8, Top: 3, Scores: "sigmoid", Renormalize: true, Eps: 1e-20, Scale: 2.5, Groups: 4, TopGroups: 2, Correction: []float64{0.5, -0.25, 0, 0.125, 1, 0, -1, 0.25}},
+	{Experts: 9, Top: 4, Scores: "chosen", Correction: []float64{1, 0, 0, 0, 0, 0, 0, 0, -1}},
+	{Experts: 5, Top: 1, Scores: "sigmoid", Scale: 0.5},
+	{Experts: 130, Top: 8, Scores: "softmax", Renormalize: true},
+}
+
+func routerAttrs(r naive.Router) attrs {
+	return attrs{
+		"top": float64(r.Top), "scores": float64(slices.Index([]string{"softmax", "sigmoid", "chosen"}, r.Scores)), "renormalize": truth(r.Renormalize),
+		"eps": r.Eps, "scale": r.Scale, "groups": float64(r.Groups), "top_groups": float64(r.TopGroups),
+	}
+}
+
+// eachRouter runs a case for every router, with f32 logits and with those of the round's type.
+func (s *suite) eachRouter(f func(s *suite, r naive.Router, logits *value)) {
+	const rows = 75
+	for i, r := range routers {
+		s.sub(fmt.Sprintf("router %d", i), func(s *suite) {
+			logits := s.normal(rows, r.Experts)
+			if i%2 == 0 {
+				logits = s.f32(rows, r.Experts)
+			}
+			copy(logits.data[r.Experts:2*r.Experts], slices.Repeat([]float64{0.5}, r.Experts)) // equal scores
+			f(s, r, logits)
+		})
+	}
+}
+
+func integral(x []float64) []int {
+	out := make([]int, len(x))
+	for i := range x {
+		out[i] = int(x[i])
+	}
+	return out
+}
+
+func indices(x []int, shape ...int) *value {
+	v := &value{dtype: ir.I32, shape: shape}
+	for _, i := range x {
+		v.data = append(v.data, float64(i))
+	}
+	return v
+}
+
+func caseRoute(s *suite) {
+	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
+		rows := logits.shape[0]
+		in := args{
+			"weights": s.outF32(rows, r.Top), "experts": nothing(ir.I32, []int{rows, r.Top}), "places": nothing(ir.I32, []int{rows, r.Top}),
+			"ends": nothing(ir.I32, []int{r.Experts}), "logits": logits,
+		}
+		if r.Correction != nil {
+			in["correction"] = &value{dtype: ir.F32, shape: []int{r.Experts}, data: r.Correction}
+		}
+		out := s.run(call{op: ir.Route, attrs: routerAttrs(r), args: in})
+		experts := r.Choose(logits.data)
+		places, ends := naive.Places(experts, r.Experts)
+		for name, want := range map[string][]int{"experts": experts, "places": places, "ends": ends} {
+			if got := integral(out[name]); !slices.Equal(got, want) {
+				s.Fatalf("%s is %v, not %v", name, got, want)
+			}
+		}
+		s.equal("weights", out["weights"], r.Weights(logits.data, experts), ir.F32)
+	})
+}
+
+func caseRouteGrad(s *suite) {
+	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
+		rows := logits.shape[0]
+		experts, dy := r.Choose(logits.data), s.f32(rows, r.Top)
+		at := routerAttrs(r)
+		out := s.run(call{op: ir.RouteGrad, attrs: at, args: args{
+			"dlogits": s.out(rows, r.Experts), "dy": dy, "logits": logits, "experts": indices(experts, rows, r.Top)}})
+		var want []float64
+		for row := range rows { // rows do not depend on each other
+			chosen := experts[row*r.Top : (row+1)*r.Top]
+			want = append(want, derivative(logits.data[row*r.Experts:(row+1)*r.Experts], dy.data[row*r.Top:(row+1)*r.Top], func(x []float64) []float64 {
+				return r.Weights(x, chosen)
+			})...)
+		}
+		s.equal("dlogits", out["dlogits"], want, s.dtype)
+	})
+}
+
+// routed returns places and ends of rows whose experts are drawn; one expert has no rows.
+func (s *suite) routed(rows, top, experts int) (places, ends []int) {
+	var chosen []int
+	for range rows {
+		own := s.rng.Perm(experts - 1)
+		for _, e := range own[:top] {
+			chosen = append(chosen, e+min(1, e/2)) // not 2
+		}
+	}
+	return naive.Places(chosen, experts)
+}
+
+// permuted runs a case for rows of several widths.
+func (s *suite) permuted(f func(s *suite, rows, top, cols int, places []int, at attrs)) {
+	for _, size := range [][3]int{{45, 3, 41}, {70, 2, 64}, {33, 1, 7}} {
+		s.sub(fmt.Sprint(size), func(s *suite) {
+			places, _ := s.routed(size[0], size[1], 6)
+			f(s, size[0], size[1], size[2], places, attrs{"top": float64(size[1])})
+		})
+	}
+}
+
+func casePermute(s *suite) {
+	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
+		x := s.normal(rows, cols)
+		out := s.run(call{op: ir.Permute, attrs: at, args: args{"y": s.out(rows*top, cols), "x": x, "places": indices(places, rows, top)}})
+		s.equal("y", out["y"], naive.Permute(x.data, places, top), s.dtype)
+	})
+}
+
+func casePermuteGrad(s *suite) {
+	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
+		dy := s.normal(rows*top, cols)
+		out := s.run(call{op: ir.PermuteGrad, attrs: at, args: args{"dx": s.out(rows, cols), "dy": dy, "places": indices(places, rows, top)}})
+		ones := slices.Repeat([]float64{1}, rows*top)
+		s.equal("dx", out["dx"], naive.Unpermute(dy.data, places, ones, top), s.dtype)
+	})
+}
+
+func caseUnpermute(s *suite) {
+	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
+		x, w := s.normal(rows*top, cols), s.f32(rows, top)
+		out := s.run(call{op: ir.Unpermute, attrs: at, args: args{"y": s.out(rows, cols), "x": x, "places": indices(places, rows, top), "weights": w}})
+		s.equal("y", out["y"], naive.Unpermute(x.data, places, w.data, top), s.dtype)
+	})
+}
+
+func caseUnpermuteGrad(s *suite) {
+	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
+		x, w, dy := s.normal(rows*top, cols), s.f32(rows, top), s.normal(rows, cols)
+		out := s.run(call{op: ir.UnpermuteGrad, attrs: at, args: args{
+			"dx": s.out(rows*top, cols), "dweights": s.outF32(rows, top), "dy": dy, "x": x, "places": indices(places, rows, top), "weights": w}})
+		dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.Unpermute(x, places, w.data, top) })
+		dw := derivative(w.data, dy.data, func(w []float64) []float64 { return naive.Unpermute(x.data, places, w, top) })
+		s.equal("dx", out["dx"], dx, s.dtype)
+		s.equal("dweights", out["dweights"], dw, ir.F32)
+	})
+}
+
+// grouped runs a case for products of several sizes.
+func (s *suite) grouped(f func(s *suite, n, inner, outer int, ends []int)) {
+	for _, size := range [][3]int{{90, 23, 37}, {400, 48, 72}, {3, 8, 16}} {
+		s.sub(fmt.Sprint(size), func(s *suite) {
+			_, ends := s.routed(size[0], 1, 5)
+			f(s, size[0], size[1], size[2], ends)
+		})
+	}
+}
+
+func caseMatmulGrouped(s *suite) {
+	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+		for _, biased := range []bool{false, true} {
+			a, b, bias := s.normal(n, inner), s.normal(len(ends), inner, outer), s.normal(len(ends), outer)
+			in := args{"c": s.out(n, outer), "a": a, "ends": indices(ends, len(ends)), "b": b, "bias": bias}
+			if !biased {
+				in["bias"], bias = nil, &value{}
+			}
+			out := s.run(call{op: ir.MatmulGrouped, args: in})
+			s.equal("c", out["c"], naive.MatMulGrouped(a.data, b.data, bias.data, ends, inner, outer), s.dtype)
+		}
+	})
+}
+
+func caseMatmulGroupedGrad(s *suite) {
+	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+		dy, b := s.normal(n, outer), s.normal(len(ends), inner, outer)
+		out := s.run(call{op: ir.MatmulGroupedGrad, args: args{"da": s.out(n, inner), "dy": dy, "ends": indices(ends, len(ends)), "b": b}})
+		var want []float64
+		first := 0
+		for e, end := range ends {
+			want = append(want, naive.MatMul(dy.data[first*outer:end*outer], b.data[e*inner*outer:(e+1)*inner*outer], nil, end-first, inner, outer, false, true)...)
+			first = end
+		}
+		s.equal("da", out["da"], want, s.dtype)
+	})
+}
+
+func caseMatmulGroupedWeightGrad(s *suite) {
+	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+		s.onOff(func(s *suite, accumulate bool) {
+			dy, a := s.normal(n, outer), s.normal(n, inner)
+			db, dbias := s.sum(accumulate, len(ends), inner, outer), s.sum(accumulate, len(ends), outer)
+			if n < 10 {
+				dbias = nil
+			}
+			out := s.run(call{op: ir.MatmulGroupedWeightGrad, attrs: attrs{"accumulate": truth(accumulate)}, args: args{
+				"db": db, "dbias": dbias, "dy": dy, "ends": indices(ends, len(ends)), "a": a}})
+			var wantB, wantBias []float64
+			first := 0
+			for _, end := range ends {
+				own := dy.data[first*outer : end*outer]
+				wantB = append(wantB, naive.MatMul(a.data[first*inner:end*inner], own, nil, inner, outer, end-first, true, false)...)
+				wantBias = append(wantBias, naive.MatMul(slices.Repeat([]float64{1}, end-first), own, nil, 1, outer, end-first, false, false)...)
+				first = end
+			}
+			s.equal("db", out["db"], plus(accumulate, db, wantB), ir.F32)
+			if dbias != nil {
+				s.equal("dbias", out["dbias"], plus(accumulate, dbias, wantBias), ir.F32)
+			}
+		})
+	})
+}

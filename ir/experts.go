@@ -1,0 +1,64 @@
+package ir
+
+import (
+	"fmt"
+	"math"
+)
+
+// This file has the rules and the work of instructions that route tokens to experts and multiply by the experts' matrices.
+
+// checkRoute checks that the attributes of route, or of its gradient, are literals in range.
+func checkRoute(in *Instr) error {
+	info := in.Info()
+	for i := range info.Attrs {
+		if in.Attrs[i].Const != 0 {
+			return fmt.Errorf("attribute %s must be literal", info.Attrs[i].Name)
+		}
+	}
+	experts, top := in.Arg("logits").Cols(), int64(in.Attr("top").Bits)
+	if top > experts {
+		return fmt.Errorf("top is %d, but there are %d experts", top, experts)
+	}
+	if scores := in.Attr("scores").Bits; scores > ScoresOfChosen {
+		return fmt.Errorf("scores is %d, not %d to %d", int64(scores), ScoresSoftmax, ScoresOfChosen)
+	}
+	for _, name := range []string{"eps", "scale"} {
+		if x := in.Attr(name).Float(nil); !(x >= 0 && x <= math.MaxFloat32) {
+			return fmt.Errorf("%s is %g", name, x)
+		}
+	}
+	if in.Op == RouteGrad {
+		return nil
+	}
+	groups, chosen := int64(in.Attr("groups").Bits), int64(in.Attr("top_groups").Bits)
+	switch {
+	case groups == 0 && chosen == 0:
+	case groups < 1 || experts%groups != 0 || experts/groups < 2:
+		return fmt.Errorf("%d experts are not in %d groups of two or more", experts, groups)
+	case chosen < 1 || chosen > groups || top > chosen*(experts/groups):
+		return fmt.Errorf("top_groups is %d, of %d groups of %d experts, of which %d are chosen", chosen, groups, experts/groups, top)
+	}
+	return nil
+}
+
+// groupedWork returns the work of a grouped product or of one of its gradients. Every row is multiplied by one matrix.
+func groupedWork(in *Instr) Work {
+	w := memoryWork(in)
+	matrices, rows := in.Args[0], in.Args[in.Info().Written()] // a or dy
+	if in.Op != MatmulGroupedWeightGrad {
+		matrices = in.Arg("b")
+	}
+	e, k, o := matrices.Shape[0], matrices.Shape[1], matrices.Shape[2]
+	w.Kind, w.DType = WorkMatmul, rows.DType
+	w.Flops = 2 * Flops(rows.Rows()) * Flops(k) * Flops(o)
+	w.Rows = max(1, min(rows.Rows()/max(1, e), k, o))
+	return w
+}
+
+// checkGrouped checks that the rows can be counted in the type of ends.
+func checkGrouped(in *Instr) error {
+	if n := in.Args[in.Info().Written()].Rows(); n > math.MaxInt32 {
+		return fmt.Errorf("%d rows exceed the 32 bits of ends", n)
+	}
+	return nil
+}
