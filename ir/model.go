@@ -58,6 +58,7 @@ type Model struct {
 	AttnSoftcap  float64  `json:"attn_softcap"`         // bound on attention scores; 0: none
 	AttnSinks    bool     `json:"attn_sinks,omitempty"` // the softmax of attention has one more key for each head: with a learnt score, and the value 0
 	LogitSoftcap float64  `json:"logit_softcap"`        // 0: none
+	LogitScale   float64  `json:"logit_scale"`          // factor applied to the logits before the bound
 	EmbedScale   float64  `json:"embed_scale"`          // factor applied to the embedding's result
 	Tied         bool     `json:"tied"`                 // output projection shares the embedding
 

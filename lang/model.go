@@ -33,6 +33,13 @@ var Families = []Family{
 	{"qwen3", "Qwen3, dense", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
 	{"phi3", "Phi-3 and Phi-4", nil},
 	{"olmo2", "OLMo-2", map[string]string{"norm_place": "post", "qk_norm": "all", "rope_theta": "500000", "norm_eps": "1e-6"}},
+	{"olmo3", "OLMo-3", map[string]string{"norm_place": "post", "qk_norm": "all", "rope_theta": "500000", "norm_eps": "1e-6",
+		"window": "4K", "layer_types": "[sliding, sliding, sliding, full]", "rope_local_theta": "500000"}},
+	{"seed_oss", "Seed-OSS", map[string]string{"bias": "[qkv]", "head_dim": "128", "rope_theta": "10000000", "norm_eps": "1e-6"}},
+	{"granite", "Granite 3. `residual_multiplier` r has no key: `embed_scale` is embedding_multiplier / r, and `norm_eps` is rms_norm_eps / r^2", map[string]string{
+		"rope_theta": "10000000", "tied": "true"}},
+	{"exaone4", "EXAONE-4; the model with 32B parameters also has `window = 4K`, `layer_types = [sliding, sliding, sliding, full]` and `positions = [rope, rope, rope, none]`", map[string]string{
+		"norm_place": "post", "qk_norm": "head", "rope_theta": "1000000"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
 		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
 	{"gemma2", "Gemma-2", map[string]string{

@@ -33,6 +33,7 @@ TOKENS = 20
 CLASSES = {
     "llama": hub.LlamaConfig, "mistral": hub.MistralConfig, "qwen2": hub.Qwen2Config, "qwen3": hub.Qwen3Config, "phi3": hub.Phi3Config,
     "olmo2": hub.Olmo2Config, "smollm3": hub.SmolLM3Config, "gemma2": hub.Gemma2Config, "gemma3_text": hub.Gemma3TextConfig,
+    "olmo3": hub.Olmo3Config, "seed_oss": hub.SeedOssConfig, "granite": hub.GraniteConfig, "exaone4": hub.Exaone4Config,
     "ministral": hub.MinistralConfig, "gpt2": hub.GPT2Config, "gemma3": hub.Gemma3Config, "mistral3": hub.Mistral3Config,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
@@ -69,7 +70,8 @@ VALUES = SIZES | dict(
     id2label=[{"0": "a"}], problem_type=["regression", None], num_local_experts=[8], sinks=[True], qk_norm=[True], rope_type=["yarn"],
     attention_chunk_size=[4], per_layer_config=[{"0": {"sliding_window": 3}}, None], hidden_size_per_layer_input=[8], temperature=[0.5],
     _name_or_path=["x"], auto_map={}.values(), gradient_checkpointing=[False, True], cache_implementation=["hybrid"], transformers_version=["4.40.0"],
-    logit_scale=[0.5], residual_multiplier=[2.0], embedding_multiplier=[3.0], attention_multiplier=[0.5], clip_qkv=[4.0], parallel_attn=[True],
+    logit_scale=[0.5], residual_multiplier=[2.0, 0.22, 1], embedding_multiplier=[3.0, 12],
+    attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
     use_qk_norm=[True], mup_width_multiplier=[2.0], norm_type=["layernorm"], num_labels=[2], _num_labels=[1], tie_encoder_decoder=[True],
     multimodal_projector_bias=[True], image_token_index=[3], vision_feature_layer=[-1], mm_tokens_per_image=[4], projector_hidden_act=["gelu"],
 )
@@ -128,7 +130,7 @@ def rope(r, c):
     flat = lambda: rotation(r, c, "longrope" if c["model_type"] == "phi3" and r.random() < 0.5 else None)
     nested = lambda: {k: r.choice([rotation(r, c), rotation(r, c, "default")]) if k == FULL else rotation(r, c, "default" if r.random() < 0.9 else None)
                       for k in [FULL, SLIDING] if r.random() < 0.95}
-    usual = nested if c["model_type"] == "gemma3_text" else flat
+    usual = nested if c["model_type"] in ("gemma3_text", "olmo3") else flat
     for key in r.choice([["rope_parameters"], ["rope_scaling"], ["rope_parameters", "rope_scaling"], []]):
         c[key] = r.choice([usual, usual, usual, flat, nested, dict, lambda: None])() if key == "rope_parameters" else r.choice([flat, flat, flat, flat, dict, lambda: None])()
         if c[key] and r.random() < 0.1:

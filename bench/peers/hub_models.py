@@ -7,8 +7,8 @@
     venv/bin/python bench/peers/hub_models.py --tokens 96 --measure FOLDER...    # the same for sequences of this length
     venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each generates after the first of expected.json
 
-Each folder contains config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean, and the
-norm of its gradient over all parameters, computed in f32. Sizes are unusual: a head dimension other than hidden / heads, one head of
+Each folder contains config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean, the
+norm of its gradient over all parameters, and the means at the beginning of each of the first steps with AdamW, computed in f32. Sizes are unusual: a head dimension other than hidden / heads, one head of
 keys and values, a prime vocabulary. The tests of hf compare our results with these and, if SPPO_PYTHON names a Python that has
 transformers, with those of a new run of this script."""
 
@@ -20,6 +20,8 @@ import torch
 import transformers as hub
 
 TOKENS = 24
+STEPS = 11
+ADAMW = dict(lr=0.002, betas=(0.9, 0.95), eps=1e-4, weight_decay=0.0)
 PROMPT = 17  # beyond original_max_position_embeddings, where transformers changes the frequencies of longrope
 SMALL = dict(vocab_size=37, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -27,6 +29,7 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_fact
               original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=12)
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+HYBRID = dict(SMALL, num_hidden_layers=4, sliding_window=5)
 GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, sliding_window=7)
 
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
@@ -73,6 +76,13 @@ MODELS = [
     ("mistral-small-vision", hub.Mistral3Config, dict(
         image_token_index=10, spatial_merge_size=1, vision_config=dict(VISION, model_type="pixtral", head_dim=4),
         text_config=dict(SMALL, model_type="mistral", head_dim=6, sliding_window=None)), "bfloat16", None),
+    ("olmo3", hub.Olmo3Config, dict(HYBRID, num_key_value_heads=2, rope_parameters=dict(
+        full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=10000.0))), "bfloat16", None),
+    ("seed-oss", hub.SeedOssConfig, dict(SMALL, head_dim=6, attention_out_bias=True), "bfloat16", None),
+    ("granite", hub.GraniteConfig, dict(SMALL, tie_word_embeddings=True, embedding_multiplier=12.0, residual_multiplier=0.22,
+                                        attention_multiplier=0.4, logits_scaling=1.3), "bfloat16", None),
+    ("exaone4", hub.Exaone4Config, dict(HYBRID, hidden_size=12, intermediate_size=20), "bfloat16", None),
+    ("exaone4-full", hub.Exaone4Config, dict(SMALL, sliding_window=None, layer_types=["full_attention"] * 2, rope_parameters=LLAMA3), "float32", None),
 ]
 
 
@@ -94,12 +104,18 @@ def expected(folder):
     config = hub.AutoConfig.from_pretrained(folder)
     model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
-    logits = model(tokens[:, :-1]).logits
-    losses = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
-    losses.mean().backward()
-    square = sum(p.grad.double().pow(2).sum() for p in model.parameters() if p.grad is not None)
-    return dict(tokens=tokens[0].tolist(), losses=losses.tolist(), loss=losses.double().mean().item(), grad_norm=square.sqrt().item(),
-                parameters=sum(p.numel() for p in model.parameters() if p.grad is not None))
+    optimizer, steps = torch.optim.AdamW(model.parameters(), **ADAMW), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits[0], tokens[0, 1:], reduction="none")
+        losses.mean().backward()
+        steps.append(losses.double().mean().item())
+        if step == 0:
+            square = sum(p.grad.double().pow(2).sum() for p in model.parameters() if p.grad is not None)
+            first = dict(tokens=tokens[0].tolist(), losses=losses.tolist(), loss=steps[0], grad_norm=square.sqrt().item(),
+                         parameters=sum(p.numel() for p in model.parameters() if p.grad is not None))
+        optimizer.step()
+    return first | dict(steps=steps)
 
 
 def generated(folder):

@@ -251,7 +251,7 @@ var models = map[string]string{
 	"qwen2":  "bias = [qkv]",
 	"qwen3":  "qk_norm = head\nhead_dim = 12",
 	"olmo2":  "norm_place = post\nqk_norm = all\nbias = [qkv]",
-	"gemma":  "bias = []\nnorm_offset = 1\nnorm_place = pre_post\nactivation = gelu_tanh\nembed_scale = sqrt_hidden\nqk_norm = head\nattn_scale = 0.2\nattn_softcap = 0.8\nlogit_softcap = 1.5",
+	"gemma":  "bias = []\nnorm_offset = 1\nnorm_place = pre_post\nactivation = gelu_tanh\nembed_scale = sqrt_hidden\nqk_norm = head\nattn_scale = 0.2\nattn_softcap = 0.8\nlogit_softcap = 1.5\nlogit_scale = 0.7",
 	"phi3":   "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
 	"llama3": "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
 	"yarn":   "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",

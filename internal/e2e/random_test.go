@@ -231,7 +231,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	for _, number := range []struct {
 		key   string
 		value any
-	}{{"norm_offset", 1}, {"embed_scale", "sqrt_hidden"}, {"logit_softcap", 2}, {"attn_softcap", 1.5}, {"attn_scale", 0.3}, {"rope_partial", 0.5}} {
+	}{{"norm_offset", 1}, {"embed_scale", "sqrt_hidden"}, {"logit_softcap", 2}, {"logit_scale", 0.4}, {"attn_softcap", 1.5}, {"attn_scale", 0.3}, {"rope_partial", 0.5}} {
 		if r.IntN(6) == 0 {
 			give(number.key, number.value)
 		}

@@ -667,7 +667,12 @@ func (g *Model) head(r *role) *Block {
 	table.Tied = g.Tied
 
 	out := g.norm(b, "ln_f", b.Input)
-	norm := b.Forward[len(b.Forward)-1]
+	own := []Node{b.Forward[len(b.Forward)-1]} // nodes of the rank's own rows
+	if g.LogitScale != 1 {
+		scaled := b.activation("ln_f.scaled", Local, int64(g.Hidden))
+		b.node(ir.Axpby, []Attr{float("alpha", g.LogitScale), float("beta", 0)}, all(scaled), all(out))
+		out, own = scaled, append(own, b.Forward[len(b.Forward)-1])
+	}
 	xg := b.allGather(out, "ln_f.gathered")
 	labels := b.value(Value{Name: ValueLabels, Rows: Full, DType: ir.I32})
 	if g.Masked {
@@ -682,9 +687,9 @@ func (g *Model) head(r *role) *Block {
 	// Only validation uses the losses of individual tokens.
 	b.Backward = append(b.Backward, b.Forward...)
 	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
-	last := &b.Forward[len(b.Forward)-1]
-	last.Args = slices.Clone(last.Args)
-	last.Args[1] = chunk(b.Losses)
+	loss := &b.Forward[len(b.Forward)-1]
+	loss.Args = slices.Clone(loss.Args)
+	loss.Args[1] = chunk(b.Losses)
 	b.nodes, b.chunked = &b.Backward, true
 	dxg := g.chunkGradient(b, l, xg, w, labels)
 	b.chunked = false
@@ -692,7 +697,9 @@ func (g *Model) head(r *role) *Block {
 	if xg != out {
 		gatherGradient(b, Node{Op: ir.AllGather, Attrs: []Attr{group(GroupSP)}, Args: []Arg{all(xg), all(out)}})
 	}
-	gradients[norm.Op](b, norm)
+	for _, n := range slices.Backward(own) {
+		gradients[n.Op](b, n)
+	}
 	b.DInput = b.grads[b.Input].Value
 	b.prune()
 	b.findUnits()

@@ -33,6 +33,7 @@ const (
 	ministral  = "ministral"
 	phi3       = "phi3"
 	gpt2       = "gpt2"
+	exaone4    = "exaone4"
 )
 
 var architectures = []architecture{
@@ -44,6 +45,10 @@ var architectures = []architecture{
 	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", keys: qwen3Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
 	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, read: (*Model).phi, names: phiNames},
 	{modelType: "olmo2", class: "Olmo2ForCausalLM", family: "olmo2", keys: olmo2Keys, theta: usualTheta, read: (*Model).llama, names: olmoNames},
+	{modelType: "olmo3", class: "Olmo3ForCausalLM", family: "olmo3", keys: olmo3Keys, theta: 500000, local: 500000, read: (*Model).olmo3, names: olmoNames},
+	{modelType: "seed_oss", class: "SeedOssForCausalLM", family: "seed_oss", keys: seedKeys, theta: usualTheta, read: (*Model).llama, names: llamaNames},
+	{modelType: "granite", class: "GraniteForCausalLM", family: "granite", keys: graniteKeys, theta: usualTheta, read: (*Model).granite, names: llamaNames},
+	{modelType: exaone4, class: "Exaone4ForCausalLM", family: exaone4, keys: exaone4Keys, theta: usualTheta, read: (*Model).exaone, names: olmoNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
 	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
 	{modelType: "gemma3_text", class: "Gemma3ForCausalLM", family: "gemma3", keys: gemma3Keys, divides: true, theta: 1e6, local: 1e4, read: (*Model).gemma3, names: gemmaNames,
@@ -181,17 +186,29 @@ func (m *Model) activation(c *config, key string) {
 	}
 }
 
-// biases sets the linear maps with biases. Classes that do not declare the keys ignore them.
+// biases sets the linear maps with biases. Classes that do not declare the keys ignore them. Only classes that declare
+// attention_out_bias belong to a family with biases, so the list is set there even if it is empty.
 func (m *Model) biases(c *config) {
-	var list, from []string
-	if c.row("attention_bias") != nil && c.truth("attention_bias") {
-		list, from = append(list, "qkv", "attn_out"), append(from, "attention_bias")
+	list, attention, from := []string{}, []string{lang.BiasQKV, lang.BiasAttnOut}, ""
+	separate := c.row("attention_out_bias") != nil
+	if separate {
+		attention, from = attention[:1], "attention_bias"
 	}
-	if c.row("mlp_bias") != nil && c.truth("mlp_bias") {
-		list, from = append(list, "mlp"), append(from, "mlp_bias")
+	for _, k := range []struct {
+		name string
+		maps []string
+	}{{"attention_bias", attention}, {"attention_out_bias", []string{lang.BiasAttnOut}}, {"mlp_bias", []string{lang.BiasMLP}}} {
+		if c.row(k.name) != nil && c.truth(k.name) {
+			if len(list) > 0 {
+				from += ", " + k.name
+			} else {
+				from = k.name
+			}
+			list = append(list, k.maps...)
+		}
 	}
-	if len(list) > 0 {
-		m.setList("bias", list, strings.Join(from, ", "))
+	if len(list) > 0 || separate {
+		m.setList("bias", list, from)
 	}
 }
 
@@ -346,7 +363,7 @@ func (m *Model) gemma2(c *config) {
 	m.softcap(c, "attn_softcap", "attn_logit_softcapping")
 	m.softcap(c, "logit_softcap", "final_logit_softcapping")
 	m.rotary(c)
-	m.gemmaWindows(c, func(layer int64) bool { return layer%2 == 0 })
+	m.windowsOfFamily(c, func(layer int64) bool { return layer%2 == 0 })
 }
 
 // gemma3 reads the config of Gemma-3, in which every sixth layer has no window. transformers ignores the limit on
@@ -356,19 +373,12 @@ func (m *Model) gemma3(c *config) {
 	if !m.outer {
 		m.softcap(c, "logit_softcap", "final_logit_softcapping")
 	}
-	full, local, both := m.rotations(c)
-	m.theta("rope_theta", full, c, "rope_theta", m.arch.theta)
-	m.scaling(full, c)
-	m.truncated(both)
-	if kind, key := m.kind(local); kind != "default" {
-		local.failf(key, "= %q is not supported; use default", kind)
-	}
-	m.theta("rope_local_theta", local, c, "rope_local_base_freq", m.arch.local)
+	m.rotaries(c, "rope_local_base_freq")
 	every := int64(6)
 	if name := "sliding_window_pattern"; c.present(name) && !c.has("layer_types") {
 		every = max(1, c.count(name))
 	}
-	m.gemmaWindows(c, func(layer int64) bool { return (layer+1)%every != 0 })
+	m.windowsOfFamily(c, func(layer int64) bool { return (layer+1)%every != 0 })
 }
 
 // gemma reads what the configs of Gemma-2 and Gemma-3 have in common.
@@ -376,6 +386,53 @@ func (m *Model) gemma(c *config) {
 	m.decoder(c)
 	m.activation(c, "hidden_activation")
 	m.setNumber("attn_scale", 1/math.Sqrt(c.positive("query_pre_attn_scalar")), "1 / sqrt(query_pre_attn_scalar)")
+}
+
+// olmo3 reads the config of OLMo-3, in which every fourth layer has no window.
+func (m *Model) olmo3(c *config) {
+	m.decoder(c)
+	m.activation(c, "hidden_act")
+	m.rotaries(c, "")
+	m.windowsOfFamily(c, func(layer int64) bool { return (layer+1)%4 != 0 })
+}
+
+// granite reads the config of Granite. A stream that is divided by residual_multiplier gets the results of attention and
+// MLP without a factor. A norm gives the same for it if its epsilon is divided by the square.
+func (m *Model) granite(c *config) {
+	m.llama(c)
+	branch := c.positive("residual_multiplier")
+	m.setNumber("attn_scale", c.positive("attention_multiplier"), "attention_multiplier")
+	m.setNumber("logit_scale", 1/c.positive("logits_scaling"), "1 / logits_scaling")
+	m.setNumber("embed_scale", c.positive("embedding_multiplier")/branch, "embedding_multiplier / residual_multiplier")
+	if branch != 1 {
+		m.drop("norm_eps")
+		m.setNumber("norm_eps", c.positive("rms_norm_eps")/(branch*branch), "rms_norm_eps / residual_multiplier^2")
+	}
+}
+
+// exaone reads the config of EXAONE-4. In a model with a sliding_window, layers without it do not rotate. Without
+// layer_types, transformers divides by sliding_window_pattern, which must then be a number.
+func (m *Model) exaone(c *config) {
+	m.llama(c)
+	hybrid, every := c.has("sliding_window"), int64(1)
+	switch {
+	case c.has("layer_types"):
+		c.skip("sliding_window_pattern")
+	case hybrid:
+		every = max(1, c.count("sliding_window_pattern"))
+	default:
+		c.failf("layer_types", "is missing, and sliding_window does not replace it")
+	}
+	types, from := m.listedTypes(c, func(layer int64) bool { return (layer+1)%every != 0 })
+	if !hybrid && !slices.Contains(types, slidingAttention) {
+		return
+	}
+	m.layerTypes(c, types, c.count("sliding_window"), from)
+	var words []string
+	for _, t := range period(types) {
+		words = append(words, map[string]string{slidingAttention: lang.PositionsRope, fullAttention: lang.PositionsNone}[t])
+	}
+	m.setList("positions", words, from)
 }
 
 // softcap sets a limit. The family may have a default, so null is set, too.
@@ -387,9 +444,9 @@ func (m *Model) softcap(c *config, ours, theirs string) {
 	}
 }
 
-// gemmaWindows sets the windows of a family that has windows by default. transformers needs sliding_window even if
+// windowsOfFamily sets the windows of a family that has windows by default. transformers needs sliding_window even if
 // no layer has a window.
-func (m *Model) gemmaWindows(c *config, usual func(layer int64) bool) {
+func (m *Model) windowsOfFamily(c *config, usual func(layer int64) bool) {
 	window := c.count("sliding_window")
 	types, from := m.listedTypes(c, usual)
 	m.layerTypes(c, types, window, from)

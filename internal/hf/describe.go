@@ -64,8 +64,10 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 		return nil, err
 	}
 	got := ir.Model(l)
-	if math.Abs(got.AttnScale-want.AttnScale) <= 1e-12*want.AttnScale {
-		got.AttnScale = want.AttnScale // they differ by rounding if the config holds the inverse square
+	for _, n := range [][2]*float64{{&got.AttnScale, &want.AttnScale}, {&got.LogitScale, &want.LogitScale}} {
+		if math.Abs(*n[0]-*n[1]) <= 1e-12**n[1] {
+			*n[0] = *n[1] // they differ by rounding if the config holds the inverse or its square
+		}
 	}
 	if a, b := got.Difference(want); a != "" {
 		return nil, fmt.Errorf("it has %s where this model has %s", a, b)
@@ -96,7 +98,8 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	}
 	for key, v := range map[string]any{
 		"hidden_act": theirs[m.Activation], "hidden_activation": theirs[m.Activation],
-		"attention_bias": l.HasBias(lang.BiasAttnOut), "mlp_bias": l.HasBias(lang.BiasMLP),
+		"attention_bias": l.HasBias(lang.BiasQKV), "attention_out_bias": l.HasBias(lang.BiasAttnOut), "mlp_bias": l.HasBias(lang.BiasMLP),
+		"embedding_multiplier": m.EmbedScale, "residual_multiplier": 1.0, "attention_multiplier": m.AttnScale, "logits_scaling": 1 / m.LogitScale,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
 		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
 	} {
@@ -184,7 +187,7 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	}
 	if rowOf(a.keys, "layer_types") != nil {
 		c["layer_types"] = types
-		if window == 0 && !switched {
+		if window == 0 && !switched && (a.modelType != exaone4 || m.Positions == lang.PositionsNone) {
 			c["sliding_window"] = row.value // applies to no layer
 		}
 	}

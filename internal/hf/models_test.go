@@ -28,6 +28,7 @@ type expected struct {
 	Loss       float64   `json:"loss"`
 	GradNorm   float64   `json:"grad_norm"`
 	Parameters int64     `json:"parameters"`
+	Steps      []float64 `json:"steps"` // losses at the start of the first steps with adamW
 }
 
 func readExpected(t *testing.T, dir string) expected {
@@ -123,6 +124,9 @@ func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *trai
 	return job
 }
 
+// adamW is the optimizer of hub_models.py.
+const adamW = "train.optimizer=adamw(lr = 2e-3, betas = [0.9, 0.95], eps = 1e-4, weight_decay = 0)"
+
 var schedules = []struct {
 	name  string
 	ranks int
@@ -142,8 +146,9 @@ func TestModelsAgree(t *testing.T) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			e := readExpected(t, dir)
 			for _, s := range schedules {
-				program := compile(t, dir, s.ranks, e, append(s.set, "model.dtype=f32")...)
-				result, err := open(t, dir, program, e).Step(t.Context())
+				program := compile(t, dir, s.ranks, e, append(s.set, "model.dtype=f32", adamW, "train.lr_schedule=constant", "train.warmup=0", "train.steps=20")...)
+				job := open(t, dir, program, e)
+				result, err := job.Step(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -152,6 +157,16 @@ func TestModelsAgree(t *testing.T) {
 				}
 				if d := math.Abs(result.GradNorm-e.GradNorm) / e.GradNorm; !(d <= 1e-4) {
 					t.Errorf("%s: gradient norm %.6f, transformers has %.6f", s.name, result.GradNorm, e.GradNorm)
+				}
+				for i, want := range e.Steps {
+					if i > 0 {
+						if result, err = job.Step(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if d := math.Abs(result.Loss - want); !(d <= 1e-4) {
+						t.Errorf("%s: loss %.6f after %d steps, transformers has %.6f", s.name, result.Loss, i, want)
+					}
 				}
 			}
 		})

@@ -9,7 +9,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// Rotary positions. transformers 5 has rope_parameters: one object or, in Gemma-3, one for each type of layer. Earlier
+// Rotary positions. transformers 5 has rope_parameters: one object or, in Gemma-3 and OLMo-3, one for each type of layer. Earlier
 // versions had rope_theta, partial_rotary_factor and rope_scaling at the top level, which transformers still reads.
 
 // rotary reads the rotary positions.
@@ -18,6 +18,19 @@ func (m *Model) rotary(c *config) {
 	m.theta("rope_theta", p, c, "rope_theta", m.arch.theta)
 	m.scaling(p, c)
 	m.truncated(p)
+}
+
+// rotaries reads the rotary positions of a model whose layers with and without a window may differ. Older configs have the
+// base in layers with a window at the top level, under a name that depends on the class.
+func (m *Model) rotaries(c *config, localName string) {
+	full, local, both := m.rotations(c)
+	m.theta("rope_theta", full, c, "rope_theta", m.arch.theta)
+	m.scaling(full, c)
+	m.truncated(both)
+	if kind, key := m.kind(local); kind != "default" {
+		local.failf(key, "= %q is not supported; use default", kind)
+	}
+	m.theta("rope_local_theta", local, c, localName, m.arch.local)
 }
 
 // rotation returns the object that describes the rotation. A rope_scaling that is not empty replaces
@@ -36,7 +49,7 @@ func (m *Model) rotation(c *config) *config {
 	return p
 }
 
-// rotations returns the objects that describe the rotation in layers of Gemma-3 without and with a window, and the
+// rotations returns the objects that describe the rotation in layers without and with a window, and the
 // object that contains them. rope_scaling is added to the former.
 func (m *Model) rotations(c *config) (full, local, both *config) {
 	both = c.objectOrEmpty("rope_parameters")
@@ -76,7 +89,7 @@ func (m *Model) theta(ours string, p, c *config, theirs string, usual float64) {
 	switch {
 	case p.present("rope_theta"):
 		m.setNumber(ours, p.positive("rope_theta"), p.prefix+"rope_theta")
-	case c.present(theirs):
+	case theirs != "" && c.present(theirs):
 		m.setNumber(ours, c.positive(theirs), theirs)
 	default:
 		m.setNumber(ours, usual, "the default of transformers")

@@ -206,11 +206,12 @@ func (r *reference) build(p *ir.Program) {
 	r.updates(p)
 }
 
-func (r *reference) embedScale() float64 {
-	if r.EmbedScale == 0 {
+// factor returns a factor of a model, which is 1 if the program does not give it.
+func factor(given float64) float64 {
+	if given == 0 {
 		return 1
 	}
-	return r.EmbedScale
+	return given
 }
 
 // lookup returns the rows of a table for numbers that are below n.
@@ -219,7 +220,7 @@ func (r *reference) lookup(name string, rows, table value, scale float64, n int6
 }
 
 func (r *reference) embedding() value {
-	x := r.lookup("the embedding", dataKey(ir.AsTokens), r.weight("embed"), r.embedScale(), r.vocabulary)
+	x := r.lookup("the embedding", dataKey(ir.AsTokens), r.weight("embed"), factor(r.EmbedScale), r.vocabulary)
 	switch {
 	case r.Positions != "learned":
 	case r.documents:
@@ -231,7 +232,7 @@ func (r *reference) embedding() value {
 }
 
 func (r *reference) embeddingGradient(dx value) {
-	r.gradient("embed", r.overTokens("embed.grad", ir.EmbedGrad, newKey("embed_grad").float(r.embedScale()), dataKey(ir.AsTokens), dx))
+	r.gradient("embed", r.overTokens("embed.grad", ir.EmbedGrad, newKey("embed_grad").float(factor(r.EmbedScale)), dataKey(ir.AsTokens), dx))
 	switch {
 	case r.Positions != "learned":
 	case r.documents:
@@ -286,8 +287,9 @@ func (r *reference) head(x value) value {
 	if r.Tied {
 		table = "embed"
 	}
-	w := r.weight(table)
-	logits := r.product("the logits", n.y, w, true, int64(r.Hidden))
+	w, y := r.weight(table), n.y.times(factor(r.LogitScale))
+	r.named("the result of ln_f, scaled", y)
+	logits := r.product("the logits", y, w, true, int64(r.Hidden))
 	labels := dataKey(ir.AsTokens)
 	var counted, weight []value
 	if r.masked {
@@ -307,8 +309,9 @@ func (r *reference) head(x value) value {
 		return value{}
 	}
 	dlogits := r.plain("the gradient of the logits", ir.CrossEntropyGrad, newKey("cross_entropy_grad").float(r.LogitSoftcap), append([]value{logits, stats, labels}, weight...)...)
-	r.gradient(table, r.outer(table+".grad", dlogits, n.y))
-	return r.named("the gradient of the last layer's output", r.normGradient(n, r.product("the gradient of ln_f.out", dlogits, w, false, r.vocabulary)))
+	r.gradient(table, r.outer(table+".grad", dlogits, y))
+	dy := r.product("the gradient of ln_f.out", dlogits, w, false, r.vocabulary).times(factor(r.LogitScale))
+	return r.named("the gradient of the last layer's output", r.normGradient(n, dy))
 }
 
 // layerWindow returns the number of tokens that a query of a layer sees; 0: all.

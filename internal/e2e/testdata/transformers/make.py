@@ -92,7 +92,7 @@ class Tensors:
         heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
-        gpt2, phi, post = family == "gpt2", family == "phi3", family in ("olmo2",)
+        gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
         layer = dict(GPT2_LAYER if gpt2 else LLAMA_LAYER)
         if post:
@@ -209,6 +209,19 @@ def configurations():
     yield ("phi4-partial", "phi3", "family = phi3 layers = 3 hidden = 32 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6 kv_heads = 2 rope_partial = 0.75",
            c("phi3", **phi, **rope(partial_rotary_factor=0.75)))
     yield ("olmo2", "olmo2", f"family = olmo2 {KEYS} kv_heads = 2", c("olmo2", num_key_value_heads=2, **rope(500000.0)))
+    nested = lambda **full: {"rope_parameters": {"full_attention": dict(rope_theta=500000.0, rope_type="default") | full,
+                                                 "sliding_attention": dict(rope_theta=500000.0, rope_type="default")}}
+    yield ("olmo3", "olmo2", f"family = olmo3 {KEYS} kv_heads = 2 window = 7 layer_types = [sliding, full, sliding] rope_scaling = yarn rope_factor = 4 rope_original = 20",
+           c("olmo3", num_key_value_heads=2, sliding_window=7, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+             **nested(rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    yield ("seed_oss", "llama", f"family = seed_oss {KEYS} kv_heads = 1 head_dim = 10 bias = [qkv, attn_out]",
+           c("seed_oss", num_key_value_heads=1, head_dim=10, attention_out_bias=True, **rope(10000000.0)))
+    yield ("granite", "llama", f"family = granite {KEYS} kv_heads = 2 rope_theta = 10000 attn_scale = 0.3 logit_scale = {1 / 1.7} "
+           f"embed_scale = {12 / 0.22}".replace("norm_eps = 1e-6", f"norm_eps = {1e-6 / 0.22 ** 2}"),
+           c("granite", num_key_value_heads=2, tie_word_embeddings=True, attention_multiplier=0.3, logits_scaling=1.7, embedding_multiplier=12.0,
+             residual_multiplier=0.22, **rope()))
+    yield ("exaone4", "olmo2", f"family = exaone4 {KEYS} kv_heads = 2 window = 6 layer_types = [sliding, sliding, full] positions = [rope, rope, none]",
+           c("exaone4", num_key_value_heads=2, sliding_window=6, sliding_window_pattern=3, **rope(1000000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
            c("smollm3", num_hidden_layers=4, num_key_value_heads=2, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True, **rope(5000000.0)))
     yield ("gemma2", "gemma2", f"family = gemma2 {KEYS} head_dim = 12 kv_heads = 2 attn_scale = {20 ** -0.5} attn_softcap = 2 logit_softcap = 3",

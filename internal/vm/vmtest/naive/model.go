@@ -54,6 +54,7 @@ type Config struct {
 	AttnSoftcap  float64 `json:"attn_softcap"`
 	AttnSinks    bool    `json:"attn_sinks"`
 	LogitSoftcap float64 `json:"logit_softcap"`
+	LogitScale   float64 `json:"logit_scale"`
 	EmbedScale   float64 `json:"embed_scale"`
 	Tied         bool    `json:"tied"` // the output projection uses the embedding
 
@@ -356,7 +357,7 @@ func check(cfg Config, w Tensors, tokens [][]int32) {
 	} {
 		demand(slices.Contains(strings.Fields(word.oneOf), word.is), "%s %q", word.what, word.is)
 	}
-	demand(cfg.AttnScale > 0 && cfg.EmbedScale > 0, "scales %g and %g", cfg.AttnScale, cfg.EmbedScale)
+	demand(cfg.AttnScale > 0 && cfg.EmbedScale > 0 && cfg.LogitScale > 0, "scales %g, %g and %g", cfg.AttnScale, cfg.EmbedScale, cfg.LogitScale)
 	demand(cfg.KVHeads > 0 && cfg.Heads%cfg.KVHeads == 0, "%d heads over %d kv heads", cfg.Heads, cfg.KVHeads)
 	list := parameters(cfg)
 	demand(len(w) == len(list), "%d tensors where the model has %d", len(w), len(list))
@@ -406,7 +407,7 @@ func (m *model) forward() (loss float64, dx []float64) {
 		head = "embed"
 	}
 	rows, h, v := len(m.inputs), m.cfg.Hidden, m.cfg.Vocab
-	y := m.norm(x, "ln_f")
+	y := scaled(m.norm(x, "ln_f"), m.cfg.LogitScale)
 	logits := Softcap(MatMul(y, m.w[head], nil, rows, v, h, false, true), m.cfg.LogitSoftcap)
 	losses, lse := CrossEntropy(logits, m.labels, v)
 	m.losses, m.logits = losses, logits
@@ -417,7 +418,8 @@ func (m *model) forward() (loss float64, dx []float64) {
 	}
 	dlogits := SoftcapGrad(logits, CrossEntropyGrad(logits, m.labels, lse, v, v, 0, 1/float64(rows)), m.cfg.LogitSoftcap)
 	addTo(m.grads[head], MatMul(dlogits, y, nil, v, h, rows, true, false))
-	return loss, m.normGrad(x, MatMul(dlogits, m.w[head], nil, rows, h, v, false, false), "ln_f")
+	dy := MatMul(dlogits, m.w[head], nil, rows, h, v, false, false)
+	return loss, m.normGrad(x, scaled(dy, m.cfg.LogitScale), "ln_f")
 }
 
 // layer computes y = x + attention(norm(x)), then y + mlp(norm(y)). Depending on NormPlace, the norms come

@@ -18,7 +18,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 	cfg := Config{Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
 		Norm: "rmsnorm", NormPlace: "pre", NormEps: 1e-5, Activation: "silu", Gated: true, QKNorm: "none",
 		Positions: positions, RopeConfig: RopeConfig{Theta: 100, Partial: 1, Scaling: "none", Amplitude: 1},
-		AttnScale: math.Sqrt2 / 2, EmbedScale: 1, Tied: tied, Sequence: 4}
+		AttnScale: math.Sqrt2 / 2, EmbedScale: 1, LogitScale: 1, Tied: tied, Sequence: 4}
 	if family == "gpt" {
 		cfg.Norm, cfg.Activation, cfg.Gated, cfg.Bias = "layernorm", "gelu_tanh", false, []string{"qkv", "attn_out", "mlp"}
 	}
@@ -29,7 +29,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 var traits = map[string]func(*Config){
 	"gemma": func(c *Config) {
 		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
-		c.EmbedScale, c.LogitSoftcap, c.AttnSoftcap, c.AttnScale = 2.5, 1.5, 0.9, 0.4
+		c.EmbedScale, c.LogitScale, c.LogitSoftcap, c.AttnSoftcap, c.AttnScale = 2.5, 0.7, 1.5, 0.9, 0.4
 	},
 	"olmo2": func(c *Config) { c.NormPlace, c.QKNorm = "post", "all" },
 	"relu2": func(c *Config) { c.Activation, c.Gated, c.Bias = "relu2", false, []string{"mlp"} },
