@@ -16,15 +16,25 @@ type fuzzed struct {
 	want []float64
 }
 
-// fuzzPrograms compiles programs of random specs, before any time is measured: few, because compiling and running one takes longer than
-// judging a changed one.
+// fuzzLargest is the largest number of instructions of a step, over all ranks, of a program that is fuzzed. The fuzzer ends a process that
+// takes more than ten seconds for an input.
+const fuzzLargest = 4000
+
+// fuzzPrograms compiles small programs of random specs, before any time is measured: few, because compiling and running one takes longer
+// than judging a changed one.
 func fuzzPrograms(f *testing.F) (list []fuzzed) {
 	n := 3
 	if flag.Lookup("test.fuzz").Value.String() != "" {
 		n = 48
 	}
-	for seed := range uint64(n) {
-		p := drawnProgram(f, rand.New(rand.NewPCG(seed, 0)))
+	for seed := uint64(0); len(list) < n; seed++ {
+		p, instructions := drawnProgram(f, rand.New(rand.NewPCG(seed, 0))), 0
+		for _, r := range p.Ranks {
+			instructions += len(p.Codes[r.Code].Sections[ir.SectionStep])
+		}
+		if instructions > fuzzLargest {
+			continue
+		}
 		if _, err := meaning.Prove(p); err != nil {
 			f.Fatal(err)
 		}
