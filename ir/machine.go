@@ -30,6 +30,7 @@ type Machine struct {
 	AttentionGradEff     []CurvePoint `json:"attention_grad_efficiency"`
 	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
+	Overhead             float64      `json:"overhead,omitempty"`    // share by which everything takes longer in a step than the other figures say
 }
 
 // HalfDuplex reports whether a device can copy in only one direction at a time.

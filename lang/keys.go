@@ -399,6 +399,9 @@ var clusterKeys = []*Key{
 	{Block: blockCluster, Name: "collective_efficiency", takes: share(), Example: "0.8",
 		Doc: "Fraction of a link's bandwidth that collectives reach.",
 		set: func(s *Spec, v value) { s.Cluster.CollectiveEfficiency = v.num }},
+	{Block: blockCluster, Name: "overhead", takes: valueType{number: &number{max: 1}}, Default: "0", Example: "0.025",
+		Doc: "Share by which kernels, copies and messages take longer in a step than the other figures say: the slowest of several devices, clocks that fall under load, launches that come late.",
+		set: func(s *Spec, v value) { s.Cluster.Overhead = v.num }},
 }
 
 var trainKeys = []*Key{

@@ -294,7 +294,7 @@ func TestClusterKeysMatchFields(t *testing.T) {
 	var fields, keys []string
 	typ := reflect.TypeFor[Cluster]()
 	for i := range typ.NumField() {
-		if name := typ.Field(i).Tag.Get("json"); name != "name" {
+		if name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ","); name != "name" {
 			fields = append(fields, name)
 		}
 	}

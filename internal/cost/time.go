@@ -103,6 +103,11 @@ func Spreads(w ir.Work) bool {
 
 // One returns the duration of an instruction on a device, or on one processor if ranks share processors.
 func (c Model) One(w ir.Work, l Link) ir.Seconds {
+	return c.apart(w, l) * ir.Seconds(1+c.machine.Overhead)
+}
+
+// apart returns the duration that the machine's rates and latencies give, without its overhead.
+func (c Model) apart(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
 		return 0

@@ -55,6 +55,18 @@ func TestTime(t *testing.T) {
 	}
 }
 
+// Overhead stretches everything, including latencies.
+func TestOverhead(t *testing.T) {
+	slow := machine
+	slow.Overhead = 0.25
+	for _, w := range []ir.Work{{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 100, DType: ir.BF16}, {Kind: ir.WorkD2H, Bytes: 1e7}, ir.CollectiveWork(ir.AllGather, 1e8)} {
+		l := Link{Ranks: 4, Nodes: 1}
+		if got, want := New(slow, 8).Time(w, l), 1.25*New(machine, 8).Time(w, l); math.Abs(float64(got-want)) > 1e-9*float64(want) {
+			t.Errorf("%v: %g s, want %g", w.Kind, got, want)
+		}
+	}
+}
+
 func TestNothingTakesNoTime(t *testing.T) {
 	m := New(machine, 8)
 	for _, w := range []ir.Work{{}, ir.CollectiveWork(ir.AllGather, 1e9), ir.CollectiveWork(ir.AllReduce, 1e9)} {
