@@ -334,7 +334,7 @@ func TestShippedHint(t *testing.T) {
 	for text, want := range map[string]string{
 		"cluster c = a100-80g(nodes = 4)\n": `import "clusters/a100-80g.sppo"`,
 		"schedule s = megatron(sp = 8)\n":   `import "baselines/megatron.sppo"`,
-		"cluster c = a100(nodes = 4)\n":     "the clusters are `a100-80g`, `b200`, `h100`",
+		"cluster c = a100(nodes = 4)\n":     "the clusters are `a100-80g`, `a800`, `b200`",
 	} {
 		_, err := Parse("hint.sppo", []byte(text), Options{Shipped: shipped})
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -383,7 +383,7 @@ func TestSelectedBlocks(t *testing.T) {
 		}
 	}
 	_, err := Parse("job.sppo", []byte(text), Options{Shipped: shipped, Set: []string{"cluster=v100"}})
-	if err == nil || !strings.Contains(err.Error(), "the clusters are `a100-80g`, `b200`, `four`, `h100`, `h200`, `local`, `other`") {
+	if err == nil || !strings.Contains(err.Error(), "the clusters are `a100-80g`, `a800`, `b200`, `four`, `gb200`, `gh200`, `h100`, `h20`, `h200`, `l40s`, `local`, `other`") {
 		t.Errorf("%v does not list the clusters", err)
 	}
 }

@@ -37,8 +37,8 @@ var completions = []struct {
 	{[]string{"reduce", "job.sppo", "--at", "me"}, []string{"meaning"}},
 	{[]string{"build", "job.sppo", "-o", "j"}, []string{"job.sppb"}},
 	{[]string{"plan", "--", "--j"}, nil},
-	{[]string{"plan", "--cluster", "h"}, []string{"h100", "h200"}},
-	{[]string{"plan", "--cluster=a"}, []string{"--cluster=a100-80g"}},
+	{[]string{"plan", "--cluster", "h"}, []string{"h100", "h20", "h200"}},
+	{[]string{"plan", "--cluster=a"}, []string{"--cluster=a100-80g", "--cluster=a800"}},
 	{[]string{"compare", "--sweep", "cluster=b"}, []string{"cluster=b200"}},
 	{[]string{"man", "spp"}, []string{"sppo", "sppoc"}},
 }

@@ -100,7 +100,8 @@ func sameFigures(t *testing.T, got, want ir.Machine) {
 func TestSheets(t *testing.T) {
 	for card, want := range map[string]string{
 		"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA A100-SXM4-80GB": "a100-80g", "NVIDIA B200": "b200",
-		"NVIDIA H100 PCIe": "", "NVIDIA H100 NVL": "", "NVIDIA L40S": "",
+		"NVIDIA A800-SXM4-80GB": "a800", "NVIDIA H20": "h20", "NVIDIA GH200 480GB": "gh200", "NVIDIA GB200": "gb200", "NVIDIA L40S": "l40s",
+		"NVIDIA H100 PCIe": "", "NVIDIA H100 NVL": "", "NVIDIA L40": "", "NVIDIA GB300": "",
 	} {
 		c := sheetOf(card)
 		switch {

@@ -41,7 +41,7 @@ train { sequence = 32K batch = 16 data = random() }
 	} {
 		t.Run(set, func(t *testing.T) {
 			set += " strategy=sppo subsequences=4 mux=off microbatch=1"
-			settings := strings.Fields("schedule." + strings.ReplaceAll(set, " ", " schedule."))
+			settings := append(strings.Fields("schedule."+strings.ReplaceAll(set, " ", " schedule.")), "cluster.matmul_efficiency=0.62") // whatever the file says
 			j, err := OpenPlan(file, settings, passes.Options{})
 			if err != nil {
 				t.Fatal(err)
