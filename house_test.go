@@ -85,6 +85,7 @@ var levels = []struct {
 		"internal/vm/cpu internal/vm/cpu/simd internal/vm/sim internal/cuda"},
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},
+	{"bench/external", 13, "*"},
 	{"bench/gpu", 13, "*"},
 	{"cmd/sppoc", 13, "*"},
 	{"cmd/sppovm", 13, "*"},
