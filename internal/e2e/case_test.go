@@ -255,7 +255,7 @@ var models = map[string]string{
 	"phi3":   "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
 	"llama3": "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
 	"yarn":   "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",
-	"mixed":  "ffn = [20, 0, 33]\nlayer_types = [full, full, none]\nbias = [qkv, mlp]",
+	"mixed":  "ffn = [20, 0, 33]\nlayer_types = [full, full, none]\nbias = [qkv, mlp]\nattn_sinks = true",
 	"gptoss": "attn_sinks = true\nbias = [qkv, attn_out]\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_truncate = false",
 	"smollm": "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
 }

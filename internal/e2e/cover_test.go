@@ -43,7 +43,7 @@ var space = []setting{
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 	choice("optimizer", func(c *Case, v string) { c.Optimizer = v }, "", "sgd", "muon"),
-	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "gptoss", "mixed"),
+	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "mixed"),
 }
 
 // strategiesWith returns the names of the strategies with a property.
