@@ -342,6 +342,16 @@ type Run struct {
 
 	DataOptions *DataOptions `json:"data_options"` // for data_kind tokens
 
+	// How a step changes weights, in addition to the learning rate and the betas. Instructions have these numbers as attributes, which
+	// package meaning compares with them. Numbers that the optimizer does not use are 0.
+	Optimizer   string   `json:"optimizer,omitempty"` // adamw | sgd | muon; empty: a hand-written or older program lacks these numbers
+	Momentum    float64  `json:"momentum,omitempty"`
+	Eps         float64  `json:"eps,omitempty"`
+	WeightDecay float64  `json:"weight_decay,omitempty"`
+	NoDecay     []string `json:"no_decay,omitempty"` // groups of tensors without weight decay, named as in lang.TensorGroups
+	MaxNorm     float64  `json:"max_norm,omitempty"` // limit of the gradient's norm; 0: none
+	Frozen      []string `json:"frozen,omitempty"`   // tensors that are not trained
+
 	Rotations []Rotation `json:"rotations"` // rotations for rope, in addition to the plain one by theta
 
 	// Sums lists the decisions that determine the order in which numbers are added. On the same kind of device,

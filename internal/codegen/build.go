@@ -18,6 +18,7 @@ import (
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/strategy"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // Build compiles a plan. It also fills plan.Memory with the exact peaks.
@@ -260,6 +261,22 @@ func (s *lowering) synchronise() {
 	}
 }
 
+// describeUpdate adds the numbers of the update to the header.
+func (l *layout) describeUpdate(run *ir.Run) {
+	o := &l.plan.Train.Optimizer
+	run.Optimizer, run.Momentum, run.Eps, run.WeightDecay, run.MaxNorm = o.Kind, o.Momentum, o.Eps, o.WeightDecay, l.plan.Train.GradClip
+	for _, group := range lang.TensorGroups {
+		if o.NoDecay.Has(group) {
+			run.NoDecay = append(run.NoDecay, group)
+		}
+	}
+	l.plan.Graph().EachTensor(func(name string, p *graph.Param) {
+		if p.Frozen {
+			run.Frozen = append(run.Frozen, name)
+		}
+	})
+}
+
 // program combines the code of each stage with the constants of each rank.
 func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
@@ -276,6 +293,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 			Sums:        plan.Sums(),
 		},
 	}
+	l.describeUpdate(&p.Run)
 	if t.Validates() {
 		p.Run.EvalBatch = t.EvalBatch
 	}

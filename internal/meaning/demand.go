@@ -62,13 +62,8 @@ func (v *prover) demand() {
 	case ir.SectionStep:
 		v.demandResult(ir.ResultLoss, v.ref.loss)
 		v.demandResult(ir.ResultGradNorm, v.ref.normed)
-		for i, has := range roles(v.p) {
-			if has != 0 && v.ref.after[ir.RoleWeight][i] != v.ref.states[ir.RoleWeight][i] {
-				v.proof.Trained++
-			} else {
-				v.proof.Frozen++
-			}
-		}
+		v.proof.Frozen = len(v.p.Run.Frozen)
+		v.proof.Trained = len(v.p.Tensors) - v.proof.Frozen
 	case ir.SectionEval:
 		if v.has(ir.SectionEval) {
 			v.demandResult(ir.ResultEvalLoss, v.ref.loss)
@@ -117,8 +112,8 @@ func (v *prover) demandState(r *rank, s *ir.State) {
 		p, q := &both[0][i], &both[1][i]
 		same := (p.content.value == q.content.value || other && p.content.value == v.ref.other[s.Tensor]) && len(p.parts) == 0
 		switch {
-		case q.anywhere, q.first >= t.Shape[0]: // padding
-			same = true
+		case q.anywhere, q.first >= t.Shape[0]:
+			same = len(p.parts) == 0 && v.ref.padding(p)
 		case v.section == ir.SectionInit && p.anywhere: // every element is the same
 		default:
 			same = same && p.rectangle == q.rectangle && p.anywhere == q.anywhere

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"sppo.dev/ir"
 )
@@ -365,9 +366,8 @@ func (l *layer) branchGradient(i int, dy value, biased bool, bias string, f func
 
 // updates adds the norm of the gradient and the updates of all tensors that are trained.
 func (r *reference) updates(p *ir.Program) {
-	trained := roles(p)
-	for i, has := range trained {
-		if has != 0 {
+	for i := range p.Tensors {
+		if r.trained(p, i) {
 			r.squares = r.squares.plus(r.add("the squares of "+r.names[r.gradients[i]], ir.SumSq,
 				term{kind: overAll, need: box{full, {0, r.shapes[i][0]}, {0, r.shapes[i][1]}, full}}, newKey("sumsq"), r.gradients[i]))
 		}
@@ -377,39 +377,39 @@ func (r *reference) updates(p *ir.Program) {
 		operands = append(operands, leafKey("the "+ir.ResultSpike))
 	}
 	r.normed = r.plain("the norm of the gradient", ir.GradNorm, newKey("grad_norm"), operands...)
-	step, muons := leafKey("the "+ir.ResultStep), uses(p, ir.Nesterov)
-	for i, has := range trained {
+	step := leafKey("the " + ir.ResultStep)
+	for i := range p.Tensors {
 		w, g, name := r.weights[i], r.gradients[i], p.Tensors[i].Name
-		switch {
-		case has&(1<<ir.RoleMoment1) != 0:
+		switch kind := r.run.Optimizer; {
+		case !r.trained(p, i):
+		case kind == "adamw", kind == "muon" && !matrixOfLayer(&p.Tensors[i]):
 			operands := []value{w, r.states[ir.RoleMoment1][i], r.states[ir.RoleMoment2][i], g, step, r.normed}
 			for n, role := range []ir.Role{ir.RoleWeight, ir.RoleMoment1, ir.RoleMoment2} {
 				r.after[role][i] = r.plain("the updated "+role.String()+" of "+name, ir.AdamW, newKey("adamw").int(int64(n)), operands...)
 			}
-		case has&(1<<ir.RoleMomentum) != 0 && muons:
+		case kind == "muon":
 			r.muon(p, i)
-		case has&(1<<ir.RoleMomentum) != 0:
+		case kind == "sgd":
 			operands := []value{w, g, r.states[ir.RoleMomentum][i], step, r.normed}
 			for n, role := range []ir.Role{ir.RoleWeight, ir.RoleMomentum} {
 				r.after[role][i] = r.plain("the updated "+role.String()+" of "+name, ir.SGD, sgdKey(int64(n), 1, 0), operands...)
 			}
 		}
 		r.after[ir.RoleMaster][i] = r.after[ir.RoleWeight][i]
+		for _, state := range r.after {
+			r.owners[state[i]] = i
+		}
 	}
 }
 
-// roles returns the roles in which ranks hold each tensor, in addition to its weight and gradient, as bits. A tensor that has any is
-// trained.
-func roles(p *ir.Program) []int {
-	has := make([]int, len(p.Tensors))
-	for c := range p.Codes {
-		for _, s := range p.Codes[c].States {
-			if s.Role != ir.RoleWeight && s.Role != ir.RoleGrad {
-				has[s.Tensor] |= 1 << s.Role
-			}
-		}
-	}
-	return has
+// matrixOfLayer reports whether a tensor is one that Muon updates.
+func matrixOfLayer(t *ir.Tensor) bool {
+	return strings.HasPrefix(t.Name, "layer.") && !slices.Contains([]string{"norms", "biases"}, groupOf(t))
+}
+
+// trained reports whether a step updates a tensor.
+func (r *reference) trained(p *ir.Program, i int) bool {
+	return !slices.Contains(r.run.Frozen, p.Tensors[i].Name)
 }
 
 // initial returns what a tensor is at the beginning of a run: a fill, or normally distributed values.

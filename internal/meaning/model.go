@@ -15,10 +15,10 @@ type reference struct {
 	run        *ir.Run
 	section    ir.Section
 	terms      map[value]*term
-	names      map[value]string // of values, for messages
-	groups     map[value]string // of tensors, whose weight decay is the same
-	owners     map[value]int    // tensors, by what their states are before a step
-	tensors    map[string]int64 // numbers
+	names      map[value]string  // of values, for messages
+	decays     map[value]float64 // of tensors
+	owners     map[value]int     // tensors, by what their states are before and after a section, and by their gradients
+	tensors    map[string]int64  // numbers
 	shapes     [][2]int64
 	weights    []value // by tensor
 	states     [ir.NumRoles][]value
@@ -41,7 +41,7 @@ type reference struct {
 // newReference returns the reference of a section.
 func newReference(p *ir.Program, s ir.Section) *reference {
 	r := &reference{
-		Model: &p.Model, run: &p.Run, section: s, terms: map[value]*term{}, names: map[value]string{}, groups: map[value]string{}, owners: map[value]int{}, tensors: map[string]int64{},
+		Model: &p.Model, run: &p.Run, section: s, terms: map[value]*term{}, names: map[value]string{}, decays: map[value]float64{}, owners: map[value]int{}, tensors: map[string]int64{},
 		batch: int64(p.Run.Batch), sequence: p.Run.Sequence, vocabulary: int64(p.Model.Vocab), documents: p.Run.DataOptions.Packs(), masked: p.Run.DataOptions.Marked(),
 	}
 	if s == ir.SectionEval {
@@ -56,7 +56,9 @@ func newReference(p *ir.Program, s ir.Section) *reference {
 		r.tensors[t.Name] = int64(i)
 		r.shapes = append(r.shapes, t.Shape)
 		w := r.leaf(t.Name)
-		r.weights, r.groups[w] = append(r.weights, w), groupOf(t)
+		if r.weights = append(r.weights, w); !slices.Contains(r.run.NoDecay, groupOf(t)) {
+			r.decays[w] = r.run.WeightDecay
+		}
 		for role := range ir.NumRoles {
 			state := w
 			if role != ir.RoleWeight && role != ir.RoleMaster {
@@ -92,13 +94,13 @@ func (r *reference) leaf(name string) value {
 	return v
 }
 
-// outside reports whether a rectangle of a tensor is padding: rows beyond its last.
-func (r *reference) outside(w value, at rectangle) bool {
-	i, ok := r.owners[w]
-	return ok && at.first >= r.shapes[i][0]
+// padding reports whether a piece has rows of a tensor beyond its last, or what fills them: both are 0.
+func (r *reference) padding(p *piece) bool {
+	i, ok := r.owners[p.content.value]
+	return p.anywhere && p.content.value.isZero() || ok && p.first >= r.shapes[i][0]
 }
 
-// groupOf returns the group of tensors that a tensor belongs to; all tensors of a group have the same weight decay.
+// groupOf returns the group of tensors that a tensor belongs to, by which weight decay is set.
 func groupOf(t *ir.Tensor) string {
 	name := t.Name[strings.LastIndex(t.Name, ".")+1:]
 	switch {
@@ -199,7 +201,7 @@ func (r *reference) build(p *ir.Program) {
 	for i, g := range r.gradients {
 		for name, number := range r.tensors {
 			if number == int64(i) {
-				r.named("the gradient of "+name, g)
+				r.owners[r.named("the gradient of "+name, g)] = i
 			}
 		}
 	}

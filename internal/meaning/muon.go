@@ -6,11 +6,13 @@ import (
 	"sppo.dev/ir"
 )
 
-// The numbers of Muon: iterations, their coefficients (Jordan et al. 2024), and the scale of a step (Liu et al. 2025).
+// The numbers of Muon: iterations, their coefficients, what is added to the norm by which a matrix is divided before them (Jordan et al.
+// 2024), and the scale of a step (Liu et al. 2025).
 const (
 	muonSteps           = 5
 	muonA, muonB, muonC = 3.4445, -4.7750, 2.0315
 	muonScale           = 0.2
+	muonEps             = 1e-7
 )
 
 // muon adds the update of a matrix: its momentum, with all singular values brought close to 1. An iteration may multiply from either side,
@@ -43,16 +45,4 @@ func (r *reference) iteration(name string, x value, side, other int64, fromLeft 
 		factors = []value{x, poly}
 	}
 	return r.named("an iterate for "+name, x.times(muonA).plus(r.add("a product for "+name, ir.Matmul, over(side), productKey(false, false), factors...)))
-}
-
-// uses reports whether a step has an opcode.
-func uses(p *ir.Program, op ir.Op) bool {
-	for c := range p.Codes {
-		for i := range p.Codes[c].Sections[ir.SectionStep] {
-			if p.Codes[c].Sections[ir.SectionStep][i].Op == op {
-				return true
-			}
-		}
-	}
-	return false
 }

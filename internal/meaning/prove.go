@@ -82,9 +82,9 @@ func Prove(p *ir.Program) (Proof, error) {
 }
 
 func prove(p *ir.Program, workers int, trace bool) (Proof, error) {
-	v := &prover{p: p, numbers: map[string]float64{}, workers: workers, trace: trace}
-	if p.Model.IsZero() {
-		return v.proof, &Refusal{Rank: -1, Problem: "the program does not describe its model", Unknown: true}
+	v := &prover{p: p, workers: workers, trace: trace}
+	if p.Model.IsZero() || p.Run.Optimizer == "" {
+		return v.proof, &Refusal{Rank: -1, Problem: "the header does not describe the model and its update", Unknown: true}
 	}
 	for s := range ir.NumSections {
 		if v.guard(func() { v.run(s) }); v.refused != nil {
@@ -108,9 +108,8 @@ type prover struct {
 	mu       sync.Mutex // of all that follows, and of the queue
 	messages map[route][][]piece
 	teams    map[string]*team
-	numbers  map[string]float64 // numbers of the job that the header lacks, by name
-	totaled  []*content         // the numbers that a norm was last computed from
-	totals   *content           // their sum
+	totaled  []*content // the numbers that a norm was last computed from
+	totals   *content   // their sum
 	refused  *Refusal
 }
 

@@ -160,7 +160,7 @@ func (c *call) operand2(name string) []piece {
 
 func gradNorm(c *call) {
 	sum := c.total(c.raw("sums"))
-	c.number("max_norm", c.float("max_norm"))
+	c.number("max_norm", c.ref.run.MaxNorm)
 	operands := []value{sum.value}
 	if c.has("limit") {
 		operands = append(operands, c.only("limit").value)
@@ -195,14 +195,11 @@ func (c *call) total(list []piece) *content {
 	return sum
 }
 
-// number checks a number of the job that its header lacks: all instructions must have the same.
-func (c *call) number(name string, x float64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if first, ok := c.numbers[name]; ok && first != x {
-		c.refuse("%s is %v here, and %v elsewhere", name, x, first)
+// number checks an attribute that the header has, too.
+func (c *call) number(name string, want float64) {
+	if x := c.float(name); x != want {
+		c.refuse("%s is %v, and %v in the header", name, x, want)
 	}
-	c.numbers[name] = x
 }
 
 // updated returns the operands of an update, element by element. Padding stays what it is.
@@ -216,32 +213,25 @@ func (c *call) updated(names ...string) (lists [][]piece) {
 // sameElements checks that pieces are the same rectangle of their values. It returns false for padding.
 func (c *call) sameElements(lists [][]piece, i int) bool {
 	w := &lists[0][i]
-	if w.anywhere {
-		return false
-	}
+	padding, uniform := c.ref.padding(w), w.anywhere
 	for _, l := range lists[1:] {
-		if l[i].anywhere && c.ref.outside(w.content.value, w.rectangle) {
-			return false
+		if padding && c.ref.padding(&l[i]) {
+			uniform = uniform || l[i].anywhere
+			continue
 		}
 		if l[i].rectangle != lists[0][i].rectangle || l[i].anywhere {
 			c.refuse("updates different elements: %s and %s", c.ref.describe(&lists[0][i]), c.ref.describe(&l[i]))
 		}
 	}
-	return true
+	return !uniform
 }
 
 func adamW(c *call) {
 	lists := c.updated("w", "m", "v", "grad")
 	step, norm := c.only("step").value, c.only("norm").value
-	for _, n := range []struct {
-		name string
-		want float64
-	}{{"beta1", c.p.Run.Beta1}, {"beta2", c.p.Run.Beta2}} {
-		if x := c.float(n.name); x != n.want {
-			c.refuse("%s is %v, and %v in the header", n.name, x, n.want)
-		}
-	}
-	c.number("adamw eps", c.float("eps"))
+	c.number("beta1", c.ref.run.Beta1)
+	c.number("beta2", c.ref.run.Beta2)
+	c.number("eps", c.ref.run.Eps)
 	var w, m, v []piece
 	for i := range lists[0] {
 		p := &lists[0][i]
@@ -261,9 +251,9 @@ func adamW(c *call) {
 	c.write("copy", w)
 }
 
-// decay checks the weight decay of a weight: tensors of a group have the same.
+// decay checks the weight decay of a weight.
 func (c *call) decay(w value) {
-	c.number("weight_decay of "+c.ref.groups[w], c.float("weight_decay"))
+	c.number("weight_decay", c.ref.decays[w])
 }
 
 // sgdKey is the key of an update. scaled says that the gradient has been multiplied by the factor of the norm already.
@@ -284,7 +274,7 @@ func sgd(c *call) {
 	}
 	if c.has("m") {
 		lists = append(lists, c.operand2("m"))
-		c.number("sgd momentum", c.float("momentum"))
+		c.number("momentum", c.ref.run.Momentum)
 	}
 	lists = c.alignBy(elementsOf, lists...)
 	operands := []value{c.only("step").value}
@@ -318,7 +308,7 @@ func sgd(c *call) {
 
 func nesterov(c *call) {
 	lists, norm := c.updated("m", "grad"), c.only("norm").value
-	c.number("muon momentum", c.float("momentum"))
+	c.number("momentum", c.ref.run.Momentum)
 	var y, m []piece
 	for i := range lists[0] {
 		p := &lists[0][i]
@@ -336,7 +326,7 @@ func nesterov(c *call) {
 
 func normalize(c *call) {
 	sum := c.only("sum").value
-	c.number("muon eps", c.float("eps"))
+	c.number("eps", muonEps)
 	var out []piece
 	for _, p := range c.operand2("x") {
 		if p.anywhere {
