@@ -80,7 +80,7 @@ var levels = []struct {
 	{"internal/shipped", 0, ""},
 	{"internal/data/safetensors", 0, "internal/infile"},
 	{"internal/hf", 1, "internal/infile internal/near lang ir internal/shipped internal/data/safetensors"},
-	{"internal/compile", 10, "lang ir internal/passes internal/passes/plan internal/codegen"},
+	{"internal/compile", 10, "lang ir internal/passes internal/passes/plan internal/codegen internal/meaning"},
 	{".", 11, "lang ir internal/codegen internal/compile internal/passes internal/passes/plan internal/passes/pass internal/passes/estimate internal/shipped internal/train internal/vm " +
 		"internal/vm/cpu internal/vm/cpu/simd internal/vm/sim internal/cuda"},
 	{"cmd/internal/cli", 12, "*"},

@@ -152,8 +152,8 @@ func memoryOf(p *plan.Plan) Memory {
 // WriteJSON writes all decisions and figures, in the form that ReadPlan, sppoc and sppovm read.
 func (p *Plan) WriteJSON(w io.Writer) error { return p.plan.WriteJSON(w) }
 
-// Build generates the program and proves it free of races, bad accesses, unmatched messages and deadlocks. It also
-// builds a program that does not fit. If the program fails the proof, the error is a *BugError. Build takes up to
+// Build generates the program and proves it free of races, bad accesses, unmatched messages and deadlocks, and, unless it is
+// long, that it computes the loss, gradient and update of its model. It also builds a program that does not fit. If the program fails the proof, the error is a *BugError. Build takes up to
 // seconds, and looks at ctx only at its beginning and end.
 func (p *Plan) Build(ctx context.Context) (*ir.Program, error) {
 	if ctx.Err() != nil {
@@ -166,6 +166,9 @@ func (p *Plan) Build(ctx context.Context) (*ir.Program, error) {
 
 func build(ctx context.Context, p *plan.Plan) (*ir.Program, error) {
 	program, err := compile.Build(p, nil)
+	if err == nil {
+		_, _, err = compile.Prove(program)
+	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

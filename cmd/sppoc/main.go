@@ -99,7 +99,8 @@ var app = cli.App{
 			Doc: "compile a spec or a plan into a verified program",
 			Details: "The extension of the output file determines its format: .sppir is text, and any other extension is binary. Without -o, the\n" +
 				"output is written to the current folder and is named after FILE, with the extension .sppb. If the job does not fit in\n" +
-				"the cluster's memory, build fails with exit code 3 unless --force is given.",
+				"the cluster's memory, build fails with exit code 3 unless --force is given. If all ranks together have at most a million\n" +
+				"instructions, build also proves that the program computes what its model is, as verify --meaning does.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{

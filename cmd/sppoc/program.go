@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/compile"
 	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
@@ -54,6 +55,15 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if err := w.Do(job.Compile); err != nil {
 			return err
 		}
+		w.Say("proving its meaning")
+		var tensors int
+		var unproved string
+		if err := w.Do(func() (err error) {
+			tensors, unproved, err = compile.Prove(job.Program)
+			return err
+		}); err != nil {
+			return cli.Wrong(err)
+		}
 		w.End()
 		if !job.Plan.Memory.Fits {
 			shortfall := job.Plan.Memory.Excess()
@@ -62,7 +72,14 @@ func build(flags *pflag.FlagSet) cli.Action {
 			}
 			fmt.Fprintf(env.Stderr, "%s: %s does not fit: %s\n", env.Name, file, shortfall)
 		}
-		return ir.WriteFile(path, job.Program)
+		if err := ir.WriteFile(path, job.Program); err != nil {
+			return err
+		}
+		if unproved == "" {
+			unproved = "proved: loss, gradient and update of " + words.Plural(tensors, "tensor")
+		}
+		fmt.Fprintf(env.Stdout, "%s: verified, meaning %s\n", path, unproved)
+		return nil
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"sppo.dev/internal/codegen"
+	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/ir"
@@ -49,13 +50,44 @@ func proved(p *ir.Program) error {
 // Verify proves everything except that the program fits its machine.
 func Verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
 
+// mostProved is the number of instructions of all ranks up to which Prove proves a program: it takes about a second.
+const mostProved = 1_000_000
+
+// Prove proves what a program that Build has generated computes. If it is not asked to, because the program is long, or if a
+// rule is missing, it says why; the tensors are those that a step updates. If the program computes something else than its model, the
+// error is a *BugError.
+func Prove(p *ir.Program) (tensors int, unproved string, err error) {
+	instructions := 0
+	for r := range p.Ranks {
+		for _, section := range p.Codes[p.Ranks[r].Code].Sections {
+			instructions += len(section)
+		}
+	}
+	if instructions > mostProved {
+		return 0, fmt.Sprintf("not asked, because the ranks have %d instructions, more than %d", instructions, mostProved), nil
+	}
+	proof, err := meaning.Prove(p)
+	var refused *meaning.Refusal
+	switch {
+	case errors.As(err, &refused) && refused.Unknown:
+		return 0, "not proved: " + refused.Problem, nil
+	case err != nil:
+		return 0, "", &BugError{err}
+	}
+	return proof.Trained, "", nil
+}
+
 // BugError reports a bug in the compiler: a program that it generated fails verification or cannot be simulated.
 // The job is not at fault.
-type BugError struct{ Err error } // an *ir.VerifyError, or the reason why the program cannot be simulated
+type BugError struct{ Err error } // an *ir.VerifyError, what the program computes instead of its model, or the reason why the program cannot be simulated
 
 func (e *BugError) Error() string {
 	what := "the program that it compiled cannot run: " + e.Err.Error()
 	var v *ir.VerifyError
+	var refused *meaning.Refusal
+	if errors.As(e.Err, &refused) {
+		what = "the program that it compiled computes something else than its model: " + refused.Error()
+	}
 	if errors.As(e.Err, &v) && len(v.Findings) > 0 {
 		what = fmt.Sprintf("the program that it compiled breaks the verifier's rule %q\n%s", v.Findings[0].Kind, &v.Findings[0])
 		if more := len(v.Findings) - 1 + v.More; more > 0 {
