@@ -117,6 +117,19 @@ func (c cover) union(d cover) (cover, bool) {
 	return c, true
 }
 
+// shared returns the indices for some shares, in place of an unused index. An empty cover has no other indices.
+func (c cover) shared(some *share) (out cover) {
+	if len(c) == 0 {
+		c = cover{nowhere}
+	}
+	for _, has := range some.has {
+		for _, b := range c {
+			out, _ = out.with(b.by(shares, has))
+		}
+	}
+	return out
+}
+
 // has reports whether the cover has all indices of a box.
 func (c cover) has(need box) bool {
 	if len(c) == 1 && c[0] == need {

@@ -70,11 +70,11 @@ func (c *content) equal(d *content) bool {
 // piece is a range of memory: a rectangle, row by row.
 type piece struct {
 	rectangle
-	*content          // nil if the bytes have not been written: the rectangle has as many rows as there are bytes
-	made     site     // the instruction that computed its first element
-	size     int32    // bytes of an element
-	anywhere bool     // every element is the same, such as 0: the rectangle has only the right number of elements
-	part     interval // while a rule uses an incomplete sum as if it were complete: its shares
+	*content        // nil if the bytes have not been written: the rectangle has as many rows as there are bytes
+	made     site   // the instruction that computed its first element
+	size     int32  // bytes of an element
+	anywhere bool   // every element is the same, such as 0: the rectangle has only the right number of elements
+	part     *share // while a rule uses an incomplete sum as if it were complete: what it lacks
 }
 
 func (p *piece) length() int64 {

@@ -407,14 +407,14 @@ func (c *call) operand(name string) []piece {
 }
 
 // linear returns the pieces of an operand in which an instruction is linear. They may be sums over some of the query heads that share a
-// head of keys; the field part says which.
+// head of keys, or over some columns of a product; the field part says which.
 func (c *call) linear(name string) []piece {
 	list := c.raw(name)
 	for i := range list {
 		p := &list[i]
-		if len(p.parts) == 1 && p.content.value.isZero() {
-			if has, ok := p.parts[0].sharesOf(p.rectangle); ok {
-				p.content, p.part = p.parts[0].term.whole, has
+		if len(p.parts) > 0 {
+			if has, complete := p.sharesOf(p.rectangle); has != nil {
+				p.content, p.part = complete, has
 				continue
 			}
 		}
@@ -436,20 +436,19 @@ func (c *call) only(name string) piece {
 
 // make returns the content that is a term, or a sum of it over some indices.
 func (c *call) make(k key, over cover, r rectangle, operands ...value) *content {
-	return c.makeSome(k, over, r, interval{}, operands...)
+	return c.makeSome(k, over, r, nil, operands...)
 }
 
 // makeSome is like make, for an operand that is a sum over some shares, unless there are none.
-func (c *call) makeSome(k key, over cover, r rectangle, some interval, operands ...value) *content {
+func (c *call) makeSome(k key, over cover, r rectangle, some *share, operands ...value) *content {
 	t := c.term(k, operands...)
-	if some != (interval{}) {
+	if some != nil {
 		c.mu.Lock()
-		t, over = t.overSome(c.ref.group), slices.Clone(over)
-		if c.mu.Unlock(); len(over) == 0 {
-			over = cover{nowhere}
-		}
-		for i := range over {
-			over[i][shares] = some
+		t = t.overSome(some.of)
+		c.mu.Unlock()
+		over = over.shared(some)
+		if t.need[shares].hi != some.of {
+			c.refuse("takes a part of a sum of %d shares as one of %d", t.need[shares].hi, some.of)
 		}
 	}
 	if t.kind == plain {

@@ -111,9 +111,10 @@ func (c *call) overRows(k key, lists [][]piece, of func([]piece) (rectangle, box
 	var over cover
 	var values []value
 	var into rectangle
-	var some interval
+	var some *share // of one of the operands, the same in all rows
 	for i := range lists[0] {
 		var row []piece
+		var here *share
 		for _, l := range lists {
 			row = append(row, l[i])
 		}
@@ -123,8 +124,12 @@ func (c *call) overRows(k key, lists [][]piece, of func([]piece) (rectangle, box
 			c.refuse("has the same rows twice: %s", c.ref.describe(&row[0]))
 		}
 		for n := range row {
-			if row[n].part != (interval{}) {
-				some = row[n].part
+			switch part := row[n].part; {
+			case part == nil:
+			case here != nil:
+				c.refuse("multiplies two incomplete sums")
+			default:
+				here = part
 			}
 			switch {
 			case i == 0:
@@ -133,6 +138,10 @@ func (c *call) overRows(k key, lists [][]piece, of func([]piece) (rectangle, box
 				c.refuse("sums rows of different values")
 			}
 		}
+		if i > 0 && !here.equal(some) {
+			c.refuse("sums rows of which some lack other parts of a sum: %s", c.ref.describe(&row[0]))
+		}
+		some = here
 	}
 	return made(nil, into, c.makeSome(k, over, into, some, append(values, more...)...))
 }
@@ -324,7 +333,7 @@ func productOverRows(c *call) {
 		c.unknown("a product of two transposes has no rule")
 	}
 	t := c.term
-	lists := c.rows(c.operand("a"), c.linear("b"))
+	lists := c.rows(c.linear("a"), c.linear("b"))
 	c.write("c", c.overRows(productKey(true, false), lists, func(p []piece) (rectangle, box) {
 		over := p[0].tokens()
 		if t(productKey(true, false), p[0].value, p[1].value).kind == overCols {

@@ -80,7 +80,7 @@ func (c *call) positions() piece {
 }
 
 func dropout(c *call) {
-	list, start := c.operand("x"), c.int("position")
+	list, start := c.linear("x"), c.int("position")
 	if c.int("chunks") == 0 {
 		start += c.int("member") * total(rowsOf, list) / c.int("batch")
 	}
@@ -91,7 +91,7 @@ func dropout(c *call) {
 		if p.sequence != c.int("first")+c.int("replica") || p.cols.lo != c.int("col") {
 			c.refuse("drops elements of sequence %d from column %d on in %s", c.int("first")+c.int("replica"), c.int("col"), c.ref.describe(&p))
 		}
-		out = made(out, p.rectangle, c.make(k, nil, p.rectangle, p.value, key))
+		out = made(out, p.rectangle, c.makeSome(k, nil, p.rectangle, p.part, p.value, key))
 	}
 	c.write("y", out)
 }

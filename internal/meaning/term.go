@@ -57,31 +57,72 @@ func (t *term) needs(r rectangle) box {
 	return t.need
 }
 
-// overSome returns the term for an operand that is a sum over some of group shares.
-func (t *term) overSome(group int64) *term {
+// share says which of a number of shares an incomplete sum has. It is nil for a complete one. If the sum is one of several terms, the
+// shares of each term follow those of the term before.
+type share struct {
+	has []interval
+	of  int64
+}
+
+func (s *share) equal(t *share) bool {
+	return s == t || s != nil && t != nil && s.of == t.of && slices.Equal(s.has, t.has)
+}
+
+// overSome returns the term for an operand that is a sum over some of a number of shares. The operand determines that number.
+func (t *term) overSome(of int64) *term {
 	if t.shared == nil {
 		copied := *t
 		if t.shared = &copied; t.kind == plain {
 			copied.kind, copied.need = overShares, nowhere
 		}
-		copied.need[shares] = interval{0, group}
+		copied.need[shares] = interval{0, of}
 	}
 	return t.shared
 }
 
-// sharesOf returns the shares over which a sum is complete, if it lacks nothing else, or false.
-func (p *part) sharesOf(r rectangle) (interval, bool) {
-	if p.kind != overQuery && p.kind != overShares || p.factor != 1 || len(p.cover) == 0 {
-		return full, false
+// sharesOf returns the shares over which the sums are complete, if they lack nothing else, and what they are when they are complete. The
+// shares of a sum are query heads that share a head of keys or, for a product of matrices, columns.
+func (c *content) sharesOf(r rectangle) (*share, *content) {
+	if !c.value.isZero() {
+		return nil, nil
 	}
-	has := p.cover[0][shares]
-	need := p.needs(r)
-	for _, b := range p.cover {
-		if b[shares] != has {
-			return full, false
+	s, complete := &share{}, c
+	for i := range c.parts {
+		p := &c.parts[i]
+		has, of, ok := p.sharesOf(r)
+		if !ok || i > 0 && p.term == c.parts[i-1].term {
+			return nil, nil
 		}
+		whole := p.term.whole.times(p.factor)
+		if i > 0 {
+			whole = &content{value: complete.value.plus(whole.value)}
+		}
+		for _, h := range has {
+			s.has = append(s.has, interval{s.of + h.lo, s.of + h.hi})
+		}
+		s.of, complete = s.of+of, whole
 	}
-	return has, p.cover.has(need.by(shares, has))
+	return s, complete
+}
+
+func (p *part) sharesOf(r rectangle) (has []interval, of int64, ok bool) {
+	need, direction := p.needs(r), shares
+	switch {
+	case p.kind == overCols && need[shares] == full:
+		direction = features
+	case p.kind != overQuery && p.kind != overShares && p.kind != overCols:
+		return nil, 0, false
+	}
+	for _, b := range p.cover {
+		if slices.Contains(has, b[direction]) {
+			continue
+		}
+		if !p.cover.has(need.by(direction, b[direction])) {
+			return nil, 0, false
+		}
+		has = append(has, b[direction])
+	}
+	return has, need[direction].hi, len(has) > 0
 }
 
 // sumOver returns a term's sum over some indices, with a factor. Columns and rows beyond those of a tensor are padding, which adds
