@@ -113,7 +113,8 @@ func (v *prover) demandState(r *rank, s *ir.State) {
 		same := (p.content.value == q.content.value || other && p.content.value == v.ref.other[s.Tensor]) && len(p.parts) == 0
 		switch {
 		case q.anywhere, q.first >= t.Shape[0]:
-			same = len(p.parts) == 0 && v.ref.padding(p)
+			normal := v.section == ir.SectionInit && same && !p.anywhere && p.rectangle == q.rectangle // init_normal makes these rows 0
+			same = normal || len(p.parts) == 0 && v.ref.padding(p)
 		case v.section == ir.SectionInit && p.anywhere: // every element is the same
 		default:
 			same = same && p.rectangle == q.rectangle && p.anywhere == q.anywhere

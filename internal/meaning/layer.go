@@ -399,6 +399,9 @@ func (r *reference) updates(p *ir.Program) {
 		for _, state := range r.after {
 			r.owners[state[i]] = i
 		}
+		if !r.other[i].isZero() {
+			r.owners[r.other[i]] = i
+		}
 	}
 }
 

@@ -106,23 +106,27 @@ func (c *content) sharesOf(r rectangle) (*share, *content) {
 }
 
 func (p *part) sharesOf(r rectangle) (has []interval, of int64, ok bool) {
-	need, direction := p.needs(r), shares
-	switch {
-	case p.kind == overCols && need[shares] == full:
-		direction = features
-	case p.kind != overQuery && p.kind != overShares && p.kind != overCols:
-		return nil, 0, false
-	}
-	for _, b := range p.cover {
-		if slices.Contains(has, b[direction]) {
-			continue
+	need := p.needs(r)
+	switch p.kind {
+	case overCols: // each share has all columns
+		columns := need[features].hi
+		for _, b := range p.cover {
+			for n := b[shares].lo; n < b[shares].hi; n++ {
+				has = append(has, interval{n*columns + b[features].lo, n*columns + b[features].hi})
+			}
 		}
-		if !p.cover.has(need.by(direction, b[direction])) {
-			return nil, 0, false
+		return has, columns * need[shares].hi, len(has) > 0
+	case overQuery, overShares:
+		for _, b := range p.cover {
+			if !p.cover.has(need.by(shares, b[shares])) {
+				return nil, 0, false
+			}
+			if !slices.Contains(has, b[shares]) {
+				has = append(has, b[shares])
+			}
 		}
-		has = append(has, b[direction])
 	}
-	return has, need[direction].hi, len(has) > 0
+	return has, need[shares].hi, len(has) > 0
 }
 
 // sumOver returns a term's sum over some indices, with a factor. Columns and rows beyond those of a tensor are padding, which adds
