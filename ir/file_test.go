@@ -121,7 +121,7 @@ var malformations = []struct {
 	want  string
 }{
 	{"opcode", func(p *ir.Program) { first(p).Op = ir.NumOps }, fmt.Sprintf("code stage0, init 0: opcode %[1]d of %[1]d", ir.NumOps)},
-	{"stream", func(p *ir.Program) { first(p).Stream = ir.NumStreams }, "init_normal on stream 10 of 10"},
+	{"stream", func(p *ir.Program) { first(p).Stream = ir.NumStreams }, "init_normal on stream 11 of 11"},
 	{"phase", func(p *ir.Program) { first(p).Prov.Phase = ir.NumPhases }, "phase 6 of 6"},
 	{"line", func(p *ir.Program) { first(p).Prov.Line = 99 }, "spec line 99 of 5"},
 	{"operands", func(p *ir.Program) { first(p).Args = nil }, "init_normal has 0 operands and 5 attributes, not 1 and 5"},

@@ -246,7 +246,7 @@ type OpInfo struct {
 var (
 	onCompute = []Stream{Compute, Mux}
 	onArrival = []Stream{Compute, Mux, MuxIn} // also the stream on which shared work arrives
-	onColl    = []Stream{Coll, Mux}
+	onColl    = []Stream{Coll, Mux, Params}
 )
 
 // Attributes shared by several rows.

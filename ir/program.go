@@ -60,10 +60,11 @@ const (
 	RecvNext        // gradients from the next stage
 	Mux             // shared work: outgoing, to any rank
 	MuxIn           // shared work: incoming
+	Params          // collectives of weights and gradients among replicas, which may take longer than a layer
 	NumStreams
 )
 
-var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next", "recv_prev", "send_prev", "recv_next", "mux", "mux_in"}
+var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next", "recv_prev", "send_prev", "recv_next", "mux", "mux_in", "params"}
 
 func (s Stream) String() string { return streamNames[s] }
 

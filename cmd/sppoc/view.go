@@ -446,7 +446,7 @@ func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
 	switch {
 	case stream == ir.D2H || stream == ir.H2D:
 		return showExposed
-	case stream == ir.Coll && !late:
+	case (stream == ir.Coll || stream == ir.Params) && !late:
 		return showCollectiveWait
 	}
 	return showBubble

@@ -383,7 +383,7 @@ func newLineTable(p *plan.Plan) *lineTable {
 	if p.Mux.Left || p.Mux.Right {
 		keys = append(keys, "schedule.mux")
 	}
-	if p.Parallel.Zero >= plan.ZeroGradients {
+	if p.Parallel.Zero >= plan.ZeroGradients || p.Parallel.Zero > 0 && p.Parallel.DP > 1 {
 		keys = append(keys, "schedule.zero")
 	}
 	if p.Parallel.OptimizerOffload == plan.OffloadHost {

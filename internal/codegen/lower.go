@@ -253,7 +253,9 @@ func (s *lowering) act(a schedule.Action) {
 	case schedule.Head:
 		s.flow.rows = s.backwardHead(t, s.flow.rows)
 	case schedule.Enter:
-		s.enter()
+		s.enter(s.layerOf(a))
+	case schedule.Sum:
+		s.aside(func() { s.sumGradients(s.summedBy(t, int(a.Layer))) })
 	case schedule.EndOnHost:
 		if reader := s.work.tasks[a.Of]; s.plan.ResultOnHost(t, reader) {
 			s.flow.resultToHost(reader, s.flow.rows)
@@ -289,6 +291,16 @@ func (s *lowering) actOn(layer int, t plan.Task, a schedule.Action) {
 	default:
 		panic("codegen: an action without instructions: " + schedule.Ops[a.Op].Name)
 	}
+}
+
+// summedBy returns the parameters of a Sum: those of the k-th layer of a task's stage or, after the last layer, of the head.
+func (s *lowering) summedBy(t plan.Task, k int) []*param {
+	if k == len(s.stages[t.Stage]) {
+		return s.weights.head
+	}
+	layer := s.stages[t.Stage][k]
+	s.prov.Layer = int32(layer)
+	return s.weights.layer[layer]
 }
 
 // layerOf returns the global number of an action's layer.

@@ -51,7 +51,7 @@ func (w *sharedSlot) act(a schedule.Action) {
 	case schedule.Enter:
 		w.workOn(w.rank)
 		w.provide(t, w.layerOf(a))
-		w.enter()
+		w.enter(w.layerOf(a))
 	case schedule.FirstHalf:
 		w.workOn(t.Stage)
 		w.firstHalf(t, w.layerOf(a))

@@ -43,6 +43,9 @@ func (s *lowering) gradBuffer(p *param) uint32 {
 func (s *lowering) optimizer() {
 	s.prov.Phase = ir.PhaseOptimizer
 	s.decidedBy("lower", "train.optimizer")
+	for _, b := range s.visits.summing {
+		s.hold(b)
+	}
 	queue := s.newPassing()
 	queue.load()
 	if s.last() {
@@ -74,15 +77,16 @@ func (s *lowering) optimizer() {
 // weights to all ranks that use them. It returns the buffer from which they are sent, or -1.
 func (s *lowering) update(p *param, queue *passing) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
-		g := p.view(s.takeOver(p.grad), ir.F32)
-		s.gather(p, "", g, p.sum)
-		p.sum = g
+		if !p.back.Present() {
+			s.gatherBack(p)
+		}
+		p.sum = p.back
 	}
 	act := s.model.DType()
 	weight := p.stateView(p.master, ir.F32)
 	if act != ir.F32 {
 		weight = p.stateView(p.kept, act)
-		if p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
+		if p.zero > 0 && !p.sliced {
 			weight = s.scratch(p, ".slice", p.stateRows(), act)
 		}
 	}
@@ -96,11 +100,17 @@ func (s *lowering) update(p *param, queue *passing) int {
 		s.applyUpdate(p, given)
 	}
 	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer, ir.F32))
-	if p.zero == 0 || p.zero >= plan.ZeroWeights {
+	if p.zero == 0 || p.sliced {
 		return -1
 	}
 	s.gather(p, "", p.view(p.weight, act), weight)
 	return int(weight.Buffer)
+}
+
+// gatherBack gathers the slices of a summed gradient. It returns the buffer that the last collective reads.
+func (s *lowering) gatherBack(p *param) uint32 {
+	p.back = p.view(s.takeOver(p.grad), ir.F32)
+	return s.gather(p, "", p.back, p.sum)
 }
 
 // applyUpdate emits the optimizer's instructions for a parameter. The caller passes tensors by name;
@@ -143,22 +153,42 @@ func (s *lowering) applyUpdate(p *param, given map[string]ir.View) {
 // tokens of all replicas.
 func (e *emitter) averageOverReplicas(loss uint32) {
 	if e.plan.Parallel.DP > 1 {
-		e.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
+		e.allReduce(ir.Coll, vector(loss, ir.F32, 1), graph.GroupDP)
 	}
 }
 
-func (e *emitter) allReduce(v ir.View, group int64) {
-	e.op(ir.AllReduce, ir.Coll, []ir.View{v}, ir.Int(group))
+func (e *emitter) allReduce(stream ir.Stream, v ir.View, group int64) {
+	e.op(ir.AllReduce, stream, []ir.View{v}, ir.Int(group))
 }
 
-// completeGradients sums each gradient over the ranks that have partial sums of it: the ranks of the stage,
-// those with the other copy of a tied embedding, and the replicas.
+// sumGradients sums the gradients of a layer, or of the head, over all ranks while the backward pass continues. The
+// buffers in use are held until its end, so that nothing waits for a slow network.
+func (s *lowering) sumGradients(params []*param) {
+	s.decidedBy("lower", "train.optimizer")
+	for _, p := range params {
+		if !s.plan.SumsBeside(p.block, p.Param) {
+			continue
+		}
+		g := p.view(s.gradBuffer(p), ir.F32)
+		part := s.sumOverStage(p, g)
+		p.sum = s.sumOverReplicas(p, part)
+		s.visits.summing = append(s.visits.summing, part.Buffer)
+		switch {
+		case p.cut.Slices() == 1:
+		case p.zero == 0:
+			s.visits.summing = append(s.visits.summing, s.gatherBack(p))
+		default:
+			s.visits.summing = append(s.visits.summing, p.grad)
+		}
+	}
+}
+
+// completeGradients sums each gradient that is not yet complete over the ranks that have partial sums of it: the ranks of
+// the stage, those with the other copy of a tied embedding, and the replicas.
 func (s *lowering) completeGradients() {
 	s.aside(s.settle)
-	for _, p := range s.trained() {
-		if p.zero >= plan.ZeroGradients {
-			continue // completed at the end of a visit
-		}
+	late := slices.DeleteFunc(s.trained(), func(p *param) bool { return p.sum.Present() || p.zero >= plan.ZeroGradients })
+	for _, p := range late {
 		g := p.view(s.gradBuffer(p), ir.F32)
 		if p.shared == nil {
 			p.sum = s.sumOverStage(p, g)
@@ -167,12 +197,12 @@ func (s *lowering) completeGradients() {
 		to := p.view(p.shared.grad, ir.F32)
 		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 	}
-	for _, p := range s.trained() {
-		if p.shared != nil || p.zero >= plan.ZeroGradients {
+	for _, p := range late {
+		if p.shared != nil {
 			continue
 		}
 		if s.plan.Model.Tied && s.first() != s.last() && s.tables.tensors[p.tensor].Name == "embed" {
-			s.allReduce(p.sum, graph.GroupTied)
+			s.allReduce(ir.Coll, p.sum, graph.GroupTied)
 		}
 		p.sum = s.sumOverReplicas(p, p.sum)
 	}
@@ -209,7 +239,7 @@ func (s *lowering) gradNorm() {
 		}
 	}
 	if s.plan.Parallel.PP > 1 {
-		s.allReduce(vector(sums, ir.F32, n), graph.GroupPP)
+		s.allReduce(ir.Coll, vector(sums, ir.F32, n), graph.GroupPP)
 	}
 	for _, by := range []struct {
 		name  string

@@ -141,7 +141,9 @@ type param struct {
 	gradReady bool // grad has been allocated in this step
 	cut       plan.Slicing
 	zero      int     // ZeRO stage, which determines what the rank holds only a slice of
+	sliced    bool    // the weight, too, between steps
 	sum       ir.View // the complete gradient, or its slice
+	back      ir.View // without ZeRO: the complete gradient, gathered from slices
 	owner     bool    // included in the gradient norm (false for a tied copy)
 	shared    *param  // the embedding on the same stage to which this parameter is tied, or nil
 }
@@ -163,8 +165,9 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 
 // newParam creates a parameter and allocates those of its buffers that live through the whole run.
 func (e *emitter) newParam(b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
-	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent()}
+	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent(), back: ir.Absent()}
 	p.cut, p.zero, p.optimizer = e.plan.Slicing(g), e.plan.ZeroOf(b, g), e.plan.OptimizerOf(b, g)
+	p.sliced = e.plan.KeepsSlice(b, g)
 	p.tensor = e.tables.index[p.name]
 	n, act := ir.Bytes(p.elements()), e.model.DType()
 	if shared != nil {
@@ -173,7 +176,7 @@ func (e *emitter) newParam(b *graph.Block, g *graph.Param, prefix string, shared
 	}
 	state, name := ir.Bytes(p.stateElements()), p.name
 	switch {
-	case p.zero >= plan.ZeroWeights:
+	case p.sliced:
 		n, name = state, name+".slice"
 	case p.zero > 0:
 		n = ir.Bytes(p.padded())
@@ -192,7 +195,7 @@ func (e *emitter) newParam(b *graph.Block, g *graph.Param, prefix string, shared
 	switch {
 	case act != ir.F32:
 		p.master = e.persistIn(arena, p.name+".master", n*ir.F32.Bytes())
-	case p.zero == plan.ZeroState || p.zero == plan.ZeroGradients:
+	case p.zero > 0 && !p.sliced:
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
 	for _, state := range p.optimizer.States {
@@ -228,7 +231,7 @@ func (e *emitter) initialiseFrozen(p *param) {
 
 // keptView returns the view of the kept weight: whole, or this rank's slice.
 func (p *param) keptView(d ir.DType) ir.View {
-	if p.zero >= plan.ZeroWeights {
+	if p.sliced {
 		return p.stateView(p.kept, d)
 	}
 	return p.view(p.kept, d)
@@ -307,7 +310,7 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 // keptRectangles returns the rectangles of the kept weight (the whole weight or this rank's slice) in the
 // buffer of the given view.
 func (e *emitter) keptRectangles(p *param, v ir.View) []rectangle {
-	if p.zero >= plan.ZeroWeights {
+	if p.sliced {
 		return e.stateRectangles(p, v.Buffer, v.DType)
 	}
 	return e.rectangles(p, v)

@@ -13,10 +13,12 @@ import (
 // keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during the
 // computation of the previous visit, and freed at the end of their own.
 type visits struct {
-	number int                   // of the current visit
-	whole  map[int]plan.ParamSet // by layer: weights that are whole
-	lent   []uint32              // operands of gathers in progress, held until the next visit
-	owed   []owed                // gradients in transit, until the next backward visit ends
+	number  int                   // of the current visit
+	whole   map[int]plan.ParamSet // by layer: weights that are whole
+	entered int                   // layer of the current visit
+	lent    []lentHalf            // operands of gathers in progress
+	owed    []owed                // gradients in transit, until the next backward visit ends
+	summing []uint32              // operands of the collectives that sum whole gradients, held until the backward pass ends
 }
 
 // owed is a sum of gradients that a collective is computing.
@@ -28,9 +30,18 @@ type owed struct {
 	before bool     // p.sum contains the sum of earlier visits
 }
 
+// lentHalf is a buffer that a collective reads which gathers weights of a layer.
+type lentHalf struct {
+	layer  int
+	buffer uint32
+}
+
 // readBy returns the weights of a layer that a task reads.
 func (l *layout) readBy(t plan.Task, layer int) plan.ParamSet {
 	b := l.block(t, layer)
+	if l.plan.Parallel.Zero < plan.ZeroWeights {
+		return ^plan.ParamSet(0) // they are gathered once, for all tasks
+	}
 	reads := plan.ParamsRead(b, t.Kind)
 	if l.plan.RecomputesKV(t) && b.Attends {
 		reads |= plan.KVReads(b)
@@ -57,19 +68,25 @@ func (s *lowering) byVisit(name string) string {
 	return fmt.Sprintf("%s.%d", name, s.visits.number)
 }
 
-// enter begins a visit.
-func (s *lowering) enter() {
+// enter begins a visit to a layer. Operands of gathers are held until the next visit or, if weights are gathered once, until
+// their layer is visited.
+func (s *lowering) enter(layer int) {
+	before := s.visits.entered
 	s.visits.number++
-	for _, b := range s.visits.lent {
-		s.hold(b)
-	}
-	s.visits.lent = nil
+	s.visits.entered = layer
+	s.visits.lent = slices.DeleteFunc(s.visits.lent, func(l lentHalf) bool {
+		through := s.plan.Parallel.Zero >= plan.ZeroWeights || l.layer == layer || l.layer == before
+		if through {
+			s.hold(l.buffer)
+		}
+		return through
+	})
 }
 
 // gatherWeights gathers some weights of a layer, except those that are already whole.
 func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 	reads &^= s.visits.whole[layer]
-	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {
+	if reads == 0 || !slices.ContainsFunc(s.weights.layer[layer], func(p *param) bool { return p.sliced }) {
 		return
 	}
 	s.visits.whole[layer] |= reads
@@ -77,12 +94,12 @@ func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
 	for i, p := range s.weights.layer[layer] {
-		if p.zero < plan.ZeroWeights || !reads.Has(i) {
+		if !p.sliced || !reads.Has(i) {
 			continue
 		}
 		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
 		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
-			s.visits.lent = append(s.visits.lent, on)
+			s.visits.lent = append(s.visits.lent, lentHalf{layer, on})
 		}
 	}
 }

@@ -166,6 +166,15 @@ func (e *emitter) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	return list
 }
 
+// paramStream returns the stream of collectives on weights and gradients. Those of replicas cross the network and may take
+// longer than the computation of a layer, so they must not delay the layer's own collectives.
+func (e *emitter) paramStream() ir.Stream {
+	if e.plan.Parallel.DP > 1 {
+		return ir.Params
+	}
+	return ir.Coll
+}
+
 // sumOverStage sums a gradient over the ranks of a stage.
 func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 	if rows := p.cut.Whole(); rows > p.Local[0] {
@@ -175,12 +184,12 @@ func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
 		part := s.scratch(p, ".grad.stage", p.cut.Part(), ir.F32)
-		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, g}, ir.Int(graph.GroupSP))
+		s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, g}, ir.Int(graph.GroupSP))
 		return part
 	case p.Reduce == graph.GroupNames[graph.GroupSP]:
-		s.allReduce(g, graph.GroupSP)
+		s.allReduce(s.paramStream(), g, graph.GroupSP)
 	case p.Reduce == graph.GroupNames[graph.GroupKV]:
-		s.allReduce(g, graph.GroupKV)
+		s.allReduce(s.paramStream(), g, graph.GroupKV)
 	}
 	return g
 }
@@ -191,11 +200,11 @@ func (s *lowering) sumOverReplicas(p *param, g ir.View) ir.View {
 	case p.cut.DP > 1:
 		slice := s.scratch(p, ".grad.slice", p.cut.Rows, ir.F32)
 		s.eachPiece(p, g, slice, func(whole, part ir.View) {
-			s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, whole}, ir.Int(graph.GroupDP))
+			s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, whole}, ir.Int(graph.GroupDP))
 		})
 		return slice
 	case s.plan.Parallel.DP > 1:
-		s.allReduce(g, graph.GroupDP)
+		s.allReduce(s.paramStream(), g, graph.GroupDP)
 	}
 	return g
 }
@@ -210,12 +219,12 @@ func (s *lowering) gather(p *param, of string, whole, slice ir.View) uint32 {
 			all = s.scratch(p, of+".stage", p.cut.Part(), whole.DType)
 		}
 		s.eachPiece(p, all, slice, func(whole, part ir.View) {
-			s.op(ir.AllGather, ir.Coll, []ir.View{whole, part}, ir.Int(graph.GroupDP))
+			s.op(ir.AllGather, s.paramStream(), []ir.View{whole, part}, ir.Int(graph.GroupDP))
 		})
 		slice = all
 	}
 	if p.cut.SP > 1 {
-		s.op(ir.AllGather, ir.Coll, []ir.View{whole, slice}, ir.Int(graph.GroupSP))
+		s.op(ir.AllGather, s.paramStream(), []ir.View{whole, slice}, ir.Int(graph.GroupSP))
 	}
 	return slice.Buffer
 }
@@ -234,7 +243,7 @@ func (s *lowering) eachPiece(p *param, whole, slice ir.View, visit func(whole, p
 // scratch allocates a temporary buffer for the given number of rows of a parameter.
 func (s *lowering) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
 	name := p.name + ending
-	if p.zero >= plan.ZeroGradients {
+	if p.zero >= plan.ZeroGradients || p.sliced {
 		name = s.byVisit(name)
 	}
 	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])

@@ -271,8 +271,11 @@ func (g *Model) vocabTable(name string) Param {
 	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd}
 }
 
-// BlockLayer is the name of the block of a layer.
-const BlockLayer = "layer"
+// Names of blocks.
+const (
+	BlockEmbedding = "embedding"
+	BlockLayer     = "layer"
+)
 
 // Names of values, for other packages.
 const (
@@ -297,7 +300,7 @@ func (g *Model) positions(b *builder) Arg {
 }
 
 func (g *Model) embedding(sequence int64, r *role) *Block {
-	b := g.newBuilder("embedding")
+	b := g.newBuilder(BlockEmbedding)
 	b.role = r
 	h := int64(g.Hidden)
 	table := b.param(g.vocabTable("embed"))

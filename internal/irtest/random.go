@@ -155,7 +155,7 @@ func (g *generator) collective(st *stage) {
 	whole[0] *= int64(size)
 	dtype := g.dtype()
 	attrs := []ir.Attr{ir.Int(int64(group))}
-	stream := []ir.Stream{ir.Coll, ir.Mux}[g.r.IntN(2)]
+	stream := []ir.Stream{ir.Coll, ir.Mux, ir.Params}[g.r.IntN(3)]
 	switch g.r.IntN(4) {
 	case 3:
 		x := st.readable(ir.Device, dtype, share)

@@ -78,7 +78,7 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 // Each ZeRO stage keeps less in memory from step to step than the previous one, and leaves less work for the
 // end of the step. The time of its additional traffic appears in the layers instead.
 func TestZeroTradesMemoryForTraffic(t *testing.T) {
-	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
+	set := []string{"schedule.pp=1", "schedule.sp=4", "schedule.sp_mode=ulysses", "schedule.align=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
 	var before *plan.Plan
 	for _, zero := range []string{"0", "1", "2", "3"} {
 		p := plantest.Plan(t, "gpt-docs.sppo", append(set, "schedule.zero="+zero)...)
@@ -97,6 +97,23 @@ func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	p.Parallel.Zero = 4
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "or 0 for none, not 4") {
 		t.Errorf("an edited plan: %v", err)
+	}
+}
+
+// Replicas communicate during computation, so ZeRO 1 to 3 leave equal work for the end of the step, and less than no ZeRO.
+func TestReplicasCommunicateBesideWork(t *testing.T) {
+	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
+	var before *plan.Plan
+	for _, zero := range []string{"3", "2", "1", "0"} {
+		p := plantest.Plan(t, "gpt-docs.sppo", append(set, "schedule.zero="+zero)...)
+		switch {
+		case before == nil:
+		case zero == "0" && p.Time.OptimizerS <= before.Time.OptimizerS:
+			t.Errorf("without ZeRO a step ends in %s, with it in %s", p.Time.OptimizerS, before.Time.OptimizerS)
+		case zero != "0" && p.Time.OptimizerS != before.Time.OptimizerS:
+			t.Errorf("with zero = %s a step ends in %s, with the next stage in %s", zero, p.Time.OptimizerS, before.Time.OptimizerS)
+		}
+		before = p
 	}
 }
 

@@ -26,6 +26,7 @@ const (
 	Recompute
 	Visit
 	Reduce
+	Sum
 	Release
 	Reload
 	End
@@ -84,6 +85,8 @@ var Ops = [...]OpInfo{
 		"the offloaded tensors keep their device bytes until the Release.", Layer: "layer of the task's stage"},
 	Reduce: {Name: "Reduce", Doc: "Passes the divided gradients of a layer to collectives. The results of the previous Reduce are added to earlier sums.",
 		Task: "a task of the visit that has added to them", Layer: "layer of its stage"},
+	Sum: {Name: "Sum", Doc: "Begins to sum the whole gradients of a layer, or of the head, over ranks, if there are replicas. The last task that adds to them has run.",
+		Task: "a task of that visit", Layer: "layer of its stage; the number of its layers: the head"},
 	Release: {Name: "Release", Doc: "Ends the time allowed for a layer's copies to the host: the next user of the bytes waits for the copies.",
 		Task: "the forward whose layer was copied", Layer: "layer of its stage"},
 	Reload: {Name: "Reload", Doc: "Issues the copies that reload a layer.", Task: "the backward that needs the layer", Layer: "layer of its stage"},

@@ -26,7 +26,12 @@ func (w *writer) planVisits(n int) {
 const WholeLayers = 2
 
 // near returns the visits whose layers' weights are whole.
-func (w *writer) near() []Action { return w.visits[:min(WholeLayers, len(w.visits))] }
+func (w *writer) near() []Action {
+	if w.Once {
+		return w.visits
+	}
+	return w.visits[:min(WholeLayers, len(w.visits))]
+}
 
 // among reports whether any of the given visits is to the same layer as v.
 func (w *writer) among(list []Action, v Action) bool {
@@ -38,7 +43,7 @@ func (w *writer) sameLayer(a, b Action) bool {
 }
 
 // enter lists the beginning of the next visit. During the visit, the weights of its layer are whole, and those that the
-// following visit reads are being gathered.
+// following visit reads are being gathered. If weights are gathered once, the first visit begins to gather all of them.
 func (w *writer) enter() {
 	if len(w.visits) == 0 {
 		return
@@ -51,18 +56,21 @@ func (w *writer) enter() {
 		w.free(v)
 	}
 	w.lent = w.lent[:0]
+	if w.Once && len(w.whole) > 0 {
+		return
+	}
 	for at, v := range w.near() {
 		switch whole := w.among(w.whole, v); {
 		case !whole:
 			w.whole = append(w.whole, v)
 			w.add(v.as(Gather))
-		case at > 0:
+		case at > 0 && !w.Once:
 			w.add(v.as(Complete))
 		}
 	}
 }
 
-// leave ends a visit for which everything is gathered. Its weights stay whole if one of the next two visits reads them.
+// leave ends a visit for which everything is gathered. Its weights stay whole if a visit in the near future reads them.
 func (w *writer) leave() {
 	if len(w.visits) > 0 {
 		v := w.visits[0]
@@ -92,7 +100,46 @@ func (w *writer) lend(place, k, slot int) {
 // reduce lists that a visit passes its gradients to collectives, if it completes them.
 func (w *writer) reduce(i, at int) {
 	t := w.tasks[i]
-	if w.Reduces != nil && (t.Kind == WeightGrad || t.Kind == Backward && !w.links[i].split) && w.Reduces(t) {
+	if t.Kind == Forward || w.links[i].split {
+		return
+	}
+	if w.Reduces != nil && w.Reduces(t) {
 		w.add(w.visit(Reduce, i, at))
 	}
+	if w.Replicated && w.completes(i) {
+		w.add(w.visit(Sum, i, at))
+	}
+}
+
+// sumHead lists that the gradients of the head are summed, if a task completes them. The first layer comes before, because
+// memory is scarcest during the first visit.
+func (w *writer) sumHead(i int) {
+	if t := w.tasks[i]; w.Replicated && t.Stage == len(w.Layers)-1 && w.links[i].finalHead {
+		w.add(Action{Op: Sum, Task: int32(i), Layer: int32(w.layersOf(i))})
+	}
+}
+
+// markFinal records, for each task, the last one of its stage that adds to the gradients of the stage's layers, and marks
+// the last backward of each stage, which completes the gradients of a head.
+func markFinal(tasks []Task, links []link) {
+	lastBackward, lastAdds := map[int]int{}, map[int]int{}
+	for i, t := range tasks {
+		if t.Kind == Backward {
+			lastBackward[t.Stage] = i
+		}
+		if t.Kind != Forward && !links[i].split {
+			lastAdds[t.Stage] = i
+		}
+	}
+	for i, t := range tasks {
+		links[i].finalHead = t.Kind == Backward && lastBackward[t.Stage] == i
+		links[i].adds = int32(lastAdds[t.Stage])
+	}
+}
+
+// completes reports whether no later task adds to the gradients of a task's layers. The pieces of a shared slot add to them
+// together.
+func (w *writer) completes(i int) bool {
+	t, last := w.tasks[i], int(w.links[i].adds)
+	return i == last || w.isShared(t) && SameSlot(t, w.tasks[last])
 }

@@ -56,25 +56,29 @@ func (l *List) Last(place int) (last Action) {
 
 // Pipeline is the input from which schedules are written.
 type Pipeline struct {
-	Layers  []int           // [virtual stage]
-	Shared  int             // how many of the first slots the ranks of all stages share, in both passes
-	Staged  bool            // results that are read much later are kept on the host, as K and V may be
-	Gathers bool            // weights of layers are divided among ranks, and gathered for each visit
-	Reduces func(Task) bool // whether a task's visits end by reducing gradients that ranks divide; nil: none are divided
-	undone  []int           // [virtual stage]: how many layers, at the end of the stage, its backwards visit
-	frozen  int             // how many virtual stages at the start have no backward
-	embeds  bool            // whether the backwards of the first stage include the embedding
-	tasks   [][]Task
-	links   [][]link // [rank][task]
+	Layers     []int           // [virtual stage]
+	Shared     int             // how many of the first slots the ranks of all stages share, in both passes
+	Staged     bool            // results that are read much later are kept on the host, as K and V may be
+	Gathers    bool            // weights of layers are divided among ranks, and gathered for each visit
+	Once       bool            // weights are gathered once for all visits
+	Reduces    func(Task) bool // whether a task's visits end by reducing gradients that ranks divide; nil: none are divided
+	Replicated bool            // other ranks hold the same layers, so that gradients are summed as early as possible
+	undone     []int           // [virtual stage]: how many layers, at the end of the stage, its backwards visit
+	frozen     int             // how many virtual stages at the start have no backward
+	embeds     bool            // whether the backwards of the first stage include the embedding
+	tasks      [][]Task
+	links      [][]link // [rank][task]
 }
 
 // link connects a task with other tasks of its rank. Indices are -1 if there is no such task.
 type link struct {
-	undone int32 // for a backward: its forward
-	split  bool  // for a backward: whether its weight gradients are another task
-	reader int32 // the task that reads the result: the same task on the next stage, or the backward that begins with the head
-	first  int32 // number of layers of all earlier tasks
-	last   bool  // whether no later subsequence passes through the stage in this direction
+	undone    int32 // for a backward: its forward
+	split     bool  // for a backward: whether its weight gradients are another task
+	reader    int32 // the task that reads the result: the same task on the next stage, or the backward that begins with the head
+	first     int32 // number of layers of all earlier tasks
+	last      bool  // whether no later subsequence passes through the stage in this direction
+	adds      int32 // the last task that adds to gradients of its stage's layers
+	finalHead bool  // whether it is the last backward of its stage
 }
 
 // nearby is the number of tasks within which a result must be read to stay on the device: one task
@@ -120,6 +124,7 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 				links[i].reader = find(next)
 			}
 		}
+		markFinal(mine, links)
 		p.links = append(p.links, links)
 	}
 	return p
@@ -253,13 +258,19 @@ func (w *writer) task(i, groupEnd int) {
 		if at < w.visited(i) {
 			w.ownVisit(i, at)
 		}
+		if at == 0 {
+			w.sumHead(i)
+		}
 		if i+1 == groupEnd {
 			w.releaseBeside(at, at == layers-1)
 		}
 		w.reloadUpTo(i, coming, at+w.Ahead)
 	}
-	if layers == 0 && i+1 == groupEnd {
-		w.releaseBeside(0, true)
+	if layers == 0 {
+		w.sumHead(i)
+		if i+1 == groupEnd {
+			w.releaseBeside(0, true)
+		}
 	}
 	if t.Kind != Forward && t.Stage == 0 && w.embeds {
 		w.add(Action{Op: Embedding, Task: place})

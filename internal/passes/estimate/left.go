@@ -206,10 +206,10 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	switch a.Op {
 	case schedule.Enter:
 		st.now = max(st.now, st.whole)
-	case schedule.Gather:
-		st.whole = max(st.whole, st.now) + w.layer(w.Nodes[n].Stage, int(a.Layer)).under[0].Weights
-	case schedule.Reduce:
-		st.whole = max(st.whole, st.now) + w.layer(w.Nodes[n].Stage, int(a.Layer)).under[0].Gradients
+	case schedule.Gather, schedule.Reduce:
+		w.divided(st, n, a)
+	case schedule.Sum:
+		w.sum(st, n, a)
 	case schedule.FirstHalf:
 		w.firstHalf(st, n, int(a.Layer))
 	case schedule.SecondHalf:
@@ -226,6 +226,22 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	case schedule.Complete, schedule.Free: // take no time
 	default:
 		panic("estimate: an action of a shared slot without a duration: " + schedule.Ops[a.Op].Name)
+	}
+}
+
+// divided simulates a collective on a layer's divided weights or gradients. Without replicas, the next visit waits for it.
+func (w *sharedSlot) divided(st *simStage, n int32, a schedule.Action) {
+	visit := w.params.kinds[w.kindAt(n, a)].visit
+	switch {
+	case w.params.ownStream && a.Op == schedule.Gather:
+		w.gather(st, a)
+	case w.params.ownStream:
+		w.reduce(st, n, a)
+	case a.Op == schedule.Gather:
+		w.gather(st, a)
+		st.whole = max(st.whole, st.now) + visit.Weights
+	default:
+		st.whole = max(st.whole, st.now) + visit.Gradients
 	}
 }
 
@@ -323,7 +339,7 @@ func (w *sharedSlot) firstHalf(st *simStage, n int32, layer int) {
 	if t.Kind == plan.Backward {
 		k = int(t.End-t.First) - 1 - layer
 	}
-	st.now = max(st.now, w.lent[lentLayer{int(t.Rank), int(t.Stage), k}])
+	st.now = max(st.now, w.lent[lentLayer{int(t.Rank), int(t.Stage), k}], st.gathered[[2]int32{t.Stage, int32(layer)}])
 	if t.Kind == plan.Forward {
 		st.run(w.layer(t.Stage, layer).left.forward[0][t.At])
 		return

@@ -37,10 +37,25 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 			continue
 		}
 		t += u.kernels(b, param)
-		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients {
+		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients && !u.plan.SumsBeside(b, param) {
 			t += u.completed(param)
 		}
 		t += u.returned(b, param)
+	}
+	return t
+}
+
+// Summed returns the time to sum those gradients of a block that are summed during the backward pass.
+func (u Updater) Summed(b *graph.Block) (t ir.Seconds) {
+	for i := range b.Params {
+		param := &b.Params[i]
+		if !u.plan.SumsBeside(b, param) {
+			continue
+		}
+		t += u.completed(param)
+		if u.plan.ZeroOf(b, param) == 0 {
+			t += u.gathered(param, ir.F32)
+		}
 	}
 	return t
 }
@@ -89,13 +104,46 @@ func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 // returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
 // of a step.
 func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
-	switch u.plan.ZeroOf(b, param) {
-	case 0:
-		return u.gathered(param, ir.F32)
-	case plan.ZeroWeights:
+	switch zero := u.plan.ZeroOf(b, param); {
+	case zero == 0 && u.plan.SumsBeside(b, param), u.plan.KeepsSlice(b, param):
 		return 0
+	case zero == 0:
+		return u.gathered(param, ir.F32)
 	}
 	return u.gathered(param, u.graph.DType())
+}
+
+// ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not
+// if ranks share processors, which these collectives need.
+func (u Updater) ownStream() bool { return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 }
+
+// Once returns the time to gather those weights of a block that stay whole for a step.
+func (u Updater) Once(b *graph.Block) (t ir.Seconds) {
+	for i := range b.Params {
+		if param := &b.Params[i]; u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many()) {
+			t += u.gathered(param, u.graph.DType())
+		}
+	}
+	return t
+}
+
+// many reports whether a rank has more layers than can be whole at a time.
+func (u Updater) many() bool {
+	for r := range u.plan.Parallel.PP {
+		if u.plan.LayersOf(r) > schedule.WholeLayers {
+			return true
+		}
+	}
+	return false
+}
+
+// Beside returns the times of Visit of those collectives that take turns with the collectives of the layer: all, unless they
+// have a stream of their own.
+func (u Updater) Beside(kind int) (weights, gradients ir.Seconds) {
+	if u.ownStream() {
+		return 0, 0
+	}
+	return u.Visit(kind)
 }
 
 // Visit returns the times of the collectives that run during a layer of a kind: those that gather the weights
@@ -103,10 +151,7 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 // previous layer, as if these layers were of the same kind. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
 func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
 	layer := u.graph.Plain(kind)
-	many := false
-	for r := range u.plan.Parallel.PP {
-		many = many || u.plan.LayersOf(r) > schedule.WholeLayers
-	}
+	many := u.many()
 	for i := range layer.Params {
 		param := &layer.Params[i]
 		zero := u.plan.ZeroOf(layer, param)

@@ -44,6 +44,7 @@ type Costs struct {
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
 	lend                  lendCosts          // of tasks shared at the start
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
+	params                paramCosts
 	recomputing           map[recomputedKey]backwardTime
 	lastPlacement         lastPlacement
 	stream                streamCosts
@@ -112,13 +113,13 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	between := WidestLink(p, m, Neighbours)
 	stages := p.Parallel.PP
 	t := &Costs{graph: g, link: m.HostLink(), recompute: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
-	t.kinds = make([]layerCosts, g.Kinds())
+	t.kinds, t.params = make([]layerCosts, g.Kinds()), u.params()
 	t.findKinds(p)
 	for i, z := range shapes.Sizes {
 		forward, backward := plan.Task{Kind: plan.Forward, Subsequence: i}, plan.Task{Kind: plan.Backward, Subsequence: i}
 		for kind := range t.kinds {
 			k, b, z := &t.kinds[kind], g.LayerOf(kind), g.OfKind(z, kind)
-			weights, gradients := u.Visit(kind)
+			weights, gradients := u.Beside(kind)
 			beside := timeIf(p.GathersBeside(forward), weights)
 			under := VisitTime{timeIf(p.GathersBeside(backward), weights), timeIf(p.Completes(backward), gradients)}
 			k.under = append(k.under, under)

@@ -50,6 +50,7 @@ type simStage struct {
 	whole    ir.Seconds // when the weights and gradients of layers that were being gathered or reduced in a shared slot are complete
 	simStaging
 	simStream
+	simParams
 }
 
 // reset returns to the start of the step.
@@ -124,7 +125,7 @@ func (s *Simulation) Within(limit ir.Seconds) bool {
 // End returns the time at which the last rank finishes.
 func (s *Simulation) End() (end ir.Seconds) {
 	for i := range s.stages {
-		end = max(end, s.stages[i].now)
+		end = max(end, s.stages[i].now, s.stages[i].through)
 	}
 	return end
 }
@@ -181,7 +182,9 @@ func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.reload(st, a)
 	case schedule.End, schedule.EndOnHost:
 		s.endTask(st, n, a)
-	case schedule.Enter, schedule.Gather, schedule.Complete, schedule.Free, schedule.Reduce: // included in the times of visits
+	case schedule.Gather, schedule.Reduce, schedule.Sum:
+		s.actOnParams(st, n, a)
+	case schedule.Enter, schedule.Complete, schedule.Free: // take no time
 	default:
 		panic("estimate: an action without a duration: " + schedule.Ops[a.Op].Name)
 	}
@@ -253,6 +256,7 @@ func (s *Simulation) runEmbedding(st *simStage, t *walk.Node) {
 
 func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 	k := int(a.Layer)
+	st.now = max(st.now, st.gathered[[2]int32{t.Stage, a.Layer}])
 	switch t.Kind {
 	case plan.Forward:
 		begin := st.now

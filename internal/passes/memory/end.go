@@ -19,8 +19,10 @@ type ending struct {
 	cut                     plan.Slicing
 	whole, half, slice      ir.Bytes   // the gradient; its part after division among a stage's ranks; that part after division among replicas
 	halfWeight, sliceWeight ir.Bytes   // gathered tensors: after the first of two steps; own slice; 0: none
+	summed                  ir.Bytes   // what is freed once the backward pass has ended, if the gradient has been summed during it
 	update                  ir.Bytes   // temporaries of the optimizer
 	blocks                  []ir.Bytes // blocks of its optimizer state that pass through the device
+	beside                  bool       // its gradient has been summed during the backward pass
 }
 
 // endings returns the parameters that a stage's ranks update.
@@ -48,34 +50,47 @@ func (r *tracker) endings() (list []ending) {
 }
 
 func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
-	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param)}
+	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param), beside: r.plan.SumsBeside(b, param)}
 	of := func(rows int64, d ir.DType) ir.Bytes { return graph.Align(ir.Bytes(rows*param.Local[1]) * d.Bytes()) }
 	e.whole, e.half, e.slice = of(e.cut.Whole(), ir.F32), of(e.cut.Part(), ir.F32), of(e.cut.Rows, ir.F32)
-	sent := ir.F32 // type of the gradients that are sent without ZeRO
-	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
+	twice := e.cut.SP > 1 && e.cut.DP > 1 // collectives have two steps
+	sent := ir.F32                        // type of the gradients that are sent without ZeRO
+	sliced := r.plan.KeepsSlice(b, param)
+	if e.zero > 0 && !sliced {
 		if sent = r.graph.DType(); sent != ir.F32 {
 			e.sliceWeight = of(e.cut.Rows, sent)
 		}
 	}
-	if e.cut.SP > 1 && e.cut.DP > 1 && e.zero < plan.ZeroWeights {
+	if twice && !sliced && !(e.beside && e.zero == 0) {
 		e.halfWeight = of(e.cut.Part(), sent)
+	}
+	if e.beside && e.cut.Slices() > 1 {
+		e.summed = e.letGo() + halvesBeside(e.zero, e.cut, param)
 	}
 	slices := r.plan.StateSlices(b, param)
 	e.update = r.meter.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
-	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
+	if slices > 1 && twice && r.plan.OptimizerOf(b, param).Whole {
 		e.update += of(e.cut.Part(), r.graph.DType())
 	}
-	if types := r.plan.HostStates(r.graph, b, param); len(types) > 0 {
-		rows, each := r.plan.StateRows(b, param), r.plan.HostBlock(b, param)
-		for first := int64(0); first < rows; first += each {
-			n := ir.Bytes(0)
-			for _, d := range types {
-				n += graph.Align(ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes())
-			}
-			e.blocks = append(e.blocks, n)
-		}
-	}
+	e.blocks = r.stateBlocks(b, param)
 	return e
+}
+
+// stateBlocks returns the bytes of the blocks in which a parameter's optimizer state passes through the device.
+func (r *tracker) stateBlocks(b *graph.Block, param *graph.Param) (blocks []ir.Bytes) {
+	types := r.plan.HostStates(r.graph, b, param)
+	if len(types) == 0 {
+		return nil
+	}
+	rows, each := r.plan.StateRows(b, param), r.plan.HostBlock(b, param)
+	for first := int64(0); first < rows; first += each {
+		n := ir.Bytes(0)
+		for _, d := range types {
+			n += graph.Align(ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes())
+		}
+		blocks = append(blocks, n)
+	}
+	return blocks
 }
 
 // passing tracks the blocks of optimizer state on the device: the block being updated, the next and the previous one.
@@ -98,6 +113,9 @@ func (r *tracker) optimizer() {
 	r.note(plan.Task{}, r.hidden(r.sizes[0])) // the result that the last backward passes on
 	r.now[TermGradients] -= r.gradients.owed
 	list := r.endings()
+	for _, e := range list {
+		r.now[TermGradients] -= e.summed
+	}
 	var queue passing
 	for _, e := range list {
 		queue.waiting = append(queue.waiting, e.blocks...)
@@ -108,21 +126,13 @@ func (r *tracker) optimizer() {
 		r.note(plan.Task{}, running)
 		running -= less
 	}
-	for _, e := range list {
-		if e.zero < plan.ZeroGradients && e.cut.SP > 1 {
-			step(e.half, e.letGo())
-		}
-	}
-	for _, e := range list {
-		switch {
-		case e.zero >= plan.ZeroGradients || e.cut.DP == 1:
-		case e.cut.SP > 1:
-			step(e.slice, e.half)
-		default:
-			step(e.slice, e.letGo())
-		}
-	}
+	completeLate(list, step)
 	r.norm(running)
+	for _, e := range list {
+		if e.beside && e.gathers() {
+			running -= e.slice
+		}
+	}
 	lagging := ir.Bytes(0)
 	for _, e := range list {
 		more := max(e.halfWeight, e.update)
@@ -135,11 +145,33 @@ func (r *tracker) optimizer() {
 			running -= e.sliceWeight
 		}
 		step(e.sliceWeight+more, more+lagging)
-		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
+		if lagging = e.sliceWeight; e.gathers() && !e.beside {
 			running -= e.slice // the slices have been gathered into the whole gradient
 		}
 	}
 }
+
+// completeLate tracks the sums of the gradients that have not been summed earlier.
+func completeLate(list []ending, step func(more, less ir.Bytes)) {
+	late := slices.DeleteFunc(slices.Clone(list), func(e ending) bool { return e.zero >= plan.ZeroGradients || e.beside })
+	for _, e := range late {
+		if e.cut.SP > 1 {
+			step(e.half, e.letGo())
+		}
+	}
+	for _, e := range late {
+		switch {
+		case e.cut.DP == 1:
+		case e.cut.SP > 1:
+			step(e.slice, e.half)
+		default:
+			step(e.slice, e.letGo())
+		}
+	}
+}
+
+// gathers reports whether the slices of the summed gradient are gathered into the whole gradient.
+func (e *ending) gathers() bool { return e.zero == 0 && e.cut.Slices() > 1 }
 
 // letGo returns the bytes that are freed once the whole gradient has been sliced: none if the slices are
 // gathered into it again.

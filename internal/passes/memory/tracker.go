@@ -151,7 +151,8 @@ func (r *tracker) act(t plan.Task, a schedule.Action) {
 	case schedule.Head:
 		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.plan.HeadSize(r.sizes[t.Subsequence]))
 	case schedule.Enter:
-		r.gradients.enter()
+		r.note(t, r.hidden(r.sizes[t.Subsequence])) // what has been reloaded and the halves of gathers are both on the device
+		r.gradients.enter(r.layerAt(a))
 	case schedule.End, schedule.EndOnHost:
 		r.endStaged(t, a)
 		if t.Kind == plan.Forward && t.Subsequence == len(r.sizes)-1 {
@@ -168,7 +169,7 @@ func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 	case schedule.KVFromHost:
 		r.kvFromHost(r.plan.Tasks[r.rank][a.Task], int(a.Layer))
 	case schedule.Gather:
-		r.gradients.gather(r.gradients.visitOf(a))
+		r.gradients.gather(r.layerAt(a), r.gradients.visitOf(a))
 	case schedule.Free:
 		r.gradients.free(r.gradients.visitOf(a))
 	case schedule.LoadInput, schedule.Recompute:
@@ -177,6 +178,8 @@ func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 		r.visit(t, at, a)
 	case schedule.Reduce:
 		r.gradients.reduce(r.first[t.Stage]+int(a.Layer), r.gradients.visitOf(a))
+	case schedule.Sum:
+		r.now[TermGradients] += r.gradients.visitOf(a).beside
 	case schedule.Release:
 		r.kept.release(at, a)
 	case schedule.Reload:
@@ -185,6 +188,11 @@ func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 	default:
 		panic("memory: an action whose bytes are not counted: " + schedule.Ops[a.Op].Name)
 	}
+}
+
+// layerAt returns the stage of an action's task, and the number of its layer there.
+func (r *tracker) layerAt(a schedule.Action) [2]int32 {
+	return [2]int32{int32(r.plan.Tasks[r.rank][a.Task].Stage), a.Layer}
 }
 
 func (r *tracker) embedding(t plan.Task, at *walk.Node) {

@@ -1,6 +1,8 @@
 package memory
 
 import (
+	"slices"
+
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/schedule"
@@ -15,8 +17,9 @@ type gradients struct {
 	reduced []bool   // layers whose gradients have been reduced into slices
 	owed    ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
 
-	visits  []visitBytes // by kind of layers
-	halves  ir.Bytes     // bytes between the two steps of the visit's gathers
+	visits  []visitBytes // by kind of layers, and of the head
+	lent    []lentHalves // by gathers in progress
+	entered [2]int32     // stage and layer of the current visit
 	passing params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
 }
 
@@ -26,6 +29,7 @@ func newGradients(g *gauge) gradients {
 	for kind := range g.graph.Kinds() {
 		list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.LayerOf(kind)))
 	}
+	list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.Head))
 	return list
 }
 
@@ -61,15 +65,31 @@ func wholeGradients(p *plan.Plan, b *graph.Block, of params) (n ir.Bytes) {
 }
 
 // gather counts the whole weights of a layer, and the halves of its gathers until the next visit.
-func (g *gradients) gather(v *visitBytes) {
+func (g *gradients) gather(at [2]int32, v *visitBytes) {
 	g.now[TermWeights] += v.weights + v.halves
-	g.halves += v.halves
+	if v.halves > 0 {
+		g.lent = append(g.lent, lentHalves{at, v.halves})
+	}
 }
 
-// enter begins a visit.
-func (g *gradients) enter() {
-	g.now[TermWeights] -= g.halves
-	g.halves = 0
+// lentHalves are the bytes between the two steps of the gathers of a layer, given its stage and its number there.
+type lentHalves struct {
+	at    [2]int32
+	bytes ir.Bytes
+}
+
+// enter begins a visit. The bytes between the steps of gathers are held until the next visit or, if weights are gathered
+// once, until their layer is visited.
+func (g *gradients) enter(at [2]int32) {
+	before := g.entered
+	g.entered = at
+	g.lent = slices.DeleteFunc(g.lent, func(l lentHalves) bool {
+		through := g.plan.Parallel.Zero >= plan.ZeroWeights || l.at == at || l.at == before
+		if through {
+			g.now[TermWeights] -= l.bytes
+		}
+		return through
+	})
 }
 
 // free counts the weights of a layer with the running block: each is freed after its last use in the visit.
@@ -93,9 +113,12 @@ func (g *gradients) reduce(own int, v *visitBytes) {
 	g.now[TermGradients] += g.owed
 }
 
-// visitOf returns the bytes of a visit to the layer of an action.
+// visitOf returns the bytes of a visit to the layer of an action, or to the head.
 func (g *gradients) visitOf(a schedule.Action) *visitBytes {
 	stage := g.plan.Tasks[g.rank][a.Task].Stage
+	if int(a.Layer) == g.plan.LayersPerStage[stage] {
+		return &g.visits[len(g.visits)-1]
+	}
 	return &g.visits[g.graph.KindOf(g.plan.LayerAt(stage, int(a.Layer)))]
 }
 
@@ -105,6 +128,19 @@ type visitBytes struct {
 	weights, gradients ir.Bytes // bytes when whole
 	halves, halfSums   ir.Bytes // bytes between the two steps of a collective; 0: it has one step
 	sums               ir.Bytes // summed slices of the gradients
+	beside             ir.Bytes // slices of whole gradients that are summed during the backward pass, and the bytes between the steps
+}
+
+// halvesBeside returns the bytes between the steps of the collectives that sum a gradient and, without ZeRO, gather it.
+func halvesBeside(zero int, cut plan.Slicing, param *graph.Param) ir.Bytes {
+	if cut.SP == 1 || cut.DP == 1 {
+		return 0
+	}
+	half := graph.Align(ir.Bytes(cut.Part()*param.Local[1]) * ir.F32.Bytes())
+	if zero == 0 {
+		half *= 2
+	}
+	return half
 }
 
 func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitBytes) {
@@ -116,7 +152,7 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 		if cut.SP > 1 && cut.DP > 1 {
 			half = ir.Bytes(cut.Part() * param.Local[1])
 		}
-		if zero >= plan.ZeroWeights {
+		if p.KeepsSlice(layer, param) {
 			n.gathered |= 1 << i
 			n.weights += graph.Align(whole * g.DType().Bytes())
 			n.halves += graph.Align(half * g.DType().Bytes())
@@ -126,6 +162,9 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 			n.gradients += graph.Align(whole * ir.F32.Bytes())
 			n.halfSums += graph.Align(half * ir.F32.Bytes())
 			n.sums += graph.Align(ir.Bytes(cut.Rows*param.Local[1]) * ir.F32.Bytes())
+		}
+		if p.SumsBeside(layer, param) && cut.Slices() > 1 {
+			n.beside += graph.Align(ir.Bytes(cut.Rows*param.Local[1])*ir.F32.Bytes()) + halvesBeside(zero, cut, param)
 		}
 	}
 	return n

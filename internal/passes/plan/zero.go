@@ -47,6 +47,19 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 // backward of the first subsequence does, which is the last one of the microbatch.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
+// SumsBeside reports whether the gradient of a parameter is summed over ranks during the rest of the backward pass, rather than
+// at the end of the step. A tied embedding has gradients on two stages, and nothing follows the backward of an embedding.
+func (p *Plan) SumsBeside(b *graph.Block, param *graph.Param) bool {
+	return p.Parallel.DP > 1 && b.Name != graph.BlockEmbedding && !param.Tied && !param.Frozen && p.ZeroOf(b, param) < ZeroGradients
+}
+
+// KeepsSlice reports whether a rank keeps only a slice of a weight from step to step. With replicas, ZeRO stages 1 and 2
+// gather the weights of layers in the next step, where this takes place beside computation; they stay whole for the step.
+func (p *Plan) KeepsSlice(b *graph.Block, param *graph.Param) bool {
+	zero := p.ZeroOf(b, param)
+	return zero >= ZeroWeights || zero >= ZeroState && p.Parallel.DP > 1 && b.Name == graph.BlockLayer && !param.Frozen
+}
+
 // GathersBeside reports whether, under ZeroWeights, the weights of other layers are gathered while
 // a task visits its own layers. In layer order, a group of one or two layers stays whole while the
 // sequence passes through it, and only its last task gathers the next group.
@@ -188,7 +201,7 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.DType) ir.Bytes {
 	rows, zero, cut := param.Local[0], p.ZeroOf(b, param), p.Slicing(param)
 	switch {
-	case zero >= stage:
+	case zero >= stage, stage == ZeroWeights && p.KeepsSlice(b, param):
 		rows = cut.Rows
 	case stage == ZeroGradients || zero > 0:
 		rows = cut.Whole()
@@ -198,8 +211,7 @@ func (p *Plan) dividedBytes(b *graph.Block, param *graph.Param, stage int, d ir.
 
 // weightIsMaster reports whether the optimizer updates the weight itself, rather than an f32 master of it.
 func (p *Plan) weightIsMaster(g *graph.Model, b *graph.Block, param *graph.Param) bool {
-	zero := p.ZeroOf(b, param)
-	return g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights)
+	return g.DType() == ir.F32 && (p.ZeroOf(b, param) == 0 || p.KeepsSlice(b, param))
 }
 
 // SavedBytes returns the bytes that a checkpoint contains for a block's parameters on one rank: the weight, or

@@ -680,9 +680,9 @@ func (b *bounds) endOf(p *plan.Plan) end {
 		e.head = u.Block(g.Head)
 	}
 	if !p.LayerOrder() { // in layer order, a task may have none of this traffic
-		e.visit.forward, e.visit.backward = u.Visit(0)
+		e.visit.forward, e.visit.backward = u.Beside(0)
 		for kind := range g.Kinds() {
-			weights, gradients := u.Visit(kind)
+			weights, gradients := u.Beside(kind)
 			e.visit = visit{min(e.visit.forward, weights), min(e.visit.backward, gradients)}
 		}
 	}

@@ -124,7 +124,9 @@ func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
-	of.Gathers = p.Parallel.Zero >= plan.ZeroWeights
+	of.Replicated = p.Parallel.DP > 1
+	of.Gathers = p.Parallel.Zero >= plan.ZeroWeights || p.Parallel.Zero > 0 && of.Replicated
+	of.Once = p.Parallel.Zero < plan.ZeroWeights
 	if p.Parallel.Zero >= plan.ZeroGradients {
 		of.Reduces = p.Completes
 	}

@@ -76,7 +76,7 @@ func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
 func (r *rank) books() Pipeline {
 	c := &r.clocks[ir.Compute]
 	return Pipeline{
-		Ranks: 1, End: ir.Seconds(c.now), Busy: ir.Seconds(c.busy + r.waits[ir.Coll]),
+		Ranks: 1, End: ir.Seconds(c.now), Busy: ir.Seconds(c.busy + r.waits[ir.Coll] + r.waits[ir.Params]),
 		Exposed: ir.Seconds(r.waits[ir.D2H] + r.waits[ir.H2D]),
 	}
 }

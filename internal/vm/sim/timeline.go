@@ -103,7 +103,7 @@ func (s Split) Bubble() ir.Seconds {
 func (t *Timeline) Split() (all Split) {
 	for i := range t.Ranks {
 		r, count := &t.Ranks[i], ir.Seconds(t.Ranks[i].Count)
-		all = all.Add(Split{t.Ranks[i].Count, t.Makespan, r.Busy[ir.Compute] * count, r.Transfers() * count, (r.Waits[ir.Coll] + r.Messages()) * count})
+		all = all.Add(Split{t.Ranks[i].Count, t.Makespan, r.Busy[ir.Compute] * count, r.Transfers() * count, (r.Waits[ir.Coll] + r.Waits[ir.Params] + r.Messages()) * count})
 	}
 	return all
 }
