@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/plan"
@@ -586,10 +587,28 @@ func (e *env) weigh(sequences float64, weight uint32) {
 	}
 }
 
-// loadDocuments begins a section by loading the positions of all its tokens in their documents, for models that
+// readsPositions reports whether the rank has attention that reads positions in the section: of its own layers, or of layers
+// whose attention it shares.
+func (s *lowering) readsPositions() bool {
+	own := s.plan.StagesOf(s.rank)
+	for j, layers := range s.stages {
+		shares := s.trains() && (s.plan.Mux.Left || s.plan.Mux.Right && j > s.rank)
+		for _, layer := range layers {
+			if s.layerOfModel(layer).Given(graph.ValuePositions) == graph.Missing {
+				continue
+			}
+			if slices.Contains(own, j) || shares && (s.plan.Mux.Left || s.model.Full(layer)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// loadDocuments begins a section by loading the positions of all its tokens in their documents, for ranks that
 // need them. They stay live until the last attention reads them.
 func (s *lowering) loadDocuments(microbatches int) {
-	if !s.model.Gives(graph.ValuePositions) {
+	if !s.readsPositions() {
 		return
 	}
 	z := s.plan.Size(0)
