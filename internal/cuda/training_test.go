@@ -212,7 +212,7 @@ func TestPlantedTraining(t *testing.T) {
 		t.Skip("only the cpu device runs, and the tests of e2e run it under the race detector")
 	}
 	dir := wordsFolder(t)
-	steps := 5
+	steps := 8
 	if os.Getenv("SPPO_LONG") != "" {
 		steps = 20
 	}
