@@ -27,13 +27,19 @@ func (v value) plus(w value) value {
 	return v
 }
 
-// times multiplies a value by a number, which is a fraction whose denominator is a power of two.
+// times multiplies a value by a number: by p/q if that is the nearest number to a fraction with a small denominator, so that three
+// times a third is 1, and otherwise by the number itself, a fraction whose denominator is a power of two.
 func (v value) times(x float64) value {
 	if x == 1 {
 		return v
 	}
-	fraction, exponent := math.Frexp(math.Abs(x))
-	factor := rotate(uint64(fraction*(1<<53)), exponent-53)
+	var factor uint64
+	if p, q, ok := rational(math.Abs(x)); ok {
+		factor = product(p, power(q, prime-2))
+	} else {
+		fraction, exponent := math.Frexp(math.Abs(x))
+		factor = rotate(uint64(fraction*(1<<53)), exponent-53)
+	}
 	for i := range v {
 		v[i] = product(v[i], factor)
 		if x < 0 && v[i] > 0 {
@@ -41,6 +47,38 @@ func (v value) times(x float64) value {
 		}
 	}
 	return v
+}
+
+// rational returns the fraction p/q with q below 2^20 and p below 2^30 to which x is the nearest number, from the convergents of its
+// continued fraction.
+func rational(x float64) (p, q uint64, ok bool) {
+	p, q = 1, 0
+	lastP, lastQ, rest := uint64(0), uint64(1), x
+	for rest < 1<<30 {
+		whole := math.Floor(rest)
+		p, lastP = uint64(whole)*p+lastP, p
+		q, lastQ = uint64(whole)*q+lastQ, q
+		switch {
+		case q >= 1<<20 || p >= 1<<30:
+			return 0, 0, false
+		case float64(p)/float64(q) == x:
+			return p, q, true
+		}
+		rest = 1 / (rest - whole)
+	}
+	return 0, 0, false
+}
+
+// power returns x^n modulo the prime.
+func power(x, n uint64) uint64 {
+	y := uint64(1)
+	for ; n > 0; n >>= 1 {
+		if n&1 == 1 {
+			y = product(y, x)
+		}
+		x = product(x, x)
+	}
+	return y
 }
 
 // rotate returns x * 2^n modulo the prime, for x below 2^61: modulo the prime, 2^61 is 1.
