@@ -86,17 +86,6 @@ func torchCSV(p *plan.Plan) (string, []string, error) {
 	if p.Mux.Left || p.Mux.Right {
 		return "", nil, cli.Usagef("ranks share tasks, which the format cannot state; use --set schedule.mux=off")
 	}
-	var b strings.Builder
-	name := strategy.Namer(p)
-	for _, tasks := range p.Tasks {
-		for i, t := range tasks {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			b.WriteString(name(t))
-		}
-		b.WriteByte('\n')
-	}
 	var lost []string
 	if n := p.Subsequences.N; n > 1 {
 		lost = append(lost, fmt.Sprintf("%s, which count as microbatches: subsequence s of microbatch m is m*%d + s. PyTorch does not pass K and V between microbatches, so it can check and draw this order, but not train with it",
@@ -105,5 +94,5 @@ func torchCSV(p *plan.Plan) (string, []string, error) {
 	if p.LayerOrder() {
 		lost = append(lost, "order = layer: as strategy = csv, the same order keeps K and V of all layers")
 	}
-	return b.String(), lost, nil
+	return strategy.Text(p), lost, nil
 }

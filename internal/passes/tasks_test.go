@@ -45,22 +45,6 @@ func statedOrder(t *testing.T, file string) *plan.Plan {
 	return p
 }
 
-// cells writes tasks as a file states them.
-func cells(p *plan.Plan) string {
-	var b strings.Builder
-	name := strategy.Namer(p)
-	for _, tasks := range p.Tasks {
-		for i, t := range tasks {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			b.WriteString(name(t))
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
-
 // plainCells removes idle times and overlaps from the text of a file.
 func plainCells(text string) string {
 	text = strings.NewReplacer("\r", "", "(", "", ")OVERLAP_F_B", "", ";", ",").Replace(text)
@@ -83,7 +67,7 @@ func TestTasksOfTorch(t *testing.T) {
 	written, folder := map[string][]int{}, t.TempDir()
 	write := func(name string, p *plan.Plan) {
 		written[name] = unitCosts{1, 1, 1}.run(t, p).held
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(cells(p)), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(strategy.Text(p)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,7 +77,7 @@ func TestTasksOfTorch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := cells(p), plainCells(string(text)); got != want {
+		if got, want := strategy.Text(p), plainCells(string(text)); got != want {
 			t.Errorf("%s came back as\n%s\nwant\n%s", name, got, want)
 		}
 		if write(name, p); !slices.Equal(written[name], slots[name]) {
@@ -204,7 +188,7 @@ func TestTasksAreWhatTheFileStates(t *testing.T) {
 	} {
 		want := ordered(t, c.strategy, 2, c.v, c.n, c.m)
 		file := filepath.Join(t.TempDir(), "tasks.csv")
-		if err := os.WriteFile(file, []byte(cells(want)), 0o644); err != nil {
+		if err := os.WriteFile(file, []byte(strategy.Text(want)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		set := []string{fmt.Sprintf("train.batch=%d", c.m), fmt.Sprintf("schedule.subsequences=%d", c.n), "model.layers=4"}
@@ -219,7 +203,7 @@ func TestTasksAreWhatTheFileStates(t *testing.T) {
 		if err := Run(sp, p, pass.Options{}); err != nil {
 			t.Fatalf("%s: %v", c.strategy, err)
 		}
-		if got, order := cells(p), cells(want); got != order || p.Parallel.Microbatches != c.m {
+		if got, order := strategy.Text(p), strategy.Text(want); got != order || p.Parallel.Microbatches != c.m {
 			t.Errorf("%s became\n%s\nwant\n%s", c.strategy, got, order)
 		}
 		var text strings.Builder

@@ -3,6 +3,7 @@ package strategy
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/words"
@@ -53,6 +54,22 @@ func fileOrder(p *plan.Plan, rank int) []plan.Task {
 		tasks = append(tasks, plan.Task{Kind: kinds[a.Kind], Microbatch: a.Microbatch / n, Subsequence: a.Microbatch % n, Stage: a.Stage})
 	}
 	return tasks
+}
+
+// Text returns the order of a plan's tasks as a file states it: a line for each pipeline rank.
+func Text(p *plan.Plan) string {
+	var b strings.Builder
+	name := Namer(p)
+	for _, tasks := range p.Tasks {
+		for i, t := range tasks {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(name(t))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
 }
 
 // Namer returns a function that writes the tasks of a plan as a file states them: virtual stage, kind, microbatch. B is a
