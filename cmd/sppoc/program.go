@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/internal/compile"
 	"sppo.dev/internal/meaning"
@@ -26,7 +28,7 @@ import (
 func build(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "write the program to this file")
 	cli.Files(flags, "output", cli.ProgramFiles...)
-	force := flags.Bool("force", false, "write the program even if it does not fit")
+	force := flags.Bool("force", false, "write the program even if it does not fit, or if the proof of its meaning refuses it")
 	set := cli.JobFlags(flags)
 	options := passFlags(flags)
 	return func(env *cli.Env, args []string) error {
@@ -62,7 +64,11 @@ func build(flags *pflag.FlagSet) cli.Action {
 			tensors, unproved, err = compile.Prove(job.Program)
 			return err
 		}); err != nil {
-			return cli.Wrong(err)
+			w.End()
+			if err := refusal(env, err, *force); err != nil {
+				return err
+			}
+			unproved = "refused"
 		}
 		w.End()
 		if !job.Plan.Memory.Fits {
@@ -151,6 +157,16 @@ func verify(flags *pflag.FlagSet) cli.Action {
 		}
 		return nil
 	}
+}
+
+// refusal returns the error of a proof that is not made. If the proof refuses the program, force prints the refusal instead: it may
+// be the proof that is wrong.
+func refusal(env *cli.Env, err error, force bool) error {
+	if !force || !errors.As(err, new(*sppo.BugError)) {
+		return cli.Wrong(err)
+	}
+	fmt.Fprintf(env.Stderr, "%s: %v\n", env.Name, err)
+	return nil
 }
 
 // prove proves what a program computes, and prints how much of the model it trains.
