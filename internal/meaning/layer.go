@@ -417,18 +417,18 @@ func (r *reference) trained(p *ir.Program, i int) bool {
 
 // initial returns what a tensor is at the beginning of a run: a fill, or normally distributed values.
 func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
-	short := name[max(0, lastDot(name)+1):]
+	short, drawn := name[max(0, lastDot(name)+1):], r.InitStd
 	switch {
 	case short == "gamma":
 		return constantOne.times(1 - r.NormOffset)
-	case short == "lora_a":
-		return normalKey(tensor, 1/math.Sqrt(3*float64(shape[0]))).value()
 	case short == "lora_b", shape[1] == 1:
 		return value{}
+	case short == "lora_a":
+		drawn = 1 / math.Sqrt(3*float64(shape[0]))
 	case slices.Contains([]string{"wo", "w2", "w_down"}, short):
-		return normalKey(tensor, r.InitStd/math.Sqrt(2*float64(r.Layers))).value()
+		drawn /= math.Sqrt(2 * float64(r.Layers))
 	}
-	return normalKey(tensor, r.InitStd).value()
+	return r.named("the initial "+name, normalKey(tensor, drawn).value())
 }
 
 func lastDot(name string) int {
