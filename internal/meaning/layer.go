@@ -421,10 +421,10 @@ func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 	switch {
 	case short == "gamma":
 		return constantOne.times(1 - r.NormOffset)
-	case short == "lora_b", shape[1] == 1:
-		return value{}
 	case short == "lora_a":
 		drawn = 1 / math.Sqrt(3*float64(shape[0]))
+	case short == "lora_b", shape[1] == 1:
+		return value{}
 	case slices.Contains([]string{"wo", "w2", "w_down"}, short):
 		drawn /= math.Sqrt(2 * float64(r.Layers))
 	}
