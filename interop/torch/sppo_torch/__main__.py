@@ -1,0 +1,139 @@
+"""The command: sppo-torch run PROGRAM.sppb, or python -m sppo_torch run PROGRAM.sppb."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import Refused, checkpoint
+from .program import read
+from .train import Job
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sppo-torch", description="Runs training programs of sppo (.sppb) with PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("run", help="train")
+    train.add_argument("--steps", type=int, help="stop after this step (default: the program's last)")
+    train.add_argument("--save", metavar="FOLDER", help="write checkpoints, named step-N, to this folder")
+    train.add_argument("--save-every", type=int, default=0, metavar="STEPS", help="also write them every so many steps")
+    train.add_argument("--keep", type=int, default=2, help="how many checkpoints are kept (default 2)")
+    evaluate = commands.add_parser("eval", help="print the validation loss of a checkpoint")
+    for command in (train, evaluate):
+        command.add_argument("program", metavar="PROGRAM.sppb")
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+        command.add_argument("--dir", default="", help="look for data files in this folder (default: the current one)")
+        command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest checkpoint")
+        command.add_argument("--seed", type=int, help="use this seed instead of the program's")
+        command.add_argument("--threads", type=int, default=0, help="threads for kernels (default: torch's choice)")
+        command.add_argument("--json", action="store_true", help="print one JSON object per line")
+        command.add_argument("-q", "--quiet", action="store_true", help="print no progress")
+    return parser
+
+
+def _device(kind: str) -> torch.device:
+    """Returns this process's device, and joins the other processes if torchrun started several."""
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise Refused("this machine has no GPU that torch can use: run with --device cpu")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", device_id=device if kind == "cuda" else None)
+    return device
+
+
+class _Report:
+    """Prints what a run does: JSON to standard output, progress to standard error; only in process 0."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        first = int(os.environ.get("RANK", 0)) == 0
+        self.json, self.text = arguments.json and first, not arguments.quiet and first
+
+    def say(self, text: str, **values: Any) -> None:
+        if self.json and values:
+            print(json.dumps(values), flush=True)
+        if self.text:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _validate(job: Job, report: _Report) -> None:
+    loss = job.validate()
+    if loss is not None:
+        report.say(f"step {job.step}  validation loss {loss:.4f}", step=job.step, eval_loss=loss)
+
+
+def _peaks(job: Job) -> dict[str, int]:
+    """Returns the bytes of the largest arenas, and on CUDA what torch allocated beside those of this process."""
+    arenas = [[max(a.numel() for a in side) for side in zip(*(r.arenas for r in job.ranks))]]
+    device, host = (max(side) for side in zip(*(part for parts in job.links.share(arenas) for part in parts)))
+    peaks = {"device_peak_bytes": device, "host_peak_bytes": host}
+    if job.device.type == "cuda":
+        own = sum(r.arenas[0].numel() for r in job.ranks)
+        peaks["beside_bytes"] = torch.cuda.max_memory_allocated(job.device) - own
+    return peaks
+
+
+def _train(job: Job, arguments: argparse.Namespace, report: _Report) -> None:
+    settings = job.settings
+    every, last = settings["eval_every"], min(settings["steps"], arguments.steps or settings["steps"])
+    if every and job.step == 0:
+        _validate(job, report)
+    saved, refused, validated, began = -1, 0, -1, time.monotonic()
+    for result in job.train(last):
+        seconds = time.monotonic() - began
+        speed = settings["batch"] * settings["sequence"] / seconds
+        values = {"step": result.step, "loss": result.loss, "tokens_per_s": speed, "step_s": seconds}
+        values |= {"grad_norm": result.norm, "lr": result.lr} | ({"skipped": True} if result.skipped else {})
+        report.say(f"step {result.step}/{last}  loss {result.loss:.4f}  {speed:.0f} tokens/s", **values)
+        refused = refused + 1 if result.skipped else 0
+        if refused and refused >= (settings.get("max_skipped") or refused + 1):
+            raise Refused(f"{refused} steps in a row were skipped")
+        if every and result.step % every == 0:
+            _validate(job, report)
+            validated = result.step
+        if arguments.save and arguments.save_every and result.step % arguments.save_every == 0:
+            checkpoint.save(job, arguments.save, arguments.keep)
+            saved = result.step
+        began = time.monotonic()
+    if arguments.save and saved != job.step:
+        checkpoint.save(job, arguments.save, arguments.keep)
+    if validated != job.step:
+        _validate(job, report)
+    report.say("done", done=True, steps=job.step, **_peaks(job))
+
+
+def main() -> int:
+    """Runs the command and returns its exit code: 0, or 2 for invalid input."""
+    arguments = _arguments().parse_args()
+    report = _Report(arguments)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        job = Job(read(arguments.program), _device(arguments.device), arguments.dir, arguments.seed)
+        report.say(f"{job.program.header['name']}: {len(job.program.ranks)} ranks, {len(job.ranks)} of them in this process")
+        if arguments.resume:
+            report.say(f"continuing from {checkpoint.load(job, arguments.resume)}")
+        if arguments.command == "run":
+            _train(job, arguments, report)
+        else:
+            _validate(job, report)
+    except Refused as error:
+        print(f"sppo-torch: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

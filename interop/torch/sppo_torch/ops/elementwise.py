@@ -1,0 +1,95 @@
+"""Activations, sums, casts, dropout."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import randoms
+from . import opcode, store, vjp, zigzag_rows
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+@opcode
+def activation(y: Tensor, x: Tensor, *, function: str) -> None:
+    store(y, FUNCTIONS[function](x.float()))
+
+
+@opcode
+def activation_grad(dx: Tensor, dy: Tensor, x: Tensor, *, function: str) -> None:
+    store(dx, vjp(FUNCTIONS[function], [x], dy)[0])
+
+
+@opcode
+def glu(y: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
+    store(y, FUNCTIONS[function](gate.float()) * up.float())
+
+
+@opcode
+def glu_grad(dgate: Tensor, dup: Tensor, dy: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
+    of_gate, of_up = vjp(lambda g, u: FUNCTIONS[function](g) * u, [gate, up], dy)
+    store(dgate, of_gate)
+    store(dup, of_up)
+
+
+@opcode
+def add(y: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    value = a.float() + b.float()
+    store(y, value if bias is None else value + bias.float())
+
+
+@opcode
+def cast(y: Tensor, x: Tensor) -> None:
+    y.copy_(x)
+
+
+@opcode
+def fill(y: Tensor, *, value: float) -> None:
+    y.fill_(value)
+
+
+@opcode
+def axpby(y: Tensor, a: Tensor, b: Tensor | None, *, alpha: float, beta: float) -> None:
+    value = a.float() * alpha
+    store(y, value if b is None else value + b.float() * beta)
+
+
+@opcode
+def normalize(y: Tensor, x: Tensor, sum: Tensor, *, eps: float) -> None:
+    store(y, x.float() / (sum.sqrt() + eps))
+
+
+@opcode
+def dropout(
+    y: Tensor,
+    x: Tensor,
+    key: Tensor,
+    *,
+    tensor: randoms.Parameter,
+    rate: float,
+    col: int,
+    first: int,
+    replica: int,
+    position: int,
+    batch: int,
+    chunks: int,
+    member: int,
+) -> None:
+    rows, columns = x.shape
+    tokens = rows // batch
+    at = position + zigzag_rows(tokens, chunks, member, x.device)
+    if not chunks:
+        at = at + member * tokens
+    sequences = replica + first + torch.arange(batch, device=x.device)
+    kept = randoms.kept(key, tensor.name, rate, sequences, at, torch.arange(col, col + columns, device=x.device))
+    scale = torch.tensor(1 / (1 - rate), dtype=torch.float32).item()
+    store(y, torch.where(kept.reshape(rows, columns), x.float() * scale, 0.0))
