@@ -30,6 +30,7 @@ type Machine struct {
 	AttentionGradEff     []CurvePoint `json:"attention_grad_efficiency"`
 	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
+	Contention           float64      `json:"contention,omitempty"`  // share of their speed that kernels lose beside a collective at NVLinkBandwidth
 	Overhead             float64      `json:"overhead,omitempty"`    // share by which everything takes longer in a step than the other figures say
 }
 

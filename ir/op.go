@@ -246,7 +246,7 @@ type OpInfo struct {
 var (
 	onCompute = []Stream{Compute, Mux}
 	onArrival = []Stream{Compute, Mux, MuxIn} // also the stream on which shared work arrives
-	onColl    = []Stream{Coll, Mux, Params}
+	onColl    = []Stream{Coll, Mux, Params, Compute}
 )
 
 // Attributes shared by several rows.

@@ -399,6 +399,9 @@ var clusterKeys = []*Key{
 	{Block: blockCluster, Name: "collective_efficiency", takes: share(), Example: "0.8",
 		Doc: "Fraction of a link's bandwidth that collectives reach.",
 		set: func(s *Spec, v value) { s.Cluster.CollectiveEfficiency = v.num }},
+	{Block: blockCluster, Name: "contention", takes: valueType{number: &number{max: 0.9}}, Default: "0", Example: "0.4",
+		Doc: "Share of their speed that kernels lose while a collective runs beside them within a node: both need multiprocessors and memory bandwidth. Beside a collective over a slower link, they lose less, in proportion to its bandwidth.",
+		set: func(s *Spec, v value) { s.Cluster.Contention = v.num }},
 	{Block: blockCluster, Name: "overhead", takes: valueType{number: &number{max: 1}}, Default: "0", Example: "0.025",
 		Doc: "Share by which kernels, copies and messages take longer in a step than the other figures say: the slowest of several devices, clocks that fall under load, launches that come late.",
 		set: func(s *Spec, v value) { s.Cluster.Overhead = v.num }},
@@ -720,6 +723,9 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take over some of the work adjacent to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
+	{Block: blockSchedule, Name: "overlap", takes: names("on", "off"), Default: "on", Example: "off",
+		Doc: "Whether collectives run beside computation. With `off`, computation waits for each of them: this is slower, but predicts the steps of systems that do not overlap them. Messages between stages and copies to the host overlap in any case. The setting does not change results.",
+		set: func(s *Spec, v value) { s.Schedule.Overlap = v.name }},
 }
 
 func setSubsequences(s *Spec, v value) {

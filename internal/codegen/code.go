@@ -100,6 +100,9 @@ func (e *emitter) emit(in ir.Instr) {
 		}
 	}
 	in.Prov = e.prov
+	if in.Info().Class == ir.ClassComm && (in.Stream == ir.Coll || in.Stream == ir.Params) && !e.plan.Overlaps() {
+		in.Stream = ir.Compute
+	}
 	e.code.Sections[e.section] = append(e.code.Sections[e.section], in)
 }
 

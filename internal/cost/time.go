@@ -2,8 +2,9 @@
 // before lowering, and the simulator uses it for instructions. An estimate and a simulation
 // therefore differ in how detailed their input is, but never in the rates that they use.
 //
-// The package does not model streams, order or contention over time. It computes the duration of one
-// instruction, given its share of the machine's links, in a job that uses all ranks of a node equally.
+// The package does not model streams or order. It computes the duration of one instruction, given its share of the
+// machine's links, in a job that uses all ranks of a node equally; HostLink and Beside say what instructions of a rank that
+// run at the same time take from each other.
 //
 // If ranks are threads on one computer, rates are those of one processor. A copy or a message uses one
 // processor. A kernel uses all processors that are idle when it begins, if waking them is worthwhile.
@@ -207,12 +208,14 @@ func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 }
 
 // ring returns the time for a number of passes of a ring collective over an entire operand of n bytes. Among
-// t ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes.
+// t ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes. A chain of steps crosses the network
+// once less than there are nodes, as in NCCL's own model (src/graph/tuning.cc).
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
-	rate, latency := c.wire(l)
+	rate, _ := c.wire(l)
 	steps := float64(passes * (l.Ranks - 1))
 	moved := over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(steps/float64(l.Ranks))
-	return c.latency(latency*steps) + moved
+	across := float64(passes * (max(1, l.Nodes) - 1))
+	return c.latency(across*c.machine.NetworkLatency+(steps-across)*c.machine.NVLinkLatency) + moved
 }
 
 // rotate returns the time of one step of a ring, in which each rank passes on n bytes.

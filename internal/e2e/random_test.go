@@ -278,6 +278,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("keep", keep, "[k, v]"),
 		order("order", draw(r, "order"), "sequence"),
 		same("loss_chunk", draw(r, "loss_chunk"), "auto"),
+		moves("overlap", draw(r, "overlap"), "on"),
 	}
 }
 
@@ -293,6 +294,7 @@ var choices = map[string][]string{
 	"keep":           {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
 	"loss_chunk":     {"auto", "auto", "1", "5", "16"},
 	"order":          {"sequence", "sequence", "sequence", "layer"},
+	"overlap":        {"on", "on", "off"},
 }
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }

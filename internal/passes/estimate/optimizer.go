@@ -115,7 +115,9 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 
 // ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not
 // if ranks share processors, which these collectives need.
-func (u Updater) ownStream() bool { return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 }
+func (u Updater) ownStream() bool {
+	return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 && u.plan.Overlaps()
+}
 
 // Once returns the time to gather those weights of a block that stay whole for a step.
 func (u Updater) Once(b *graph.Block) (t ir.Seconds) {

@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"sppo.dev/internal/cost"
 	"sppo.dev/internal/schedule"
 	"sppo.dev/ir"
 )
@@ -13,6 +14,8 @@ import (
 type paramCosts struct {
 	kinds     []paramTimes // by kind of layers, and of the head
 	ownStream bool         // whether they have their own stream
+	link      cost.Link    // among replicas
+	share     float64      // of their speed that kernels lose beside them
 }
 
 // paramTimes holds the durations for a layer of one kind, or for the head.
@@ -23,7 +26,7 @@ type paramTimes struct {
 }
 
 func (u Updater) params() paramCosts {
-	c := paramCosts{ownStream: u.ownStream()}
+	c := paramCosts{ownStream: u.ownStream(), link: u.replicas, share: u.cost.Share(u.replicas)}
 	for kind := range u.graph.Kinds() {
 		of := paramTimes{once: u.Once(u.graph.Plain(kind)), sum: u.Summed(u.graph.Plain(kind))}
 		of.visit.Weights, of.visit.Gradients = u.Visit(kind)
@@ -47,12 +50,16 @@ type simParams struct {
 	through  ir.Seconds              // when the last one issued ends
 	owed     ir.Seconds              // when the last Reduce ends
 	gathered map[[2]int32]ir.Seconds // [stage, layer]: when its weights are whole
+	beside   cost.Beside
 }
 
 // issue adds a collective to the stream and returns when it ends.
 func (st *simStage) issue(d ir.Seconds) ir.Seconds {
 	if d > 0 {
-		st.through = max(st.through, st.now) + d
+		of := &st.job.params
+		c := cost.Collective{Stream: ir.Params, Link: of.link, Share: of.share, Begin: max(st.through, st.now), D: d}
+		st.through = c.Begin + d
+		st.beside.Add(&c, d, st.now, func(ir.Stream, ir.Seconds) {})
 	}
 	return st.through
 }

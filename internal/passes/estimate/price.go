@@ -15,12 +15,13 @@ type Pricer struct {
 	Cost  cost.Model
 	link  cost.Link // among the SP ranks of a stage
 	block int64     // tokens of K and V per block in attention; 0: all
+	alone bool      // collectives run alone, without computation beside them
 	known *nodePrices
 }
 
 // NewPricer returns a pricer for the stages of a plan, which shares the times in the cache.
 func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
-	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks)}
+	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks), alone: !p.Overlaps()}
 	if p.Streams() {
 		pr.block = p.Stream.Block
 	}
@@ -134,10 +135,11 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 // Makespan returns the time until the computation and the collectives of nodes are done. Collectives that are
 // in progress at the start run for the time given by taken, and delay those of the nodes.
 func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
-	free := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
 		return taken
 	}
+	run := running{free: pr.takenBy(taken)}
+	run.collective(pr, 0, run.free[1])
 	const usual = 128 // typical number of values in a block
 	var few [usual]ir.Seconds
 	ready := few[:]
@@ -147,11 +149,8 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	for i, took := range pr.list(b, nodes, z) {
 		n := &nodes[i]
 		op := &ir.Ops[n.Op]
-		stream := 0
-		if op.Class == ir.ClassComm {
-			stream = 1
-		}
-		end := free[stream]
+		stream := pr.stream(op)
+		end := run.free[stream]
 		for _, a := range n.Args {
 			if a.Value != graph.Missing {
 				end = max(end, ready[a.Value])
@@ -160,15 +159,38 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 		if took == looksBack {
 			took = pr.Back(b, n, z)
 		}
-		end += took
-		free[stream] = end
+		end = run.node(pr, stream, end, took)
 		for k, a := range n.Args {
 			if a.Value != graph.Missing && op.Operands[k].Dir != ir.Read {
 				ready[a.Value] = end
 			}
 		}
 	}
-	return max(free[0], free[1])
+	return max(run.free[0], run.free[1])
+}
+
+// running tracks the nodes of a block that run on the two streams, computation and collectives.
+type running struct {
+	free   [2]ir.Seconds
+	beside cost.Beside
+}
+
+// node runs a node that can begin at a given time, and returns when it ends.
+func (r *running) node(pr Pricer, stream int, begin, took ir.Seconds) (end ir.Seconds) {
+	if stream == 0 {
+		r.free[0] = begin + r.beside.Kernel(begin, took)
+	} else {
+		r.free[1] = begin + took
+		r.collective(pr, begin, r.free[1])
+	}
+	return r.free[stream]
+}
+
+func (r *running) collective(pr Pricer, begin, end ir.Seconds) {
+	if share := pr.Cost.Share(pr.link); share > 0 {
+		c := cost.Collective{Stream: ir.Coll, Link: pr.link, Share: share, Begin: begin, D: end - begin}
+		r.beside.Add(&c, c.D, r.free[0], func(_ ir.Stream, late ir.Seconds) { r.free[0] += late })
+	}
 }
 
 // Time returns the time that nodes take if they run as in the program: each stream in order, collectives during
@@ -217,21 +239,34 @@ func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, w
 // their computation. The collectives of the next block then run during the computation of the
 // current one, so the longer of the two determines the time.
 func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
-	busy := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
 		return taken
 	}
+	busy := pr.takenBy(taken)
 	for i, took := range pr.list(b, nodes, z) {
-		stream := 0
-		if ir.Ops[nodes[i].Op].Class == ir.ClassComm {
-			stream = 1
-		}
+		stream := pr.stream(&ir.Ops[nodes[i].Op])
 		if took == looksBack {
 			took = pr.Back(b, &nodes[i], z)
 		}
 		busy[stream] += took
 	}
-	return max(busy[0], busy[1])
+	return max(busy[0]+busy[1]*ir.Seconds(pr.Cost.Share(pr.link)), busy[1])
+}
+
+// takenBy returns how long computation and collectives are busy at first, given the time that collectives in progress take.
+func (pr Pricer) takenBy(t ir.Seconds) [2]ir.Seconds {
+	if pr.alone {
+		return [2]ir.Seconds{t, 0}
+	}
+	return [2]ir.Seconds{0, t}
+}
+
+// stream returns the index of an opcode's stream: computation or collectives.
+func (pr Pricer) stream(op *ir.OpInfo) int {
+	if op.Class == ir.ClassComm && !pr.alone {
+		return 1
+	}
+	return 0
 }
 
 func (pr Pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {

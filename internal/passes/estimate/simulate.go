@@ -223,6 +223,7 @@ func (s *Simulation) deliver(t *walk.Node) {
 }
 
 func (st *simStage) run(d ir.Seconds) {
+	d = st.beside.Kernel(st.now, d)
 	st.now += d
 	st.busy += d
 }

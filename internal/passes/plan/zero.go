@@ -47,6 +47,9 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 // backward of the first subsequence does, which is the last one of the microbatch.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
+// Overlaps reports whether collectives run beside computation, on streams of their own.
+func (p *Plan) Overlaps() bool { return p.Schedule.Overlap != "off" }
+
 // SumsBeside reports whether the gradient of a parameter is summed over ranks during the rest of the backward pass, rather than
 // at the end of the step. A tied embedding has gradients on two stages, and nothing follows the backward of an embedding.
 func (p *Plan) SumsBeside(b *graph.Block, param *graph.Param) bool {

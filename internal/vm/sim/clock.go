@@ -10,6 +10,7 @@ type clock struct {
 	now   float64 // when all instructions issued so far are done
 	cause moment  // the reason why now is not earlier
 	busy  float64
+	last  int32 // its last instruction that takes time
 }
 
 // moment is a time and its cause: a stream that worked without a pause until then, and the event that it had
@@ -24,12 +25,13 @@ type moment struct {
 type rank struct {
 	index    int // index in the job
 	class    int
-	slow     float64
-	round    int64 // round of the section
+	factor   float64 // on the duration of its own work
+	round    int64   // round of the section
 	binding  *binding
 	pc       int
 	clocks   [ir.NumStreams]clock
 	link     cost.HostLink // host link, for copies that take turns
+	beside   cost.Beside   // the collectives that run beside other work
 	events   []moment
 	causes   []moment   // referenced by other moments
 	meetings []*meeting // by port
@@ -44,7 +46,7 @@ type rank struct {
 // begin resets a rank to the start of a section.
 func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	r.pc, r.blocked = 0, nil
-	r.clocks, r.link = [ir.NumStreams]clock{}, link
+	r.clocks, r.link, r.beside = [ir.NumStreams]clock{}, link, cost.Beside{}
 	r.waits, r.idle, r.pipeline = [ir.NumStreams]float64{}, 0, Pipeline{Ranks: 1}
 	if cap(r.events) < int(events) {
 		r.events = make([]moment, events)
@@ -64,9 +66,28 @@ func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	}
 }
 
+// lasts returns how long a rank's own work takes that begins at a given time and takes d if no collective runs beside it.
+func (r *rank) lasts(s ir.Stream, begin, d float64) float64 {
+	if s != ir.Compute {
+		return d
+	}
+	return float64(r.beside.Kernel(ir.Seconds(begin), ir.Seconds(d)))
+}
+
+// slow lets the work of a stream, as far as it is known, end later.
+func (r *rank) slow(s ir.Stream, by ir.Seconds) {
+	c := &r.clocks[s]
+	r.lead(s, c.now, c.now+float64(by))
+	c.busy += float64(by)
+	if r.spans != nil {
+		r.spans[c.last].End = ir.Seconds(c.now)
+	}
+}
+
 // worked records the work of a stream.
 func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
 	r.clocks[s].busy += seconds
+	r.clocks[s].last = int32(pc)
 	if pc+1 == r.binding.tasks {
 		r.pipeline = r.books()
 	}

@@ -65,7 +65,7 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 			continue
 		}
 		steps := w.binding(index)
-		r := &rank{index: index, class: len(w.ranks), slow: 1, binding: steps}
+		r := &rank{index: index, class: len(w.ranks), factor: 1, binding: steps}
 		w.classes, w.ranks = append(w.classes, int32(r.class)), append(w.ranks, r)
 		w.begin(r, w.options.Spans)
 		for pc, span := range spans[index] {

@@ -16,6 +16,7 @@ type meeting struct {
 	members []int32   // ranks of the job that take part; for messages, used only in errors about missing ranks
 	price   []float64 // by work
 	link    cost.Link
+	share   float64 // of their speed that kernels lose beside it; 0: none, as beside a message
 	arrived []arrival
 }
 
@@ -42,7 +43,7 @@ func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	for _, x := range m.arrived {
 		begin = max(begin, x.clocks[x.step().stream].now)
 	}
-	end := begin + w.duration(m)
+	end := begin + w.lasts(m, begin)
 	for _, x := range m.arrived {
 		x.occupy(x.pc, x.step().stream, begin, end)
 		if x.rank.pc++; x.rank != r {
@@ -52,6 +53,23 @@ func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	}
 	m.arrived = m.arrived[:0]
 	return true, nil
+}
+
+// lasts returns how long a meeting takes that begins at a given time. Collectives slow down what runs beside them.
+func (w *world) lasts(m *meeting, begin float64) float64 {
+	d := ir.Seconds(w.duration(m))
+	stream := m.arrived[0].step().stream
+	if m.share == 0 || stream == ir.Compute {
+		return float64(d)
+	}
+	c, longest := cost.Collective{Stream: stream, Link: m.link, Share: m.share, Begin: ir.Seconds(begin), D: d}, d
+	for _, x := range m.arrived {
+		longest = max(longest, x.beside.Takes(&c))
+	}
+	for _, x := range m.arrived {
+		x.beside.Add(&c, longest, ir.Seconds(x.clocks[ir.Compute].now), x.slow)
+	}
+	return float64(longest)
 }
 
 // arrive adds a rank to the meeting of its instruction. All ranks at a meeting must run the same operation.

@@ -22,6 +22,7 @@ func pathJobs(t *testing.T) map[string]*ir.Program {
 		{"copies in turns", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.keep=[]", "schedule.subsequences=8", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s", "cluster.copy_duplex=half"}},
 		{"streamed", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.keep=[]", "schedule.subsequences=8"}},
 		{"replicas", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.pp=2", "schedule.dp=2", "train.batch=2", "schedule.subsequences=4", "cluster.node_network_bandwidth=1GB/s"}},
+		{"contention", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.pp=2", "schedule.dp=2", "train.batch=2", "schedule.subsequences=4", "cluster.contention=0.4", "cluster.nvlink_bandwidth=10GB/s"}},
 		{"zero-bubble", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.strategy=zb-h1", "train.batch=8", "train.sequence=32K", "schedule.subsequences=1", "schedule.offload=none"}},
 		{"mux", "paper/gpt-7b-512k.sppo", []string{"model.layers=8", "schedule.mux=on", "schedule.subsequences=8"}},
 	} {
@@ -74,7 +75,7 @@ func TestCriticalPath(t *testing.T) {
 				byKind(t, name, p, run(t, p, o))
 			}
 		}
-		if p.Machine.Parallelism > 0 || p.Machine.HalfDuplex() {
+		if p.Machine.Parallelism > 0 || p.Machine.HalfDuplex() || p.Machine.Contention > 0 {
 			continue // faster work may delay other work here
 		}
 		for kind := ir.WorkMatmul; kind <= ir.WorkCollective; kind++ {

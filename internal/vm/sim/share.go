@@ -312,7 +312,7 @@ func (s *sharing) work(r *rank, stream ir.Stream) {
 	}
 	q.start = s.now
 	p, takes := s.pool(r, st.op)
-	seconds, t := s.own(r, pc, st.duration), task{rank: r, pc: int32(pc)}
+	seconds, t := r.lasts(stream, s.now, s.own(r, pc, st.duration)), task{rank: r, pc: int32(pc)}
 	t.spread = st.spreads && float64(s.prices.model.Spread(ir.Seconds(st.duration), math.Floor(p.width))) < st.duration
 	if t.spread && p.helped.rank == nil {
 		s.help(p, seconds, t)
@@ -413,6 +413,6 @@ func (s *sharing) join(a arrival) error {
 		takes = float64(len(m.members))
 	}
 	p, _ := s.pool(first.rank, first.step().op)
-	s.start(p, takes, s.duration(m), task{meet: m})
+	s.start(p, takes, s.lasts(m, s.now), task{meet: m})
 	return nil
 }

@@ -17,8 +17,8 @@
 //
 // The duration of a copy accounts for other ranks of its node that copy; the duration of a message accounts for
 // other groups that communicate. The cost model divides a node's bandwidth by the number of the job's ranks on
-// that node, because these ranks copy at the same time. Two streams of a rank do not slow each other down,
-// except for copies that take turns. If ranks are threads on one computer, this model is far off. In that case,
+// that node, because these ranks copy at the same time. Of the streams of a rank, collectives slow
+// down kernels and each other, and copies may take turns. If ranks are threads on one computer, this model is far off. In that case,
 // and for copies if Options.Contention is set, share.go divides resources among the work in progress.
 //
 // The package does not depend on plans, specs or data.
@@ -115,7 +115,7 @@ func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world,
 	w.fold(f)
 	for r := range p.Ranks {
 		if c := int(w.classes[r]); c == len(w.ranks) {
-			w.ranks = append(w.ranks, &rank{index: r, class: c, slow: o.slow(r), round: o.Round, binding: w.binding(r)})
+			w.ranks = append(w.ranks, &rank{index: r, class: c, factor: o.slow(r), round: o.Round, binding: w.binding(r)})
 		}
 	}
 	w.connect(f)
@@ -145,7 +145,7 @@ func (w *world) work(r *rank, pc int, st *step) {
 		r.copied(pc, st.stream, now, end-d, end)
 		return
 	}
-	r.occupy(pc, st.stream, now, now+d)
+	r.occupy(pc, st.stream, now, now+r.lasts(st.stream, now, d))
 }
 
 // takesTurns reports whether an instruction is a copy that other copies of its rank may delay.
@@ -156,7 +156,7 @@ func (w *world) takesTurns(st *step) bool {
 // own returns the time that a rank takes for an instruction that involves no other rank, given the
 // instruction's price.
 func (w *world) own(r *rank, pc int, price float64) float64 {
-	d := price * r.slow
+	d := price * r.factor
 	if w.options.Jitter > 0 {
 		d *= w.jitter(r, pc)
 	}
