@@ -171,6 +171,13 @@ func curve() valueType {
 	return share().orList(pair, 1, 1000)
 }
 
+func setSP(s *Spec, v value) {
+	if s.Schedule.SP, s.Schedule.Ring = v.Int(), 0; len(v.list) > 0 {
+		s.Schedule.Ring = v.list[1].Int()
+		s.Schedule.SP = v.list[0].Int() * s.Schedule.Ring
+	}
+}
+
 func setCurve(v value) []CurvePoint {
 	if v.kind == isNumber {
 		return []CurvePoint{{1, v.num}}
@@ -639,9 +646,10 @@ var optimizerKeys = []*Key{
 }
 
 var scheduleKeys = []*Key{
-	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. `auto` tries all numbers that fit the model and the cluster.",
-		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
+	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)).orList(whole(2, maxRanks), 2, 2), Default: "auto", Example: "8",
+		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. " +
+			"With `[a, b]`, groups of `a` adjacent ranks share heads as `sp_mode` says, `megatron` or `ulysses`, and `b` such groups form a ring, around which each passes K and V of its chunks of the sequence; only `a` must divide `model.heads`. `auto` tries all numbers that fit the model and the cluster.",
+		set: setSP},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
 		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries every number that is possible with the given GPUs and layers.",
 		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},

@@ -1,7 +1,9 @@
 package lang
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 
 	"sppo.dev/ir"
 )
@@ -147,7 +149,8 @@ type Subsequences struct {
 
 // Schedule holds the values that the user fixed. Values that the passes are to choose are 0, "auto" or nil.
 type Schedule struct {
-	SP               int          `json:"sp"`
+	SP               int          `json:"sp"`             // ranks of a stage
+	Ring             int          `json:"ring,omitempty"` // the second number of sp, if it is a list: groups of ranks that divide heads
 	PP               int          `json:"pp"`
 	DP               int          `json:"dp"`
 	SPMode           string       `json:"sp_mode"`                     // megatron | ulysses | ring | auto
@@ -169,6 +172,17 @@ type Schedule struct {
 	Overlap          string       `json:"overlap,omitempty"`         // on off
 	LossChunk        int          `json:"loss_chunk,omitempty"`      // 0: auto
 	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
+}
+
+// SPText writes the value of sp as in a spec.
+func (s *Schedule) SPText() string {
+	switch {
+	case s.SP == 0:
+		return "auto"
+	case s.Ring > 0:
+		return fmt.Sprintf("[%d, %d]", s.SP/s.Ring, s.Ring)
+	}
+	return strconv.Itoa(s.SP)
 }
 
 // SharesTasks reports whether mux is fixed to a value other than off, so that ranks take over parts

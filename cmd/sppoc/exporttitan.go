@@ -36,12 +36,12 @@ func torchtitan(p *plan.Plan) (string, []string, error) {
 	flag("parallelism.data_parallel_replicate_degree", replicas)
 	flag("parallelism.data_parallel_shard_degree", shards)
 	flag("parallelism.fsdp_reshard_after_forward", reshard)
-	tensor, context := par.SP, 1
+	tensor := p.Split().HeadRanks()
 	if par.SPMode != graph.ModeMegatron {
-		tensor, context = 1, par.SP
+		tensor = 1
 	}
 	flag("parallelism.tensor_parallel_degree", tensor)
-	flag("parallelism.context_parallel_degree", context)
+	flag("parallelism.context_parallel_degree", par.SP/tensor)
 	flag("parallelism.pipeline_parallel_degree", par.PP)
 	if par.PP > 1 {
 		b.WriteString("--training.disable_cuda_graphs\n") // torchtitan refuses them with pipeline stages

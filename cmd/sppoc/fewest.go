@@ -152,5 +152,5 @@ func (s *fleetSearch) plan(f fleet) (string, error) {
 	}
 	p := job.Plan
 	words, err := needs(job)
-	return fmt.Sprintf("dp %d x pp %d x sp %d, %s\nwith %s", p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, words, report.ClusterInWords(p)), err
+	return fmt.Sprintf("dp %d x pp %d x sp %s, %s\nwith %s", p.Parallel.DP, p.Parallel.PP, p.Parallel.SPText(), words, report.ClusterInWords(p)), err
 }

@@ -313,13 +313,9 @@ func (l *layout) newRank(r int) ir.Rank {
 	}
 	at := func(d, i, k int) int32 { return int32((d*pp+i)*sp + k) }
 	groups := make([][]int32, len(l.model.Groups()))
-	for j := range sp {
-		if l.model.Gathers {
-			groups[graph.GroupBack] = append(groups[graph.GroupBack], at(d, i, sp-1-j))
-		}
-		groups[graph.GroupSP] = append(groups[graph.GroupSP], at(d, i, j))
-		if j/l.model.KVCopies() == k/l.model.KVCopies() {
-			groups[graph.GroupKV] = append(groups[graph.GroupKV], at(d, i, j))
+	for g := range groups {
+		for _, j := range l.model.Members(g, k) {
+			groups[g] = append(groups[g], at(d, i, j))
 		}
 	}
 	for j := range l.plan.Parallel.DP {
@@ -355,7 +351,7 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 	}
 	var number int
 	if n, err := fmt.Sscanf(name, constPosRow+".%d", &number); err == nil && n == 1 {
-		return l.tables.ranges[number].firstOf(k, par.SP)
+		return l.tables.ranges[number].firstOf(l.model, k)
 	}
 	if n, err := fmt.Sscanf(name, constRank+".%d", &number); err == nil && n == 1 {
 		return int64((d*par.PP+number)*par.SP + k)

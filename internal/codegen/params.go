@@ -41,11 +41,10 @@ func newLayout(p *plan.Plan) *layout {
 		for _, t := range p.Pieces(plan.Task{Subsequence: i}) {
 			z := p.SizeOf(t)
 			if l.model.Chunks() > 0 { // in zigzag order a rank has a part of each half
-				half := z.Tokens / 2
-				l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, half, false}, tokenRange{z.Prefix + half, half, true})
+				l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, z.Tokens, 2, 0}, tokenRange{z.Prefix, z.Tokens, 2, 1})
 				continue
 			}
-			l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, z.Tokens, false})
+			l.tables.ranges = append(l.tables.ranges, tokenRange{z.Prefix, z.Tokens, 1, 0})
 		}
 	}
 	for j := range p.Parallel.Stages() {
@@ -61,17 +60,21 @@ func newLayout(p *plan.Plan) *layout {
 	return l
 }
 
+// tokenRange is what each rank holds of the tokens of a subsequence: all its rows, or one of its two blocks.
 type tokenRange struct {
-	first, tokens int64
-	reversed      bool // the last rank has the first tokens
+	first, tokens int64 // of the subsequence
+	blocks, block int64 // number of blocks of each rank, and this one
 }
 
-// firstOf returns the first token of the k-th of sp ranks.
-func (r tokenRange) firstOf(k, sp int) int64 {
-	if r.reversed {
-		k = sp - 1 - k
-	}
-	return r.first + int64(k)*r.tokens/int64(sp)
+// size returns the number of tokens of a rank.
+func (r tokenRange) size(sp int64) int64 { return r.tokens / (r.blocks * sp) }
+
+// local returns the first of these tokens among those of the rank in the whole sequence.
+func (r tokenRange) local(sp int64) int64 { return r.first/sp + r.block*r.size(sp) }
+
+// firstOf returns the first token of rank k.
+func (r tokenRange) firstOf(g *graph.Model, k int) int64 {
+	return r.first + g.Block(k, int(r.block))*r.tokens/(2*int64(g.SP))
 }
 
 // Constants that this package adds to those of the graph.
@@ -284,7 +287,7 @@ func (l *layout) pieces(p *graph.Param) []piece {
 			break // one after another, the ranges are the whole table
 		}
 		for i, r := range l.tables.ranges {
-			list = append(list, piece{r.first / sp, r.tokens / sp, posRowConst(i)})
+			list = append(list, piece{r.local(sp), r.size(sp), posRowConst(i)})
 		}
 		return list
 	}

@@ -56,7 +56,7 @@ func (k *kv) hostRows(microbatch, layer int, v *graph.Value, first, end int64) i
 	z := k.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
 	if v.Rows == graph.WholeLocal {
-		first, end, z.Sequence = first/z.SP, end/z.SP, z.Sequence/z.SP
+		first, end, z.Sequence = first/z.Ring, end/z.Ring, z.Sequence/z.Ring
 	}
 	key := kvKey{microbatch, layer, v.Name}
 	host, ok := k.host[key]

@@ -3,6 +3,7 @@ package codegen
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"sppo.dev/internal/graph"
@@ -45,6 +46,9 @@ func (l *layout) sliceConsts() []string {
 	var names []string
 	if l.plan.Parallel.DP > 1 {
 		names = append(names, constFirst, onFirstReplica(graph.ConstOwner), onFirstReplica(graph.ConstKVOwner))
+		if slices.Contains(l.model.MemberConsts(), graph.ConstFirstOnRing) {
+			names = append(names, onFirstReplica(graph.ConstFirstOnRing))
+		}
 	}
 	if l.plan.Parallel.Zero == 0 {
 		return names
@@ -116,14 +120,15 @@ func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 	if c.after {
 		return row + c.rows
 	}
-	if c.cut.SP == 1 {
-		k = 0
-	}
 	if c.cut.DP == 1 {
 		d = 0
 	}
-	return row + (int64(k)*c.cut.DP+int64(d))*c.rows
+	member := int64(k) * c.cut.SP / int64(l.plan.Parallel.SP) // of the ranks of the stage that hold the parameter
+	return row + (member*c.cut.DP+int64(d))*c.rows
 }
+
+// holders returns the group of the ranks of a stage that hold the parameter.
+func (p *param) holders() int64 { return int64(slices.Index(graph.GroupNames, p.Reduce)) }
 
 // stateSlices returns the number of slices into which ranks divide the parameter's optimizer state.
 func (p *param) stateSlices() int64 {
@@ -184,12 +189,10 @@ func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
 		part := s.scratch(p, ".grad.stage", p.cut.Part(), ir.F32)
-		s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, g}, ir.Int(graph.GroupSP))
+		s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, g}, ir.Int(p.holders()))
 		return part
-	case p.Reduce == graph.GroupNames[graph.GroupSP]:
-		s.allReduce(s.paramStream(), g, graph.GroupSP)
-	case p.Reduce == graph.GroupNames[graph.GroupKV]:
-		s.allReduce(s.paramStream(), g, graph.GroupKV)
+	case p.Reduce != "":
+		s.allReduce(s.paramStream(), g, p.holders())
 	}
 	return g
 }
@@ -224,7 +227,7 @@ func (s *lowering) gather(p *param, of string, whole, slice ir.View) uint32 {
 		slice = all
 	}
 	if p.cut.SP > 1 {
-		s.op(ir.AllGather, s.paramStream(), []ir.View{whole, slice}, ir.Int(graph.GroupSP))
+		s.op(ir.AllGather, s.paramStream(), []ir.View{whole, slice}, ir.Int(p.holders()))
 	}
 	return slice.Buffer
 }

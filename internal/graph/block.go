@@ -13,11 +13,14 @@ type Size struct {
 	Tokens   int64 // n
 	Batch    int64 // b, sequences of the microbatch
 	SP       int64 // t
+	Ring     int64 // r; 0: 1
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
 	Chunks   int64 // most rows in a chunk of the head; 0: LeastChunk
 	Window   int64 // tokens that a query of the layer attends to, including its own; 0: all
 }
+
+func (s Size) rings() int64 { return max(1, s.Ring) }
 
 // vocabLocal returns the number of vocabulary entries of a rank, including padding.
 func (s Split) vocabLocal(vocab int) int64 { return ceilDiv(int64(vocab), int64(s.SP)) }
@@ -46,6 +49,8 @@ func (v *Value) rowCount(s Size) int64 {
 		return s.Tokens * s.Batch / s.SP
 	case Full:
 		return s.Tokens * s.Batch
+	case Held:
+		return s.Tokens * s.Batch / s.rings()
 	case LocalTokens:
 		return s.Tokens / s.SP
 	case Whole:
@@ -53,9 +58,9 @@ func (v *Value) rowCount(s Size) int64 {
 	case WholeTokens:
 		return s.Sequence / s.SP
 	case WholeLocal:
-		return s.Sequence * s.Batch / s.SP
+		return s.Sequence * s.Batch / s.rings()
 	case SeenLocal:
-		return (s.Prefix + s.Tokens) * s.Batch / s.SP
+		return (s.Prefix + s.Tokens) * s.Batch / s.rings()
 	case ChunkRows:
 		return s.Rows
 	}
@@ -92,7 +97,7 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		case WholeTokens:
 			unit, div = 1, s.SP
 		case WholeLocal:
-			div = s.SP
+			div = s.rings()
 		}
 		first, rows = s.Prefix*unit/div, s.Tokens*unit/div
 		if a.Span == Seen {
@@ -146,7 +151,7 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 		case FromWindow:
 			in.Attrs[i] = ir.Int(s.Window)
 		case FromLocalPrefix:
-			in.Attrs[i] = ir.Int(s.Prefix / s.SP)
+			in.Attrs[i] = ir.Int(s.Prefix / s.rings())
 		default:
 			in.Attrs[i] = attr(a)
 		}

@@ -123,20 +123,23 @@ func from(name string, s AttrSource) Attr { return Attr{Name: name, Source: s} }
 func constant(name, c string) Attr        { return Attr{Name: name, Source: FromConst, Const: c} }
 func group(index int) Attr                { return Attr{Name: "group", Value: ir.Int(int64(index))} }
 
-func (b *builder) allGather(x int, name string) int { return b.regroup(ir.AllGather, Full, x, name) }
+// allGather and reduceScatter exchange rows among the ranks of a stage.
+func (b *builder) allGather(x int, name string) int {
+	return b.regroup(ir.AllGather, GroupSP, b.split.SP, Full, x, name)
+}
 
 func (b *builder) reduceScatter(x int, name string) int {
-	return b.regroup(ir.ReduceScatter, Local, x, name)
+	return b.regroup(ir.ReduceScatter, GroupSP, b.split.SP, Local, x, name)
 }
 
 // regroup appends a collective that changes which rows of x each rank holds, unless the group has only one
 // member.
-func (b *builder) regroup(op ir.Op, rows Rows, x int, name string) int {
-	if b.split.SP == 1 {
+func (b *builder) regroup(op ir.Op, of, members int, rows Rows, x int, name string) int {
+	if members == 1 {
 		return x
 	}
 	v := b.Values[x]
 	y := b.value(Value{Name: name, Rows: rows, Cols: v.Cols, DType: v.DType})
-	b.node(op, []Attr{group(GroupSP)}, all(y), all(x))
+	b.node(op, []Attr{group(of)}, all(y), all(x))
 	return y
 }

@@ -239,7 +239,7 @@ func (b *builder) repeat(n Node) {
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
 			if v.Kind == Cache { // its rows are still stored; the node is repeated for a different result
-				v.Kind, v.Rows = Activation, b.split.attentionRows()
+				v.Kind, v.Rows = Activation, Held
 			}
 			v.Name += ".again"
 			b.remat[a.Value] = b.value(v)
@@ -381,7 +381,7 @@ func (b *builder) inActivationType(g Arg) Arg {
 	from := Arg{Value: g.Value, Span: g.Span}
 	to, done := b.casts[from]
 	if !done {
-		y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: b.split.attentionRows(), Cols: v.Cols, DType: b.act})
+		y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: Held, Cols: v.Cols, DType: b.act})
 		to = all(y)
 		b.node(ir.Cast, nil, to, from)
 		b.casts[from] = to

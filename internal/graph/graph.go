@@ -6,22 +6,28 @@
 // size. The package does not depend on stages, offload or addresses.
 package graph
 
-import "sppo.dev/ir"
+import (
+	"slices"
+
+	"sppo.dev/ir"
+)
 
 // Rows defines how the first dimension of a value depends on the subsequence.
 type Rows uint8
 
 // Kinds of first dimensions. n is the number of tokens in the subsequence, S the number of tokens in the
-// whole sequence, b the number of sequences in the microbatch, and t the SP size.
+// whole sequence, b the number of sequences in the microbatch, t the SP size, and r
+// the size of a ring, or 1.
 const (
 	Fixed       Rows = iota // Value.Count, the same for all subsequences
 	Local                   // n*b/t: this rank's rows
 	Full                    // n*b: the rows of the whole SP group
+	Held                    // n*b/r: the rows of the ranks that divide heads
 	LocalTokens             // n/t: one row per token, for any number of sequences
 	Whole                   // S*b: the rows of the whole sequence, for K, V and their gradients
 	WholeTokens             // S/t: the rank's rows of the position table
-	WholeLocal              // S*b/t: in a ring, the rank's rows of K, V and their gradients
-	SeenLocal               // in a ring, one rank's rows up to the end of the subsequence, as passed around
+	WholeLocal              // S*b/r: in a ring, the rows of the rank's K, V and their gradients
+	SeenLocal               // in a ring, the rows of one rank's K or V up to the end of the subsequence, as passed around
 	ChunkRows               // rows of the current chunk of the head's loop
 )
 
@@ -85,7 +91,7 @@ const (
 	Literal         AttrSource = iota
 	FromBatch                  // sequences of the microbatch
 	FromPrefix                 // tokens before the subsequence
-	FromLocalPrefix            // tokens before the subsequence that each rank of a ring holds
+	FromLocalPrefix            // tokens before the subsequence whose K and V each rank of a ring holds
 	FromWindow                 // the attention window of the layer
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant that Attr.Const names
@@ -110,6 +116,14 @@ type Node struct {
 	Attrs   []Attr
 	Chunked bool // part of the head's loop over rows
 	Weights bool // in the backward pass: contributes only to weight gradients, which are not needed before the optimizer
+}
+
+// Group returns the group of ranks among which a collective communicates.
+func (n *Node) Group() int {
+	if i := slices.IndexFunc(n.Attrs, func(a Attr) bool { return a.Name == "group" }); i >= 0 {
+		return int(n.Attrs[i].Value.Bits)
+	}
+	return GroupSP
 }
 
 // Reads returns the values that a node reads and does not change.
@@ -150,7 +164,7 @@ type Param struct {
 	Fill    float64
 	Adapter bool   // belongs to an adapter, not to the model itself
 	Frozen  bool   // not trained: it has no gradient and no optimizer state
-	Reduce  string // group over which its gradients must still be summed: "sp" or "kv"; empty: none
+	Reduce  string // group over which its gradients must still be summed: "sp", "ring" or "kv"; empty: none
 	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all copies count
 	Tied    bool   // the head's copy of the embedding
 }

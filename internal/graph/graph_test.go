@@ -97,7 +97,7 @@ func TestDataflow(t *testing.T) {
 // is transposed.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
-		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
+		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}, {SP: 4, Ring: 2}, {SP: 4, Mode: ModeUlysses, Ring: 2, Whole: true}} {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
 				for _, b := range []*Block{g.Embedding, g.LayerWithout(0, g.RecomputedBy(recompute)), g.Head} {
@@ -122,7 +122,7 @@ func computing(nodes []Node) []Node {
 func checkHalves(t *testing.T, b *Block) {
 	halves := [2][]Node{computing(b.Halves[0]), computing(b.Halves[1])}
 	for _, v := range b.Between {
-		if b.Values[v].Rows == Full && slices.ContainsFunc(b.Halves[0], func(n Node) bool { return n.Op == ir.AllGather && n.Args[0].Value == v }) {
+		if (b.Values[v].Rows == Full || b.Values[v].Rows == Held) && slices.ContainsFunc(b.Halves[0], func(n Node) bool { return n.Op == ir.AllGather && n.Args[0].Value == v }) {
 			t.Errorf("%s: %s is held though it can be gathered again", b.Name, b.Values[v].Name)
 		}
 	}
@@ -166,10 +166,10 @@ func (b *Block) name(a Arg) string {
 func TestShapes(t *testing.T) {
 	for _, family := range []string{"gpt", "llama"} {
 		for _, sp := range []int{1, 2, 4} {
-			for _, mode := range SPModes {
-				g := New(small(family, lang.PositionsRope), Split{SP: sp, Mode: mode}, 64)
+			for _, split := range splits(sp) {
+				g := New(small(family, lang.PositionsRope), split, 64)
 				for _, b := range []*Block{g.Embedding, g.Plain(0), g.Head} {
-					z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
+					z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2}.split(split)
 					z.Rows = g.ChunkRows(z)
 					checkShapes(t, g, b, z)
 				}
@@ -178,14 +178,24 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// splits combines every mode with each of the given numbers of ranks, for a divided sequence.
+// splits combines every mode with each of the given numbers of ranks, for a divided sequence. Four ranks may also be a ring
+// of pairs that divide heads.
 func splits(ranks ...int) (all []Split) {
 	for _, mode := range SPModes {
 		for _, sp := range ranks {
-			all = append(all, Split{SP: sp, Mode: mode})
+			if all = append(all, Split{SP: sp, Mode: mode}); sp == 4 && mode != ModeRing {
+				all = append(all, Split{SP: sp, Mode: mode, Ring: 2})
+			}
 		}
 	}
 	return all
+}
+
+// split returns a size with the ranks of a split.
+func (s Size) split(of Split) Size {
+	ranks := of.Size()
+	s.SP, s.Ring = ranks.SP, ranks.Ring
+	return s
 }
 
 // TestWhole checks that the K and V of an undivided sequence are kept or recomputed like any other activation,
@@ -202,7 +212,7 @@ func TestWhole(t *testing.T) {
 		if units := g.LayerWithout(0, g.RecomputedBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
 			t.Errorf("%+v: with everything recomputed, %v are kept", split, units)
 		}
-		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
+		z := Size{Sequence: 64, Tokens: 64, Batch: 2}.split(split)
 		z.Rows = g.ChunkRows(z)
 		checkShapes(t, g, g.Plain(0), z)
 	}
@@ -268,7 +278,7 @@ func TestCachesAreNotRepeated(t *testing.T) {
 			if split.SP == 1 && !repeated {
 				t.Errorf("%s %+v: the norm of K is not repeated", norm, split)
 			}
-			checkShapes(t, g, b, Size{Batch: 1, Tokens: 16, Prefix: 16, Sequence: 64, SP: int64(split.SP)})
+			checkShapes(t, g, b, Size{Batch: 1, Tokens: 16, Prefix: 16, Sequence: 64}.split(split))
 		}
 	}
 }
@@ -291,7 +301,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	m.DType, m.FFN = "bf16", 4*m.Hidden
 	for _, split := range splits(1, 2, 4) {
 		sp, layer := split.SP, New(m, split, 1024).Plain(0)
-		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
+		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1}.split(split)
 		var bytes ir.Bytes
 		for _, u := range layer.Units {
 			for _, v := range u.Values {

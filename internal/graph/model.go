@@ -15,31 +15,35 @@ import (
 
 // Groups of ranks that communicate, as indices into Program.Groups.
 const (
-	GroupSP   = iota // the ranks of a stage
-	GroupDP          // the same rank of every replica
-	GroupPP          // the same rank of every stage
-	GroupTied        // first and last stage, which both hold a tied embedding
-	GroupKV          // ranks of a stage that hold the same key and value heads
-	GroupBack        // the ranks of a stage in reverse order, for gathering K and V in a ring
+	GroupSP    = iota // the ranks of a stage
+	GroupDP           // the same rank of every replica
+	GroupPP           // the same rank of every stage
+	GroupTied         // first and last stage, which both hold a tied embedding
+	GroupKV           // ranks of a stage that hold the same key and value heads
+	GroupBack         // the ranks of a ring in reverse order, for gathering K and V
+	GroupHeads        // adjacent ranks of a stage that divide heads; only if the stage has a ring of such groups
+	GroupRing         // the ranks of a stage that hold the same heads and form a ring; only if there are several such rings
 )
 
 // GroupNames lists the names of the groups in the order of the constants.
-var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
+var GroupNames = []string{"sp", "dp", "pp", "tied", "kv", "sp_back", "heads", "ring"}
 
 // Constants of a rank. All except the last two depend only on its position k in the SP group.
 const (
-	ConstHeads      = "heads_first"    // first column of the rank's query heads
-	ConstHead       = "head_first"     // its first query head, if attention has sinks
-	ConstKV         = "kv_first"       // first column of its key and value heads
-	ConstKVOwner    = "kv_owner"       // 1 on the first rank that holds these heads
-	ConstFFN        = "ffn_first"      // first column of its part of the MLP
-	ConstVocab      = "vocab_first"    // first entry of its part of the vocabulary
-	ConstVocabValid = "vocab_valid"    // its vocabulary entries that are not padding
-	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
-	ConstMember     = "sp_member"      // k itself
-	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it as they do the vocabulary
-	ConstReplica    = "replica"        // index of the replica's first sequence in the batch
-	ConstEvalFirst  = "eval_replica"   // index of the replica's first sequence in a validation
+	ConstHeads       = "heads_first"    // first column of the rank's query heads
+	ConstHead        = "head_first"     // its first query head, if attention has sinks
+	ConstKV          = "kv_first"       // first column of its key and value heads
+	ConstKVOwner     = "kv_owner"       // 1 on the first rank that holds these heads
+	ConstFFN         = "ffn_first"      // first column of its part of the MLP
+	ConstVocab       = "vocab_first"    // first entry of its part of the vocabulary
+	ConstVocabValid  = "vocab_valid"    // its vocabulary entries that are not padding
+	ConstOwner       = "sp_owner"       // 1 on the first rank of the group
+	ConstMember      = "sp_member"      // the rank's number on the ring
+	ConstFirstOnRing = "ring_owner"     // 1 on the first rank of a ring
+	ConstBlock       = "sp_block"       // number of its block of rows, of as many as there are ranks, in the order of the sequence
+	ConstPosition    = "position_first" // first entry of its part of the position table, if ranks divide it as they do the vocabulary
+	ConstReplica     = "replica"        // index of the replica's first sequence in the batch
+	ConstEvalFirst   = "eval_replica"   // index of the replica's first sequence in a validation
 )
 
 // SPConstNames lists the constants that every model needs. Some models need others as well: see MemberConsts.
@@ -49,6 +53,7 @@ var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVo
 type Split struct {
 	SP     int
 	Mode   string // one of the modes; empty means ModeMegatron
+	Ring   int    // if it is more than 1, as many groups of adjacent ranks form a ring, and the ranks of a group divide heads as in Mode
 	Whole  bool   // the sequence is undivided: no later subsequence reads its K and V
 	Stream Stream
 
@@ -79,7 +84,8 @@ func (g *Model) kv(b *builder, name string, streams bool, cols int64) int {
 
 // Modes for dividing a layer. In all of them, ranks divide the rows of the residual stream. In the first two,
 // they divide the heads inside attention, and a rank's caches of K and V hold only its own heads. In a ring,
-// the caches hold all heads, of the rank's own rows or, with Split.Gathers, of all rows.
+// the caches hold all heads, of the rank's own rows or, with Split.Gathers, of all rows. With Split.Ring, groups
+// of ranks that divide heads form a ring: the third mode is the one in which every rank is such a group.
 const (
 	ModeMegatron = "megatron" // weights of a layer are divided; rows are gathered before them and scattered after them
 	ModeUlysses  = "ulysses"  // weights of a layer are whole on every rank; rows are exchanged for heads around attention
@@ -137,10 +143,13 @@ func (g *Model) DType() ir.DType {
 }
 
 // ulysses reports whether rows are exchanged for heads, which a single rank does not need.
-func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
+func (g *Model) ulysses() bool { return g.Replicates() && g.HeadRanks() > 1 }
 
 // Replicates reports whether every rank holds the whole weights of a layer.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
+
+// Shares reports whether several ranks of a stage hold the same weights of a layer.
+func (s Split) Shares() bool { return s.Replicates() || s.rings() > 1 }
 
 // kvKind returns the kind of K and V or of their gradients: for an undivided sequence, they are ordinary
 // activations.
@@ -156,30 +165,31 @@ func (g *Model) layerRows() Rows {
 	if g.Replicates() {
 		return Local
 	}
-	return Full
+	return Held
 }
 
 // Sizes on one rank.
-func (g *Model) headsLocal() int64      { return int64(g.Heads / g.headRanks()) }
-func (g *Model) kvHeadsLocal() int64    { return int64(max(1, g.KVHeads/g.headRanks())) }
-func (g *Model) ffnLocal(ffn int) int64 { return ceilDiv(int64(ffn), int64(g.SP)) }
+func (g *Model) headsLocal() int64      { return int64(g.Heads / g.HeadRanks()) }
+func (g *Model) kvHeadsLocal() int64    { return int64(max(1, g.KVHeads/g.HeadRanks())) }
+func (g *Model) ffnLocal(ffn int) int64 { return ceilDiv(int64(ffn), int64(g.HeadRanks())) }
 func (g *Model) vocabLocal() int64      { return g.Split.vocabLocal(g.Vocab) }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
 // SPConst returns the value of one of the constants above for rank k of the SP group.
 func (g *Model) SPConst(name string, k int) int64 {
+	part, member := k%g.HeadRanks(), k/g.HeadRanks() // of the heads, on the ring
 	switch name {
 	case ConstHeads:
-		return int64(k) * g.headsLocal() * int64(g.HeadDim)
+		return int64(part) * g.headsLocal() * int64(g.HeadDim)
 	case ConstHead:
-		return int64(k) * g.headsLocal()
+		return int64(part) * g.headsLocal()
 	case ConstKV:
-		return int64(k*g.KVHeads/g.SP) * int64(g.HeadDim)
+		return int64(part*g.KVHeads/g.HeadRanks()) * int64(g.HeadDim)
 	case ConstKVOwner:
-		return truthValue(k%g.KVCopies() == 0)
+		return truthValue(part%g.KVCopies() == 0 && member == 0)
 	case ConstFFN:
-		return int64(k) * g.ffnLocal(g.FFN)
+		return int64(part) * g.ffnLocal(g.FFN)
 	case ConstVocab:
 		return int64(k) * g.vocabLocal()
 	case ConstVocabValid:
@@ -187,16 +197,20 @@ func (g *Model) SPConst(name string, k int) int64 {
 	case ConstOwner:
 		return truthValue(k == 0)
 	case ConstMember:
-		return int64(k)
+		return int64(member)
+	case ConstFirstOnRing:
+		return truthValue(member == 0)
+	case ConstBlock:
+		return g.Block(k, 0) / 2
 	case ConstPosition:
 		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
 	}
 	if ffn, ok := strings.CutPrefix(name, ConstFFN+"."); ok {
 		width, _ := strconv.Atoi(ffn)
-		return int64(k) * g.ffnLocal(width)
+		return int64(part) * g.ffnLocal(width)
 	}
 	if step, ok := strings.CutPrefix(name, constStep); ok {
-		return zigzag(step, k)
+		return zigzag(step, member)
 	}
 	panic("internal: no constant " + name)
 }
@@ -208,16 +222,8 @@ func truthValue(v bool) int64 {
 	return 0
 }
 
-// KVCopies returns the number of ranks of a stage that hold the same key and value heads.
-func (g *Model) KVCopies() int { return max(1, g.headRanks()/g.KVHeads) }
-
-// headRanks returns the number of ranks among which heads are divided.
-func (g *Model) headRanks() int {
-	if g.ring() {
-		return 1
-	}
-	return g.SP
-}
+// KVCopies returns the number of ranks, among those that divide heads, that hold the same key and value heads.
+func (g *Model) KVCopies() int { return max(1, g.HeadRanks()/g.KVHeads) }
 
 // Parameter shapes, global and local.
 
@@ -241,6 +247,14 @@ func (g *Model) divided(p Param) Param {
 	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
 		return g.reduced(p)
+	}
+	return g.onRing(p)
+}
+
+// onRing returns a parameter that is divided like heads, so that all ranks of a ring hold the same part.
+func (g *Model) onRing(p Param) Param {
+	if g.rings() > 1 {
+		p.Reduce, p.Once = GroupNames[GroupRing], ConstFirstOnRing
 	}
 	return p
 }
@@ -445,11 +459,11 @@ func (g *Model) attention(b *builder, in int) int {
 	heads, kv := g.headsLocal(), g.kvHeadsLocal()
 	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
 	rows := g.enter(b, in, "ln1.gathered")
-	query := b.activation("q", g.attentionRows(), heads*d)
+	query := b.activation("q", Held, heads*d)
 	keys, values := g.kv(b, "k", g.Stream.K, kv*d), g.kv(b, "v", g.Stream.V, kv*d)
 	intoK, intoV := tail(keys), tail(values)
 	if g.Gathers {
-		intoK, intoV = all(b.activation("k.local", Local, kv*d)), all(b.activation("v.local", Local, kv*d))
+		intoK, intoV = all(b.activation("k.local", Held, kv*d)), all(b.activation("v.local", Held, kv*d))
 	}
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), RotationQ},
@@ -462,8 +476,8 @@ func (g *Model) attention(b *builder, in int) int {
 		b.gatherChunks(keys, intoK.Value)
 		b.gatherChunks(values, intoV.Value)
 	}
-	o := b.activation("attn.out", g.attentionRows(), heads*d)
-	lse := b.value(Value{Name: "attn.lse", Rows: g.attentionRows(), Cols: heads, DType: ir.F32})
+	o := b.activation("attn.out", Held, heads*d)
+	lse := b.value(Value{Name: "attn.lse", Rows: Held, Cols: heads, DType: ir.F32})
 	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d), from("batch", FromBatch)}
 	if g.AttnSoftcap != 0 {
 		attrs = append(attrs, float("softcap", g.AttnSoftcap))
@@ -481,7 +495,7 @@ func (g *Model) attention(b *builder, in int) int {
 	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)
-		b.node(ir.AllToAll, exchange(1, true), all(local), all(o))
+		b.node(ir.AllToAll, g.exchange(1, true), all(local), all(o))
 		o = local
 	}
 	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
@@ -494,7 +508,7 @@ func (g *Model) sink(b *builder, o, lse int) {
 		return
 	}
 	p := Param{Name: "sinks", Vector: true, Shape: [2]int64{int64(g.Heads), 1}, Local: [2]int64{g.headsLocal(), 1}, Shard: ByRows, Start: ConstHead}
-	if g.headRanks() == 1 {
+	if p = g.onRing(p); g.HeadRanks() == 1 {
 		p = g.replicated(p.Name, p.Shape[0], 0)
 	}
 	b.node(ir.AttentionSink, []Attr{integer("heads", g.headsLocal()), integer("head_dim", int64(g.HeadDim))}, all(o), all(lse), all(b.param(p)))
@@ -505,14 +519,14 @@ func (g *Model) enter(b *builder, x int, name string) int {
 	if g.Replicates() {
 		return x
 	}
-	return b.allGather(x, name)
+	return b.regroup(ir.AllGather, g.headGroup(), g.HeadRanks(), Held, x, name)
 }
 
 func (g *Model) leave(b *builder, x int, name string) int {
 	if g.Replicates() {
 		return x
 	}
-	return b.reduceScatter(x, name)
+	return b.regroup(ir.ReduceScatter, g.headGroup(), g.HeadRanks(), Local, x, name)
 }
 
 // projection describes the computation of Q, K or V from a layer's rows.
@@ -535,7 +549,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
 	into := p.into
 	if rotated {
-		into = all(b.activation(p.name+".flat", g.attentionRows(), width))
+		into = all(b.activation(p.name+".flat", Held, width))
 	}
 	exchanged := into // the rows of attention, with this rank's heads
 	product := into
@@ -545,13 +559,13 @@ func (g *Model) project(b *builder, x int, p projection) {
 	case g.ulysses():
 		product = local(".local")
 	case normed:
-		product = all(b.activation(p.name+".raw", g.attentionRows(), width))
+		product = all(b.activation(p.name+".raw", Held, width))
 	}
 	b.node(ir.Matmul, nil, product, all(x), all(weight), bias)
 	g.adapt(b, p.weight, product, x)
 	if whole {
 		rows := local(".rows")
-		b.node(ir.AllToAll, exchange(1, true), rows, product)
+		b.node(ir.AllToAll, g.exchange(1, true), rows, product)
 		product = rows
 	}
 	if normed {
@@ -563,7 +577,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 		product = to
 	}
 	if g.ulysses() || whole {
-		b.node(ir.AllToAll, exchange(p.copies, false), exchanged, product)
+		b.node(ir.AllToAll, g.exchange(p.copies, false), exchanged, product)
 	}
 	if rotated {
 		b.node(ir.Rope, g.ropeAttrs(p), p.into, into, g.positions(b))
@@ -579,7 +593,7 @@ func (g *Model) normed(p projection) bool { return p.rotation != "" && g.QKNorm 
 // normedWhole reports whether a norm covers all heads of a row, and ranks that hold only some of them must exchange
 // them first.
 func (g *Model) normedWhole(p projection) bool {
-	return g.normed(p) && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1
+	return g.normed(p) && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.HeadRanks() > 1
 }
 
 // headNorm appends RMSNorm of queries or keys, for each head or over all heads of a row.
@@ -596,8 +610,8 @@ func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 
 // exchange returns the attributes of an all_to_all that turns all heads of a rank's own rows into the rank's
 // own heads of all rows, or the reverse.
-func exchange(copies int, inverse bool) []Attr {
-	attrs := []Attr{group(GroupSP), integer("copies", int64(copies))}
+func (g *Model) exchange(copies int, inverse bool) []Attr {
+	attrs := []Attr{group(g.headGroup()), integer("copies", int64(copies))}
 	if inverse {
 		attrs = append(attrs, truth("inverse"))
 	}
@@ -615,7 +629,7 @@ func (g *Model) ropeAttrs(p projection) []Attr {
 	case r > 0:
 		attrs = append(attrs, integer("rotation", r))
 	}
-	if g.ring() {
+	if g.rings() > 1 {
 		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 	}
 	return attrs

@@ -256,8 +256,11 @@ func (u *updater) iteration(suffix string, x Arg, fromLeft, divided bool) Arg {
 
 // copies returns the number of ranks of a stage that hold the same part of the parameter.
 func (u *updater) copies() int {
-	if u.param.Reduce == GroupNames[GroupKV] {
-		return u.model.KVCopies()
+	switch u.param.Reduce {
+	case GroupNames[GroupKV]:
+		return u.model.KVCopies() * u.split.rings()
+	case GroupNames[GroupRing]:
+		return u.split.rings()
 	}
 	return 1
 }

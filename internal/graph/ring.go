@@ -8,7 +8,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Attention in a ring. Each subsequence has 2t chunks; rank k of t holds chunks k and 2t-1-k, and K and V of only
+// Attention in a ring. Each subsequence has 2t chunks; member k of t holds chunks k and 2t-1-k, and K and V of only
 // these chunks. A rank's attention over its own keys is plain causal attention, because its rows are in order. Then
 // the keys of the other ranks arrive, including those of earlier subsequences: after j steps, the keys of rank k-j.
 // All queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk
@@ -41,13 +41,19 @@ func zigzag(step string, k int) int64 {
 // MemberConsts returns the constants needed in addition to SPConstNames: those of ranks that compute with different
 // tokens, those of attention sinks, and those of MLPs that are narrower than the widest.
 func (g *Model) MemberConsts() (names []string) {
-	if g.AttnSinks && g.headRanks() > 1 {
+	if g.AttnSinks && g.HeadRanks() > 1 {
 		names = append(names, ConstHead)
 	}
-	if g.ring() || g.Replicates() && g.AdapterDropout > 0 {
+	if g.rings() > 1 {
 		names = append(names, ConstMember)
 	}
-	for j := 1; g.ring() && j < g.SP; j++ {
+	if g.HeadRanks() > 1 && g.Replicates() && g.AdapterDropout > 0 {
+		names = append(names, ConstBlock)
+	}
+	if g.rings() > 1 && g.HeadRanks() > 1 {
+		names = append(names, ConstFirstOnRing)
+	}
+	for j := 1; j < g.rings(); j++ {
 		names = append(names, stepConst(j))
 	}
 	for _, f := range g.forms {
@@ -58,25 +64,79 @@ func (g *Model) MemberConsts() (names []string) {
 	return names
 }
 
-// ring reports whether each rank has two chunks of a subsequence.
-func (s Split) ring() bool { return s.Mode == ModeRing && s.SP > 1 }
+// rings returns the number of members of a ring, each of which has two chunks of a subsequence; 1: there is no ring.
+func (s Split) rings() int {
+	if s.Mode == ModeRing {
+		return s.SP
+	}
+	return max(1, s.Ring)
+}
+
+// HeadRanks returns the number of ranks among which heads are divided. They are adjacent, and together are one member of
+// the ring.
+func (s Split) HeadRanks() int { return s.SP / s.rings() }
 
 // rotates reports whether K and V are passed around the ring.
-func (s Split) rotates() bool { return s.ring() && !s.Gathers }
+func (s Split) rotates() bool { return s.rings() > 1 && !s.Gathers }
+
+// headGroup returns the group of ranks that divide heads, and ringGroup an attribute that names those of a ring.
+func (s Split) headGroup() int {
+	if s.rings() > 1 {
+		return GroupHeads
+	}
+	return GroupSP
+}
+
+func (s Split) ringGroup() Attr {
+	if s.HeadRanks() > 1 {
+		return group(GroupRing)
+	}
+	return group(GroupSP)
+}
 
 // Groups returns the names of the groups of ranks, in the order of the constants.
 func (g *Model) Groups() []string {
-	if g.Gathers {
-		return append(GroupNames[:len(GroupNames):len(GroupNames)], "sp_back")
+	switch {
+	case g.rings() > 1 && g.HeadRanks() > 1:
+		return GroupNames
+	case g.Gathers:
+		return GroupNames[:GroupBack+1]
 	}
-	return GroupNames
+	return GroupNames[:GroupBack]
+}
+
+// Members returns the numbers in the stage of the ranks with which rank k forms a group.
+func (s Split) Members(group, k int) (members []int) {
+	for j := range s.SP {
+		together, alike := j/s.HeadRanks() == k/s.HeadRanks(), j%s.HeadRanks() == k%s.HeadRanks()
+		if group == GroupSP || group == GroupHeads && together || (group == GroupRing || group == GroupBack) && alike {
+			members = append(members, j)
+		}
+	}
+	if group == GroupBack {
+		slices.Reverse(members)
+	}
+	return members
+}
+
+// Members is like that of Split, and also knows which ranks hold the same key and value heads.
+func (g *Model) Members(group, k int) (members []int) {
+	if group != GroupKV {
+		return g.Split.Members(group, k)
+	}
+	for j := range g.SP {
+		if g.SPConst(ConstKV, j) == g.SPConst(ConstKV, k) {
+			members = append(members, j)
+		}
+	}
+	return members
 }
 
 // gatherChunks gathers the rows of all ranks into K or V in the order of the sequence. The first chunks of the
 // ranks make up the first half of the subsequence. Their second chunks, from the last rank to the first, make
 // up the second half.
 func (b *builder) gatherChunks(kv, local int) {
-	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: kv, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
+	b.node(ir.AllGather, []Attr{b.split.ringGroup()}, Arg{Value: kv, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: kv, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
@@ -93,32 +153,43 @@ func chunksGradient(b *builder, n Node) {
 	b.node(ir.ReduceScatter, n.Attrs, dx, b.grad(n.Args[0]))
 }
 
+// Size returns the part of a size that depends only on the split.
+func (s Split) Size() Size { return Size{SP: int64(s.SP), Ring: int64(s.rings())} }
+
 // Chunks returns the number of chunks of a subsequence in zigzag order, or 0 if its tokens are in sequence
 // order.
 func (s Split) Chunks() int64 {
-	if s.ring() {
-		return 2 * int64(s.SP)
+	if s.rings() > 1 {
+		return 2 * int64(s.rings())
 	}
 	return 0
 }
 
 // Grid returns a number by which the length of each subsequence must be divisible.
-func (s Split) Grid() int64 { return max(int64(s.SP), s.Chunks()) }
-
-// attentionRows returns the kind of rows that the queries and results of attention have.
-func (s Split) attentionRows() Rows {
-	if s.ring() {
-		return Local
+func (s Split) Grid() int64 {
+	if s.rings() > 1 {
+		return 2 * int64(s.SP)
 	}
-	return Full
+	return int64(s.SP)
+}
+
+// Block returns the place of the i-th of a rank's two blocks of rows among the 2 * SP blocks of a subsequence. The two
+// chunks of a member of the ring, one after another, are divided among its ranks.
+func (s Split) Block(k, i int) int64 {
+	each := s.HeadRanks() // blocks of a chunk
+	j, member := 2*(k%each)+i, k/each
+	if j < each || s.rings() == 1 {
+		return int64(member*each + j)
+	}
+	return int64((2*s.rings()-1-member)*each + j - each)
 }
 
 // goRound visits a rank's own keys and values, then those of the other ranks. Each transfer starts one step
 // before its data is visited.
 func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
-	for j := range b.split.SP {
+	for j := range b.split.rings() {
 		nextK, nextV := k, v
-		if j+1 < b.split.SP {
+		if j+1 < b.split.rings() {
 			nextK, nextV = b.rotate(k, fmt.Sprintf("k.%s%d", name, j+1)), b.rotate(v, fmt.Sprintf("v.%s%d", name, j+1))
 		}
 		visit(j, k, v)
@@ -129,7 +200,7 @@ func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 // rotate passes a value to the next rank and receives the previous rank's value.
 func (b *builder) rotate(x Arg, name string) Arg {
 	y := all(b.value(Value{Name: name, Rows: SeenLocal, Cols: b.Values[x.Value].Cols, DType: b.Values[x.Value].DType}))
-	b.node(ir.Rotate, []Attr{group(GroupSP)}, y, x)
+	b.node(ir.Rotate, []Attr{b.split.ringGroup()}, y, x)
 	return y
 }
 
@@ -147,7 +218,7 @@ func (g *Model) ringAttention(b *builder, attrs []Attr, o, lse, q, keys, values 
 	sum := o
 	if b.act != ir.F32 {
 		v := b.Values[o]
-		sum = b.value(Value{Name: "attn.sum", Rows: v.Rows, Cols: v.Cols, DType: ir.F32})
+		sum = b.value(Value{Name: "attn.total", Rows: v.Rows, Cols: v.Cols, DType: ir.F32})
 	}
 	b.goRound(seen(keys), seen(values), "turn", func(j int, k, v Arg) {
 		b.node(ir.Attention, stepAttrs(attrs, j, "accumulate"), all(sum), all(lse), all(q), k, v)
@@ -168,11 +239,11 @@ func ringGradient(b *builder, n Node) {
 	do, dq, keys, values := b.grad(sum), b.newGrad(q.Value), b.need(k.Value), b.need(v.Value)
 	keys.Span, values.Span = k.Span, v.Span
 	query, stats, o := b.need(q.Value), b.need(lse.Value), b.need(b.rounded(sum.Value))
-	delta := b.value(Value{Name: "attn.delta", Rows: Local, Cols: b.Values[lse.Value].Cols, DType: ir.F32})
+	delta := b.value(Value{Name: "attn.delta", Rows: Held, Cols: b.Values[lse.Value].Cols, DType: ir.F32})
 	b.node(ir.AttentionDelta, []Attr{n.Attrs[attrIndex(n.Op, "heads")], n.Attrs[attrIndex(n.Op, "head_dim")]}, all(delta), do, o)
 	total := dq
 	if b.act != ir.F32 {
-		total = b.value(Value{Name: "d.q.sum", Rows: Local, Cols: b.Values[dq].Cols, DType: ir.F32})
+		total = b.value(Value{Name: "d.q.sum", Rows: Held, Cols: b.Values[dq].Cols, DType: ir.F32})
 	}
 	own := b.kvGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
@@ -199,7 +270,7 @@ func ringGradient(b *builder, n Node) {
 		}
 	})
 	for i := range home {
-		b.node(ir.Rotate, []Attr{group(GroupSP)}, home[i], travelling[i])
+		b.node(ir.Rotate, []Attr{b.split.ringGroup()}, home[i], travelling[i])
 	}
 	if total != dq {
 		b.node(ir.Cast, nil, all(dq), all(total))

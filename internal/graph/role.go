@@ -248,7 +248,7 @@ func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 		Std: adapterStd(w.Shape[0]), Adapter: true,
 	}
 	if w.Shard == ByRows {
-		a.Shard, a.Start = ByRows, w.Start
+		a.Shard, a.Start, a.Reduce, a.Once = ByRows, w.Start, w.Reduce, w.Once
 	} else {
 		a = g.reduced(a)
 	}
@@ -277,7 +277,10 @@ func (g *Model) dropout(b *builder, x int, a Param) int {
 	if a.Start != "" {
 		attrs = append(attrs, constant("col", a.Start))
 	}
-	if v.Rows == Local && g.SP > 1 {
+	switch {
+	case v.Rows == Local && g.HeadRanks() > 1:
+		attrs = append(attrs, constant("member", ConstBlock))
+	case g.rings() > 1:
 		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 	}
 	b.node(ir.Dropout, attrs, all(y), all(x), all(b.given(Value{Name: ValueDropout, Rows: Fixed, Count: 2, DType: ir.I32})))

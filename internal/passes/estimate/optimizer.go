@@ -1,6 +1,8 @@
 package estimate
 
 import (
+	"slices"
+
 	"sppo.dev/internal/cost"
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/plan"
@@ -13,7 +15,7 @@ type Updater struct {
 	plan     *plan.Plan
 	graph    *graph.Model
 	cost     cost.Model
-	sp, kv   cost.Link // among the ranks of a stage; among those that hold the same key and value heads
+	stage    []cost.Link // by group of the ranks of a stage
 	replicas cost.Link
 }
 
@@ -23,8 +25,16 @@ func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
 	for d := range replicas {
 		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
 	}
-	stage := stageRanks(p, 0, 0)
-	return Updater{p, g, m, m.LinkOf(stage), m.LinkOf(stage[:g.KVCopies()]), m.LinkOf(replicas)}
+	stage := make([]cost.Link, len(graph.GroupNames))
+	for _, group := range []int{graph.GroupSP, graph.GroupKV, graph.GroupRing} {
+		ranks := g.Members(group, 0)
+		of := make([]int32, len(ranks))
+		for i, k := range ranks {
+			of[i] = rank(p, 0, k)
+		}
+		stage[group] = m.LinkOf(of)
+	}
+	return Updater{p, g, m, stage, m.LinkOf(replicas)}
 }
 
 // Block returns the time to complete the gradients of a block, compute their norm and update its weights. It
@@ -72,12 +82,10 @@ func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	matrix := param.Shape[1] > 1
 	switch {
 	case s.SP > 1:
-		add(ir.ReduceScatter, u.sp)
+		add(ir.ReduceScatter, u.holders(param))
 		bytes /= ir.Bytes(s.SP)
-	case matrix && param.Reduce == graph.GroupNames[graph.GroupSP]:
-		add(ir.AllReduce, u.sp)
-	case matrix && param.Reduce == graph.GroupNames[graph.GroupKV]:
-		add(ir.AllReduce, u.kv)
+	case matrix && param.Reduce != "":
+		add(ir.AllReduce, u.holders(param))
 	}
 	if s.DP > 1 {
 		add(ir.ReduceScatter, u.replicas)
@@ -85,6 +93,11 @@ func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 		add(ir.AllReduce, u.replicas)
 	}
 	return t
+}
+
+// holders returns the link among the ranks of a stage that hold a parameter.
+func (u Updater) holders(param *graph.Param) cost.Link {
+	return u.stage[slices.Index(graph.GroupNames, param.Reduce)]
 }
 
 // gathered returns the time to gather the slices of a parameter on all ranks that hold it.
@@ -96,7 +109,7 @@ func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 		add(bytes/ir.Bytes(s.SP), u.replicas)
 	}
 	if s.SP > 1 {
-		add(bytes, u.sp)
+		add(bytes, u.holders(param))
 	}
 	return t
 }
@@ -202,7 +215,7 @@ func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
 		case ir.AllGather:
 			t += u.gathered(param, update.Values[n.Args[0].Value].DType)
 		case ir.AllReduce:
-			t += u.cost.Time(update.Work(n, graph.Size{}), u.sp)
+			t += u.cost.Time(update.Work(n, graph.Size{}), u.stage[graph.GroupSP])
 		default:
 			t += u.cost.Time(update.Work(n, graph.Size{}), cost.Link{})
 		}

@@ -277,12 +277,15 @@ func (t *Costs) recomputeTime(pr Pricer, i, kind int, recomputed graph.Units, z 
 // rank returns the number of the k-th rank of a stage in the first replica.
 func rank(p *plan.Plan, stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
 
-func stageRanks(p *plan.Plan, s, _ int) []int32 {
-	ranks := make([]int32, p.Parallel.SP)
-	for k := range ranks {
-		ranks[k] = rank(p, s, k)
+// groupOf returns a function that returns the ranks of stage s with which rank k forms a group.
+func groupOf(p *plan.Plan, group int) func(p *plan.Plan, s, k int) []int32 {
+	split := p.Split()
+	return func(p *plan.Plan, s, k int) (ranks []int32) {
+		for _, j := range split.Members(group, k) {
+			ranks = append(ranks, rank(p, s, j))
+		}
+		return ranks
 	}
-	return ranks
 }
 
 // Farthest returns the k-th ranks of the first stage and of stage s. No two stages are farther apart than the

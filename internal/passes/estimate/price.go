@@ -13,15 +13,35 @@ import (
 // Pricer computes the times of a block's nodes.
 type Pricer struct {
 	Cost  cost.Model
-	link  cost.Link // among the SP ranks of a stage
-	block int64     // tokens of K and V per block in attention; 0: all
-	alone bool      // collectives run alone, without computation beside them
+	links links
+	block int64 // tokens of K and V per block in attention; 0: all
+	alone bool  // collectives run alone, without computation beside them
 	known *nodePrices
+}
+
+// links connect groups of the ranks of a stage: all of them; those that divide heads; and those of a ring. The last two are
+// only set if a node names their groups.
+type links struct{ stage, heads, ring cost.Link }
+
+func (l links) of(n *graph.Node) cost.Link {
+	if l.ring.Ranks == 0 {
+		return l.stage
+	}
+	switch n.Group() {
+	case graph.GroupHeads:
+		return l.heads
+	case graph.GroupRing, graph.GroupBack:
+		return l.ring
+	}
+	return l.stage
 }
 
 // NewPricer returns a pricer for the stages of a plan, which shares the times in the cache.
 func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
-	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks), alone: !p.Overlaps()}
+	pr := Pricer{Cost: m, links: links{stage: WidestLink(p, m, groupOf(p, graph.GroupSP))}, alone: !p.Overlaps()}
+	if p.Parallel.Ring > 0 {
+		pr.links.heads, pr.links.ring = WidestLink(p, m, groupOf(p, graph.GroupHeads)), WidestLink(p, m, groupOf(p, graph.GroupRing))
+	}
 	if p.Streams() {
 		pr.block = p.Stream.Block
 	}
@@ -39,7 +59,7 @@ type prices struct {
 // pricedFor is everything that times depend on, except the dataflow and the machine.
 type pricedFor struct {
 	ranksPerNode int
-	link         cost.Link
+	links        links
 	block        int64
 }
 
@@ -49,7 +69,7 @@ func newPrices() *prices { return &prices{prices: map[pricedFor]*nodePrices{}} }
 func (c *prices) of(pr Pricer) *nodePrices {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	key := pricedFor{pr.Cost.RanksPerNode(), pr.link, pr.block}
+	key := pricedFor{pr.Cost.RanksPerNode(), pr.links, pr.block}
 	if c.prices[key] == nil {
 		c.prices[key] = &nodePrices{lists: map[listOfNodes][]ir.Seconds{}, back: map[graph.Size]map[*graph.Node]ir.Seconds{}}
 	}
@@ -84,7 +104,7 @@ func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Sec
 		times = make([]ir.Seconds, len(nodes))
 		for i := range nodes {
 			if times[i] = looksBack; !b.LooksBack(&nodes[i]) {
-				times[i] = pr.Cost.Time(b.Work(&nodes[i], z), pr.link)
+				times[i] = pr.Cost.Time(b.Work(&nodes[i], z), pr.links.of(&nodes[i]))
 			}
 		}
 		pr.known.lists[key] = times
@@ -104,7 +124,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	t, known := of[n]
 	if !known {
 		if pr.block == 0 || !n.Attends() {
-			t = pr.Cost.Time(b.Work(n, z), pr.link)
+			t = pr.Cost.Time(b.Work(n, z), pr.links.of(n))
 		} else {
 			for _, d := range pr.pieces(b, n, z) {
 				t += d
@@ -119,7 +139,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
-		return pr.Cost.Time(in.Work(), pr.link)
+		return pr.Cost.Time(in.Work(), pr.links.stage)
 	}
 	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
 	for i, l := range walk.Blocks(pr.block, z) {
@@ -139,7 +159,7 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 		return taken
 	}
 	run := running{free: pr.takenBy(taken)}
-	run.collective(pr, 0, run.free[1])
+	run.collective(pr, pr.links.stage, 0, run.free[1])
 	const usual = 128 // typical number of values in a block
 	var few [usual]ir.Seconds
 	ready := few[:]
@@ -159,7 +179,7 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 		if took == looksBack {
 			took = pr.Back(b, n, z)
 		}
-		end = run.node(pr, stream, end, took)
+		end = run.node(pr, pr.links.of(n), stream, end, took)
 		for k, a := range n.Args {
 			if a.Value != graph.Missing && op.Operands[k].Dir != ir.Read {
 				ready[a.Value] = end
@@ -176,19 +196,19 @@ type running struct {
 }
 
 // node runs a node that can begin at a given time, and returns when it ends.
-func (r *running) node(pr Pricer, stream int, begin, took ir.Seconds) (end ir.Seconds) {
+func (r *running) node(pr Pricer, link cost.Link, stream int, begin, took ir.Seconds) (end ir.Seconds) {
 	if stream == 0 {
 		r.free[0] = begin + r.beside.Kernel(begin, took)
 	} else {
 		r.free[1] = begin + took
-		r.collective(pr, begin, r.free[1])
+		r.collective(pr, link, begin, r.free[1])
 	}
 	return r.free[stream]
 }
 
-func (r *running) collective(pr Pricer, begin, end ir.Seconds) {
-	if share := pr.Cost.Share(pr.link); share > 0 {
-		c := cost.Collective{Stream: ir.Coll, Link: pr.link, Share: share, Begin: begin, D: end - begin}
+func (r *running) collective(pr Pricer, link cost.Link, begin, end ir.Seconds) {
+	if share := pr.Cost.Share(link); share > 0 {
+		c := cost.Collective{Stream: ir.Coll, Link: link, Share: share, Begin: begin, D: end - begin}
 		r.beside.Add(&c, c.D, r.free[0], func(_ ir.Stream, late ir.Seconds) { r.free[0] += late })
 	}
 }
@@ -243,14 +263,17 @@ func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 		return taken
 	}
 	busy := pr.takenBy(taken)
+	lost := busy[1] * ir.Seconds(pr.Cost.Share(pr.links.stage)) // by computation beside collectives
 	for i, took := range pr.list(b, nodes, z) {
 		stream := pr.stream(&ir.Ops[nodes[i].Op])
 		if took == looksBack {
 			took = pr.Back(b, &nodes[i], z)
 		}
-		busy[stream] += took
+		if busy[stream] += took; stream == 1 {
+			lost += took * ir.Seconds(pr.Cost.Share(pr.links.of(&nodes[i])))
+		}
 	}
-	return max(busy[0]+busy[1]*ir.Seconds(pr.Cost.Share(pr.link)), busy[1])
+	return max(busy[0]+lost, busy[1])
 }
 
 // takenBy returns how long computation and collectives are busy at first, given the time that collectives in progress take.

@@ -98,15 +98,15 @@ func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.
 			continue
 		}
 		in := graph.BlockInstr(layer, &nodes[i], z)
-		out.whole = m.Time(in.Work(), pr.link)
+		out.whole = m.Time(in.Work(), pr.links.stage)
 		own := graph.OverKeys(in, z, borders[helpers], z.Prefix+z.Tokens)
-		out.own = m.Time(own.Work(), pr.link)
+		out.own = m.Time(own.Work(), pr.links.stage)
 		for j := range helpers {
 			if j > 0 && borders[j+1]-borders[j] == borders[j]-borders[j-1] {
 				continue // as many keys as in the previous block, all visible to every query
 			}
 			part := graph.OverKeys(in, z, borders[j], borders[j+1])
-			out.helping = max(out.helping, m.Time(part.Work(), pr.link))
+			out.helping = max(out.helping, m.Time(part.Work(), pr.links.stage))
 		}
 		send := func(name string) ir.Seconds {
 			return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: in.Arg(name).Bytes()}, far)
@@ -119,7 +119,7 @@ func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.
 			out.messages = ir.Seconds(helpers) * (3*send("q") + 2*send("lse"))
 			rows *= ir.Bytes(3*helpers + 2)
 		}
-		out.join = m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: rows}, pr.link)
+		out.join = m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: rows}, pr.links.stage)
 	}
 	return out
 }

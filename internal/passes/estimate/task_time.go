@@ -137,7 +137,9 @@ func (t *TaskTime) Both(b *graph.Block, z graph.Size) ir.Seconds {
 // Size returns the size of a subsequence with the given prefix and number of tokens.
 func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	p := t.Plan
-	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
+	z := p.Split().Size()
+	z.Sequence, z.Prefix, z.Tokens, z.Batch = p.Train.Sequence, prefix, tokens, int64(p.Parallel.Microbatch)
+	return z
 }
 
 // AttentionTime returns the forward and backward time of attention in a layer of the given kind.

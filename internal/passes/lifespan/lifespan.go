@@ -105,7 +105,8 @@ func newUnit(g *graph.Model, b *graph.Block, t plan.UnitType, values []int, by *
 // that leaves no remainder in any division, so that the result is exact.
 func bytesPerToken(g *graph.Model, v *graph.Value) float64 {
 	tokens := int64(g.SP) * int64(ir.Alignment)
-	z := graph.Size{Sequence: tokens, Tokens: tokens, Batch: 1, SP: int64(g.SP)}
+	z := g.Split.Size()
+	z.Sequence, z.Tokens, z.Batch = tokens, tokens, 1
 	return float64(v.Bytes(z)) / float64(tokens)
 }
 

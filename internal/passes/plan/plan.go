@@ -117,6 +117,7 @@ type Parallel struct {
 	PP               int    `json:"pp"`
 	SP               int    `json:"sp"`
 	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
+	Ring             int    `json:"ring,omitempty"`    // if it is not 0, as many groups of SP / Ring adjacent ranks form a ring; those of a group share heads as in SPMode
 	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
 	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: "host", or "none" for the device
 	VirtualStages    int    `json:"virtual_stages"`
@@ -128,6 +129,9 @@ type Parallel struct {
 
 // Ranks returns the number of devices in use.
 func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
+
+// SPText writes the value of the key sp that gives these ranks.
+func (p Parallel) SPText() string { return (&lang.Schedule{SP: p.SP, Ring: p.Ring}).SPText() }
 
 // Placements of virtual stages on the pipeline ranks.
 const (
@@ -536,10 +540,8 @@ func (p *Plan) SizeOf(t Task) graph.Size {
 
 // Size returns the shape of subsequence i.
 func (p *Plan) Size(i int) graph.Size {
-	z := graph.Size{
-		Sequence: p.Train.Sequence, Tokens: p.Subsequences.Lengths[i],
-		Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP),
-	}
+	z := p.Split().Size()
+	z.Sequence, z.Tokens, z.Batch = p.Train.Sequence, p.Subsequences.Lengths[i], int64(p.Parallel.Microbatch)
 	for _, n := range p.Subsequences.Lengths[:i] {
 		z.Prefix += n
 	}

@@ -19,6 +19,9 @@ func (p *Plan) Sums() []string {
 	if par.SP > 1 {
 		list = append(list, "sp_mode = "+par.SPMode)
 	}
+	if par.Ring > 0 {
+		list = append(list, fmt.Sprint("ring = ", par.Ring))
+	}
 	shared, streamed, divided := p.Mux.Left || p.Mux.Right, p.Streams(), par.Zero >= ZeroGradients
 	gradients, common := p.gradientOrder()
 	if shared {

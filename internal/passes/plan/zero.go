@@ -76,8 +76,8 @@ func (p *Plan) GathersBeside(t Task) bool {
 	return t.Subsequence == p.Subsequences.N-1
 }
 
-// Slicing describes how the rows of a parameter are sliced: over SP ranks of a stage, and each of these parts
-// over DP replicas. Rank (d, k) has slice k*DP + d. All slices have the same number of rows, so that collectives
+// Slicing describes how the rows of a parameter are sliced: over the SP ranks of a stage that hold the parameter, and each
+// of these parts over DP replicas. Of them, member k in replica d has slice k*DP + d. All slices have the same number of rows, so that collectives
 // exchange equal parts: if the parameter's rows cannot be divided evenly, padding follows its last row, and the
 // last slices consist partly or wholly of padding.
 type Slicing struct {
@@ -99,8 +99,11 @@ func (s Slicing) Whole() int64 { return s.Rows * s.Slices() }
 func (p *Plan) Slicing(param *graph.Param) Slicing {
 	if param.Shape[1] > 1 {
 		sp, dp := int64(1), int64(p.Parallel.DP)
-		if param.Reduce == graph.GroupNames[graph.GroupSP] {
+		switch param.Reduce {
+		case graph.GroupNames[graph.GroupSP]:
 			sp = int64(p.Parallel.SP)
+		case graph.GroupNames[graph.GroupRing]:
+			sp = int64(p.Parallel.Ring)
 		}
 		for _, s := range []Slicing{{SP: sp, DP: dp}, {SP: sp, DP: 1}, {SP: 1, DP: dp}} {
 			if p.divides(param, s.Slices()) {

@@ -141,7 +141,7 @@ func stepInWords(p *plan.Plan) string {
 // ranksInWords describes the division of the ranks.
 func ranksInWords(p *plan.Plan) string {
 	par := p.Parallel
-	return fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP)
+	return fmt.Sprintf("%d of %s: dp %d x pp %d x sp %s", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SPText())
 }
 
 // percent writes a share with at most three digits.

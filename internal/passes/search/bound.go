@@ -329,7 +329,7 @@ func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 // takes the least time: the one with the longest prefix, because attention then hides the most concurrent work.
 // In a ring, this part itself takes longer with a longer prefix, so every subsequence keeps its own size.
 func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
-	if t.Plan.Parallel.SPMode != graph.ModeRing {
+	if t.Plan.Split().Chunks() == 0 {
 		z.Prefix = z.Sequence - z.Tokens
 	}
 	return z

@@ -82,14 +82,14 @@ func opensRecompute(s lang.Schedule) bool { return s.Recompute == "" || s.Recomp
 func solveParallel(p *plan.Plan) {
 	s, gpus := p.Schedule, p.Cluster.GPUs()
 	strategy := strategy.Of(p)
-	par := plan.Parallel{SP: s.SP, PP: s.PP, DP: s.DP, VirtualStages: s.VirtualStages, Placement: strategy.Placed, Microbatch: max(1, s.Microbatch)}
+	par := plan.Parallel{SP: s.SP, Ring: s.Ring, PP: s.PP, DP: s.DP, VirtualStages: s.VirtualStages, Placement: strategy.Placed, Microbatch: max(1, s.Microbatch)}
 	if par.VirtualStages == 0 {
 		par.VirtualStages = strategy.Stages.Least
 	}
 	if par.SP == 0 {
 		par.SP = 1
 	}
-	p.Decide("solve", "sp", fmt.Sprint(par.SP), given(s.SP != 0, "auto is 1"))
+	p.Decide("solve", "sp", par.SPText(), given(s.SP != 0, "auto is 1"))
 	if par.DP == 0 {
 		par.DP = 1
 	}
@@ -443,37 +443,47 @@ func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
 // splitProblems returns problems with the division of a layer among the ranks of a stage.
 func splitProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
-	sp, m := p.Parallel.SP, p.Model
+	par, m := &p.Parallel, p.Model
 	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans from earlier releases
 		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "unknown value %q", mode)}
 	}
-	if p.Split().Chunks() > 0 {
-		return ringProblems(p)
+	if r := par.Ring; r != 0 && (r < 2 || par.SP%r != 0 || par.SP/r < 2 || par.SPMode == graph.ModeRing) {
+		return []plan.Problem{plan.Fault("schedule.sp", lang.OutOfRange, "a list of two numbers of at least 2, with sp_mode = megatron or ulysses",
+			"%d ranks with sp_mode = %s cannot form a ring of %d groups", par.SP, par.SPMode, r)}
 	}
-	near := lang.NearSP(m, p.Train.Sequence, sp, p.Cluster.GPUs()/max(1, p.Parallel.PP*p.Parallel.DP))
-	if m.Heads%sp != 0 {
-		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads are not divisible by sp = %d", m.Heads, sp))
+	heads := p.Split().HeadRanks()
+	near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP))
+	ranks := lang.HeadRanksInWords(heads, par.Ring)
+	if m.Heads%heads != 0 {
+		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads are not divisible by %s", m.Heads, ranks))
 	}
-	if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
-		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
+	if m.KVHeads%heads != 0 && heads%m.KVHeads != 0 {
+		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d key and value heads cannot be shared evenly by %s", m.KVHeads, ranks))
 	}
-	if m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && sp > m.KVHeads {
+	if m.QKNorm == lang.QKNormAll && par.SPMode != graph.ModeUlysses && heads > m.KVHeads {
 		found = append(found, plan.Fault("model.qk_norm", lang.Conflict, fmt.Sprintf("sp_mode = ulysses, or sp = %d at most", m.KVHeads),
-			"qk_norm = all needs each key head on a single rank, but with sp_mode = megatron and sp = %d, ranks share the %d key heads", sp, m.KVHeads))
+			"qk_norm = all needs each key head on a single rank, but with sp_mode = megatron and %s, ranks share the %d key heads", ranks, m.KVHeads))
 	}
-	return found
+	return append(found, ringProblems(p)...)
 }
 
-// ringProblems returns a problem if a request conflicts with passing K and V around the ranks of a stage. The
-// problem names the nearest request that works.
+// ringProblems returns problems if a request conflicts with passing K and V around the ranks of a stage. They
+// name the nearest request that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
+	if p.Split().Chunks() == 0 {
+		return nil
+	}
+	if heads := p.Split().HeadRanks(); p.Model.AdapterDropout > 0 && p.Parallel.SPMode == graph.ModeUlysses && heads%2 != 0 {
+		return []plan.Problem{plan.Fault("schedule.sp", lang.Conflict, "an even first number of sp, or sp_mode = megatron",
+			"dropout of adapters needs consecutive rows, but a rank in the middle of %d has rows of two chunks", heads)}
+	}
 	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or sp_mode = ulysses",
-			"with sp_mode = ring, K and V pass from rank to rank and cannot be streamed from the host")}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or sp_mode = ulysses without a ring",
+			"in a ring, K and V pass from rank to rank and cannot be streamed from the host")}
 	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Conflict, "mux = off, or sp_mode = ulysses",
-			"with sp_mode = ring, K and V pass from rank to rank within a stage, so stages cannot share tasks")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Conflict, "mux = off, or sp_mode = ulysses without a ring",
+			"in a ring, K and V pass from rank to rank within a stage, so stages cannot share tasks")}
 	}
 	return nil
 }
@@ -533,7 +543,7 @@ func streamProblems(p *plan.Plan) []plan.Problem {
 
 // solveZero decides the ZeRO stage.
 func solveZero(p *plan.Plan) {
-	shared := p.Parallel.DP > 1 || p.Split().Replicates()
+	shared := p.Parallel.DP > 1 || p.Split().Shares()
 	why := "given"
 	switch request := p.Schedule.Zero; {
 	case request != "" && request != "auto":

@@ -47,7 +47,7 @@ type value struct {
 // dimensions defines the search space, in search order: dimensions that improve the bounds most come first.
 var dimensions = []dimension{
 	plainly(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
-	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
+	{key: "schedule.sp", text: spText, values: (*space).sps},
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
 	frugally(plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros))),
@@ -172,6 +172,13 @@ func subsequencesText(s *lang.Schedule) string {
 	return fmt.Sprint(s.Subsequences.Count)
 }
 
+func spText(s *lang.Schedule) string {
+	if s.SP == 0 {
+		return ""
+	}
+	return s.SPText()
+}
+
 func alignText(s *lang.Schedule) string {
 	if s.Align == 0 {
 		return ""
@@ -275,6 +282,14 @@ func (sp *space) orders(s *lang.Schedule) []string {
 // mostOnRing is the maximum number of ranks on a ring. With more, a program would consist mostly of messages.
 const mostOnRing = 512
 
+// sps returns the values of sp as a dimension.
+func (sp *space) sps(s *lang.Schedule) (out []value) {
+	for _, n := range sp.sp(s) {
+		out = append(out, value{fmt.Sprint(n), func(s *lang.Schedule) { s.SP = n }})
+	}
+	return out
+}
+
 // sp returns the values of sp, which must divide the number of heads unless sp_mode is ring. A ring is tried where it lets
 // more ranks share a layer than the heads allow.
 func (sp *space) sp(s *lang.Schedule) []int {
@@ -301,7 +316,7 @@ func (sp *space) spModes(s *lang.Schedule) []string {
 	switch {
 	case s.SP == 1:
 		return []string{graph.ModeMegatron}
-	case !sp.dividesHeads(s.SP):
+	case s.Ring == 0 && !sp.dividesHeads(s.SP):
 		return []string{graph.ModeRing}
 	}
 	return []string{graph.ModeMegatron, graph.ModeUlysses}
@@ -333,20 +348,20 @@ func (sp *space) optimizerOffloads(s *lang.Schedule) []string {
 
 // stateOf contains what the optimizer state of a rank depends on.
 type stateOf struct {
-	sp, dp, stages int
-	mode, zero     string
+	sp, ring, dp, stages int
+	mode, zero           string
 }
 
 // stateOnHost returns the bytes of optimizer state that a rank would keep in host memory if the layers were divided
 // among as many stages as there are ranks for.
 func (sp *space) stateOnHost(s *lang.Schedule) ir.Bytes {
-	key := stateOf{s.SP, s.DP, cmp.Or(s.PP, min(sp.model.Layers, max(1, sp.cluster.GPUs()/(s.SP*s.DP)))), s.SPMode, s.Zero}
+	key := stateOf{s.SP, s.Ring, s.DP, cmp.Or(s.PP, min(sp.model.Layers, max(1, sp.cluster.GPUs()/(s.SP*s.DP)))), s.SPMode, s.Zero}
 	if n, known := sp.states[key]; known {
 		return n
 	}
-	split := graph.Split{SP: key.sp, Mode: key.mode}
+	split := graph.Split{SP: key.sp, Ring: key.ring, Mode: key.mode}
 	p := plan.Plan{Model: sp.model, Train: sp.train}
-	p.Parallel = plan.Parallel{DP: key.dp, PP: 1, SP: key.sp, SPMode: key.mode, VirtualStages: 1, OptimizerOffload: plan.OffloadHost}
+	p.Parallel = plan.Parallel{DP: key.dp, PP: 1, SP: key.sp, Ring: key.ring, SPMode: key.mode, VirtualStages: 1, OptimizerOffload: plan.OffloadHost}
 	p.Parallel.Zero, _ = strconv.Atoi(key.zero)
 	g := graph.NewTuned(sp.model, sp.train.Freeze, split, sp.train.Sequence)
 	n := p.HostStateBytes(g, g.Embedding) + p.HostStateBytes(g, g.Head)
@@ -363,7 +378,7 @@ func (sp *space) stateOnHost(s *lang.Schedule) ir.Bytes {
 // zeros returns the values of zero to try. If ranks hold the same matrix, there is no reason for them to hold
 // its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
-	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
+	if s.DP > 1 || (graph.Split{SP: s.SP, Ring: s.Ring, Mode: s.SPMode}).Shares() {
 		if sp.fitting { // undivided weights of one or two layers may need less memory than gathering them
 			return []string{"3", "2"}
 		}
@@ -450,7 +465,7 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 	if sp.timeless { // equal lengths need the least memory: the first subsequence, whose backward determines the peak, is shorter than with equal work
 		return []string{"length"}
 	}
-	if s.SPMode == graph.ModeRing { // the times of a ring, with a message from every rank, take long to compute
+	if s.Ring > 0 || s.SPMode == graph.ModeRing { // the times of a ring, with a message from every rank, take long to compute
 		return []string{"flops", "length"}
 	}
 	return []string{"flops", "time", "length"}
@@ -597,7 +612,7 @@ func (sp *space) mostSubsequences(s *lang.Schedule) int {
 	if sp.fitting {
 		shortest, tasks = shortestFitting, min(tasks, mostFitting)
 	}
-	if s.SPMode == graph.ModeRing { // every subsequence passes K and V of its entire prefix around the ring
+	if s.Ring > 0 || s.SPMode == graph.ModeRing { // every subsequence passes K and V of its entire prefix around the ring
 		tasks = min(tasks, mostInRing)
 	}
 	seq := sp.train.Sequence

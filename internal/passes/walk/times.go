@@ -121,7 +121,8 @@ func addWork(work []float64, sizes []graph.Size, g *graph.Model, kind int) {
 // headTime returns the time of the head, forward and backward, for an average subsequence.
 func headTime(p *plan.Plan, g *graph.Model) int {
 	s := p.Train.Sequence
-	z := graph.Size{Sequence: s, Tokens: s, Rows: s, Batch: 1, SP: int64(p.Parallel.SP)}
+	z := p.Split().Size()
+	z.Sequence, z.Tokens, z.Rows, z.Batch = s, s, s, 1
 	var head ir.Flops
 	for i := range g.Head.Backward {
 		head += g.Head.Work(&g.Head.Backward[i], z).Flops
