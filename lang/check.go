@@ -170,16 +170,16 @@ func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
 	heads := sp / max(1, s.Ring) // ranks that divide heads
-	near := func() string { return NearSP(m, c.Train.Sequence, heads, s.Ring, c.Cluster.GPUs()/pp/dp) }
+	ranks, near := NearSP(m, c.Train.Sequence, heads, s.Ring, c.Cluster.GPUs()/pp/dp)
 	switch {
 	case s.SPMode == "ring" && s.Ring > 0:
 		c.fail("schedule.sp_mode", Conflict, fmt.Sprintf("sp_mode = megatron or ulysses, or sp = %d", sp),
-			"sp = %s says that groups of %d ranks divide heads, but with sp_mode = ring, no ranks do", s.SPText(), heads)
+			"sp = [%d, %d] says that groups of %d ranks divide heads, but with sp_mode = ring, no ranks do", heads, s.Ring, heads)
 	case s.SPMode == "ring" || s.Ring == 0 && s.SPMode == "auto" && c.Train.Sequence%int64(2*sp) == 0: // in a ring, every rank has all heads
 	case m.Heads%heads != 0:
-		c.fail("schedule.sp", Indivisible, near(), "%d heads are not divisible by %s", m.Heads, HeadRanksInWords(heads, s.Ring))
+		c.fail("schedule.sp", Indivisible, near, "%d heads are not divisible by %s", m.Heads, ranks)
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%heads != 0 && heads%m.KVHeads != 0:
-		c.fail("schedule.sp", Indivisible, near(), "%d key and value heads cannot be shared evenly by %s", m.KVHeads, HeadRanksInWords(heads, s.Ring))
+		c.fail("schedule.sp", Indivisible, near, "%d key and value heads cannot be shared evenly by %s", m.KVHeads, ranks)
 	}
 	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
 		words := fmt.Sprintf("pp = %d", pp)
@@ -211,30 +211,28 @@ func (c *checker) sizes() {
 	}
 }
 
-// HeadRanksInWords names the number of ranks that divide heads: sp or, if they are the groups of a ring, the first number of sp.
-func HeadRanksInWords(heads, ring int) string {
-	if ring > 0 {
-		return fmt.Sprintf("%d, the first number of sp = [%d, %d]", heads, heads, ring)
-	}
-	return fmt.Sprintf("sp = %d", heads)
-}
-
-// NearSP names the values of sp nearest to one that does not divide the heads which work with the heads and the sequence,
-// of those up to a limit, and sp_mode = ring if it works with sp itself. With a ring of groups, sp is the number of ranks in each.
-func NearSP(m Model, seq int64, sp, ring, most int) string {
-	var out []string
+// NearSP names the number of ranks that divide heads, which may be the groups of a ring, for a message that it does not
+// divide them. near names the nearest values of sp which work with the heads and the sequence, of those up to a limit, and
+// sp_mode = ring if it works with sp itself.
+func NearSP(m Model, seq int64, heads, ring, most int) (words, near string) {
 	groups := max(1, ring)
-	if near := nearDivisorsWith(m.Heads, sp, func(n int) bool {
+	near = nearDivisorsWith(m.Heads, heads, func(n int) bool {
 		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && seq%int64(n*groups) == 0 && n*groups <= most && (ring == 0 || n > 1)
-	}); near != "" && ring > 0 {
-		out = append(out, fmt.Sprintf("sp = [a, %d] with a = %s", ring, near))
-	} else if near != "" {
+	})
+	if ring > 0 {
+		if near != "" {
+			near = fmt.Sprintf("sp = [a, %d] with a = %s", ring, near)
+		}
+		return fmt.Sprintf("%d, the first number of sp = [%d, %d]", heads, heads, ring), near
+	}
+	var out []string
+	if near != "" {
 		out = append(out, "sp = "+near)
 	}
-	if ring == 0 && sp <= most && seq%int64(2*sp) == 0 {
+	if heads <= most && seq%int64(2*heads) == 0 {
 		out = append(out, "sp_mode = ring")
 	}
-	return strings.Join(out, "; or ")
+	return fmt.Sprintf("sp = %d", heads), strings.Join(out, "; or ")
 }
 
 func clusterWords(c Cluster) string {

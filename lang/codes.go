@@ -117,7 +117,7 @@ var Codes = []CodeInfo{
 		"rate, bytes instead of tokens, or a number without its unit.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1MiB\n  data     = random()\n}\n"},
 	{Code: WrongType, Doc: "The type of a value does not match its key: for example, a list instead of a number, or a string instead of a name.",
-		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = [2]\n}\n"},
+		Example: "import \"base.sppo\"\n\nschedule s {\n  pp = [2]\n}\n"},
 	{Code: OutOfRange, Doc: "A number is outside the range that its key allows.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offload = 1.5\n}\n"},
 	{Code: Indivisible, Doc: "A number is not divisible by another, for example heads by SP ranks or sequences by replicas. The hint names the nearest values that work.",

@@ -1,9 +1,7 @@
 package lang
 
 import (
-	"fmt"
 	"slices"
-	"strconv"
 
 	"sppo.dev/ir"
 )
@@ -172,17 +170,6 @@ type Schedule struct {
 	Overlap          string       `json:"overlap,omitempty"`         // on off
 	LossChunk        int          `json:"loss_chunk,omitempty"`      // 0: auto
 	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
-}
-
-// SPText writes the value of sp as in a spec.
-func (s *Schedule) SPText() string {
-	switch {
-	case s.SP == 0:
-		return "auto"
-	case s.Ring > 0:
-		return fmt.Sprintf("[%d, %d]", s.SP/s.Ring, s.Ring)
-	}
-	return strconv.Itoa(s.SP)
 }
 
 // SharesTasks reports whether mux is fixed to a value other than off, so that ranks take over parts

@@ -23,7 +23,7 @@ type Case struct {
 	Order                     string // sequence | layer
 	Keep                      string // [k, v] | [] | [k] | [v]
 	Strategy                  string // one of schedule.strategy
-	SPMode                    string // megatron | ulysses | ring
+	SPMode                    string // megatron | ulysses | ring | megatron-ring | ulysses-ring, with two groups of ranks on the ring
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
@@ -206,7 +206,7 @@ train {
 
 schedule tiny {
   pp = %d
-  sp = %d
+  sp = %s
   sp_mode = %s
   dp = %d
   zero = %s
@@ -225,8 +225,27 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, c.ffnLine(), c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch, lines(c.Tuning),
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
+		c.PP, c.sp(), c.spMode(), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
+}
+
+// onRing reports whether groups of ranks that divide heads form a ring, which takes four ranks.
+func (c Case) onRing() bool { return strings.HasSuffix(c.SPMode, "-ring") && c.SP >= 4 }
+
+func (c Case) sp() string {
+	if c.onRing() {
+		return fmt.Sprintf("[%d, 2]", c.SP/2)
+	}
+	return fmt.Sprint(c.SP)
+}
+
+func (c Case) spMode() string { return strings.TrimSuffix(orElse(c.SPMode, "megatron"), "-ring") }
+
+func (c Case) spName() string {
+	if c.onRing() {
+		return c.spMode()[:1] + "r"
+	}
+	return c.spMode()[:1]
 }
 
 // positionsLine returns the spec's line for Positions, or nothing if the traits set positions.
@@ -277,7 +296,7 @@ func (c Case) String() string {
 		tied += "-window" + strings.NewReplacer("[", "", "]", "", ", ", ".").Replace(c.Window)
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
-		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
+		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, c.spName(), c.N, c.Partition, c.Offload,
 		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"]) + c.tuningName()
 }
 

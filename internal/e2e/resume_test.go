@@ -33,6 +33,7 @@ func TestResume(t *testing.T) {
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "none", Optimizer: "sgd", Moments: "bf16"},
 		{Family: "gpt", KVHeads: 1, Positions: "learned", DType: "bf16", PP: 2, SP: 4, DP: 2, Zero: "1", N: 3, Offload: "0.5", Optimizer: "muon", OptimizerOffload: "host", Moments: "bf16"},
 		{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full"},
+		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", PP: 1, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "3", N: 2, Offload: "full"},
 		{Family: "llama", Window: "[8, 0]", KVHeads: 1, Positions: "rope", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 1, N: 3, Offload: "0.5", Recompute: "full"},
 		{Family: "llama", Window: "[3, 16, 0]", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 1, DP: 1, N: 8, Keep: "[]", Offload: "full"},
 		{Family: "llama", Tuning: "adapter = lora(rank = 3, alpha = 6, dropout = 0.2)", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full", OptimizerOffload: "host"},

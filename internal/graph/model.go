@@ -196,12 +196,6 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return min(max(int64(g.Vocab)-int64(k)*g.vocabLocal(), 0), g.vocabLocal())
 	case ConstOwner:
 		return truthValue(k == 0)
-	case ConstMember:
-		return int64(member)
-	case ConstFirstOnRing:
-		return truthValue(member == 0)
-	case ConstBlock:
-		return g.Block(k, 0) / 2
 	case ConstPosition:
 		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
 	}
@@ -209,10 +203,7 @@ func (g *Model) SPConst(name string, k int) int64 {
 		width, _ := strconv.Atoi(ffn)
 		return int64(part) * g.ffnLocal(width)
 	}
-	if step, ok := strings.CutPrefix(name, constStep); ok {
-		return zigzag(step, member)
-	}
-	panic("internal: no constant " + name)
+	return g.ringConst(name, k)
 }
 
 func truthValue(v bool) int64 {
@@ -463,7 +454,7 @@ func (g *Model) attention(b *builder, in int) int {
 	keys, values := g.kv(b, "k", g.Stream.K, kv*d), g.kv(b, "v", g.Stream.V, kv*d)
 	intoK, intoV := tail(keys), tail(values)
 	if g.Gathers {
-		intoK, intoV = all(b.activation("k.local", Held, kv*d)), all(b.activation("v.local", Held, kv*d))
+		intoK, intoV = all(b.activation("k.chunks", Held, kv*d)), all(b.activation("v.chunks", Held, kv*d))
 	}
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), RotationQ},

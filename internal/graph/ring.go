@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"sppo.dev/ir"
 )
@@ -26,7 +27,25 @@ const constStep = "ring."
 
 func stepConst(j int) string { return constStep + strconv.Itoa(j) }
 
-// zigzag returns the constant of a step for rank k.
+// ringConst returns the value of a constant that depends on the place of rank k on the ring.
+func (s Split) ringConst(name string, k int) int64 {
+	member := k / s.HeadRanks()
+	switch name {
+	case ConstMember:
+		return int64(member)
+	case ConstFirstOnRing:
+		return truthValue(member == 0)
+	case ConstBlock:
+		return s.Block(k, 0) / 2
+	}
+	step, ok := strings.CutPrefix(name, constStep)
+	if !ok {
+		panic("internal: no constant " + name)
+	}
+	return zigzag(step, member)
+}
+
+// zigzag returns the constant of a step for member k.
 func zigzag(step string, k int) int64 {
 	j, err := strconv.Atoi(step)
 	if err != nil {

@@ -131,7 +131,12 @@ type Parallel struct {
 func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 
 // SPText writes the value of the key sp that gives these ranks.
-func (p Parallel) SPText() string { return (&lang.Schedule{SP: p.SP, Ring: p.Ring}).SPText() }
+func (p Parallel) SPText() string {
+	if p.Ring > 0 {
+		return fmt.Sprintf("[%d, %d]", p.SP/p.Ring, p.Ring)
+	}
+	return fmt.Sprint(p.SP)
+}
 
 // Placements of virtual stages on the pipeline ranks.
 const (

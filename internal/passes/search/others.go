@@ -174,7 +174,7 @@ func (s *search) onAllGPUs(winner *node, enough func() bool) *plan.Rejection {
 				out.BoundS = t
 			}
 		case n.fits() && (out.StepS == 0 || t < out.StepS):
-			out.Value, out.StepS = fmt.Sprintf("dp %d x pp %d x sp %s", c.DP, c.PP, c.SPText()), t
+			out.Value, out.StepS = fmt.Sprintf("dp %d x pp %d x sp %s", c.DP, c.PP, spText(c)), t
 		}
 	}
 	return out

@@ -452,8 +452,7 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 			"%d ranks with sp_mode = %s cannot form a ring of %d groups", par.SP, par.SPMode, r)}
 	}
 	heads := p.Split().HeadRanks()
-	near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP))
-	ranks := lang.HeadRanksInWords(heads, par.Ring)
+	ranks, near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP))
 	if m.Heads%heads != 0 {
 		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads are not divisible by %s", m.Heads, ranks))
 	}

@@ -176,7 +176,7 @@ func spText(s *lang.Schedule) string {
 	if s.SP == 0 {
 		return ""
 	}
-	return s.SPText()
+	return plan.Parallel{SP: s.SP, Ring: s.Ring}.SPText()
 }
 
 func alignText(s *lang.Schedule) string {
