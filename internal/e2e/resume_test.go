@@ -70,7 +70,9 @@ func TestResumeOnOtherRanks(t *testing.T) {
 	three.DP, three.Zero = 3, "3"
 	five.DP, five.Zero = 5, "1"
 	six.DP, six.SP, six.Zero, six.PP = 3, 2, "2", 2
-	for _, c := range []struct{ from, to Case }{{three, five}, {five, three}, {three, base}, {base, six}, {six, five}} {
+	four := base
+	four.SP, four.SPMode, four.Zero = 4, "megatron-ring", "3"
+	for _, c := range []struct{ from, to Case }{{three, five}, {five, three}, {three, base}, {base, six}, {six, five}, {three, four}, {four, six}} {
 		t.Run(fmt.Sprint(c.from, " to ", c.to), func(t *testing.T) {
 			t.Parallel()
 			_, from := mustCompile(t, c.from)

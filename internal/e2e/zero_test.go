@@ -26,6 +26,9 @@ func TestDividedParameters(t *testing.T) {
 		{Family: "llama", KVHeads: 1, Positions: "none", DType: "bf16", PP: 1, SP: 1, DP: 7, Batch: 7, Optimizer: "sgd"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 2, DP: 3, Batch: 3, Optimizer: "muon"},
 		{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", PP: 1, SP: 2, SPMode: "ulysses", DP: 3, Batch: 3, Optimizer: "muon", OptimizerOffload: "host"},
+		{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 4, SPMode: "megatron-ring", DP: 1, Batch: 1},
+		{Family: "gpt", KVHeads: 1, Positions: "learned", DType: "f32", PP: 1, SP: 8, SPMode: "megatron-ring", DP: 2, Batch: 2},
+		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 4, SPMode: "ulysses-ring", DP: 3, Batch: 3, Optimizer: "muon"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 5, Batch: 5, Tuning: "adapter = lora(rank = 7, alpha = 6)"},
 	} {
 		c.N, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = max(1, c.N), 1, 3, 8, 48, tinyVocab

@@ -30,7 +30,10 @@ func entropyStats(c *call) {
 	for i := range lists[0] {
 		p := &lists[0][i]
 		r := p.with(interval{0, 3})
-		over := cover{nowhere.by(features, interval{p.cols.lo, p.cols.lo + c.int("valid")})}
+		var over cover // empty if a rank has nothing but padding
+		if valid := c.int("valid"); valid > 0 {
+			over = cover{nowhere.by(features, interval{p.cols.lo, p.cols.lo + valid})}
+		}
 		out = made(out, r, c.make(entropyStatsKey(c.float("softcap")), over, r, p.value, lists[1][i].value))
 	}
 	c.write("stats", out)
