@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu meaning mutants meaning-mutants reduce-planted bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper external records clean
+.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu meaning torch mutants meaning-mutants reduce-planted bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper external records clean
 
 all: build test
 
@@ -41,6 +41,9 @@ long: ## tests that take hours: every combination of settings; every key of ever
 meaning: ## prove what the programs of 500 random specs on three seeds compute, and those of all examples; 30 minutes
 	for seed in $${SPPO_SEED:-1 2 3}; do SPPO_LONG=1 SPPO_SEED=$$seed $(GO) test ./internal/e2e -run '^TestMeaningOfRandomSpecs$$' -count 1 -timeout 120m || exit 1; done
 	SPPO_LONG=1 $(GO) test ./internal/e2e -run '^TestMeaningOfExamples$$' -count 1 -timeout 120m
+
+torch: ## run every opcode on a thousand random operands, examples and random specs, on the cpu and with PyTorch; SPPO_PYTHON names a Python with torch
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 120m -v ./interop/torch
 
 mutants: ## break programs of all kinds in more than 10,000 ways: how many the verifier accepts, and how many of these change results
 	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./internal/e2e -run '^TestMutants$$' -v -count 1 -timeout 120m

@@ -49,10 +49,10 @@ def route(
     if groups:
         grouped = ranked.view(len(ranked), groups, -1)
         of_group = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(2)
-        best = of_group.sort(1, descending=True, stable=True).indices[:, :top_groups]
+        best = of_group.sort(dim=1, descending=True, stable=True).indices[:, :top_groups]
         allowed = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
         ranked = torch.where(allowed[:, :, None], grouped, -torch.inf).view_as(ranked)
-    chosen = ranked.sort(1, descending=True, stable=True).indices[:, :top]
+    chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, :top]
     store(experts, chosen)
     store(weights, _weights(wide, chosen, scores, renormalize, eps, scale))
     order = chosen.flatten().sort(stable=True).indices
