@@ -44,6 +44,7 @@ meaning: ## prove what the programs of 500 random specs on three seeds compute, 
 
 torch: ## run every opcode on a thousand random operands, examples and random specs, on the cpu and with PyTorch; SPPO_PYTHON names a Python with torch
 	SPPO_LONG=1 $(GO) test -count 1 -timeout 120m -v ./interop/torch
+	SPPO_LONG=1 $(GO) test -count 1 -timeout 120m -v -run '^TestTorch' ./internal/e2e
 
 mutants: ## break programs of all kinds in more than 10,000 ways: how many the verifier accepts, and how many of these change results
 	SPPO_LONG=1 SPPO_SEED=$${SPPO_SEED:-1} $(GO) test ./internal/e2e -run '^TestMutants$$' -v -count 1 -timeout 120m

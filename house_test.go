@@ -96,7 +96,7 @@ var levels = []struct {
 }
 
 // helpers are packages that only tests may import, at any level.
-var helpers = []string{"internal/irtest", "internal/passes/plantest", "internal/vm/vmtest", "internal/cuda/emu", "cmd/internal/clitest"}
+var helpers = []string{"internal/irtest", "internal/passes/plantest", "internal/vm/vmtest", "internal/cuda/emu", "cmd/internal/clitest", "interop/torch/torchtest"}
 
 // libraries lists where each external package may be imported; "test" means any test file or test helper.
 var libraries = map[string]string{

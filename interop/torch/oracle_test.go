@@ -14,6 +14,7 @@ import (
 	"sppo.dev/internal/vm"
 	"sppo.dev/internal/vm/cpu"
 	"sppo.dev/internal/vm/cpu/simd"
+	"sppo.dev/interop/torch/torchtest"
 	"sppo.dev/ir"
 )
 
@@ -147,7 +148,7 @@ func TestOracle(t *testing.T) {
 	if seed == "" {
 		seed = "1"
 	}
-	c := torch(t, "-u", "tests/oracle.py", "--cases", cases, "--seed", seed)
+	c := torchtest.Command(t, "-u", "tests/oracle.py", "--cases", cases, "--seed", seed)
 	p, pool, local := oracleProgram(), simd.NewPool(1), vm.NewLocal()
 	var devices []*cpu.Device
 	for r := range p.Ranks {
