@@ -41,13 +41,10 @@ func checkRoute(in *Instr) error {
 	return nil
 }
 
-// groupedWork returns the work of a grouped product or of one of its gradients. Every row is multiplied by one matrix.
+// groupedWork returns the work of a grouped product, or of the gradient of its matrices. Every row is multiplied by one matrix.
 func groupedWork(in *Instr) Work {
 	w := memoryWork(in)
-	matrices, rows := in.Args[0], in.Args[in.Info().Written()] // a or dy
-	if in.Op != MatmulGroupedWeightGrad {
-		matrices = in.Arg("b")
-	}
+	matrices, rows := in.groupedMatrices(), in.Args[in.Info().Written()] // a or dy
 	e, k, o := matrices.Shape[0], matrices.Shape[1], matrices.Shape[2]
 	w.Kind, w.DType = WorkMatmul, rows.DType
 	w.Flops = 2 * Flops(rows.Rows()) * Flops(k) * Flops(o)
@@ -55,8 +52,30 @@ func groupedWork(in *Instr) Work {
 	return w
 }
 
-// checkGrouped checks that the rows can be counted in the type of ends.
+// groupedMatrices returns the operand with a matrix for each expert.
+func (in *Instr) groupedMatrices() View {
+	if in.Op == MatmulGrouped {
+		return in.Arg("b")
+	}
+	return in.Args[0]
+}
+
+// checkGrouped checks the shapes of the matrices, and that the rows can be counted in the type of ends.
 func checkGrouped(in *Instr) error {
+	outer := in.Args[0]
+	if in.Op == MatmulGroupedWeightGrad {
+		outer = in.Arg("dy")
+	}
+	want := [MaxDims]int64{in.Arg("ends").Elements(), in.Arg("a").Cols(), outer.Cols()}
+	if in.Attr("trans_b").Bits != 0 {
+		want[1], want[2] = want[2], want[1]
+		if in.Op == MatmulGrouped && (in.Arg("bias").Present() || outer.DType != in.Arg("a").DType) {
+			return fmt.Errorf("with trans_b, c needs the type of a, and there is no bias")
+		}
+	}
+	if m := in.groupedMatrices(); m.Shape != want {
+		return fmt.Errorf("the matrices have the shape %v, not %v", m.Dims(), want[:3])
+	}
 	if n := in.Args[in.Info().Written()].Rows(); n > math.MaxInt32 {
 		return fmt.Errorf("%d rows exceed the 32 bits of ends", n)
 	}

@@ -63,7 +63,6 @@ const (
 	Unpermute
 	UnpermuteGrad
 	MatmulGrouped
-	MatmulGroupedGrad
 	MatmulGroupedWeightGrad
 	NumOps
 )
@@ -925,7 +924,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "weights", Dir: Write, Types: "f32", Dims: "r,top"},
 			{Name: "experts", Dir: Write, Types: "i32", Dims: "r,top", Spare: true},
 			{Name: "places", Dir: Write, Types: "i32", Dims: "r,top"},
-			{Name: "ends", Dir: Write, Types: "i32", Dims: "e", Doc: "for each expert, the number of rows of all experts up to it"},
+			{Name: "ends", Dir: Write, Types: "i32", Dims: "e", Spare: true, Doc: "for each expert, the number of rows of all experts up to it"},
 			{Name: "logits", Types: "F", Dims: "r,e"},
 			{Name: "correction", Types: "f32", Dims: "e", Optional: true, Doc: "added to the scores for the choice, but not in the weights"},
 		},
@@ -996,39 +995,30 @@ var Ops = [NumOps]OpInfo{
 	},
 	MatmulGrouped: {
 		Name: "matmul_grouped", Class: ClassKernel, Streams: onCompute,
-		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts. Sums are accumulated in f32.",
+		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts. Sums are accumulated in f32. " +
+			"With trans_b, the matrices are stored transposed; c then has the type of a, and there is no bias.",
 		Operands: []Operand{
 			{Name: "c", Dir: Write, Types: "F", Dims: "n,o"},
 			{Name: "a", Types: "T", Dims: "n,k"},
 			operandEnds,
-			{Name: "b", Types: "T", Dims: "e,k,o"},
+			{Name: "b", Types: "T", Doc: "[e,k,o], or [e,o,k] if transposed"},
 			{Name: "bias", Types: "T", Dims: "e,o", Optional: true},
 		},
-		Rule: RuleGrouped, Work: WorkMatmul, Source: "Gale et al. 2023, MegaBlocks",
-	},
-	MatmulGroupedGrad: {
-		Name: "matmul_grouped_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient of matmul_grouped with respect to a: da = the rows of dy of each expert times the transpose of the expert's matrix.",
-		Operands: []Operand{
-			{Name: "da", Dir: Write, Types: "T", Dims: "n,k"},
-			{Name: "dy", Types: "T", Dims: "n,o"},
-			operandEnds,
-			{Name: "b", Types: "T", Dims: "e,k,o"},
-		},
-		Rule: RuleGrouped, Work: WorkMatmul,
+		Attrs: []AttrInfo{{"trans_b", KindBool, "b is stored transposed", ScopeFormula}},
+		Rule:  RuleGrouped, Work: WorkMatmul, Source: "Gale et al. 2023, MegaBlocks",
 	},
 	MatmulGroupedWeightGrad: {
 		Name: "matmul_grouped_weight_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Gradients of matmul_grouped with respect to b and bias: for each expert, the transpose of its rows of a times its rows of dy, " +
 			"and the sum of its rows of dy.",
 		Operands: []Operand{
-			{Name: "db", Dir: WriteOrAdd, Types: "f32", Dims: "e,k,o"},
+			{Name: "db", Dir: WriteOrAdd, Types: "f32", Doc: "[e,k,o], or [e,o,k] if transposed"},
 			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Optional: true},
 			{Name: "dy", Types: "T", Dims: "n,o"},
 			operandEnds,
 			{Name: "a", Types: "T", Dims: "n,k"},
 		},
-		Attrs: []AttrInfo{attrAccumulate},
+		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate},
 		Rule:  RuleGrouped, Work: WorkMatmul,
 	},
 }

@@ -550,8 +550,12 @@ func (c *interpreted) onto(v *View, m meaning, in *Instr) meaning {
 
 // linear interprets an instruction that is its own gradient: products, rotations, dropout.
 func (c *interpreted) linear(in *Instr, args *[maxArgs]meaning) {
-	if in.Op == Matmul {
+	switch in.Op {
+	case Matmul:
 		c.product(in, args)
+		return
+	case MatmulGrouped:
+		c.groupedProduct(in, args)
 		return
 	}
 	g := args[1]
@@ -618,6 +622,30 @@ func (c *interpreted) product(in *Instr, args *[maxArgs]meaning) {
 	}
 	g.rows = c.aligned(in, args)
 	c.put(in, 0, value, n.outs[0], g, in.Args[at].Rows())
+}
+
+// groupedProduct interprets a grouped product of a gradient. The result is the gradient of the rows that were multiplied by the same
+// matrices.
+func (c *interpreted) groupedProduct(in *Instr, args *[maxArgs]meaning) {
+	ends, matrices := in.Info().operand("ends"), in.Info().operand("b")
+	g := args[1]
+	if g.of == 0 {
+		c.wrong(nil, "reads a gradient as if it were a value")
+		return
+	}
+	c.need(in, 1, g)
+	n := c.find(g.of, 8, func(n *node) bool { return n.op == MatmulGrouped && n.args[matrices] == args[matrices].formula })
+	switch {
+	case n == nil:
+		c.wrong(c.origin(g.of), "a is not the gradient of a product with these matrices")
+	case n.args[ends] != args[ends].formula:
+		c.wrong(&n.at, "ends are not those of the product whose gradient it computes")
+	case in.Attr("trans_b").Bits == n.in.Attr("trans_b").Bits || in.Arg("bias").Present():
+		c.wrong(&n.at, "it has a bias, or its matrices are transposed as in the product whose gradient it computes")
+	default:
+		g.rows = c.aligned(in, args)
+		c.put(in, 0, n.args[1], n.outs[0], g, 0)
+	}
 }
 
 // update interprets an update of a weight, or of its momentum.

@@ -285,7 +285,7 @@ func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention {
 		return in.st.g.r.IntN(2) == 0
 	}
-	return in.set["accumulate"] || in.st.g.r.IntN(2) == 0
+	return in.set["accumulate"] || in.set["trans_b"] && in.row.Name == "matmul_grouped" || in.st.g.r.IntN(2) == 0
 }
 
 func (in *instance) attrs() []ir.Attr {
@@ -372,7 +372,9 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 	case "i32":
 		dtype = ir.I32
 	case "F":
-		dtype = in.st.g.dtype()
+		if dtype = in.st.g.dtype(); in.row.Rule == ir.RuleGrouped && in.set["trans_b"] {
+			dtype = in.dtype
+		}
 	case "any":
 		dtype = in.any
 	default:
@@ -383,6 +385,9 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 		return dtype, matrix(in.name("m"), in.name("k"), in.set["trans_a"])
 	case in.row.Rule == ir.RuleMatmul && o.Name == "b":
 		return dtype, matrix(in.name("k"), in.name("n"), in.set["trans_b"])
+	case in.row.Rule == ir.RuleGrouped && o.Dims == "":
+		m := matrix(in.name("k"), in.name("o"), in.set["trans_b"])
+		return dtype, [ir.MaxDims]int64{in.name("e"), m[0], m[1]}
 	case o.Name == "positions":
 		return dtype, [ir.MaxDims]int64{in.name("n") * in.name("batch")}
 	case o.Dims == "":

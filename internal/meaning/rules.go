@@ -17,7 +17,7 @@ func init() {
 		ir.AttentionSink: attentionSink, ir.AttentionSinkGrad: attentionSinkGrad,
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
 		ir.Route: experts, ir.RouteGrad: experts, ir.Permute: experts, ir.PermuteGrad: experts, ir.Unpermute: experts, ir.UnpermuteGrad: experts,
-		ir.MatmulGrouped: experts, ir.MatmulGroupedGrad: experts, ir.MatmulGroupedWeightGrad: experts,
+		ir.MatmulGrouped: experts, ir.MatmulGroupedWeightGrad: experts,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,
 		ir.SumSq: sumSq, ir.GradNorm: gradNorm, ir.AdamW: adamW, ir.SGD: sgd, ir.Nesterov: nesterov, ir.Normalize: normalize,

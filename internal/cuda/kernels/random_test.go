@@ -133,6 +133,9 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 			continue
 		}
 		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: d.dtype(o.Types, common)}
+		if d.info.Rule == ir.RuleGrouped && o.Types == "F" && d.names["trans_b"] != 0 {
+			v.DType = common
+		}
 		for j, n := range d.shape(i) {
 			v.Shape[j] = int64(n)
 		}
@@ -154,6 +157,9 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 func (d *draw) absent(i int) bool {
 	if v, ok := d.fixed[d.info.Operands[i].Name]; ok && d.info.Operands[i].Optional {
 		return v == 0
+	}
+	if d.in.Op == ir.MatmulGrouped && d.info.Operands[i].Name == "bias" && d.names["trans_b"] != 0 {
+		return true
 	}
 	if d.in.Op == ir.AttentionGrad && d.info.Operands[i].Name != "positions" {
 		delta := d.names["kv_heads"]%2 == 0
@@ -269,6 +275,11 @@ func (d *draw) shape(i int) []int64 {
 		dims = []string{"", "m,k", "k,n"}[i]
 		if name := []string{"", "trans_a", "trans_b"}[i]; d.names[name] != 0 {
 			dims = []string{"", "k,m", "n,k"}[i]
+		}
+	}
+	if d.info.Rule == ir.RuleGrouped && dims == "" {
+		if dims = "e,k,o"; d.names["trans_b"] != 0 {
+			dims = "e,o,k"
 		}
 	}
 	if dims == "" {

@@ -39,7 +39,6 @@ var table = [ir.NumOps]struct {
 	ir.Unpermute:               {"experts.cu", unpermuteRows},
 	ir.UnpermuteGrad:           {"experts.cu", unpermuteGrad},
 	ir.MatmulGrouped:           {"matmul.cu", matmulGrouped},
-	ir.MatmulGroupedGrad:       {"matmul.cu", matmulGroupedGrad},
 	ir.MatmulGroupedWeightGrad: {"matmul.cu", matmulGroupedWeightGrad},
 	ir.Activation:              {"activation.cu", activation("activation", "y", "x")},
 	ir.ActivationGrad:          {"activation.cu", activation("activation_grad", "dx", "dy", "x")},

@@ -83,22 +83,24 @@ func matmulGrouped(b *binder) {
 	n, outer := b.shape("c")
 	_, inner := b.shape("a")
 	experts := b.elements("ends")
-	b.launch("matmul_grouped_"+b.types("c", "a"), groups(n, experts, outer, b.side("a")), "c", "a", "b", "bias", "ends", experts, n, inner, outer)
-}
-
-func matmulGroupedGrad(b *binder) {
-	n, outer := b.shape("dy")
-	_, inner := b.shape("da")
-	experts := b.elements("ends")
-	b.launch("matmul_grouped_grad_"+b.types("dy"), groups(n, experts, inner, b.side("dy")), "da", "dy", "b", "ends", experts, n, inner, outer)
+	grid := groups(n, experts, outer, b.side("a"))
+	if b.int("trans_b") != 0 { // this kernel's names are those of a gradient, from columns inner to columns outer of a matrix
+		b.launch("matmul_grouped_grad_"+b.types("a"), grid, "c", "a", "b", "ends", experts, n, outer, inner)
+		return
+	}
+	b.launch("matmul_grouped_"+b.types("c", "a"), grid, "c", "a", "b", "bias", "ends", experts, n, inner, outer)
 }
 
 func matmulGroupedWeightGrad(b *binder) {
 	n, outer := b.shape("dy")
 	_, inner := b.shape("a")
 	experts, side := b.elements("ends"), b.side("dy")
-	b.launch("matmul_grouped_weights_"+b.types("dy"), rows(experts*ceil(inner, side)*ceil(outer, side)),
-		"db", "a", "dy", "ends", experts, n, inner, outer, b.int("accumulate"))
+	grid := rows(experts * ceil(inner, side) * ceil(outer, side))
+	if kernel := "matmul_grouped_weights_" + b.types("dy"); b.int("trans_b") != 0 {
+		b.launch(kernel, grid, "db", "dy", "a", "ends", experts, n, outer, inner, b.int("accumulate"))
+	} else {
+		b.launch(kernel, grid, "db", "a", "dy", "ends", experts, n, inner, outer, b.int("accumulate"))
+	}
 	if b.has("dbias") {
 		source := b.source
 		b.source = "experts.cu"

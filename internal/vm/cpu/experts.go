@@ -13,7 +13,6 @@ var checkedKernels = map[ir.Op]func(*binder) func() error{
 	ir.UnpermuteGrad:           unpermuteGrad,
 	ir.RouteGrad:               routeGrad,
 	ir.MatmulGrouped:           matmulGrouped,
-	ir.MatmulGroupedGrad:       matmulGroupedGrad,
 	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 }
 
@@ -100,23 +99,30 @@ func (b *binder) grouped(rows int, matrices string, run func(pool *simd.Pool, g 
 }
 
 func matmulGrouped(b *binder) func() error {
-	c, a := b.mat("c"), b.mat("a")
+	c, a, transposed := b.mat("c"), b.mat("a"), b.bool("trans_b")
 	rows, _ := b.shape("a")
 	var biases simd.Mat
 	if b.has("bias") {
 		biases = b.mat("bias")
 	}
-	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) { g.Product(p, c, a, biases) })
-}
-
-func matmulGroupedGrad(b *binder) func() error {
-	da, dy := b.mat("da"), b.mat("dy")
-	rows, _ := b.shape("dy")
-	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) { g.InputGrad(p, da, dy) })
+	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) {
+		if transposed {
+			g.TransposedProduct(p, c, a)
+			return
+		}
+		g.Product(p, c, a, biases)
+	})
 }
 
 func matmulGroupedWeightGrad(b *binder) func() error {
-	db, dbias, dy, a, accumulate := b.floats("db"), b.ifFloats("dbias"), b.mat("dy"), b.mat("a"), b.bool("accumulate")
+	db, dbias, dy, a, transposed, accumulate := b.floats("db"), b.ifFloats("dbias"), b.mat("dy"), b.mat("a"), b.bool("trans_b"), b.bool("accumulate")
 	rows, _ := b.shape("dy")
-	return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) { g.WeightGrad(p, db, dbias, dy, a, accumulate) })
+	return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) {
+		left, right := a, dy
+		if transposed {
+			left, right = dy, a
+		}
+		g.WeightGrad(p, db, left, right, accumulate)
+		g.BiasGrad(p, dbias, dy, accumulate)
+	})
 }

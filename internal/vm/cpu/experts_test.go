@@ -18,7 +18,7 @@ func TestWrongIndices(t *testing.T) {
 	}
 	y, x := view(0, ir.F32, rows, cols), view(1, ir.F32, rows, cols)
 	permute := ir.Instr{Op: ir.Permute, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows, 1)}, Attrs: []ir.Attr{ir.Int(1)}}
-	grouped := ir.Instr{Op: ir.MatmulGrouped, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows), view(3, ir.F32, rows, cols, cols), ir.Absent()}}
+	grouped := ir.Instr{Op: ir.MatmulGrouped, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows), view(3, ir.F32, rows, cols, cols), ir.Absent()}, Attrs: []ir.Attr{ir.Int(0)}}
 	for name, c := range map[string]struct {
 		in      ir.Instr
 		indices [rows]int32

@@ -164,10 +164,19 @@ func (c *call) grouped(matrices string, visit func(expert, row, matrix int)) {
 	}
 }
 
+// strides returns the distances between rows and between columns of a matrix.
+func (c *call) strides(inner, outer int) (row, col int) {
+	if c.bool("trans_b") {
+		return 1, inner
+	}
+	return outer, 1
+}
+
 func matmulGrouped(c *call) {
 	y, a, b, bias := c.operand("c"), c.operand("a"), c.operand("b"), c.operand("bias")
 	_, inner := c.shape("a")
 	_, outer := c.shape("c")
+	down, right := c.strides(inner, outer)
 	c.grouped("b", func(e, row, matrix int) {
 		for o := range outer {
 			sum := zero
@@ -175,24 +184,9 @@ func matmulGrouped(c *call) {
 				sum = bias.at(e*outer + o)
 			}
 			for k := range inner {
-				sum = sum.plus(a.at(row*inner + k).times(b.at(matrix + k*outer + o)))
+				sum = sum.plus(a.at(row*inner + k).times(b.at(matrix + k*down + o*right)))
 			}
 			y.set(row*outer+o, sum)
-		}
-	})
-}
-
-func matmulGroupedGrad(c *call) {
-	da, dy, b := c.operand("da"), c.operand("dy"), c.operand("b")
-	_, inner := c.shape("da")
-	_, outer := c.shape("dy")
-	c.grouped("b", func(_, row, matrix int) {
-		for k := range inner {
-			sum := zero
-			for o := range outer {
-				sum = sum.plus(dy.at(row*outer + o).times(b.at(matrix + k*outer + o)))
-			}
-			da.set(row*inner+k, sum.onlyValue())
 		}
 	})
 }
@@ -201,6 +195,7 @@ func matmulGroupedWeightGrad(c *call) {
 	db, dbias, dy, a := c.operand("db"), c.operand("dbias"), c.operand("dy"), c.operand("a")
 	_, inner := c.shape("a")
 	_, outer := c.shape("dy")
+	down, right := c.strides(inner, outer)
 	if !c.bool("accumulate") {
 		db.clear()
 		dbias.clear()
@@ -211,7 +206,7 @@ func matmulGroupedWeightGrad(c *call) {
 				dbias.put(e*outer+o, dy.at(row*outer+o).onlyValue(), true)
 			}
 			for k := range inner {
-				db.put(matrix+k*outer+o, a.at(row*inner+k).times(dy.at(row*outer+o)).onlyValue(), true)
+				db.put(matrix+k*down+o*right, a.at(row*inner+k).times(dy.at(row*outer+o)).onlyValue(), true)
 			}
 		}
 	})

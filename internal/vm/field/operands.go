@@ -36,7 +36,6 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.Unpermute:               unpermute,
 	ir.UnpermuteGrad:           unpermuteGrad,
 	ir.MatmulGrouped:           matmulGrouped,
-	ir.MatmulGroupedGrad:       matmulGroupedGrad,
 	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 	ir.Activation:              activation,
 	ir.ActivationGrad:          activationGrad,

@@ -53,7 +53,6 @@ var cases = [ir.NumOps]func(*suite){
 	ir.Unpermute:               caseUnpermute,
 	ir.UnpermuteGrad:           caseUnpermuteGrad,
 	ir.MatmulGrouped:           caseMatmulGrouped,
-	ir.MatmulGroupedGrad:       caseMatmulGroupedGrad,
 	ir.MatmulGroupedWeightGrad: caseMatmulGroupedWeightGrad,
 	ir.CopyD2H:                 caseCopy(ir.CopyD2H),
 	ir.CopyH2D:                 caseCopy(ir.CopyH2D),

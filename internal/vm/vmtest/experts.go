@@ -165,6 +165,16 @@ func (s *suite) grouped(f func(s *suite, n, inner, outer int, ends []int)) {
 	}
 }
 
+// transposedEach transposes matrices that are one below the other.
+func transposedEach(data []float64, rows, cols int) []float64 {
+	out := make([]float64, len(data))
+	for i := range data {
+		e, r, c := i/(rows*cols), i/cols%rows, i%cols
+		out[(e*cols+c)*rows+r] = data[i]
+	}
+	return out
+}
+
 func caseMatmulGrouped(s *suite) {
 	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
 		for _, biased := range []bool{false, true} {
@@ -177,44 +187,52 @@ func caseMatmulGrouped(s *suite) {
 			s.equal("c", out["c"], naive.MatMulGrouped(a.data, b.data, bias.data, ends, inner, outer), s.dtype)
 		}
 	})
-}
-
-func caseMatmulGroupedGrad(s *suite) {
-	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
-		dy, b := s.normal(n, outer), s.normal(len(ends), inner, outer)
-		out := s.run(call{op: ir.MatmulGroupedGrad, args: args{"da": s.out(n, inner), "dy": dy, "ends": indices(ends, len(ends)), "b": b}})
-		var want []float64
-		first := 0
-		for e, end := range ends {
-			want = append(want, naive.MatMul(dy.data[first*outer:end*outer], b.data[e*inner*outer:(e+1)*inner*outer], nil, end-first, inner, outer, false, true)...)
-			first = end
-		}
-		s.equal("da", out["da"], want, s.dtype)
+	s.sub("transposed", func(s *suite) {
+		s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+			a, b := s.normal(n, inner), s.normal(len(ends), outer, inner)
+			in := args{"c": s.out(n, outer), "a": a, "ends": indices(ends, len(ends)), "b": b}
+			out := s.run(call{op: ir.MatmulGrouped, attrs: attrs{"trans_b": truth(true)}, args: in})
+			s.equal("c", out["c"], naive.MatMulGrouped(a.data, transposedEach(b.data, outer, inner), nil, ends, inner, outer), s.dtype)
+		})
 	})
 }
 
 func caseMatmulGroupedWeightGrad(s *suite) {
-	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
-		s.onOff(func(s *suite, accumulate bool) {
-			dy, a := s.normal(n, outer), s.normal(n, inner)
-			db, dbias := s.sum(accumulate, len(ends), inner, outer), s.sum(accumulate, len(ends), outer)
-			if n < 10 {
-				dbias = nil
-			}
-			out := s.run(call{op: ir.MatmulGroupedWeightGrad, attrs: attrs{"accumulate": truth(accumulate)}, args: args{
-				"db": db, "dbias": dbias, "dy": dy, "ends": indices(ends, len(ends)), "a": a}})
-			var wantB, wantBias []float64
-			first := 0
-			for _, end := range ends {
-				own := dy.data[first*outer : end*outer]
-				wantB = append(wantB, naive.MatMul(a.data[first*inner:end*inner], own, nil, inner, outer, end-first, true, false)...)
-				wantBias = append(wantBias, naive.MatMul(slices.Repeat([]float64{1}, end-first), own, nil, 1, outer, end-first, false, false)...)
-				first = end
-			}
-			s.equal("db", out["db"], plus(accumulate, db, wantB), ir.F32)
-			if dbias != nil {
-				s.equal("dbias", out["dbias"], plus(accumulate, dbias, wantBias), ir.F32)
-			}
+	for _, transposed := range []bool{false, true} {
+		s.sub(fmt.Sprint("transposed ", transposed), func(s *suite) {
+			s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+				s.onOff(func(s *suite, accumulate bool) { s.groupedWeightGrad(n, inner, outer, ends, transposed, accumulate) })
+			})
 		})
-	})
+	}
+}
+
+func (s *suite) groupedWeightGrad(n, inner, outer int, ends []int, transposed, accumulate bool) {
+	dy, a := s.normal(n, outer), s.normal(n, inner)
+	rows, cols := inner, outer
+	if transposed {
+		rows, cols = outer, inner
+	}
+	db, dbias := s.sum(accumulate, len(ends), rows, cols), s.sum(accumulate, len(ends), outer)
+	if n < 10 {
+		dbias = nil
+	}
+	out := s.run(call{op: ir.MatmulGroupedWeightGrad, attrs: attrs{"trans_b": truth(transposed), "accumulate": truth(accumulate)}, args: args{
+		"db": db, "dbias": dbias, "dy": dy, "ends": indices(ends, len(ends)), "a": a}})
+	var wantB, wantBias []float64
+	first := 0
+	for _, end := range ends {
+		own := dy.data[first*outer : end*outer]
+		product := naive.MatMul(a.data[first*inner:end*inner], own, nil, inner, outer, end-first, true, false)
+		if transposed {
+			product = transposedEach(product, inner, outer)
+		}
+		wantB = append(wantB, product...)
+		wantBias = append(wantBias, naive.MatMul(slices.Repeat([]float64{1}, end-first), own, nil, 1, outer, end-first, false, false)...)
+		first = end
+	}
+	s.equal("db", out["db"], plus(accumulate, db, wantB), ir.F32)
+	if dbias != nil {
+		s.equal("dbias", out["dbias"], plus(accumulate, dbias, wantBias), ir.F32)
+	}
 }

@@ -339,32 +339,38 @@ func (g *Grouped) Product(p *Pool, c, a Mat, biases Mat) {
 	})
 }
 
-// InputGrad sets da to the product of dy and the transposes of the experts' matrices.
-func (g *Grouped) InputGrad(p *Pool, da, dy Mat) {
+// TransposedProduct sets c to the product of a and the transposes of the experts' matrices.
+func (g *Grouped) TransposedProduct(p *Pool, c, a Mat) {
 	g.each(func(e, row, rows int) {
 		if rows > 0 {
-			GemmMat(p, false, true, rows, g.Inner, g.Outer, dy.From(row), g.Matrices.From(e*g.Inner), false, nil, da.From(row))
+			GemmMat(p, false, true, rows, g.Inner, g.Outer, a.From(row), g.Matrices.From(e*g.Inner), false, nil, c.From(row))
 		}
 	})
 }
 
-// WeightGrad sets the gradients of the experts' matrices and, unless dbias is nil, of their biases, or adds to them.
-func (g *Grouped) WeightGrad(p *Pool, db, dbias []float32, dy, a Mat, accumulate bool) {
+// WeightGrad sets the gradients of the experts' matrices to the products of the transposed rows of a and the rows of b, or adds to
+// them.
+func (g *Grouped) WeightGrad(p *Pool, db []float32, a, b Mat, accumulate bool) {
 	g.each(func(e, row, rows int) {
 		matrix := db[e*g.Inner*g.Outer:][:g.Inner*g.Outer]
 		switch {
 		case rows > 0:
-			GemmMat(p, true, false, g.Inner, g.Outer, rows, a.From(row), dy.From(row), accumulate, nil, F32(matrix, g.Outer))
+			GemmMat(p, true, false, g.Inner, g.Outer, rows, a.From(row), b.From(row), accumulate, nil, F32(matrix, g.Outer))
 		case !accumulate:
 			clear(matrix)
 		}
-		if dbias == nil {
-			return
-		}
-		bias := dbias[e*g.Outer:][:g.Outer]
+	})
+}
+
+// BiasGrad sets the gradients of the experts' biases, unless there are none, or adds to them.
+func (g *Grouped) BiasGrad(p *Pool, dbias []float32, dy Mat, accumulate bool) {
+	cols := len(dbias) / len(g.Ends)
+	g.each(func(e, row, rows int) {
+		bias := dbias[e*cols:][:cols]
 		switch {
+		case cols == 0:
 		case rows > 0:
-			ColumnSums(p, bias, dy.From(row), rows, g.Outer, accumulate)
+			ColumnSums(p, bias, dy.From(row), rows, cols, accumulate)
 		case !accumulate:
 			clear(bias)
 		}

@@ -42,23 +42,17 @@ def _rows(ends: Tensor, n: int) -> list[slice]:
 
 
 @opcode
-def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None) -> None:
+def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None, *, trans_b: bool) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
-        value = product(a[rows], b[e])
+        value = product(a[rows], b[e].T if trans_b else b[e])
         store(c[rows], value if bias is None else value + bias[e].float())
 
 
 @opcode
-def matmul_grouped_grad(da: Tensor, dy: Tensor, ends: Tensor, b: Tensor) -> None:
-    for e, rows in enumerate(_rows(ends, dy.shape[0])):
-        store(da[rows], product(dy[rows], b[e].T))
-
-
-@opcode
 def matmul_grouped_weight_grad(
-    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, accumulate: bool
+    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool
 ) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
-        store(db[e], product(a[rows].T, dy[rows]), accumulate)
+        store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)
         if dbias is not None:
             store(dbias[e], dy[rows].float().sum(0), accumulate)
