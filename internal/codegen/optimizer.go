@@ -26,14 +26,14 @@ func (s *lowering) params() []*param {
 // of the step or, from ZeroGradients on, to the end of the visit.
 func (s *lowering) gradBuffer(p *param) uint32 {
 	if !p.gradReady {
-		name := p.name + ".grad"
+		name, n := p.name+".grad", p.padded()
 		if p.shared != nil {
-			name += ".head" // a tied embedding always has two partial gradients
+			name, n = name+".head", p.elements() // a tied embedding always has two partial gradients, of which no collective reads this one
 		}
 		if p.zero >= plan.ZeroGradients {
 			name = s.byVisit(name)
 		}
-		p.grad = s.allocate(name, ir.Device, ir.Bytes(p.padded())*ir.F32.Bytes())
+		p.grad = s.allocate(name, ir.Device, ir.Bytes(n)*ir.F32.Bytes())
 		p.gradReady = true
 	}
 	return p.grad
